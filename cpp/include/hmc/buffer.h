@@ -1,0 +1,112 @@
+// Registered memory: ConnBuffer here, RemoteBuffer at a peer, and the descriptor between them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hmc/deadline.h"
+#include "hmc/device.h"
+#include "hmc/export.h"
+#include "hmc/memory.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+class BufferState;        // comm layer: one registration
+class RemoteBufferState;  // comm layer: one import
+
+enum class Access : std::uint8_t { read = 1, read_write = 3 };  // what peers may do
+
+// What a ConnBuffer gives away: names it, grants nothing by itself. Serialises to bytes of a versioned, bounded codec.
+struct HMC_API Descriptor {
+  std::uint64_t context_id[2] = {0, 0};
+  std::uint64_t buffer_id = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t size = 0;        // bytes
+  std::uint64_t nonce[2] = {0, 0};  // unguessable; a forged descriptor is refused at import
+  std::string device;            // "cpu", "cuda:0"
+  Access access = Access::read_write;
+
+  [[nodiscard]] std::vector<std::byte> serialise() const;
+  // Errors: protocol (truncated, oversized, another version).
+  static Result<Descriptor> parse(std::span<const std::byte> bytes);
+};
+
+// Registered memory that peers may read or write; a slice of one is one too.
+// Thread rules: any thread.
+class HMC_API ConnBuffer {
+ public:
+  ConnBuffer() noexcept = default;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }  // of this slice in the registration
+  [[nodiscard]] Memory memory() const;   // this slice's bytes
+  [[nodiscard]] Device device() const;
+  [[nodiscard]] Access access() const;
+  [[nodiscard]] Result<ConnBuffer> slice(std::size_t offset, std::size_t bytes) const;
+  // Names the whole registration (not the slice). Errors: closed.
+  [[nodiscard]] Result<Descriptor> descriptor() const;
+  // Ends the registration: returns when every importer has acknowledged or died. Nothing lands after an ok return.
+  // Errors: timeout (HMC keeps the pages until the importers are gone). Idempotent.
+  Status close(Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] bool closed() const;
+
+  ConnBuffer(std::shared_ptr<BufferState> state, std::size_t offset, std::size_t size) noexcept;
+  [[nodiscard]] const std::shared_ptr<BufferState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<BufferState> state_;
+  std::size_t offset_ = 0;
+  std::size_t size_ = 0;
+};
+
+// A peer's ConnBuffer as imported here; a slice of one is one too.
+class HMC_API RemoteBuffer {
+ public:
+  RemoteBuffer() noexcept = default;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+  [[nodiscard]] Device device() const;
+  [[nodiscard]] Access access() const;
+  [[nodiscard]] Result<RemoteBuffer> slice(std::size_t offset, std::size_t bytes) const;
+  // False once the owner closed it or died: operations then fail with stale or peer_lost.
+  [[nodiscard]] bool alive() const;
+
+  RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;
+  [[nodiscard]] const std::shared_ptr<RemoteBufferState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<RemoteBufferState> state_;
+  std::size_t offset_ = 0;
+  std::size_t size_ = 0;
+};
+
+// Blocks between one buffer pair: block i goes from local_offsets[i] to remote_offsets[i] (bytes, relative to the slices).
+struct BlockPair {
+  ConnBuffer local;
+  RemoteBuffer remote;
+  std::span<const std::uint64_t> local_offsets;
+  std::span<const std::uint64_t> remote_offsets;
+};
+
+class BlockBatchState;
+// Many scattered blocks of one size over many buffer pairs: validated once, posted many times. Offsets are copied at preparation.
+class HMC_API BlockBatch {
+ public:
+  BlockBatch() noexcept = default;
+  explicit BlockBatch(std::shared_ptr<BlockBatchState> state) noexcept : state_(std::move(state)) {}
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] std::size_t blocks() const noexcept;
+  [[nodiscard]] std::size_t bytes() const noexcept;
+  [[nodiscard]] const std::shared_ptr<BlockBatchState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<BlockBatchState> state_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,144 @@
+// Communicator: a fixed, ranked group of Members.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/buffer.h"
+#include "hmc/context.h"
+#include "hmc/deadline.h"
+#include "hmc/export.h"
+#include "hmc/peer.h"
+#include "hmc/status.h"
+#include "hmc/work.h"
+
+namespace hmc {
+
+class CommunicatorState;  // collective layer
+
+// How processes of one job find each other. Fields left at their defaults come from the launcher's environment
+// (hmc run, torchrun, Open MPI, MPICH, Slurm), and failing that mean a job of one process.
+struct InitOptions {
+  int rank = -1;             // of this process
+  int size = -1;             // number of processes
+  std::string rendezvous;    // "unix:/path" or "tcp://host:port" where process 0 listens; default from the launcher
+  std::vector<Device> devices;  // the Members this process brings, in rank order; default: one CPU Member
+  ContextOptions context;
+  double timeout_seconds = 60;  // for everybody to arrive
+};
+
+// One card (or the CPU) in a Communicator: every rank-addressed call. Buffer sizes are in bytes.
+// Blocking calls take a deadline; after a timeout of a collective the Communicator is unusable on this rank (error: closed).
+// Thread rules: any thread; collectives of one Communicator must be called in the same order by every Member.
+class HMC_API Member {
+ public:
+  Member() noexcept = default;
+  Member(std::shared_ptr<CommunicatorState> state, int rank) noexcept;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] Device device() const;
+
+  [[nodiscard]] Status send(const MemoryView& view, int dst, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, int src, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> isend(const MemoryView& view, int dst, std::int64_t tag = 0) const;
+  [[nodiscard]] Result<Work> irecv(const MemoryView& view, int src, std::int64_t tag = 0) const;  // src: rank or any_source
+
+  // The RemoteBuffer says whose it is, so one-sided calls name no rank.
+  [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
+  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source) const;
+  [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;  // one target rank
+  [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
+  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch) const;
+  [[nodiscard]] Status notify(int dst, const Notify& notify) const;
+  [[nodiscard]] Status fence(int dst) const;
+  [[nodiscard]] Status wait_notify(int src, std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<std::vector<Notification>> notifications(Deadline deadline = Deadline::after_seconds(0)) const;
+
+  // One RemoteBuffer per rank (own rank included). Collective.
+  [[nodiscard]] Result<std::vector<RemoteBuffer>> exchange(const ConnBuffer& buffer, Deadline deadline = Deadline::never()) const;
+  // One byte string per rank; at most 64 KiB each. Collective.
+  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> exchange_bytes(std::span<const std::byte> bytes, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
+  // `in` and `out` are size() equal blocks each; block r of `in` goes to rank r, block r of `out` comes from rank r.
+  [[nodiscard]] Status all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iall_to_all(const MemoryView& out, const MemoryView& in) const;
+  // Uneven: counts and displacements in bytes, one per rank; what r sends here must equal what this rank expects from r
+  // (else invalid_argument on the rank that sees it).
+  struct Layout {
+    std::span<const std::uint64_t> counts;
+    std::span<const std::uint64_t> displacements;
+  };
+  [[nodiscard]] Status all_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout,
+                                    Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                           const Layout& in_layout) const;
+
+  [[nodiscard]] Result<Path> path(int dst) const;  // from this Member's device to that one's
+  [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<CommunicatorState> state_;
+  int rank_ = -1;
+};
+
+// One local Member's share of a collective in which several join by one call.
+struct MemberBuffers {
+  Member member;
+  MemoryView out;
+  MemoryView in;
+};
+
+class HMC_API Communicator {
+ public:
+  Communicator() noexcept = default;
+  explicit Communicator(std::shared_ptr<CommunicatorState> state) noexcept;
+  // Forms the job's world. Collective over all processes. Errors: timeout (naming the ranks that did not come), authentication, ...
+  static Result<Communicator> init(const InitOptions& options = {});
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+
+  [[nodiscard]] int size() const noexcept;                         // Members of all processes
+  [[nodiscard]] const std::vector<Member>& local() const noexcept;  // this process's Members, by rank
+  // The only local Member; rank-addressed calls are made on it. Errors: invalid_argument when this process has several.
+  [[nodiscard]] Result<Member> self() const;
+  [[nodiscard]] Context context() const;
+  [[nodiscard]] Result<Peer> peer(int rank) const;      // connects if need be
+  [[nodiscard]] Device device(int rank) const;
+  [[nodiscard]] std::vector<int> lost() const;          // ranks known to be dead
+
+  [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu()) const;
+  [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
+
+  // Every local Member in one call.
+  [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
+
+  // Members with equal `color` form a new group, ranked by (key, old rank); a negative color joins none (empty Communicator).
+  // colors and keys hold one entry per local Member. Collective.
+  [[nodiscard]] Result<Communicator> split(std::span<const int> colors, std::span<const int> keys, Deadline deadline = Deadline::never()) const;
+
+  Status close(Deadline deadline = Deadline::after_seconds(5)) const;
+  [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<CommunicatorState> state_;
+};
+
+// What the launcher's environment says; also used by `hmc info`. launcher: "hmc", "torchrun", "openmpi", "mpich", "slurm", "none".
+struct LaunchInfo {
+  std::string launcher;
+  int rank;
+  int size;
+  int local_rank;
+  int local_size;
+  std::string rendezvous;
+};
+HMC_API Result<LaunchInfo> detect_launch();
+
+}  // namespace hmc

@@ -1,0 +1,87 @@
+// Context: what one process is on the fabric.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/buffer.h"
+#include "hmc/deadline.h"
+#include "hmc/export.h"
+#include "hmc/memory.h"
+#include "hmc/peer.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+class ContextState;  // comm layer
+
+enum class Progress : std::uint8_t {
+  background,  // a thread moves bytes when nobody waits; asleep when there is nothing to do
+  manual,      // only Context::progress() and waits move bytes
+};
+
+struct ContextOptions {
+  // Where peers may come from. "unix" (always on: a socket in a private directory), "unix:/path", "tcp://127.0.0.1:0",
+  // "tcp://[::]:7000" (dual stack). Listening beyond the host needs `key` or `insecure`.
+  std::vector<std::string> listen;
+  std::string key;           // job key text as `hmc keygen` prints it; empty: HMC_JOB_KEY, else none
+  bool insecure = false;     // allow TCP beyond the host without a key: anyone who can connect is trusted
+  std::string name;          // what peers see; default "host:pid"
+  std::string transports;    // "shm,tcp" allows only these, "^shm" all but; empty: HMC_TRANSPORTS, else all
+  bool direct_only = false;  // policy="direct": a staged path is an error
+  double heartbeat_seconds = 5;  // silence after which a peer on another host is lost; at least 0.1
+  Progress progress = Progress::background;
+  std::function<void(const Peer&)> on_joined;  // dispatcher thread
+  std::function<void(const Peer&, const Status&)> on_left;  // dispatcher thread; ok when it said goodbye, peer_lost when it died
+};
+
+// Thread rules: any thread. After fork() the child's copy is dead: its descriptors are closed and every call returns closed.
+class HMC_API Context {
+ public:
+  Context() noexcept = default;
+  explicit Context(std::shared_ptr<ContextState> state) noexcept;
+  static Result<Context> create(const ContextOptions& options = {});
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+
+  [[nodiscard]] std::string id() const;                      // 32 hex digits, random
+  [[nodiscard]] std::string name() const;
+  [[nodiscard]] std::vector<std::string> addresses() const;  // what peers pass to connect(), real ports filled in
+
+  // Connects to a listening Context: "unix:/path", "tcp://host:port". Connecting to an already connected Context returns that Peer.
+  // Errors: authentication, timeout, peer_lost (refused), protocol (another version, named in the message), invalid_argument.
+  [[nodiscard]] Result<Peer> connect(std::string_view address, Deadline deadline = Deadline::after_seconds(30)) const;
+  // The next peer that connected to us and has not been accepted yet.
+  [[nodiscard]] Result<Peer> accept(Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] std::vector<Peer> peers() const;  // connected now
+
+  // Allocates and registers; the memory is zero-filled.
+  [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu(), Access access = Access::read_write) const;
+  // Registers in place. Registering the same bytes again is answered from the registration cache while HMC can see their lifetime.
+  [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
+
+  // Publishes a buffer for lookup by any peer. Errors: invalid_argument when the name is taken or longer than 255 bytes.
+  Status publish(std::string_view name, const ConnBuffer& buffer) const;
+  Status unpublish(std::string_view name) const;
+
+  // Progress::manual: polls once; true if something moved.
+  bool progress() const;
+  // Named counters since creation: "put.bytes.shm", "bytes_staged", "messages.eager", ...
+  [[nodiscard]] std::map<std::string, std::uint64_t> counters() const;
+
+  // Says goodbye to every peer, ends pending operations with closed, frees all. Idempotent; also run by the last handle's end.
+  Status close(Deadline deadline = Deadline::after_seconds(5)) const;
+  [[nodiscard]] bool closed() const;
+
+  [[nodiscard]] const std::shared_ptr<ContextState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<ContextState> state_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,57 @@
+// Names of memory owners: "cpu", "cuda:0", "rocm:1", "hygon:0", "mlu:0", "musa:0".
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/export.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+// One memory owner. A small value: vendors are an open set, interned to a number for the life of the process.
+// Thread rules: immutable value.
+class HMC_API Device {
+ public:
+  Device() noexcept = default;  // the CPU
+  static Device cpu() noexcept { return Device(); }
+  // "cpu", "cuda", "cuda:3". A vendor without a number means device 0. Syntax only: the device need not exist.
+  // Errors: invalid_argument for malformed text or an index above 65535.
+  static Result<Device> parse(std::string_view text);
+
+  [[nodiscard]] std::string_view vendor() const noexcept;  // "cpu", "cuda", ...
+  [[nodiscard]] int index() const noexcept { return index_; }
+  [[nodiscard]] bool is_cpu() const noexcept { return vendor_ == 0; }
+  [[nodiscard]] std::string str() const;  // "cpu" or "vendor:index"
+
+  friend auto operator<=>(const Device&, const Device&) noexcept = default;
+
+ private:
+  std::uint16_t vendor_ = 0;
+  std::uint16_t index_ = 0;
+};
+
+// One row of `hmc info`: a device that exists, or a runtime that is absent and why.
+struct DeviceInfo {
+  Device device;
+  std::string name;             // "Intel(R) Xeon(R) ...", "NVIDIA H200"
+  std::uint64_t memory_bytes;   // total, 0 if unknown
+  std::string pci;              // "0000:3b:00.0", empty for the CPU
+  std::string provenance;       // "hardware", "simulated", "facade"
+};
+struct RuntimeInfo {
+  std::string vendor;
+  bool available;
+  std::string reason;           // why it is absent, or which library serves it
+  std::vector<DeviceInfo> devices;
+};
+
+// Every runtime compiled in, available or not. Opens vendor libraries on first use; never fails.
+HMC_API std::vector<RuntimeInfo> list_runtimes();
+// Devices usable in this process; the CPU is always first.
+HMC_API std::vector<DeviceInfo> list_devices();
+
+}  // namespace hmc

@@ -1,0 +1,121 @@
+// Peer: one connected remote Context.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/buffer.h"
+#include "hmc/deadline.h"
+#include "hmc/export.h"
+#include "hmc/memory.h"
+#include "hmc/path.h"
+#include "hmc/status.h"
+#include "hmc/work.h"
+
+namespace hmc {
+
+class PeerState;  // comm layer
+
+inline constexpr std::int64_t any_tag = -1;
+inline constexpr int any_source = -1;
+
+// Bytes to send from or receive into. Built from anything that has some; borrows plain pointers (they must stay valid until the
+// Work completes) and shares ownership of Memory and ConnBuffer.
+struct HMC_API MemoryView {
+  MemoryView() noexcept = default;
+  MemoryView(void* data, std::size_t bytes) noexcept : data(data), bytes(bytes) {}  // CPU memory
+  MemoryView(void* data, std::size_t bytes, Device device) noexcept : data(data), bytes(bytes), device(device) {}
+  MemoryView(const Memory& memory);      // NOLINT(google-explicit-constructor)
+  MemoryView(const ConnBuffer& buffer);  // NOLINT(google-explicit-constructor)
+
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  Device device;
+  std::shared_ptr<const void> owner;            // kept until the operation completes; null for borrowed pointers
+  const BufferState* registration = nullptr;    // known registration, else null
+};
+
+// A notification to raise at the target once the data of its put (or batch) is visible there: a counted id, or a payload.
+struct Notify {
+  Notify() noexcept = default;
+  Notify(std::uint64_t id) noexcept : id(id) {}  // NOLINT(google-explicit-constructor)
+  Notify(std::span<const std::byte> payload) noexcept : payload(payload) {}  // NOLINT(google-explicit-constructor)
+  std::optional<std::uint64_t> id;      // below 2^63
+  std::span<const std::byte> payload;   // at most max_notify_payload bytes; copied by the call
+  [[nodiscard]] bool empty() const noexcept { return !id && payload.empty(); }
+};
+inline constexpr std::size_t max_notify_payload = 1024;
+
+struct PutOptions {
+  Notify notify;
+  Complete complete = Complete::remote;
+};
+
+// A payload notification as received.
+struct Notification {
+  int source = -1;                  // rank, or -1 for a peer outside a communicator
+  std::vector<std::byte> payload;
+};
+
+// Thread rules: any thread. Every call on a lost peer returns peer_lost; on a closed one, closed.
+class HMC_API Peer {
+ public:
+  Peer() noexcept = default;
+  explicit Peer(std::shared_ptr<PeerState> state) noexcept;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+
+  [[nodiscard]] std::string name() const;      // what the peer calls itself
+  [[nodiscard]] std::string address() const;   // where it is connected: "unix:pid 4711", "tcp://[::1]:7000"
+  [[nodiscard]] std::uint64_t epoch() const;   // differs each time the same address comes back
+  [[nodiscard]] bool alive() const;
+  [[nodiscard]] bool same_host() const;        // a descriptor could be passed
+
+  // Named buffers. lookup imports what the peer published under `name`; waits for it to appear until the deadline.
+  [[nodiscard]] Result<RemoteBuffer> lookup(std::string_view name, Deadline deadline = Deadline::never()) const;
+  // Imports a buffer by descriptor. Errors: stale, authentication (forged), invalid_argument (of another context), protocol.
+  [[nodiscard]] Result<RemoteBuffer> import(const Descriptor& descriptor, Deadline deadline = Deadline::never()) const;
+
+  // One-sided. Sizes of source and target must be equal; zero bytes are allowed (a notification still arrives).
+  [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
+  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source) const;
+  // Validates offsets against the slices, `block` bytes each, and against the peer. Overlapping targets: last writer unspecified.
+  [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;
+  [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
+  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch) const;
+  // Raises a notification without data. Ordered behind nothing; see fence().
+  [[nodiscard]] Status notify(const Notify& notify) const;
+  // What is posted after a fence becomes visible only after everything posted before it. Does not block.
+  [[nodiscard]] Status fence() const;
+
+  // Waits until `id` has been raised `count` times by this peer and consumes them. Errors: timeout (consumes nothing), peer_lost.
+  [[nodiscard]] Status wait_notify(std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;
+  // Payload notifications from this peer in arrival order; waits for at least one until the deadline (default: returns at once).
+  [[nodiscard]] Result<std::vector<Notification>> notifications(Deadline deadline = Deadline::after_seconds(0)) const;
+
+  // Two-sided. Messages match in order per peer and tag. tag: 0 .. 2^62; recv also takes any_tag. A message longer than the
+  // receive view completes the receive with invalid_argument (the sender completes ok); a shorter one reports its size in info().
+  [[nodiscard]] Status send(const MemoryView& view, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> isend(const MemoryView& view, std::int64_t tag = 0) const;
+  [[nodiscard]] Result<Work> irecv(const MemoryView& view, std::int64_t tag = 0) const;
+
+  // The route between two devices, as chosen now.
+  [[nodiscard]] Result<Path> path(Device source = Device::cpu(), Device target = Device::cpu()) const;
+
+  // Says goodbye: operations pending on this peer end with closed; the other side sees it leave.
+  void close() const;
+
+  [[nodiscard]] const std::shared_ptr<PeerState>& state() const noexcept { return state_; }
+  friend bool operator==(const Peer& a, const Peer& b) noexcept { return a.state_ == b.state_; }
+
+ private:
+  std::shared_ptr<PeerState> state_;
+};
+
+}  // namespace hmc

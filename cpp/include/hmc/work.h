@@ -1,0 +1,64 @@
+// Work: one operation under way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "hmc/deadline.h"
+#include "hmc/export.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+class WorkState;  // progress layer
+
+// The level at which a Work completes, chosen when it is posted.
+//   local:  the source may be reused.
+//   remote: the bytes are in the target memory and whatever the target does after learning of it sees them.
+enum class Complete : std::uint8_t { local, remote };
+
+// What a receive (or a notification) delivered.
+struct MessageInfo {
+  int source = -1;           // rank in the communicator, or -1 for a peer outside one
+  std::int64_t tag = 0;
+  std::size_t bytes = 0;     // size of the message
+};
+
+// A handle to one operation. Copies refer to the same operation. Dropping every handle does not cancel it.
+// Completes exactly once, without further calls by the user (unless progress is manual).
+// Thread rules: any thread may call anything.
+class HMC_API Work {
+ public:
+  Work() noexcept = default;
+  explicit Work(std::shared_ptr<WorkState> state) noexcept;
+
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] bool done() const noexcept;
+  // Drives progress until done or the deadline. Returns the operation's outcome, or `timeout` (the operation goes on).
+  Status wait(Deadline deadline = Deadline::never()) const;
+  // The outcome if done, else would_block.
+  [[nodiscard]] Status status() const;
+  // Valid once a receive is done.
+  [[nodiscard]] MessageInfo info() const;
+  // Runs `callback` once, on the dispatcher thread, after completion (also when already complete). Never inside this call.
+  void then(std::function<void(const Status&)> callback) const;
+  // Asks to stop. ok: the Work completed as `cancelled` and nothing is written by it after this returns.
+  // invalid_argument: already complete. unsupported: too late to stop, it will complete by itself; the message says whether the
+  // target may have been written.
+  Status cancel() const;
+
+  [[nodiscard]] const std::shared_ptr<WorkState>& state() const noexcept { return state_; }
+
+ private:
+  std::shared_ptr<WorkState> state_;
+};
+
+// Index of a completed Work (the lowest), or timeout. All Works must belong to one Context; errors: invalid_argument if empty.
+HMC_API Result<std::size_t> wait_any(std::span<const Work> works, Deadline deadline = Deadline::never());
+// Waits for all; returns the first error by index, after every Work is complete, or timeout.
+HMC_API Status wait_all(std::span<const Work> works, Deadline deadline = Deadline::never());
+
+}  // namespace hmc

@@ -1,0 +1,29 @@
+// UniqueFd: owner of one descriptor. Every live one is known to the fork handler, which closes them in the child.
+#pragma once
+
+#include <utility>
+
+namespace hmc {
+
+class UniqueFd {
+ public:
+  UniqueFd() noexcept = default;
+  explicit UniqueFd(int fd) noexcept;  // takes ownership; -1 for none
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) { reset(); fd_ = std::exchange(other.fd_, -1); }
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  [[nodiscard]] int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  [[nodiscard]] int release() noexcept;  // the fork handler forgets it too
+  void reset() noexcept;
+  [[nodiscard]] UniqueFd duplicate() const noexcept;  // close-on-exec; empty on failure (errno says why)
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace hmc

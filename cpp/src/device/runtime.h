@@ -1,0 +1,90 @@
+// DeviceRuntime: one vendor's runtime. A new vendor is one file (or one table row) in this folder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/blob.h"
+#include "base/completion.h"
+#include "hmc/device.h"
+#include "hmc/memory.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+// Bytes on a device, borrowed.
+struct DeviceSpan {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  Device device;
+};
+
+// Whose pointer is this?
+struct PointerInfo {
+  Device device;
+  void* allocation_base = nullptr;   // of the allocation it lies in, null if unknown
+  std::size_t allocation_bytes = 0;  // 0 if unknown
+  std::uint64_t buffer_id = 0;       // the vendor's id that changes when an address is reused; 0 if none
+};
+
+// How memory may be handed to another process or to a network card.
+enum class HandleKind : std::uint8_t { memfd, ipc, dma_buf };
+
+// One allocation made by a runtime. Destruction frees it.
+class Allocation {
+ public:
+  virtual ~Allocation() = default;
+  [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;
+};
+
+// One block-copy, both sides reachable from one process.
+struct CopyOp {
+  DeviceSpan target;
+  DeviceSpan source;
+  std::uintptr_t stream = 0;  // vendor stream to order behind; 0: the runtime's own
+};
+
+// Thread rules: every call from any thread, no engine lock needed; implementations lock inside.
+// Eight methods at most: capabilities that a vendor lacks are `unsupported` with the reason.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  // Devices usable now; available=false with the reason when the library or the devices are absent. Opens it on first call.
+  virtual RuntimeInfo enumerate() = 0;
+  // nullopt: not this runtime's pointer. Must not fault on any address.
+  virtual std::optional<PointerInfo> classify(const void* data, std::size_t bytes) = 0;
+  virtual Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) = 0;
+  // Starts a copy of op.source.bytes; `done` is completed once the bytes are in place (perhaps inside the call, else by poll()).
+  virtual Status copy(const CopyOp& op, Completion* done) = 0;
+  virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;
+  // A way for others to reach `span`: descriptor or vendor handle plus offset. import_handle maps one here.
+  virtual Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) = 0;
+  virtual Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) = 0;
+  // Completes what has finished; true if anything did. Called with the engine lock held; never blocks.
+  virtual bool poll() = 0;
+};
+
+struct DeviceRuntimeFactory {
+  std::string_view vendor;
+  DeviceRuntime& (*instance)();  // process-wide, made on first call, never destroyed
+};
+
+// At the end of a runtime's file: HMC_DEVICE_RUNTIME(host, "cpu", host_runtime_instance). CMake collects the names.
+#define HMC_DEVICE_RUNTIME(name, vendor, instance) \
+  extern constinit const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name{vendor, instance}
+
+// The generated table; the CPU is first.
+std::span<const DeviceRuntimeFactory* const> device_runtimes() noexcept;
+// The runtime that owns `device`. Errors: unsupported when no such vendor is compiled in.
+Result<DeviceRuntime*> runtime_for(const Device& device);
+// Asks the runtimes in turn; anything unclaimed is CPU memory.
+PointerInfo classify_pointer(const void* data, std::size_t bytes);
+// Copies between any two devices, blocking, staging through host memory when no runtime does it directly.
+Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source);
+
+}  // namespace hmc

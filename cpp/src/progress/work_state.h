@@ -1,0 +1,57 @@
+// WorkState: the shared state behind Work handles.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/completion.h"
+#include "hmc/work.h"
+#include "progress/engine.h"
+
+namespace hmc {
+
+// Keeps itself alive from accepted() until complete(). Operations derive from it or own it.
+class WorkState : public Completion, public std::enable_shared_from_this<WorkState> {
+ public:
+  explicit WorkState(std::shared_ptr<Engine> engine) noexcept;
+  virtual ~WorkState();
+
+  // ---- engine lock held ----
+  // Called once the operation is under way: holds a reference to itself until complete().
+  void accepted();
+  // Exactly once. Stores the outcome, releases waiters, hands callbacks to the dispatcher, drops what the operation held.
+  void complete(Status status) noexcept override;
+  // Stops the operation if it can be stopped (see Work::cancel). Default: unsupported.
+  virtual Status cancel_locked();
+
+  // ---- any thread ----
+  [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire) != 0; }
+  [[nodiscard]] const Status& status() const noexcept { return status_; }  // once done
+  [[nodiscard]] const MessageInfo& info() const noexcept { return info_; }  // once done
+  Status wait(Deadline deadline);
+  void then(std::function<void(const Status&)> callback);
+  Status cancel();
+  [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
+  // Runs under the engine lock right at completion; for CompletionQueue and internal chaining. At once if done.
+  void on_complete_locked(std::function<void(const Status&)> hook);
+
+ protected:
+  virtual void released() noexcept {}  // complete() calls it last: drop buffers, regions, owners
+  MessageInfo info_;
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::atomic<std::uint32_t> done_{0};
+  Status status_;
+  std::vector<std::function<void(const Status&)>> hooks_;
+  std::vector<std::function<void(const Status&)>> callbacks_;
+  std::shared_ptr<WorkState> self_;
+};
+
+// A Work that is complete from the start.
+std::shared_ptr<WorkState> completed_work(std::shared_ptr<Engine> engine, Status status = {});
+
+}  // namespace hmc

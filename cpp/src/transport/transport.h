@@ -1,0 +1,172 @@
+// The transport SPI. A new transport is one folder here: it moves bytes one-sidedly between registered regions, and carries small
+// ordered signals. Everything else (two-sided messages, notifications, matching, path choice) is written once, in comm.
+//
+// Thread rules: register_region and RemoteRegion::prepare run without the engine lock, on any thread; all else with it held.
+// Nothing blocks. Nothing throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/blob.h"
+#include "base/completion.h"
+#include "base/pollable.h"
+#include "device/runtime.h"
+#include "hmc/buffer.h"
+#include "hmc/status.h"
+#include "hmc/work.h"
+#include "memory/block.h"
+#include "progress/engine.h"
+#include "progress/listener.h"
+
+namespace hmc {
+
+// What a transport is told at creation.
+struct TransportEnvironment {
+  std::shared_ptr<Engine> engine;
+  Listener* listener;                        // for transports with connections of their own
+  std::vector<std::string> listen_addresses;  // where this Context listens, real ports filled in
+};
+
+struct Capabilities {
+  bool available = true;        // can run in this process at all
+  std::string reason;           // why not, or how it will be used
+  std::size_t max_signal = 0;   // bytes of one signal (head and body together); at least 2048
+  std::size_t eager_limit = 0;  // signals up to this size beat a rendezvous here
+  bool foreign_both_ends = false;  // a rendezvous is faster when sender puts one half while receiver gets the other
+};
+
+// Whether and how well a peer's domain can be reached.
+struct Reach {
+  bool ok = false;
+  bool direct = true;        // no host staging
+  bool encrypted = false;
+  std::string detail;        // "mapped memfd", "4 streams"
+  std::string reason;        // why not, or why it is good
+  double latency_us = 0;
+  double bandwidth = 0;      // bytes per second
+};
+
+// Facts about the peer that path choice needs; from the handshake.
+struct PeerDomain {
+  bool same_process = false;
+  bool same_host = false;    // a descriptor was passed
+  int pid = 0;               // same_host only
+  ByteSpan domain;           // the peer transport's own domain()
+};
+
+// Memory to register: a span, and the owner when HMC knows it.
+struct RegionView {
+  DeviceSpan span;
+  std::shared_ptr<MemoryBlock> block;  // null for foreign memory
+  Access access = Access::read_write;  // what peers may do; the local side may always do both
+  bool transient = false;              // for one message only: cheap registration preferred over fast access
+};
+
+// Registered local memory. Destruction deregisters: afterwards nothing of a peer lands in it where software is on the path.
+class LocalRegion {
+ public:
+  virtual ~LocalRegion() = default;
+  [[nodiscard]] const RegionView& view() const noexcept { return view_; }
+  // What the peer's import_region needs. Called with the engine lock held; may carry descriptors.
+  virtual Result<Blob> exported() = 0;
+
+ protected:
+  explicit LocalRegion(RegionView view) noexcept : view_(std::move(view)) {}
+  RegionView view_;
+};
+
+// A peer's region, imported through one Endpoint. Destruction forgets it (unmaps, ...).
+class RemoteRegion {
+ public:
+  virtual ~RemoteRegion() = default;
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  // Slow first-use work (mapping, populating), on the importing thread, engine lock NOT held, once, before any operation.
+  virtual Status prepare() { return {}; }
+
+ protected:
+  explicit RemoteRegion(std::size_t bytes) noexcept : bytes_(bytes) {}
+  std::size_t bytes_;
+};
+
+// `count` blocks of `block` bytes between one pair of regions: block i lies at local_offsets[i] and remote_offsets[i].
+// Offsets were checked against both regions by comm (and are checked again by whoever's software executes a peer's request).
+struct Run {
+  LocalRegion* local = nullptr;
+  RemoteRegion* remote = nullptr;
+  const std::uint64_t* local_offsets = nullptr;
+  const std::uint64_t* remote_offsets = nullptr;
+  std::size_t count = 0;
+  std::size_t block = 0;  // bytes
+};
+
+// One put or get: everything pointed to stays valid until `done` is completed, except `signal`, which the post copies.
+struct TransferOp {
+  std::span<const Run> runs;
+  std::size_t bytes = 0;                  // sum over runs
+  Complete level = Complete::remote;      // put only; get completes when the data is in place
+  ByteSpan signal;                        // put only: delivered to the peer's sink once this op's bytes are visible there
+  std::uintptr_t stream = 0;              // start after what is queued on this stream of the local device
+};
+
+// The receiving side of an Endpoint. Engine lock held.
+class EndpointSink {
+ public:
+  virtual void on_signal(ByteSpan signal) = 0;      // valid during the call; in the order the peer posted its signal() calls
+  virtual void on_failed(const Status& reason) = 0;  // once; every pending operation has been completed with it before
+
+ protected:
+  ~EndpointSink() = default;
+};
+
+// One connection to one peer. Creation is symmetric: both sides make one, exchange address() over control, and connect().
+// A post that returns an error was not accepted and never completes; would_block means: no room now, post again after a poll.
+// Destruction closes: pending operations complete with `closed` first.
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  virtual Result<Blob> address() = 0;
+  // Operations may be posted once `done` completed. Errors: peer_lost, authentication, transport.
+  virtual Status connect(const Blob& peer_address, Completion* done) = 0;
+  virtual Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) = 0;
+  virtual Status put(const TransferOp& op, Completion* done) = 0;
+  virtual Status get(const TransferOp& op, Completion* done) = 0;
+  // Ordered among signals; accepted means it will be delivered unless the peer dies. head + body <= max_signal, delivered as one.
+  virtual Status signal(ByteSpan head, ByteSpan body) = 0;
+  // Completes when every put posted before is remotely complete.
+  virtual Status flush(Completion* done) = 0;
+  // Stops the put or get that would complete `done`: ok means nothing of it is written after this returns and `done` was completed
+  // with `cancelled`. unsupported: too late; it will complete by itself.
+  virtual Status cancel(Completion* done) = 0;
+};
+
+// Pollable: the engine turns every transport of a Context.
+class Transport : public Pollable {
+ public:
+  virtual ~Transport() = default;
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+  [[nodiscard]] virtual Capabilities capabilities() const = 0;
+  // Opaque, for the peer's reach(): host id, namespaces, versions. At most 1 KiB.
+  [[nodiscard]] virtual Bytes domain() const = 0;
+  // From memory on `local` here to memory on `remote` there.
+  [[nodiscard]] virtual Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const = 0;
+  virtual Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) = 0;
+  virtual Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) = 0;
+};
+
+struct TransportFactory {
+  std::string_view name;
+  Result<std::unique_ptr<Transport>> (*create)(const TransportEnvironment& environment);
+};
+
+// At the end of a transport's main file: HMC_TRANSPORT(shm, create_shm_transport). CMake collects the folder names.
+#define HMC_TRANSPORT(name, create) extern constinit const ::hmc::TransportFactory hmc_transport_##name{#name, create}
+
+// The generated table, in order of preference at equal merit.
+std::span<const TransportFactory* const> transport_factories() noexcept;
+
+}  // namespace hmc
