@@ -4,5 +4,5 @@
 #if defined(HMC_STATIC)
 #define HMC_API
 #else
-#define HMC_API __attribute__((visibility("default")))
+#define HMC_API [[gnu::visibility("default")]]
 #endif

@@ -29,8 +29,8 @@ inline constexpr int any_source = -1;
 // Work completes) and shares ownership of Memory and ConnBuffer.
 struct HMC_API MemoryView {
   MemoryView() noexcept = default;
-  MemoryView(void* data, std::size_t bytes) noexcept : data(data), bytes(bytes) {}  // CPU memory
-  MemoryView(void* data, std::size_t bytes, Device device) noexcept : data(data), bytes(bytes), device(device) {}
+  MemoryView(void* address, std::size_t size) noexcept : data(address), bytes(size) {}  // CPU memory
+  MemoryView(void* address, std::size_t size, Device where) noexcept : data(address), bytes(size), device(where) {}
   MemoryView(const Memory& memory);      // NOLINT(google-explicit-constructor)
   MemoryView(const ConnBuffer& buffer);  // NOLINT(google-explicit-constructor)
 
@@ -44,8 +44,8 @@ struct HMC_API MemoryView {
 // A notification to raise at the target once the data of its put (or batch) is visible there: a counted id, or a payload.
 struct Notify {
   Notify() noexcept = default;
-  Notify(std::uint64_t id) noexcept : id(id) {}  // NOLINT(google-explicit-constructor)
-  Notify(std::span<const std::byte> payload) noexcept : payload(payload) {}  // NOLINT(google-explicit-constructor)
+  Notify(std::uint64_t counted) noexcept : id(counted) {}  // NOLINT(google-explicit-constructor)
+  Notify(std::span<const std::byte> bytes) noexcept : payload(bytes) {}  // NOLINT(google-explicit-constructor)
   std::optional<std::uint64_t> id;      // below 2^63
   std::span<const std::byte> payload;   // at most max_notify_payload bytes; copied by the call
   [[nodiscard]] bool empty() const noexcept { return !id && payload.empty(); }

@@ -1,0 +1,77 @@
+// ContextState: what is behind a Context handle, as the other files of comm and the collective layer see it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/envelope.h"
+#include "comm/messaging.h"
+#include "comm/peer_state.h"
+#include "hmc/buffer.h"
+#include "hmc/context.h"
+#include "progress/engine.h"
+
+namespace hmc {
+
+class NotifyTable;  // comm/notify.h
+
+class ContextState : public std::enable_shared_from_this<ContextState> {
+ public:
+  virtual ~ContextState() = default;
+  [[nodiscard]] virtual const std::shared_ptr<Engine>& engine() const noexcept = 0;
+  [[nodiscard]] virtual const ContextId& id() const noexcept = 0;
+  [[nodiscard]] virtual const ContextOptions& options() const noexcept = 0;
+  // ok while open; closed or forked otherwise. Every public call asks first. Any thread, no lock needed.
+  [[nodiscard]] virtual Status usable() const = 0;
+
+  // ---- engine lock held ----
+  [[nodiscard]] virtual Messenger& messenger() noexcept = 0;
+  [[nodiscard]] virtual NotifyTable& notify_table() noexcept = 0;
+  // This process itself, through the local transport; always ready.
+  [[nodiscard]] virtual const std::shared_ptr<PeerState>& self() noexcept = 0;
+  // The peer with that id, made idle if unknown: it connects to one of `addresses` at first use, or is met when it connects to us
+  // (simultaneous connects between two Contexts end in one Peer).
+  virtual std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) = 0;
+  // Ranks of a Communicator: which peer owns which rank of `scope`. Signals that claim another's rank are never matched.
+  virtual void add_scope(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) = 0;
+  virtual void remove_scope(std::uint32_t scope) = 0;
+  [[nodiscard]] virtual bool scope_has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept = 0;
+  // Messages 200..255, for the collective layer.
+  using ControlHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload)>;
+  virtual void set_control_handler(ControlHandler handler) = 0;
+  // Called when a peer is lost or closed, after its operations ended.
+  virtual void on_peer_gone(std::function<void(PeerState& peer, const Status& reason)> watcher) = 0;
+  virtual void count(std::string_view counter, std::uint64_t n) = 0;
+  // Registers `view` with the transport of `route` for one message, or finds a registration that covers it.
+  virtual Result<std::shared_ptr<LocalRegion>> transient_region(Route& route, const MemoryView& view) = 0;
+
+  // ---- engine lock NOT held ----
+  // As Peer::put etc., with the envelope of the notification. `peer` is taken from the RemoteBuffer.
+  virtual Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
+                                                 const Envelope& envelope) = 0;
+  virtual Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source) = 0;
+  virtual Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options, const Envelope& envelope) = 0;
+  virtual Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch) = 0;
+  virtual Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) = 0;  // all remotes of one peer
+  virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope) = 0;
+  virtual Status fence(const std::shared_ptr<PeerState>& peer) = 0;
+  virtual Status wait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::uint64_t id, std::uint64_t count,
+                             Deadline deadline) = 0;
+  // `peer` null: any of the scope.
+  virtual Result<std::vector<Notification>> notifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                          Deadline deadline) = 0;
+  virtual Result<RemoteBuffer> import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) = 0;
+  // Several imports at once (one round trip per peer); entry i belongs to peers[i].
+  virtual Result<std::vector<RemoteBuffer>> import_all(std::span<const std::shared_ptr<PeerState>> peers,
+                                                       std::span<const Descriptor> descriptors, Deadline deadline) = 0;
+};
+
+// The peer that owns an imported buffer.
+std::shared_ptr<PeerState> owner_of(const RemoteBuffer& remote);
+
+}  // namespace hmc

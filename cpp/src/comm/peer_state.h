@@ -1,0 +1,60 @@
+// PeerState: one remote Context as seen from here. Owned by ContextState; handles and operations share it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/envelope.h"
+#include "control/channel.h"
+#include "hmc/path.h"
+#include "hmc/peer.h"
+#include "transport/transport.h"
+
+namespace hmc {
+
+class ContextState;
+
+// How operations between one local and one remote device travel. Chosen once per pair, kept until it fails.
+struct Route {
+  Transport* transport = nullptr;
+  Endpoint* endpoint = nullptr;
+  Path path;  // counters are updated as operations are posted
+};
+
+enum class PeerPhase : std::uint8_t {
+  idle,        // known by its addresses (a rank), nothing connected yet; the first operation connects
+  connecting,
+  ready,
+  lost,        // died: failure() is peer_lost
+  closed,      // said goodbye, or this side did
+};
+
+// All members with the engine lock held.
+class PeerState : public std::enable_shared_from_this<PeerState> {
+ public:
+  virtual ~PeerState() = default;
+  [[nodiscard]] virtual ContextState& context() noexcept = 0;
+  [[nodiscard]] virtual PeerPhase phase() const noexcept = 0;
+  [[nodiscard]] virtual const Status& failure() const noexcept = 0;  // why it is lost or closed
+  [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
+  [[nodiscard]] virtual bool is_self() const noexcept = 0;           // this very Context (Members of one process)
+
+  // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
+  virtual void when_ready(std::function<void(const Status&)> action) = 0;
+  // Ready only. The endpoint that carries two-sided signals (one per peer, fixed), and its capabilities.
+  [[nodiscard]] virtual Endpoint& message_endpoint() noexcept = 0;
+  [[nodiscard]] virtual const Capabilities& message_capabilities() const noexcept = 0;
+  // Ready only. Errors: unsupported with every candidate's reason.
+  virtual Result<Route*> route(const Device& local, const Device& remote) = 0;
+  // The endpoint whose transport has `name`, for importing regions a peer exported through that transport; null if none.
+  virtual Endpoint* endpoint(std::string_view transport_name) noexcept = 0;
+  // Opaque control message (100..255). Errors as Channel::send.
+  virtual Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
+  // Ends the peer now, as if it had died, because it broke the protocol.
+  virtual void fail(const Status& reason) = 0;
+};
+
+}  // namespace hmc
