@@ -1,6 +1,8 @@
 // Unguessable bytes from the kernel.
 #pragma once
 
+#include <cstddef>
+
 #include <cstdint>
 #include <span>
 

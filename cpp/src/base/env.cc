@@ -1,0 +1,73 @@
+#include "base/env.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <charconv>
+#include <cstdlib>
+
+#include "base/log.h"
+
+namespace hmc {
+namespace {
+
+constexpr auto table = std::to_array<EnvVariable>({
+    {"HMC_EAGER_CREDIT", "1048576", "Bytes of eager payload one peer may have under way to us before it announces messages instead."},
+    {"HMC_JOB_KEY", "", "Job key that control connections are authenticated with, as printed by `hmc keygen`."},
+    {"HMC_LOCAL_RANK", "", "Set by `hmc run`: this process's number on its host."},
+    {"HMC_LOCAL_SIZE", "", "Set by `hmc run`: processes of the job on this host."},
+    {"HMC_LOG", "warning", "What is logged to stderr: error, warning, info or debug."},
+    {"HMC_RANK", "", "Set by `hmc run`: this process's number in the job."},
+    {"HMC_RENDEZVOUS", "", "Where process 0 listens for the others: unix:/path or tcp://host:port."},
+    {"HMC_SHM_PTRACE", "1", "0: never copy between address spaces by process_vm_readv and process_vm_writev."},
+    {"HMC_SHM_RING_BYTES", "262144", "Bytes of shared ring per direction and peer."},
+    {"HMC_SIZE", "", "Set by `hmc run`: processes of the job."},
+    {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
+    {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
+    {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
+});
+
+bool in_table(std::string_view name) noexcept {
+  return std::any_of(table.begin(), table.end(), [name](const EnvVariable& row) { return row.name == name; });
+}
+
+}  // namespace
+
+std::span<const EnvVariable> env_table() noexcept { return table; }
+
+std::optional<std::string> env_text(std::string_view name) {
+  assert(in_table(name));
+  static_cast<void>(in_table);
+  const char* text = std::getenv(std::string(name).c_str());
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  return std::string(text);
+}
+
+std::int64_t env_integer(std::string_view name, std::int64_t fallback, std::int64_t low, std::int64_t high) {
+  const auto text = env_text(name);
+  if (!text) return fallback;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size()) {
+    warn_once(name, std::string(name) + "=" + *text + " is not an integer; using " + std::to_string(fallback));
+    return fallback;
+  }
+  if (value < low || value > high) {
+    const std::int64_t clamped = std::clamp(value, low, high);
+    warn_once(name, std::string(name) + "=" + *text + " is outside " + std::to_string(low) + ".." + std::to_string(high) + "; using " +
+                        std::to_string(clamped));
+    return clamped;
+  }
+  return value;
+}
+
+bool env_flag(std::string_view name, bool fallback) {
+  const auto text = env_text(name);
+  if (!text) return fallback;
+  if (*text == "1" || *text == "true" || *text == "yes" || *text == "on") return true;
+  if (*text == "0" || *text == "false" || *text == "no" || *text == "off") return false;
+  warn_once(name, std::string(name) + "=" + *text + " is not a yes or no; using " + (fallback ? "1" : "0"));
+  return fallback;
+}
+
+}  // namespace hmc

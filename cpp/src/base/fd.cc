@@ -1,0 +1,70 @@
+#include "base/fd.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/fork.h"
+
+namespace hmc {
+namespace {
+
+// One bit per descriptor that HMC owns. Fixed size, so that the fork handler may read it without locks or allocation; descriptors
+// beyond it (a raised limit) stay open in the child, as any library's would.
+constexpr int tracked_fds = 1 << 16;
+std::array<std::atomic<std::uint64_t>, tracked_fds / 64> owned_fds;
+std::atomic<std::uint32_t> epoch{0};
+
+void track(int fd) noexcept {
+  if (fd >= 0 && fd < tracked_fds) owned_fds[static_cast<std::size_t>(fd) / 64].fetch_or(1ULL << (fd % 64));
+}
+
+void untrack(int fd) noexcept {
+  if (fd >= 0 && fd < tracked_fds) owned_fds[static_cast<std::size_t>(fd) / 64].fetch_and(~(1ULL << (fd % 64)));
+}
+
+// True if `fd` was still ours: after a fork the child's handler has closed it, and the number may be somebody else's by now.
+bool claim_for_close(int fd) noexcept {
+  if (fd >= tracked_fds) return true;
+  const std::uint64_t bit = 1ULL << (fd % 64);
+  return (owned_fds[static_cast<std::size_t>(fd) / 64].fetch_and(~bit) & bit) != 0;
+}
+
+void in_child() noexcept {
+  epoch.fetch_add(1);
+  for (std::size_t word = 0; word < owned_fds.size(); ++word) {
+    std::uint64_t bits = owned_fds[word].exchange(0);
+    for (int bit = 0; bits != 0; ++bit, bits >>= 1) {
+      if ((bits & 1) != 0) close(static_cast<int>(word * 64) + bit);
+    }
+  }
+}
+
+}  // namespace
+
+std::uint32_t fork_epoch() noexcept { return epoch.load(std::memory_order_relaxed); }
+
+void install_fork_handler() {
+  static const int installed = pthread_atfork(nullptr, nullptr, in_child);
+  static_cast<void>(installed);
+}
+
+UniqueFd::UniqueFd(int fd) noexcept : fd_(fd) { track(fd); }
+
+int UniqueFd::release() noexcept {
+  untrack(fd_);
+  return std::exchange(fd_, -1);
+}
+
+void UniqueFd::reset() noexcept {
+  if (fd_ >= 0 && claim_for_close(fd_)) close(fd_);
+  fd_ = -1;
+}
+
+UniqueFd UniqueFd::duplicate() const noexcept { return UniqueFd(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
+
+}  // namespace hmc
