@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,10 @@ class Allocation {
  public:
   virtual ~Allocation() = default;
   [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;
+  // As DeviceRuntime::export_handle, for memory whose owner is known. memfd: bytes = wire{u64 size of the file, u64 offset in it}.
+  [[nodiscard]] virtual Result<Blob> export_handle(HandleKind) const {
+    return Status(Code::unsupported, "this allocation has no handle of that kind");
+  }
 };
 
 // One block-copy, both sides reachable from one process.
@@ -74,9 +79,11 @@ struct DeviceRuntimeFactory {
   DeviceRuntime& (*instance)();  // process-wide, made on first call, never destroyed
 };
 
-// At the end of a runtime's file: HMC_DEVICE_RUNTIME(host, "cpu", host_runtime_instance). CMake collects the names.
-#define HMC_DEVICE_RUNTIME(name, vendor, instance) \
-  extern constinit const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name{vendor, instance}
+// At the end of a runtime's file, at global scope and at the start of a line: HMC_DEVICE_RUNTIME(host, "cpu", hmc::host_runtime_instance);
+// CMake collects the names.
+#define HMC_DEVICE_RUNTIME(name, vendor, instance)                                     \
+  extern const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name;                 \
+  constinit const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name { vendor, instance }
 
 // The generated table; the CPU is first.
 std::span<const DeviceRuntimeFactory* const> device_runtimes() noexcept;

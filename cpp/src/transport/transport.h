@@ -163,8 +163,11 @@ struct TransportFactory {
   Result<std::unique_ptr<Transport>> (*create)(const TransportEnvironment& environment);
 };
 
-// At the end of a transport's main file: HMC_TRANSPORT(shm, create_shm_transport). CMake collects the folder names.
-#define HMC_TRANSPORT(name, create) extern constinit const ::hmc::TransportFactory hmc_transport_##name{#name, create}
+// At the end of a transport's main file, at global scope: HMC_TRANSPORT(shm, hmc::create_shm_transport);
+// CMake collects the folder names.
+#define HMC_TRANSPORT(name, create)                      \
+  extern const ::hmc::TransportFactory hmc_transport_##name; \
+  constinit const ::hmc::TransportFactory hmc_transport_##name { #name, create }
 
 // The generated table, in order of preference at equal merit.
 std::span<const TransportFactory* const> transport_factories() noexcept;

@@ -1,0 +1,21 @@
+#include "memory/block.h"
+
+#include <utility>
+
+namespace hmc {
+
+MemoryBlock::MemoryBlock(std::unique_ptr<Allocation> allocation, bool shareable)
+    : span_(allocation->span()), allocation_(std::move(allocation)), shareable_(shareable) {}
+
+MemoryBlock::MemoryBlock(DeviceSpan span, std::function<void()> keep_alive) : span_(span), keep_alive_(std::move(keep_alive)) {}
+
+MemoryBlock::~MemoryBlock() {
+  if (keep_alive_) keep_alive_();
+}
+
+Result<Blob> MemoryBlock::export_handle(HandleKind kind) const {
+  if (allocation_ == nullptr) return Status(Code::unsupported, "memory that HMC did not allocate has no handle to share");
+  return allocation_->export_handle(kind);
+}
+
+}  // namespace hmc

@@ -1,0 +1,72 @@
+#include "hmc/memory.h"
+
+#include <cstring>
+
+#include "memory/block.h"
+
+namespace hmc {
+namespace {
+
+DeviceSpan span_of(const Memory& memory) { return {memory.data(), memory.size(), memory.device()}; }
+
+Status out_of_range(std::size_t offset, std::size_t bytes, std::size_t size) {
+  return Status(Code::invalid_argument, "bytes " + std::to_string(offset) + " to " + std::to_string(offset) + "+" +
+                                            std::to_string(bytes) + " lie outside a memory of " + std::to_string(size) + " bytes");
+}
+
+bool outside(std::size_t offset, std::size_t bytes, std::size_t size) { return offset > size || bytes > size - offset; }
+
+}  // namespace
+
+Memory::Memory(std::shared_ptr<MemoryBlock> block, std::size_t offset, std::size_t size) noexcept
+    : block_(std::move(block)), offset_(offset), size_(size) {}
+
+Result<Memory> Memory::allocate(std::size_t bytes, Device device, const MemoryOptions& options) {
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  HMC_ASSIGN(auto allocation, runtime->allocate(device.index(), bytes, options));
+  return Memory(std::make_shared<MemoryBlock>(std::move(allocation), device.is_cpu()), 0, bytes);
+}
+
+Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()> keep_alive) {
+  return wrap(data, bytes, classify_pointer(data, bytes).device, std::move(keep_alive));
+}
+
+Result<Memory> Memory::wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {
+  if (data == nullptr && bytes > 0) return Status(Code::invalid_argument, "wrapping a null pointer as " + std::to_string(bytes) + " bytes");
+  return Memory(std::make_shared<MemoryBlock>(DeviceSpan{data, bytes, device}, std::move(keep_alive)), 0, bytes);
+}
+
+void* Memory::data() const noexcept { return block_ ? static_cast<std::byte*>(block_->span().data) + offset_ : nullptr; }
+
+Device Memory::device() const noexcept { return block_ ? block_->span().device : Device::cpu(); }
+
+bool Memory::shareable() const noexcept { return block_ && block_->shareable(); }
+
+Result<Memory> Memory::slice(std::size_t offset, std::size_t bytes) const {
+  if (outside(offset, bytes, size_)) return out_of_range(offset, bytes, size_);
+  return Memory(block_, offset_ + offset, bytes);
+}
+
+Status Memory::copy_from(const Memory& source) const { return copy_blocking(span_of(*this), span_of(source)); }
+
+Status Memory::copy_from_host(const void* source, std::size_t bytes, std::size_t offset) const {
+  HMC_ASSIGN(const Memory target, slice(offset, bytes));
+  return copy_blocking(span_of(target), {const_cast<void*>(source), bytes, Device::cpu()});  // only read
+}
+
+Status Memory::copy_to_host(void* target, std::size_t bytes, std::size_t offset) const {
+  HMC_ASSIGN(const Memory source, slice(offset, bytes));
+  return copy_blocking({target, bytes, Device::cpu()}, span_of(source));
+}
+
+Status Memory::fill(std::uint8_t value) const {
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device()));
+  return runtime->fill(span_of(*this), value);
+}
+
+void Memory::reset() noexcept {
+  block_.reset();
+  offset_ = size_ = 0;
+}
+
+}  // namespace hmc
