@@ -1,0 +1,180 @@
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/env.h"
+#include "base/fd.h"
+#include "base/fork.h"
+#include "base/random.h"
+#include "base/wire.h"
+#include "hmc/deadline.h"
+#include "hmc/status.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+TEST(Status, OkCostsNothingAndErrorsSayEverything) {
+  EXPECT_TRUE(Status().ok());
+  EXPECT_EQ(Status().code(), Code::ok);
+  EXPECT_EQ(Status(Code::ok, "ignored").message(), "");
+  const Status error(Code::peer_lost, "peer 4711 is gone", 104);
+  EXPECT_EQ(error.str(), "peer_lost: peer 4711 is gone (native 104)");
+  EXPECT_EQ(error.with_context("put of 8 bytes").message(), "put of 8 bytes: peer 4711 is gone");
+  EXPECT_EQ(error.with_context("x").native(), 104);
+}
+
+TEST(Status, EveryCodeHasAName) {
+  for (int code = 0; code <= static_cast<int>(Code::protocol); ++code) EXPECT_NE(to_string(static_cast<Code>(code)), "unknown");
+}
+
+TEST(Status, ErrnoIsClassified) {
+  EXPECT_EQ(errno_status("open", EMFILE).code(), Code::out_of_memory);
+  EXPECT_NE(errno_status("open", EMFILE).message().find("ulimit -n"), std::string_view::npos);
+  EXPECT_EQ(errno_status("connect", ECONNREFUSED).code(), Code::peer_lost);
+  EXPECT_EQ(errno_status("x", EIO).native(), EIO);
+}
+
+Result<int> half(int value) {
+  if (value % 2 != 0) return Status(Code::invalid_argument, "odd");
+  return value / 2;
+}
+Result<int> quarter(int value) {
+  HMC_ASSIGN(const int h, half(value));
+  return half(h);
+}
+
+TEST(Result, PropagatesTheFirstError) {
+  EXPECT_EQ(*quarter(8), 2);
+  EXPECT_EQ(quarter(6).status().message(), "odd");
+}
+
+TEST(Deadline, RangesAreSafe) {
+  EXPECT_TRUE(Deadline::after_seconds(1e300).is_never());
+  EXPECT_TRUE(Deadline::after_seconds(-1).passed());
+  EXPECT_EQ(Deadline::never().poll_timeout_ms(), -1);
+  EXPECT_EQ(Deadline::after_seconds(-1).poll_timeout_ms(), 0);
+  EXPECT_GT(Deadline::after_seconds(3600).poll_timeout_ms(), 3'000'000);
+}
+
+TEST(Wire, RoundTripsEverything) {
+  Bytes out;
+  const auto blob = testing::pattern(300, 1);
+  WireWriter(out).u8(0xfe).u16(0xfedc).u32(0xfedcba98U).u64(0xfedcba9876543210ULL).i64(-5).f64(-0.125).bytes(blob).text("name").raw(blob);
+  WireReader in(out);
+  EXPECT_EQ(in.u8(), 0xfe);
+  EXPECT_EQ(in.u16(), 0xfedc);
+  EXPECT_EQ(in.u32(), 0xfedcba98U);
+  EXPECT_EQ(in.u64(), 0xfedcba9876543210ULL);
+  EXPECT_EQ(in.i64(), -5);
+  EXPECT_EQ(in.f64(), -0.125);
+  const ByteSpan back = in.bytes(300);
+  EXPECT_EQ(Bytes(back.begin(), back.end()), blob);
+  EXPECT_EQ(in.text(10), "name");
+  EXPECT_FALSE(in.finish());
+  EXPECT_EQ(in.rest().size(), 300U);
+  EXPECT_TRUE(in.finish());
+}
+
+TEST(Wire, IsLittleEndian) {
+  Bytes out;
+  WireWriter(out).u32(0x01020304);
+  EXPECT_EQ(out[0], std::byte{4});
+  EXPECT_EQ(out[3], std::byte{1});
+}
+
+TEST(Wire, TruncationIsStickyAtEveryLength) {
+  Bytes out;
+  WireWriter(out).u16(7).u64(8).text("hello").u8(1);
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    WireReader in(ByteSpan(out).first(n));
+    in.u16();
+    in.u64();
+    in.text(16);
+    in.u8();
+    EXPECT_FALSE(in.finish()) << n;
+    EXPECT_EQ(in.u64(), 0U);
+    EXPECT_FALSE(in.ok());
+  }
+}
+
+TEST(Wire, LengthsBeyondTheLimitAreRefused) {
+  Bytes out;
+  WireWriter(out).bytes(testing::pattern(100, 2));
+  WireReader in(out);
+  EXPECT_TRUE(in.bytes(99).empty());
+  EXPECT_FALSE(in.ok());
+  Bytes lie;
+  WireWriter(lie).u32(0xffffffffU);
+  WireReader liar(lie);
+  EXPECT_TRUE(liar.text(1U << 31).empty());
+  EXPECT_FALSE(liar.ok());
+}
+
+TEST(Random, Differs) { EXPECT_NE(random_u64(), random_u64()); }
+
+TEST(UniqueFd, OwnsAndReleases) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  UniqueFd a(ends[0]);
+  UniqueFd b(ends[1]);
+  UniqueFd moved = std::move(a);
+  EXPECT_FALSE(a);  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(moved.get(), ends[0]);
+  UniqueFd copy = moved.duplicate();
+  EXPECT_NE(fcntl(copy.get(), F_GETFD) & FD_CLOEXEC, 0);
+  const int raw = b.release();
+  EXPECT_EQ(close(raw), 0);
+  moved.reset();
+  EXPECT_EQ(fcntl(ends[0], F_GETFD), -1);
+}
+
+TEST(Fork, ChildLosesOurDescriptorsAndKnowsIt) {
+  install_fork_handler();
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd ours(ends[0]);
+  const std::uint32_t before = fork_epoch();
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool closed = fcntl(ends[0], F_GETFD) == -1;
+    const bool kept = fcntl(ends[1], F_GETFD) != -1;
+    _exit(closed && kept && fork_epoch() == before + 1 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(fcntl(ends[0], F_GETFD), -1);
+  EXPECT_EQ(fork_epoch(), before);
+  close(ends[1]);
+}
+
+TEST(Env, ReadsNowAndClamps) {
+  setenv("HMC_TCP_STREAMS", "99", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 16);
+  setenv("HMC_TCP_STREAMS", "x1", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 2);
+  setenv("HMC_TCP_STREAMS", "", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 2);
+  unsetenv("HMC_TCP_STREAMS");
+  setenv("HMC_SHM_PTRACE", "off", 1);
+  EXPECT_FALSE(env_flag("HMC_SHM_PTRACE", true));
+  setenv("HMC_SHM_PTRACE", "maybe", 1);
+  EXPECT_TRUE(env_flag("HMC_SHM_PTRACE", true));
+  unsetenv("HMC_SHM_PTRACE");
+}
+
+TEST(Env, TableIsSortedAndExplained) {
+  std::string_view last;
+  for (const auto& row : env_table()) {
+    EXPECT_LT(last, row.name);
+    EXPECT_TRUE(row.name.starts_with("HMC_"));
+    EXPECT_GT(row.help.size(), 20U);
+    last = row.name;
+  }
+}
+
+}  // namespace
+}  // namespace hmc

@@ -1,0 +1,170 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "device/runtime.h"
+#include "hmc/device.h"
+#include "hmc/memory.h"
+#include "memory/block.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+std::span<std::byte> bytes_of(const Memory& memory) { return {static_cast<std::byte*>(memory.data()), memory.size()}; }
+
+TEST(Device, ParsesAndPrints) {
+  EXPECT_EQ(Device::parse("cpu")->str(), "cpu");
+  EXPECT_TRUE(Device::parse("cpu:0")->is_cpu());
+  for (const char* bad : {"", ":", "cpu:", "cpu:x", "cpu:1", "cpu:70000", "CPU", "nosuch:0", "averyveryverylongname:0", "cpu:-1"}) {
+    const auto device = Device::parse(bad);
+    ASSERT_FALSE(device.ok()) << bad;
+    EXPECT_EQ(device.status().code(), Code::invalid_argument);
+  }
+}
+
+TEST(Device, TheCpuIsListedFirst) {
+  const auto devices = list_devices();
+  ASSERT_FALSE(devices.empty());
+  EXPECT_TRUE(devices[0].device.is_cpu());
+  EXPECT_GT(devices[0].memory_bytes, 0U);
+}
+
+TEST(Memory, AllocatesZeroedAlignedAndShareable) {
+  for (const std::size_t size : testing::awkward_sizes()) {
+    const auto memory = Memory::allocate(size);
+    ASSERT_TRUE(memory.ok()) << memory.status().str();
+    EXPECT_EQ(memory->size(), size);
+    EXPECT_TRUE(memory->shareable());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory->data()) % 4096, 0U);
+    for (const std::byte b : bytes_of(*memory)) ASSERT_EQ(b, std::byte{0});
+  }
+}
+
+TEST(Memory, Alignment) {
+  for (const std::size_t alignment : {std::size_t{1}, std::size_t{64}, std::size_t{65536}, std::size_t{2} << 20}) {
+    MemoryOptions options;
+    options.alignment = alignment;
+    const auto memory = Memory::allocate(5000, Device::cpu(), options);
+    ASSERT_TRUE(memory.ok()) << memory.status().str();
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory->data()) % alignment, 0U);
+    testing::fill_pattern(bytes_of(*memory), alignment);
+    EXPECT_EQ(testing::first_mismatch(bytes_of(*memory), alignment), -1);
+  }
+  MemoryOptions bad;
+  bad.alignment = 48;
+  EXPECT_EQ(Memory::allocate(1, Device::cpu(), bad).status().code(), Code::invalid_argument);
+}
+
+TEST(Memory, CopiesEveryByteBetweenSlices) {
+  for (const std::size_t size : testing::awkward_sizes()) {
+    const Memory a = *Memory::allocate(size + 100);
+    const Memory b = *Memory::allocate(size + 50);
+    testing::fill_pattern(bytes_of(a), size);
+    HMC_ASSERT_OK(b.fill(0xAB));
+    HMC_ASSERT_OK(b.slice(13, size)->copy_from(*a.slice(0, size)));
+    EXPECT_EQ(testing::first_mismatch(bytes_of(*b.slice(13, size)), size), -1);
+    for (std::size_t i = 0; i < 13; ++i) ASSERT_EQ(bytes_of(b)[i], std::byte{0xAB});
+    for (std::size_t i = 13 + size; i < b.size(); ++i) ASSERT_EQ(bytes_of(b)[i], std::byte{0xAB});
+  }
+}
+
+TEST(Memory, OverlapIsMemmove) {
+  const Memory memory = *Memory::allocate(10000);
+  testing::fill_pattern(bytes_of(memory), 5);
+  HMC_ASSERT_OK(memory.slice(100, 9000)->copy_from(*memory.slice(0, 9000)));
+  EXPECT_EQ(testing::first_mismatch(bytes_of(*memory.slice(100, 9000)), 5), -1);
+}
+
+TEST(Memory, RefusesWhatCannotBe) {
+  const Memory memory = *Memory::allocate(100);
+  EXPECT_EQ(memory.slice(101, 0).status().code(), Code::invalid_argument);
+  EXPECT_EQ(memory.slice(50, 51).status().code(), Code::invalid_argument);
+  EXPECT_EQ(memory.slice(1, SIZE_MAX).status().code(), Code::invalid_argument);
+  EXPECT_EQ(memory.copy_from(*memory.slice(0, 99)).code(), Code::invalid_argument);
+  EXPECT_EQ(Memory::wrap(nullptr, 1).status().code(), Code::invalid_argument);
+  EXPECT_EQ(Memory::allocate(SIZE_MAX / 2).status().code(), Code::out_of_memory);
+}
+
+TEST(Memory, HandlesShareAndTheLastOneFrees) {
+  std::vector<std::byte> mine(64);
+  int freed = 0;
+  {
+    Memory memory = *Memory::wrap(mine.data(), mine.size(), [&freed] { ++freed; });
+    EXPECT_FALSE(memory.shareable());
+    Memory slice = *memory.slice(3, 5);
+    memory.reset();
+    EXPECT_EQ(freed, 0);
+    EXPECT_EQ(slice.data(), mine.data() + 3);
+  }
+  EXPECT_EQ(freed, 1);
+}
+
+TEST(Memory, HostCopies) {
+  const Memory memory = *Memory::allocate(1000);
+  const auto source = testing::pattern(500, 9);
+  HMC_ASSERT_OK(memory.copy_from_host(source.data(), 500, 250));
+  std::vector<std::byte> back(500);
+  HMC_ASSERT_OK(memory.copy_to_host(back.data(), 500, 250));
+  EXPECT_EQ(back, source);
+  EXPECT_EQ(memory.copy_to_host(back.data(), 500, 501).code(), Code::invalid_argument);
+}
+
+TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
+  const Memory memory = *Memory::allocate(5000);
+  testing::fill_pattern(bytes_of(memory), 3);
+  const auto blob = memory.block()->export_handle(HandleKind::memfd);
+  ASSERT_TRUE(blob.ok()) << blob.status().str();
+  EXPECT_EQ(ftruncate(blob->fds[0].get(), 0), -1) << "a peer must not be able to shrink it";
+  const auto mapped = (*runtime_for(Device::cpu()))->import_handle(0, *blob, HandleKind::memfd);
+  ASSERT_TRUE(mapped.ok()) << mapped.status().str();
+  const auto* bytes = static_cast<std::byte*>((*mapped)->span().data);
+  EXPECT_NE(bytes, memory.data());
+  EXPECT_EQ(testing::first_mismatch({bytes, 5000}, 3), -1);
+}
+
+TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
+  DeviceRuntime& host = **runtime_for(Device::cpu());
+  Blob blob;
+  blob.bytes.resize(16);
+  const std::uint64_t size = 4096;
+  std::memcpy(blob.bytes.data(), &size, sizeof size);
+  blob.fds.emplace_back(memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(blob.fds[0].get(), 4096), 0);
+  EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+  ASSERT_EQ(ftruncate(blob.fds[0].get(), 1024), 0);
+  ASSERT_EQ(fcntl(blob.fds[0].get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+}
+
+TEST(Memory, TinyMemlockSaysWhichLimit) {
+  rlimit old{};
+  getrlimit(RLIMIT_MEMLOCK, &old);
+  rlimit none{0, old.rlim_max};
+  if (geteuid() == 0) GTEST_SKIP() << "root may lock memory regardless of the limit";
+  setrlimit(RLIMIT_MEMLOCK, &none);
+  MemoryOptions options;
+  options.pinned = true;
+  const auto memory = Memory::allocate(1 << 20, Device::cpu(), options);
+  setrlimit(RLIMIT_MEMLOCK, &old);
+  ASSERT_FALSE(memory.ok());
+  EXPECT_NE(memory.status().message().find("memlock"), std::string_view::npos);
+}
+
+TEST(Memory, DescriptorLimitSaysSo) {
+  rlimit old{};
+  getrlimit(RLIMIT_NOFILE, &old);
+  rlimit none{0, old.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const auto memory = Memory::allocate(4096);
+  setrlimit(RLIMIT_NOFILE, &old);
+  ASSERT_FALSE(memory.ok());
+  EXPECT_EQ(memory.status().code(), Code::out_of_memory);
+  EXPECT_NE(memory.status().message().find("ulimit -n"), std::string_view::npos);
+}
+
+}  // namespace
+}  // namespace hmc

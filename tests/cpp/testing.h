@@ -1,0 +1,51 @@
+// What every C++ test needs: data that is never constant, and comparison of every byte.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace hmc::testing {
+
+// Byte i of pattern `seed`: neighbours, pages and seeds all differ, so shifted or repeated data never compares equal.
+inline std::byte pattern_byte(std::size_t i, std::uint64_t seed) {
+  const std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ULL ^ (seed + 1) * 0xD1B54A32D192ED03ULL;
+  return static_cast<std::byte>((x >> 29) ^ (x >> 7));
+}
+
+inline void fill_pattern(std::span<std::byte> bytes, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern_byte(i, seed);
+}
+
+inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
+  std::vector<std::byte> bytes(size);
+  fill_pattern(bytes, seed);
+  return bytes;
+}
+
+// Index of the first byte that differs from pattern `seed`, or -1.
+inline std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] != pattern_byte(i, seed)) return static_cast<std::ptrdiff_t>(i);
+  }
+  return -1;
+}
+
+// Sizes at which copies go wrong.
+inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
+
+#define HMC_ASSERT_OK(expr)                                  \
+  do {                                                       \
+    const ::hmc::Status hmc_assert_status = (expr);          \
+    ASSERT_TRUE(hmc_assert_status.ok()) << hmc_assert_status.str(); \
+  } while (false)
+#define HMC_EXPECT_OK(expr)                                  \
+  do {                                                       \
+    const ::hmc::Status hmc_expect_status = (expr);          \
+    EXPECT_TRUE(hmc_expect_status.ok()) << hmc_expect_status.str(); \
+  } while (false)
+
+}  // namespace hmc::testing
