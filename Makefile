@@ -1,0 +1,60 @@
+# Everything a person does here: `make demo`, `make test`, `make check`, `make docs`, `make bench`. Each sets up what it needs.
+SHELL := /bin/bash
+VENV := $(or $(HMC_VENV),.venv)
+PYTHON := $(VENV)/bin/python
+BUILD := build/package
+JOBS := $(shell nproc)
+SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
+TEST_SOURCES := $(shell find tests/cpp examples/cpp bench/cpp -type f 2>/dev/null)
+DEMO_ARGS ?=
+
+.PHONY: demo test test-cpp test-python check format docs bench asan tsan clean
+
+demo: $(BUILD)/.installed
+	$(PYTHON) -m hmc demo $(DEMO_ARGS)
+
+test: test-cpp test-python
+
+test-cpp: $(BUILD)/.tests-built
+	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure
+
+test-python: $(BUILD)/.tests-built
+	$(PYTHON) -m pytest -q
+
+# The package as a user gets it (pip install), with its build folder kept so that the second time is quick.
+PIP_INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+  -C build-dir=$(BUILD)
+
+$(BUILD)/.installed: $(SOURCES)
+	tools/bootstrap.sh build
+	$(PIP_INSTALL) .
+	$(PYTHON) -m pip install -q --disable-pip-version-check "rich>=13" "matplotlib>=3.7"
+	@touch $@
+
+$(BUILD)/.tests-built: $(SOURCES) $(TEST_SOURCES)
+	tools/bootstrap.sh test
+	$(PIP_INSTALL) -C cmake.define.HMC_BUILD_TESTS=ON -C cmake.define.HMC_BUILD_EXAMPLES=ON -C cmake.define.HMC_BUILD_BENCH=ON -C cmake.define.HMC_WERROR=ON .
+	@touch $@ $(BUILD)/.installed
+
+check:
+	tools/bootstrap.sh check
+	tools/check.sh
+
+format:
+	tools/bootstrap.sh check
+	tools/check.sh --fix
+
+docs: $(BUILD)/.installed
+	tools/bootstrap.sh check
+	$(PYTHON) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(BUILD)/.tests-built
+	$(PYTHON) bench/run.py $(BENCH_ARGS)
+
+asan tsan:
+	tools/bootstrap.sh test
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
+
+clean:
+	rm -rf build out docs/_build

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes .venv with what requirements/<set>.txt names, and sees that the system packages are there. Quick when nothing changed.
+# Usage: tools/bootstrap.sh build|test|check
+set -euo pipefail
+cd "$(dirname "$0")/.."
+set_name=${1:-build}
+venv=${HMC_VENV:-.venv}
+
+packages=()
+need_package() { packages+=("$1"); }
+command -v g++ >/dev/null || need_package g++
+command -v make >/dev/null || need_package make
+[ -e /usr/include/openssl/ssl.h ] || need_package libssl-dev
+command -v python3 >/dev/null || need_package python3
+if command -v python3 >/dev/null; then
+  python3 -c 'import ensurepip, venv' 2>/dev/null || need_package python3-venv
+  python3 - <<'PY' || need_package python3-dev
+import os, sys, sysconfig
+sys.exit(0 if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) else 1)
+PY
+fi
+if [ "$set_name" != build ]; then
+  [ -e /usr/include/gtest/gtest.h ] || need_package libgtest-dev
+fi
+
+if [ ${#packages[@]} -gt 0 ]; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing system packages: ${packages[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq >/dev/null
+    apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+  else
+    echo "missing system packages. As root: apt-get install ${packages[*]}" >&2
+    exit 1
+  fi
+fi
+
+python3 - <<'PY'
+import sys
+if sys.version_info < (3, 10):
+    sys.exit(f"HMC needs Python 3.10 or newer; this is {sys.version.split()[0]}")
+PY
+
+stamp="$venv/.hmc-$set_name"
+fingerprint=$(cat requirements/*.txt | sha256sum | cut -d' ' -f1)
+if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$fingerprint" ]; then
+  [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+  echo "installing requirements/$set_name.txt into $venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "requirements/$set_name.txt"
+  echo "$fingerprint" >"$stamp"
+fi

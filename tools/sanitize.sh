@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Builds the C++ tests with sanitizers and runs them. Usage: tools/sanitize.sh asan|tsan [ctest arguments]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=$1
+shift
+cmake --preset "$kind" >/dev/null
+cmake --build --preset "$kind" -j "$(nproc)" -- --quiet
+export HMC_TEST_TIMEOUT=300
+export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+# The shadow mapping of older ThreadSanitizers does not fit kernels with many bits of address randomisation.
+run=()
+[ "$kind" = tsan ] && run=(setarch -R)
+"${run[@]}" ctest --test-dir "build/$kind" --output-on-failure "$@"
