@@ -22,7 +22,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   // ---- engine lock held ----
   // Called once the operation is under way: holds a reference to itself until complete().
   void accepted();
-  // Exactly once. Stores the outcome, releases waiters, hands callbacks to the dispatcher, drops what the operation held.
+  // Exactly once (later calls change nothing). Stores the outcome, releases waiters, runs hooks, hands callbacks to the dispatcher,
+  // calls released(), drops the reference that accepted() took: if that was the last one, the operation ends here, under the lock.
   void complete(Status status) noexcept override;
   // Stops the operation if it can be stopped (see Work::cancel). Default: unsupported.
   virtual Status cancel_locked();
@@ -39,10 +40,14 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   void on_complete_locked(std::function<void(const Status&)> hook);
 
  protected:
-  virtual void released() noexcept {}  // complete() calls it last: drop buffers, regions, owners
+  // complete() calls it last, engine lock held: drop buffers, regions, owners. An owner whose end runs user code (a Python reference)
+  // or takes other locks goes to engine()->retire(), which drops it without the lock.
+  virtual void released() noexcept {}
   MessageInfo info_;
 
  private:
+  friend std::shared_ptr<WorkState> completed_work(std::shared_ptr<Engine> engine, Status status);
+
   std::shared_ptr<Engine> engine_;
   std::atomic<std::uint32_t> done_{0};
   Status status_;
@@ -51,7 +56,7 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   std::shared_ptr<WorkState> self_;
 };
 
-// A Work that is complete from the start.
+// A Work that is complete from the start. Any thread, lock held or not.
 std::shared_ptr<WorkState> completed_work(std::shared_ptr<Engine> engine, Status status = {});
 
 }  // namespace hmc

@@ -1,0 +1,91 @@
+#include "progress/dispatcher.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+#include "progress/thread.h"
+
+namespace hmc {
+
+// Shared with the thread, which may outlive the Dispatcher when that ends inside a callback.
+struct Dispatcher::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  std::unique_ptr<std::thread> thread;  // joined by stop()
+  bool running = false;                 // some thread serves the queue
+  bool stopping = false;                // the thread ends when the queue is empty
+};
+
+Dispatcher::Dispatcher() : state_(std::make_shared<State>()) {}
+
+Dispatcher::~Dispatcher() {
+  if (state_) stop();
+}
+
+void Dispatcher::run(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  for (;;) {
+    if (!state->queue.empty()) {
+      auto function = std::move(state->queue.front());
+      state->queue.pop_front();
+      lock.unlock();
+      function();
+      function = nullptr;  // its captures end before the lock is taken: they may dispatch
+      lock.lock();
+    } else if (state->stopping) {
+      state->running = false;
+      return;
+    } else {
+      state->changed.wait(lock);
+    }
+  }
+}
+
+void Dispatcher::dispatch(std::function<void()> function) {
+  const std::scoped_lock lock(state_->mutex);
+  state_->queue.push_back(std::move(function));
+  if (state_->running) {
+    state_->changed.notify_one();
+    return;
+  }
+  auto thread = start_thread("hmc-dispatch", [state = state_] { run(state); });
+  if (!thread) {
+    log(LogLevel::error, "no thread for callbacks could be started (limit of processes reached?); trying again at the next callback");
+    return;
+  }
+  state_->running = true;
+  if (state_->stopping) {
+    thread->detach();
+  } else {
+    state_->thread = std::move(thread);
+  }
+}
+
+void Dispatcher::stop() {
+  std::unique_ptr<std::thread> thread;
+  {
+    const std::scoped_lock lock(state_->mutex);
+    state_->stopping = true;
+    thread = std::move(state_->thread);
+    state_->changed.notify_one();
+  }
+  if (!thread) return;
+  if (thread->get_id() == std::this_thread::get_id()) {
+    thread->detach();
+  } else {
+    thread->join();
+  }
+}
+
+void Dispatcher::abandon() noexcept {
+  // Leaked on purpose: the thread does not exist here and its mutex may be held for ever.
+  if (state_) new std::shared_ptr<State>(std::move(state_));
+}
+
+}  // namespace hmc

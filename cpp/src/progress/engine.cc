@@ -1,0 +1,262 @@
+// Engine: tables, rounds, beginning and end. Lock held unless said otherwise.
+#include "progress/engine.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "progress/engine_impl.h"
+#include "progress/futex.h"
+
+namespace hmc {
+namespace {
+
+// Empty rounds between looks at descriptors and timers: a look is a system call, a round over shared memory some ten nanoseconds.
+constexpr unsigned quiet_interval = 64;
+constexpr unsigned busy_interval = 8;  // when the last look found something
+constexpr auto outside_interval = std::chrono::microseconds(5);  // for poll_once(), whose callers come at any rate
+
+}  // namespace
+
+Result<std::shared_ptr<Engine>> Engine::create(Progress progress) {
+  install_fork_handler();
+  auto engine = std::make_shared<EngineImpl>(progress);
+  HMC_TRY(engine->open(engine));
+  return std::shared_ptr<Engine>(std::move(engine));
+}
+
+Engine::Lock Engine::lock_contended() {
+  constexpr int pauses = 200;
+  constexpr int yields = 4000;
+  contenders_.fetch_add(1);
+  for (int i = 0; i < yields; ++i) {
+    if (i < pauses) {
+      cpu_relax();
+    } else {
+      sched_yield();
+    }
+    if (mutex_.try_lock()) {
+      contenders_.fetch_sub(1);
+      return Lock(mutex_, std::adopt_lock);
+    }
+  }
+  Lock lock(mutex_);
+  contenders_.fetch_sub(1);
+  return lock;
+}
+
+Status EngineImpl::open(std::weak_ptr<EngineImpl> self) {
+  self_ = std::move(self);
+  HMC_TRY(descriptors_.open());
+  doorbell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return doorbell_ ? Status() : errno_status("create the engine's doorbell", errno);
+}
+
+EngineImpl::~EngineImpl() {
+  if (!forked()) {
+    stop();
+    return;
+  }
+  // A forked child: no thread of ours exists here, and their locks may be held for ever.
+  dispatcher_.abandon();
+  static_cast<void>(background_.release());
+}
+
+void EngineImpl::stop() {
+  if (forked()) return;
+  std::unique_ptr<std::thread> thread;
+  {
+    const Lock held = lock();
+    threadless_.store(true);
+    stopping_.store(1);
+    thread = std::move(background_);
+  }
+  if (thread && thread->get_id() == std::this_thread::get_id()) {
+    // The background thread dropped the last reference, lock not held: it returns without touching the engine again.
+    *background_gone_ = true;
+    thread->detach();
+  } else if (thread) {
+    ring();
+    thread->join();
+  }
+  drop_retired();
+  dispatcher_.stop();
+  drop_retired();  // what the last callbacks let go
+}
+
+void EngineImpl::add(Pollable& pollable) {
+  pollables_.push_back(&pollable);
+  need_watcher();
+  if (armed_) take_over();  // it is not armed yet
+}
+
+void EngineImpl::remove(Pollable& pollable) {
+  const auto found = std::find(pollables_.begin(), pollables_.end(), &pollable);
+  if (found == pollables_.end()) return;
+  if (in_round_) {
+    *found = nullptr;
+    holes_ = true;
+  } else {
+    pollables_.erase(found);
+  }
+}
+
+Status EngineImpl::watch(int fd, std::uint32_t events, FdHandler& handler) {
+  if (forked()) return forked_status();
+  HMC_TRY(descriptors_.watch(fd, events, handler));
+  need_watcher();
+  return {};
+}
+
+void EngineImpl::modify(int fd, std::uint32_t events) {
+  if (!forked()) descriptors_.modify(fd, events);
+}
+
+void EngineImpl::unwatch(int fd) {
+  if (!forked()) descriptors_.unwatch(fd);
+}
+
+Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
+  const TimerId id = timers_.add(when.when(), std::move(callback));
+  need_watcher();
+  if (armed_ && when.when() < armed_until_) {
+    armed_until_ = when.when();
+    wake_watcher();
+  }
+  return id;
+}
+
+void EngineImpl::cancel_timer(TimerId id) { timers_.cancel(id); }
+
+void EngineImpl::defer(std::function<void()> function) {
+  deferred_.push_back(std::move(function));
+  if (!in_round_) kick();
+}
+
+void EngineImpl::kick() {
+  if (forked()) return;
+  linger_ = true;
+  kicked_.store(true);
+  // A driver looks at kicked_ when it leaves.
+  if (driver_present_.load()) return;
+  need_watcher();
+  wake_watcher();
+}
+
+void EngineImpl::retire(std::shared_ptr<const void> owner) {
+  retired_.push_back(std::move(owner));
+  // Counts as driving: the watcher comes by a tick later, and is not woken again for every operation of a busy poster.
+  driven_.fetch_add(1, std::memory_order_relaxed);
+  if (armed_) take_over();
+}
+
+void EngineImpl::drop_retired() {
+  std::vector<std::shared_ptr<const void>> owners;
+  const Lock held = lock();
+  owners.swap(retired_);
+}
+
+void EngineImpl::dispatch(std::function<void()> function) {
+  if (!forked()) dispatcher_.dispatch(std::move(function));
+}
+
+bool EngineImpl::poll_once() {
+  if (in_round_ || forked()) return false;
+  driven_.fetch_add(1, std::memory_order_relaxed);
+  if (armed_) take_over();
+  return round(Deadline::Clock::now() - descriptors_polled_ >= outside_interval) != nothing;
+}
+
+unsigned EngineImpl::round(bool with_descriptors) {
+  in_round_ = true;
+  bool any = false;
+  // By index: poll() may add.
+  for (std::size_t i = 0; i < pollables_.size(); ++i) {
+    if (Pollable* pollable = pollables_[i]; pollable != nullptr && pollable->poll()) any = true;
+  }
+  unsigned moved = any ? pollables : nothing;
+  if (with_descriptors || --descriptor_countdown_ == 0 || pollables_.empty()) {
+    moved |= poll_descriptors();
+    with_descriptors = true;
+  }
+  if (!deferred_.empty()) {
+    run_deferred();
+    moved |= pollables;
+  }
+  if (holes_) {
+    std::erase(pollables_, nullptr);
+    holes_ = false;
+  }
+  in_round_ = false;
+  if (has_sleepers_ && (moved != nothing || with_descriptors)) wake_satisfied();
+  return moved;
+}
+
+unsigned EngineImpl::poll_descriptors() {
+  unsigned moved = descriptors_.poll() ? descriptors : nothing;
+  descriptor_countdown_ = moved != nothing ? busy_interval : quiet_interval;
+  descriptors_polled_ = Deadline::Clock::now();
+  if (timers_.next() <= descriptors_polled_ && timers_.run(descriptors_polled_)) moved |= timers;
+  return moved;
+}
+
+void EngineImpl::run_deferred() {
+  // What these defer in turn runs in the next round.
+  auto batch = std::exchange(deferred_, {});
+  for (auto& function : batch) {
+    function();
+    function = nullptr;
+  }
+  if (!deferred_.empty()) {
+    linger_ = true;
+    kicked_.store(true);
+  }
+}
+
+void EngineImpl::unlink(Sleeper& sleeper) noexcept {
+  std::erase(sleeping_, &sleeper);
+  has_sleepers_ = !sleeping_.empty();
+}
+
+void EngineImpl::wake_one(Sleeper& sleeper, Sleeper::Word word) noexcept {
+  unlink(sleeper);
+  const bool watching = sleeper.watching;
+  sleeper.word.store(word);
+  // From here on the sleeper may return and its word be gone; waking a stale address is harmless.
+  if (watching) {
+    wake_watcher();
+  } else {
+    futex_wake(&sleeper.word);
+  }
+}
+
+void EngineImpl::wake_sleepers() {
+  // Inside somebody's update: predicates may not be evaluated here. In a round its end does that; else their owners look again.
+  for (std::size_t i = sleeping_.size(); i-- > 0;) {
+    Sleeper& sleeper = *sleeping_[i];
+    if (sleeper.flag != nullptr) {
+      if (sleeper.flag->load(std::memory_order_relaxed) != 0) wake_one(sleeper, Sleeper::satisfied);
+    } else if (!in_round_) {
+      wake_one(sleeper, Sleeper::look_again);
+    }
+  }
+}
+
+void EngineImpl::wake_satisfied() {
+  in_round_ = true;  // predicates must not start rounds or wake others
+  for (std::size_t i = sleeping_.size(); i-- > 0;) {
+    Sleeper& sleeper = *sleeping_[i];
+    const bool satisfied = sleeper.flag != nullptr ? sleeper.flag->load(std::memory_order_relaxed) != 0 : (*sleeper.done)();
+    if (satisfied) wake_one(sleeper, Sleeper::satisfied);
+  }
+  in_round_ = false;
+  if (holes_) {
+    std::erase(pollables_, nullptr);
+    holes_ = false;
+  }
+}
+
+}  // namespace hmc

@@ -1,0 +1,205 @@
+// Engine: waiters drive. Lock not held on entry.
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "progress/engine_impl.h"
+#include "progress/futex.h"
+
+namespace hmc {
+namespace {
+
+// Empty rounds before yielding. Few: with more runnable threads than cores, spinning delays the very thread that is waited for.
+constexpr unsigned spin_rounds = 100;
+// Rounds between looks at the clock while yielding (each costs a system call anyhow), and while things move.
+constexpr unsigned clock_interval = 16;
+constexpr unsigned moving_clock_interval = 64;
+constexpr auto yield_time = std::chrono::milliseconds(1);
+// A sleeping waiter looks by itself this often, for conditions that were changed without wake_waiters().
+constexpr auto look_interval = std::chrono::milliseconds(250);
+
+struct FlagDone {
+  const std::atomic<std::uint32_t>& flag;
+  [[nodiscard]] bool locked() const noexcept { return flag.load(std::memory_order_acquire) != 0; }
+  [[nodiscard]] bool unlocked() const noexcept { return flag.load(std::memory_order_acquire) != 0; }
+  void describe(Sleeper& sleeper) const noexcept { sleeper.flag = &flag; }
+};
+
+struct FunctionDone {
+  const std::function<bool()>& function;
+  [[nodiscard]] bool locked() const { return function(); }
+  [[nodiscard]] static bool unlocked() noexcept { return false; }  // may be evaluated under the lock only
+  void describe(Sleeper& sleeper) const noexcept { sleeper.done = &function; }
+};
+
+}  // namespace
+
+bool EngineImpl::drive(Deadline deadline, const std::function<bool()>& done) { return drive_loop(deadline, FunctionDone{done}); }
+
+bool EngineImpl::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) {
+  if (flag.load(std::memory_order_acquire) != 0) return true;
+  return drive_loop(deadline, FlagDone{flag});
+}
+
+template <class Done>
+bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
+  if (forked()) return false;
+  unsigned empty = 0;   // rounds since something moved
+  unsigned rounds = 0;
+  TimePoint idle_since{};
+  for (;;) {
+    bool moved = false;
+    if (mutex_.try_lock()) {
+      bool finished = done.locked();
+      if (!finished) {
+        driver_present_.store(true, std::memory_order_relaxed);
+        driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        if (armed_) take_over();
+        moved = round(empty > spin_rounds && empty % 4 == 0) != nothing;
+        finished = done.locked();
+      }
+      if (finished) {
+        const bool owners = leave_locked();
+        mutex_.unlock();
+        if (owners) drop_retired();
+        return true;
+      }
+      mutex_.unlock();
+      if (contenders_.load(std::memory_order_relaxed) != 0) give_way();
+    } else {
+      driver_present_.store(true, std::memory_order_relaxed);  // asks the watcher to step aside
+      if (done.unlocked()) {
+        leave();
+        return true;
+      }
+    }
+    ++rounds;
+    empty = moved ? 0 : empty + 1;
+    if (moved) {
+      if (rounds % moving_clock_interval == 0 && deadline.passed()) break;
+      continue;
+    }
+    if (empty < spin_rounds) {
+      if (rounds == 1 && deadline.passed()) break;
+      cpu_relax();
+      continue;
+    }
+    if (empty == spin_rounds) idle_since = Deadline::Clock::now();
+    if (empty % clock_interval == 0) {
+      const TimePoint now = Deadline::Clock::now();
+      if (now >= deadline.when()) break;
+      if (now - idle_since >= yield_time) {
+        switch (sleep(deadline, done)) {
+          case Wake::done: return true;
+          case Wake::timed_out: return false;
+          case Wake::again: break;
+        }
+        empty = 0;
+        continue;
+      }
+    }
+    sched_yield();
+  }
+  // The deadline has passed: one look at everything, also for those who only ever poll with a deadline of zero.
+  Lock held = lock();
+  if (armed_) take_over();
+  round(true);
+  const bool finished = done.locked();
+  const bool owners = leave_locked();
+  held.unlock();
+  if (owners) drop_retired();
+  return finished;
+}
+
+// Lock held: this waiter stops driving. True if there are owners to drop once the lock is released.
+bool EngineImpl::leave_locked() {
+  driver_present_.store(false, std::memory_order_relaxed);  // kick() reads it under the lock
+  if (kicked_.load(std::memory_order_relaxed)) wake_watcher();
+  if (has_sleepers_ && !watcher_present_) wake_one(*sleeping_.back(), Sleeper::look_again);
+  return !retired_.empty();
+}
+
+// The same without the lock, which another driver holds.
+void EngineImpl::leave() {
+  if (threadless_.load(std::memory_order_relaxed)) {
+    // Nobody but us may be left to pass the watcher's role to a sleeper.
+    Lock held = lock();
+    const bool owners = leave_locked();
+    held.unlock();
+    if (owners) drop_retired();
+    return;
+  }
+  driver_present_.exchange(false);  // ordered before the load: kick() stores, then loads, the other way round
+  if (kicked_.load()) wake_watcher();
+}
+
+void EngineImpl::give_way() noexcept {
+  for (int i = 0; i < 64; ++i) {
+    if (contenders_.load(std::memory_order_relaxed) == 0) return;
+    cpu_relax();
+  }
+  sched_yield();
+}
+
+template <class Done>
+EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
+  Sleeper sleeper;
+  done.describe(sleeper);
+  Lock held = lock();
+  if (done.locked()) {
+    const bool owners = leave_locked();
+    held.unlock();
+    if (owners) drop_retired();
+    return Wake::done;
+  }
+  driver_present_.store(false, std::memory_order_relaxed);
+  const bool owners = !retired_.empty();
+  sleeping_.push_back(&sleeper);
+  has_sleepers_ = true;
+  if (!watcher_present_ && threadless_.load(std::memory_order_relaxed)) {
+    watcher_present_ = true;
+    sleeper.watching = true;
+    held.unlock();
+    if (owners) drop_retired();
+    watch_as_waiter(sleeper, deadline);
+    held = lock();
+  } else {
+    need_watcher();
+    nudged_.store(true);
+    wake_watcher();
+    held.unlock();
+    if (owners) drop_retired();
+    for (;;) {
+      const TimePoint look = Deadline::Clock::now() + look_interval;
+      futex_wait(sleeper.word, Sleeper::asleep, std::min(look, deadline.when()));
+      if (sleeper.word.load(std::memory_order_acquire) != Sleeper::asleep) break;
+      const TimePoint now = Deadline::Clock::now();
+      if (now < look && now < deadline.when()) continue;
+      held = lock();
+      if (sleeper.word.load(std::memory_order_relaxed) != Sleeper::asleep) break;
+      if (done.locked()) {
+        unlink(sleeper);
+        sleeper.word.store(Sleeper::satisfied, std::memory_order_relaxed);
+        late_wakeups_.fetch_add(1, std::memory_order_relaxed);
+        break;
+      }
+      if (now >= deadline.when()) break;
+      if (!watcher_present_) {
+        sleeper.word.store(Sleeper::look_again, std::memory_order_relaxed);
+        unlink(sleeper);
+        break;
+      }
+      held.unlock();
+    }
+  }
+  const auto word = sleeper.word.load(std::memory_order_acquire);
+  if (word == Sleeper::asleep) {
+    unlink(sleeper);
+    if (!done.locked()) return Wake::timed_out;
+    return Wake::done;
+  }
+  return word == Sleeper::satisfied ? Wake::done : Wake::again;
+}
+
+}  // namespace hmc

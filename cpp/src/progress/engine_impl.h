@@ -1,0 +1,150 @@
+// EngineImpl: the one Engine. Split by concept: engine.cc (tables, rounds, life), engine_drive.cc (waiters), engine_watch.cc (the
+// watcher: the background thread, or in manual mode a sleeping waiter).
+//
+// Who polls. A waiter drives: it spins, yields, then goes to sleep on its Sleeper. Exactly one thread at a time holds the watcher's
+// role: it polls when nobody drives, and sleeps in ppoll with every Pollable armed when nothing moves. Drivers and watcher never wait
+// for each other: the watcher stays away from the lock while driver_present_ is set or driven_ advances, and looks again every tick.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "progress/descriptors.h"
+#include "progress/dispatcher.h"
+#include "progress/engine.h"
+#include "progress/timers.h"
+
+namespace hmc {
+
+// A waiter that sleeps. Linked into the engine under its lock; whoever sets `word` unlinks it first.
+struct Sleeper {
+  enum Word : std::uint32_t { asleep = 0, satisfied = 1, look_again = 2 };
+  const std::atomic<std::uint32_t>* flag = nullptr;  // either this ...
+  const std::function<bool()>* done = nullptr;       // ... or this
+  bool watching = false;                             // sleeps in ppoll as the watcher, not on `word`
+  std::atomic<std::uint32_t> word{asleep};
+};
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(Progress progress) noexcept : threadless_(progress == Progress::manual), progress_(progress) {}
+  ~EngineImpl() override;
+  Status open(std::weak_ptr<EngineImpl> self);
+
+  void add(Pollable& pollable) override;
+  void remove(Pollable& pollable) override;
+  Status watch(int fd, std::uint32_t events, FdHandler& handler) override;
+  void modify(int fd, std::uint32_t events) override;
+  void unwatch(int fd) override;
+  TimerId at(Deadline when, std::function<void()> callback) override;
+  void cancel_timer(TimerId id) override;
+  void defer(std::function<void()> function) override;
+  bool poll_once() override;
+  void kick() override;
+  void retire(std::shared_ptr<const void> owner) override;
+  bool drive(Deadline deadline, const std::function<bool()>& done) override;
+  bool drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) override;
+  void drop_retired() override;
+  void dispatch(std::function<void()> function) override;
+  [[nodiscard]] int doorbell() const noexcept override { return doorbell_.get(); }
+  void stop() override;
+
+  // For tests: sleeping waiters that found their condition true without having been woken for it.
+  [[nodiscard]] std::uint64_t late_wakeups() const noexcept { return late_wakeups_.load(std::memory_order_relaxed); }
+
+ private:
+  using TimePoint = Deadline::Clock::time_point;
+  enum Moved : unsigned { nothing = 0, pollables = 1, descriptors = 2, timers = 4 };
+  enum class Wake { done, again, timed_out };
+  enum class Watcher : std::uint32_t { none, active, standby, armed };
+
+  struct Nap {
+    bool descriptors;  // wake for watched descriptors too
+    TimePoint until;
+  };
+  struct WatchState {
+    const std::atomic<std::uint32_t>* leave = nullptr;  // non-zero: the role is to be given up
+    TimePoint limit = TimePoint::max();
+    bool background = false;
+    std::uint64_t driven = 0;
+    TimePoint linger_until{};
+    unsigned empty_rounds = 0;
+    unsigned refusals = 0;         // arm() said no this many times in a row
+    unsigned kicked_standbys = 0;  // standbys in a row with kicked_ set
+  };
+
+  // ---- lock held: engine.cc ----
+  unsigned round(bool with_descriptors);
+  unsigned poll_descriptors();
+  void run_deferred();
+  void wake_one(Sleeper& sleeper, Sleeper::Word word) noexcept;
+  void wake_sleepers() override;
+  void wake_satisfied();  // after a round: also evaluates predicates
+  void unlink(Sleeper& sleeper) noexcept;
+  // ---- lock held: engine_watch.cc ----
+  bool arm_all();
+  void disarm_all();
+  void take_over();
+  void need_watcher();
+  void end_watch();
+  // ---- any thread, lock held or not: engine_watch.cc ----
+  void wake_watcher() noexcept;
+  void ring() noexcept;
+  // ---- watcher only, lock not held: engine_watch.cc ----
+  std::optional<Nap> watch_round(WatchState& state);
+  std::optional<Nap> standby(const WatchState& state, Nap nap);
+  void sleep_as_watcher(const Nap& nap) noexcept;
+  void watch_as_waiter(Sleeper& sleeper, Deadline deadline);
+  static void background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak);
+  // ---- lock not held: engine_drive.cc ----
+  template <class Done>
+  bool drive_loop(Deadline deadline, const Done& done);
+  template <class Done>
+  Wake sleep(Deadline deadline, const Done& done);
+  bool leave_locked();
+  void leave();
+  void give_way() noexcept;
+
+  // Guarded by mutex_; touched by every round.
+  std::vector<Pollable*> pollables_;  // null: removed during the round
+  bool in_round_ = false;
+  bool holes_ = false;   // pollables_ has nulls
+  bool armed_ = false;   // every Pollable is armed
+  bool linger_ = false;  // something was kicked since the watcher looked last
+  unsigned descriptor_countdown_ = 1;
+  std::vector<std::function<void()>> deferred_;
+  std::vector<std::shared_ptr<const void>> retired_;
+  std::vector<Sleeper*> sleeping_;
+  bool watcher_present_ = false;
+  TimePoint armed_until_{};  // when the armed watcher wakes by itself
+  TimePoint descriptors_polled_{};
+  Descriptors descriptors_;
+  Timers timers_;
+  std::unique_ptr<std::thread> background_;
+  std::weak_ptr<EngineImpl> self_;
+  bool* background_gone_ = nullptr;  // background thread only
+
+  // Written by drivers at every round, read by the watcher once per tick.
+  alignas(64) std::atomic<bool> driver_present_{false};
+  std::atomic<std::uint64_t> driven_{0};
+
+  alignas(64) std::atomic<bool> kicked_{false};  // work was queued that somebody must poll
+  std::atomic<bool> nudged_{false};              // a waiter went to sleep: poll once, then arm
+  std::atomic<Watcher> watcher_{Watcher::none};
+  std::atomic<bool> rung_{false};  // the doorbell has been written since the watcher woke last
+  std::atomic<std::uint32_t> stopping_{0};
+  std::atomic<bool> threadless_;   // no background thread will take over from a waiter
+  std::atomic<std::uint64_t> late_wakeups_{0};
+  const Progress progress_;
+  UniqueFd doorbell_;
+  Dispatcher dispatcher_;
+};
+
+}  // namespace hmc

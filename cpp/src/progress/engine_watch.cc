@@ -1,0 +1,255 @@
+// Engine: the watcher, who polls when nobody drives and sleeps when nothing moves.
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/log.h"
+#include "progress/engine_impl.h"
+#include "progress/futex.h"
+#include "progress/thread.h"
+
+namespace hmc {
+namespace {
+
+// How long drivers must have been away before the watcher polls: a wait that follows within a tick costs nobody a system call.
+constexpr auto tick = std::chrono::milliseconds(1);
+// Polling goes on this long after something moved or was kicked, before every Pollable is armed ...
+constexpr auto linger_time = std::chrono::milliseconds(1);
+// ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
+constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
+constexpr unsigned spin_rounds = 100;
+// A Pollable that keeps refusing to be armed though nothing moves (its peer is stopped with work half done) is polled ever more rarely.
+constexpr unsigned patient_refusals = 4;
+constexpr unsigned patient_standbys = 2;
+constexpr auto first_backoff = std::chrono::microseconds(50);
+
+}  // namespace
+
+void EngineImpl::ring() noexcept {
+  if (rung_.exchange(true)) return;
+  const std::uint64_t one = 1;
+  if (write(doorbell_.get(), &one, sizeof one) < 0) return;  // full: it is readable, which is all that is asked
+}
+
+// To be called after the store that the watcher is to see: it announces its sleep, then looks at those stores again.
+void EngineImpl::wake_watcher() noexcept {
+  const Watcher state = watcher_.load();
+  if (state == Watcher::standby || state == Watcher::armed) ring();
+}
+
+bool EngineImpl::arm_all() {
+  if (!deferred_.empty()) return false;
+  in_round_ = true;
+  std::size_t armed = 0;
+  bool all = true;
+  for (; armed < pollables_.size(); ++armed) {
+    Pollable* pollable = pollables_[armed];
+    if (pollable != nullptr && !pollable->arm()) {
+      all = false;
+      break;
+    }
+  }
+  if (!all) {
+    for (std::size_t i = 0; i < armed; ++i) {
+      if (pollables_[i] != nullptr) pollables_[i]->disarm();
+    }
+  }
+  in_round_ = false;
+  if (holes_) {
+    std::erase(pollables_, nullptr);
+    holes_ = false;
+  }
+  armed_ = all && deferred_.empty();
+  if (all && !armed_) disarm_all();
+  return armed_;
+}
+
+void EngineImpl::disarm_all() {
+  armed_ = false;
+  in_round_ = true;
+  for (std::size_t i = 0; i < pollables_.size(); ++i) {
+    if (pollables_[i] != nullptr) pollables_[i]->disarm();
+  }
+  in_round_ = false;
+  if (holes_) {
+    std::erase(pollables_, nullptr);
+    holes_ = false;
+  }
+}
+
+// Somebody else polls from now on: peers need not ring, and the watcher, whose sleep they would have ended, goes on standby.
+void EngineImpl::take_over() {
+  disarm_all();
+  wake_watcher();
+}
+
+void EngineImpl::need_watcher() {
+  if (progress_ == Progress::manual || background_ || stopping_.load(std::memory_order_relaxed) != 0) return;
+  watcher_.store(Watcher::active);
+  background_ = start_thread("hmc-progress", [this, weak = self_] { background(this, weak); });
+  watcher_present_ = background_ != nullptr;
+  threadless_.store(!watcher_present_);
+  if (!background_) {
+    watcher_.store(Watcher::none);
+    warn_once("progress-thread", "no background thread could be started (limit of processes reached?): only waiting calls make progress");
+  }
+}
+
+void EngineImpl::end_watch() {
+  watcher_present_ = false;
+  watcher_.store(Watcher::none);
+  if (armed_) disarm_all();
+  if (has_sleepers_) wake_one(*sleeping_.back(), Sleeper::look_again);
+}
+
+void EngineImpl::background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak) {
+  // A reference is held while the lock may be, and never in sleep: the engine's end needs no help from this thread. If the reference
+  // let go here was the last one, the engine has ended on this very thread (see stop()); else its end joins this thread first.
+  bool gone = false;
+  engine->background_gone_ = &gone;
+  WatchState state;
+  state.leave = &engine->stopping_;
+  state.background = true;
+  for (;;) {
+    auto self = weak.lock();
+    if (!self) return;
+    const bool leave = state.leave->load() != 0;
+    std::optional<Nap> nap;
+    if (leave) {
+      const Lock held = self->lock();
+      self->end_watch();
+    } else {
+      nap = self->watch_round(state);
+    }
+    self.reset();
+    if (gone || leave) return;
+    if (nap) engine->sleep_as_watcher(*nap);
+  }
+}
+
+void EngineImpl::watch_as_waiter(Sleeper& sleeper, Deadline deadline) {
+  WatchState state;
+  state.leave = &sleeper.word;
+  state.limit = deadline.when();
+  watcher_.store(Watcher::active);
+  while (sleeper.word.load(std::memory_order_acquire) == Sleeper::asleep && !deadline.passed()) {
+    if (const auto nap = watch_round(state)) sleep_as_watcher(*nap);
+  }
+  const Lock held = lock();
+  if (sleeper.word.load(std::memory_order_relaxed) == Sleeper::asleep) unlink(sleeper);
+  end_watch();
+}
+
+// One step of the watcher; what it returns is to be slept. It may take the lock only when no driver wants it.
+std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
+  const bool kicked = kicked_.load();
+  const bool wanted = kicked || nudged_.load();
+  const std::uint64_t driven = driven_.load(std::memory_order_relaxed);
+  if (driver_present_.load() || (driven != state.driven && !wanted)) {
+    state.driven = driven;
+    state.linger_until = {};
+    state.empty_rounds = 0;
+    state.refusals = 0;
+    // Drivers go on moving what was kicked: once they have for a while, they need not ring whenever one leaves.
+    if (kicked && ++state.kicked_standbys > patient_standbys) kicked_.store(false);
+    if (!kicked) state.kicked_standbys = 0;
+    return standby(state, Nap{false, Deadline::Clock::now() + tick});
+  }
+  state.driven = driven;
+  if (!mutex_.try_lock()) {
+    give_way();
+    cpu_relax();
+    return std::nullopt;
+  }
+  Lock held(mutex_, std::adopt_lock);
+  nudged_.store(false, std::memory_order_relaxed);
+  if (armed_) disarm_all();
+  const unsigned moved = round(true);
+  std::vector<std::shared_ptr<const void>> owners;
+  owners.swap(retired_);
+  const TimePoint now = Deadline::Clock::now();
+  if ((moved & pollables) != 0 || linger_) {
+    state.linger_until = now + linger_time;
+    linger_ = false;
+    state.kicked_standbys = 0;
+  } else if ((moved & descriptors) != 0) {
+    state.linger_until = std::max(state.linger_until, now + descriptor_linger_time);
+  }
+  if (moved != nothing) {
+    state.empty_rounds = 0;
+    state.refusals = 0;
+  }
+  std::optional<Nap> nap;
+  bool refused = false;
+  if (moved == nothing && now >= state.linger_until) {
+    kicked_.store(false, std::memory_order_relaxed);  // kick() stores it under the lock
+    if (arm_all()) {
+      state.refusals = 0;
+      armed_until_ = std::min(timers_.next(), state.limit);
+      watcher_.store(Watcher::armed);
+      nap = Nap{true, armed_until_};
+    } else {
+      refused = true;
+      ++state.refusals;
+    }
+  }
+  held.unlock();
+  if (!owners.empty()) {
+    if (state.background) {
+      dispatcher_.dispatch([dropped = std::move(owners)] {});
+    } else {
+      owners.clear();
+    }
+  }
+  if (nap) return nap;
+  if (refused && state.refusals > patient_refusals) {
+    const auto backoff = std::min<Deadline::Clock::duration>(first_backoff * (1U << std::min(state.refusals - patient_refusals, 6U)), tick);
+    return standby(state, Nap{true, now + backoff});
+  }
+  if (contenders_.load(std::memory_order_relaxed) != 0) give_way();
+  if (moved == nothing) {
+    if (++state.empty_rounds < spin_rounds) {
+      cpu_relax();
+    } else {
+      sched_yield();
+    }
+  }
+  return std::nullopt;
+}
+
+// Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
+std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap nap) {
+  watcher_.exchange(Watcher::standby);
+  if (state.leave->load() != 0 || (!driver_present_.load() && (kicked_.load() || nudged_.load()))) {
+    watcher_.store(Watcher::active);
+    return std::nullopt;
+  }
+  nap.until = std::min(nap.until, state.limit);
+  return nap;
+}
+
+void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
+  pollfd ready[2] = {{doorbell_.get(), POLLIN, 0}, {descriptors_.fd(), POLLIN, 0}};
+  timespec left{};
+  timespec* timeout = nullptr;
+  if (nap.until != TimePoint::max()) {
+    const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(nap.until - Deadline::Clock::now()).count());
+    left.tv_sec = static_cast<time_t>(nanoseconds / 1'000'000'000);
+    left.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
+    timeout = &left;
+  }
+  const int count = ppoll(ready, nap.descriptors ? 2 : 1, timeout, nullptr);
+  watcher_.store(Watcher::active);
+  rung_.store(false);  // before the read: a ring that the read swallows is seen by the looks that follow
+  if (count > 0 && ready[0].revents != 0) {
+    std::uint64_t rings = 0;
+    if (read(doorbell_.get(), &rings, sizeof rings) < 0) return;
+  }
+}
+
+}  // namespace hmc

@@ -1,0 +1,77 @@
+#include "hmc/work.h"
+
+#include <string>
+#include <utility>
+
+#include "progress/engine.h"
+#include "progress/work_state.h"
+
+namespace hmc {
+namespace {
+
+Status no_work() { return {Code::invalid_argument, "this Work is empty: it names no operation"}; }
+
+}  // namespace
+
+Work::Work(std::shared_ptr<WorkState> state) noexcept : state_(std::move(state)) {}
+
+bool Work::done() const noexcept { return state_ && state_->done(); }
+
+Status Work::wait(Deadline deadline) const { return state_ ? state_->wait(deadline) : no_work(); }
+
+Status Work::status() const {
+  if (!state_) return no_work();
+  return state_->done() ? state_->status() : Status(Code::would_block, "the operation is still under way");
+}
+
+MessageInfo Work::info() const { return done() ? state_->info() : MessageInfo(); }
+
+void Work::then(std::function<void(const Status&)> callback) const {
+  if (state_ && callback) state_->then(std::move(callback));
+}
+
+Status Work::cancel() const { return state_ ? state_->cancel() : no_work(); }
+
+Result<std::size_t> wait_any(std::span<const Work> works, Deadline deadline) {
+  if (works.empty()) return Status(Code::invalid_argument, "wait_any needs at least one Work");
+  for (const Work& work : works) {
+    if (!work.valid()) return no_work();
+    if (work.state()->engine() != works.front().state()->engine()) {
+      return Status(Code::invalid_argument, "wait_any: the Works belong to different Contexts; wait for each Context's apart");
+    }
+  }
+  std::size_t index = works.size();
+  const auto find_done = [&] {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      if (works[i].done()) {
+        index = i;
+        return true;
+      }
+    }
+    return false;
+  };
+  if (find_done()) return index;
+  Engine& engine = *works.front().state()->engine();
+  if (engine.forked()) return forked_status();
+  if (engine.drive(deadline, find_done)) return index;
+  return Status(Code::timeout, "the deadline passed before any of " + std::to_string(works.size()) + " operations completed; all are still under way");
+}
+
+Status wait_all(std::span<const Work> works, Deadline deadline) {
+  for (const Work& work : works) {
+    if (!work.valid()) return no_work();
+  }
+  // One after the other: driving for one moves all of its Context.
+  for (const Work& work : works) {
+    WorkState& state = *work.state();
+    if (state.done()) continue;
+    if (state.engine()->forked()) return forked_status();
+    if (Status waited = state.wait(deadline); !state.done()) return waited;
+  }
+  for (const Work& work : works) {
+    if (Status status = work.status(); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace hmc
