@@ -1,0 +1,119 @@
+"""The ``hmc`` command: info, doctor, keygen, run, demo, bench."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def _package_folder(*parts: str) -> str:
+    return str(Path(__file__).resolve().parent.parent.joinpath(*parts))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hmc",
+        description="HMC moves bytes between any two memories of a mixed cluster.",
+        epilog="Run `hmc COMMAND --help` for the options of a command.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--includedir", action="store_true", help="print the folder of the C++ headers and exit")
+    parser.add_argument("--cmakedir", action="store_true", help="print the folder of the CMake package and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    info = commands.add_parser("info", help="devices, transports and settings, each with a reason when absent")
+    info.add_argument("--json", action="store_true", help="machine-readable output")
+
+    doctor = commands.add_parser("doctor", help="check this machine and say how to fix what is wrong")
+    doctor.add_argument("--json", action="store_true", help="machine-readable output")
+
+    commands.add_parser("keygen", help="print a fresh job key (for HMC_JOB_KEY or key=)")
+
+    run = commands.add_parser("run", help="start N processes of a script as one job")
+    run.add_argument("-n", "--processes", type=int, default=2, metavar="N", help="processes on this host (default 2)")
+    run.add_argument("--nodes", type=int, default=1, help="hosts in the job (default 1)")
+    run.add_argument("--node-rank", type=int, default=0, help="this host's number, 0 to nodes - 1 (default 0)")
+    run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
+    run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
+    run.add_argument("--grace", type=float, default=5.0, help="seconds the others get when one process fails (default 5)")
+    run.add_argument("script", help="a Python file, `-m` for a module, or a program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
+
+    demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
+    demo.add_argument("--ranks", type=int, default=4, help="processes, each in the role of a card (default 4, at least 2)")
+    demo.add_argument("--tokens", type=int, default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)")
+    demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens): seconds on a laptop")
+    demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
+    demo.add_argument("--picture", default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
+    demo.add_argument("--json", default="", metavar="FILE", help="also write the results as JSON")
+
+    bench = commands.add_parser("bench", help="speed of this machine, against memcpy and a raw shared flag in the same run")
+    bench.add_argument("--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, blocks, alltoall")
+    bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
+    bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
+    bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
+    bench.add_argument("--repeat", type=int, default=5, help="samples per point, the median is reported (default 5)")
+    bench.add_argument("--json", default="", metavar="FILE", help="write the results as JSON")
+    bench.add_argument("--plot", default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line. Returns the exit status: 0 success, 1 a check or a process failed, 2 wrong usage."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.version:
+        from hmc import __version__
+
+        print(__version__)
+        return 0
+    if options.includedir:
+        print(_package_folder("include"))
+        return 0
+    if options.cmakedir:
+        print(_package_folder("lib", "cmake", "hmc"))
+        return 0
+    if options.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return _dispatch(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    if options.command == "info":
+        from hmc.cli.info import show_info
+
+        return show_info(as_json=options.json)
+    if options.command == "doctor":
+        from hmc.cli.doctor import examine
+
+        return examine(as_json=options.json)
+    if options.command == "keygen":
+        from hmc import keygen
+
+        print(keygen())
+        return 0
+    if options.command == "run":
+        from hmc.cli.run import run_command
+
+        return run_command(options)
+    if options.command == "demo":
+        from hmc.demo import run_demo
+
+        return run_demo(options)
+    from hmc.bench import run_bench
+
+    return run_bench(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

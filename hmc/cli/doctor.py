@@ -1,0 +1,189 @@
+"""``hmc doctor``: checks of this machine, each with what was found and how to mend it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Finding", "examine", "findings"]
+
+GOOD, NOTE, BAD = "ok", "note", "problem"
+
+
+@dataclass
+class Finding:
+    """One check: ``level`` is ok, note (works, could be better) or problem; ``fix`` is empty when there is nothing to do."""
+
+    name: str
+    level: str
+    found: str
+    fix: str = ""
+
+
+def _memlock() -> Finding:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Finding("memlock", GOOD, "unlimited")
+    size = f"{soft // 1024} KiB"
+    if soft >= 64 << 20 or os.geteuid() == 0:
+        return Finding("memlock", GOOD, size + (" (root may exceed it)" if os.geteuid() == 0 else ""))
+    return Finding(
+        "memlock",
+        NOTE,
+        f"{size}: pinned memory and RDMA registration are limited to it",
+        "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service",
+    )
+
+
+def _ptrace() -> Finding:
+    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = int(yama.read_text()) if yama.exists() else 0
+    # Copying our own page through the kernel shows whether the call is there and not filtered (seccomp).
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "process_vm_readv"):
+        return Finding("ptrace", NOTE, "process_vm_readv is missing", "plain arrays go through the shared ring")
+    source, target = ctypes.create_string_buffer(b"hmc-probe"), ctypes.create_string_buffer(9)
+
+    class Iovec(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+    here = Iovec(ctypes.addressof(target), 9)
+    there = Iovec(ctypes.addressof(source), 9)
+    copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    if copied != 9:
+        reason = os.strerror(ctypes.get_errno())
+        return Finding(
+            "ptrace",
+            NOTE,
+            f"process_vm_readv is refused ({reason}): plain arrays go through the shared ring, about 0.75x memcpy",
+            "containers: allow the call (--cap-add SYS_PTRACE or a seccomp profile); or allocate with comm.buffer()",
+        )
+    if scope >= 1 and os.geteuid() != 0:
+        return Finding(
+            "ptrace",
+            NOTE,
+            f"kernel.yama.ptrace_scope = {scope}: processes may not copy from each other's plain arrays",
+            "sysctl kernel.yama.ptrace_scope=0, or allocate with comm.buffer() (mapped memory needs no permission)",
+        )
+    return Finding("ptrace", GOOD, "processes of this user may copy from each other")
+
+
+def _shared_memory() -> Finding:
+    try:
+        fd = os.memfd_create("hmc-doctor")
+    except OSError as error:
+        return Finding("shared memory", BAD, f"memfd_create: {error}", "a kernel from 3.17 on and no filter on memfd_create")
+    try:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    except OSError as error:
+        return Finding("shared memory", BAD, f"1 MiB refused: {error}", "raise the container's memory limit")
+    finally:
+        os.close(fd)
+    return Finding("shared memory", GOOD, "memfd works")
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= 4096:
+        return Finding("descriptors", GOOD, f"{soft} open files allowed")
+    return Finding(
+        "descriptors",
+        NOTE,
+        f"{soft} open files allowed: a peer takes about 8, a buffer 1",
+        f"ulimit -n {min(65536, hard)}, or LimitNOFILE= of the service",
+    )
+
+
+def _private_directory() -> Finding:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) if runtime else Path(tempfile.gettempdir())
+    if not os.access(folder, os.W_OK):
+        return Finding("socket directory", BAD, f"{folder} is not writable", "set XDG_RUNTIME_DIR to a folder of yours")
+    return Finding("socket directory", GOOD, str(folder))
+
+
+def _loopback() -> Finding:
+    reached = []
+    for family, host, name in ((socket.AF_INET, "127.0.0.1", "IPv4"), (socket.AF_INET6, "::1", "IPv6")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as server:
+                server.bind((host, 0))
+                reached.append(name)
+        except OSError:
+            continue
+    if not reached:
+        return Finding("loopback ports", BAD, "no TCP port can be opened", "check the network namespace: `ip link set lo up`")
+    return Finding("loopback ports", GOOD, " and ".join(reached))
+
+
+def _key() -> Finding:
+    if os.environ.get("HMC_JOB_KEY"):
+        return Finding("job key", GOOD, "HMC_JOB_KEY is set")
+    return Finding(
+        "job key", NOTE, "none: peers must be on this host", "across hosts: export HMC_JOB_KEY=$(hmc keygen), the same everywhere"
+    )
+
+
+def _versions() -> Finding:
+    from hmc import __version__
+
+    return Finding(
+        "versions", GOOD, f"hmc {__version__}, Python {sys.version.split()[0]}, {ssl.OPENSSL_VERSION}, Linux {os.uname().release}"
+    )
+
+
+def _space() -> Finding:
+    usage = shutil.disk_usage("/dev/shm") if Path("/dev/shm").exists() else None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    text = f"{memory / 2**30:.1f} GiB of memory"
+    if usage:
+        text += f", /dev/shm {usage.free / 2**30:.1f} GiB free (not needed: HMC uses memfd)"
+    return Finding("memory", GOOD, text)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _versions,
+    _space,
+    _shared_memory,
+    _ptrace,
+    _memlock,
+    _descriptors,
+    _private_directory,
+    _loopback,
+    _key,
+)
+
+
+def findings() -> list[Finding]:
+    """Every check's finding, in order; a check that itself fails is a problem, not an exception."""
+    results = []
+    for check in CHECKS:
+        try:
+            results.append(check())
+        except Exception as error:
+            results.append(Finding(check.__name__.strip("_"), BAD, f"the check failed: {error!r}", "please report this"))
+    return results
+
+
+def examine(as_json: bool = False) -> int:
+    """Prints the findings. Returns 1 if any is a problem, else 0."""
+    results = findings()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in results], indent=2))
+    else:
+        mark = {GOOD: "ok     ", NOTE: "note   ", BAD: "PROBLEM"}
+        for finding in results:
+            print(f"{mark[finding.level]}  {finding.name}: {finding.found}")
+            if finding.fix:
+                print(f"         fix: {finding.fix}")
+    return int(any(finding.level == BAD for finding in results))

@@ -1,0 +1,67 @@
+"""What the ranks of a demo reported."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Results", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a phase between one pair of ranks (speeds in bytes per second, medians over the rounds)."""
+
+    phase: str
+    src: int
+    dst: int
+    size: int
+    speed: float
+    path: str
+    reason: str
+
+
+@dataclass
+class Results:
+    """Collected messages of all ranks."""
+
+    moved: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    memcpy: list[float] = field(default_factory=list)
+    counters: dict[int, dict[str, int]] = field(default_factory=dict)
+    finished: int = 0
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Files one message by its kind."""
+        kind = message["hmc-demo"]
+        if kind == "moved":
+            self.moved.append(message)
+        elif kind == "checked":
+            self.checks.append(message)
+        elif kind == "memcpy":
+            self.memcpy.append(message["speed"])
+        elif kind == "finished":
+            self.finished += 1
+            self.counters[message["rank"]] = message["counters"]
+
+    def memcpy_speed(self) -> float:
+        """Median over the ranks, bytes per second; 0 before any was measured."""
+        return statistics.median(self.memcpy) if self.memcpy else 0.0
+
+    def rows(self) -> list[Row]:
+        """The table, in the order in which phases and pairs first appeared."""
+        groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+        for message in self.moved:
+            groups.setdefault((message["phase"], message["src"], message["dst"]), []).append(message)
+        rows = []
+        for (phase, src, dst), messages in sorted(groups.items(), key=lambda item: (self._phase_order(item[0][0]), item[0][1:])):
+            speed = statistics.median(message["bytes"] / max(message["seconds"], 1e-9) for message in messages)
+            last = messages[-1]
+            path = last["transport"] + (f" ({last['detail']})" if last["detail"] else "")
+            rows.append(Row(phase, src, dst, sum(message["bytes"] for message in messages), speed, path, last["reason"]))
+        return rows
+
+    def _phase_order(self, phase: str) -> int:
+        order = list(dict.fromkeys(message["phase"] for message in self.moved))
+        return order.index(phase)
