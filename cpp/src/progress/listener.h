@@ -25,13 +25,15 @@ struct AcceptedSocket {
   std::string remote;     // "tcp://[::1]:41234", "unix"
 };
 
-// All calls with the engine lock held.
+// All calls with the engine lock held, the destructor too. A route's handler may call anything but destroy the Listener (defer that).
 class Listener {
  public:
   static Result<std::unique_ptr<Listener>> create(std::shared_ptr<Engine> engine);
   virtual ~Listener() = default;
   // "unix" (fresh path in the private directory), "unix:/path", "tcp://host:port" (port 0: any; "[::]" is dual stack).
-  // Returns the address with the real path or port.
+  // Returns the address with the real path or port. Errors: invalid_argument (malformed, a path too long for a socket, in use),
+  // authentication (see private_directory), unsupported, transport. Names are resolved, which may block: pass numbers where the lock
+  // is contended. Where the host has no IPv6, "[::]" listens on 0.0.0.0 and says so in the result.
   virtual Result<std::string> listen(std::string_view address) = 0;
   // Connections that start with `magic` go to `handler` (engine lock held). A client has 5 s for its magic; at most 256 wait at once,
   // the oldest is dropped first.
@@ -40,12 +42,15 @@ class Listener {
   [[nodiscard]] virtual std::vector<std::string> addresses() const = 0;
 };
 
-// The user's private directory for sockets, mode 0700, owned by the user, created if need be: $XDG_RUNTIME_DIR/hmc or /tmp/hmc-<uid>.
-// Errors: authentication when it is owned by somebody else or open to others.
+// The user's private directory for sockets, mode 0700, owned by the user, created if need be: $XDG_RUNTIME_DIR/hmc where that variable
+// names a directory of this user, else /tmp/hmc-<uid>. Errors: authentication when it is owned by somebody else or open to others.
 Result<std::string> private_directory();
-// A non-blocking socket on its way to `address`; writable once connected.
+// A non-blocking socket on its way to `address` ("unix:/path", "tcp://host:port"); writable once connected, SO_ERROR says whether.
+// Where a name has several addresses, the first that does not fail at once. Errors: invalid_argument (malformed, unknown host),
+// peer_lost (nobody listens, no such path), authentication (no permission), transport with native EAGAIN (queue full: try again).
+// No lock needed; names are resolved, which may block.
 Result<UniqueFd> start_connect(std::string_view address);
-// True for unix and for loopback TCP addresses (names are resolved).
+// True for unix and for loopback TCP addresses (names are resolved; every address of theirs must be loopback).
 bool is_local_address(std::string_view address);
 
 }  // namespace hmc

@@ -1,0 +1,403 @@
+#include "progress/listener.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "hmc/deadline.h"
+
+namespace hmc {
+namespace {
+
+constexpr Magic data_magic{'H', 'M', 'C', '-', 'D', 'A', 'T', '\n'};
+
+std::string_view view(const Magic& magic) { return {magic.data(), magic.size()}; }
+
+// Waits for `fd`; true if it became ready in time.
+bool ready(int fd, short events, int milliseconds = 10'000) {
+  pollfd entry{fd, events, 0};
+  return poll(&entry, 1, milliseconds) == 1;
+}
+
+// True if the other side closed within the time.
+bool closed_by_peer(int fd, int milliseconds = 10'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  while (std::chrono::steady_clock::now() < end) {
+    char byte = 0;
+    const ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) return true;
+    ready(fd, POLLIN, 100);
+  }
+  return false;
+}
+
+class ListenerTest : public testing::TestWithParam<Progress> {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "hmc-listener-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    runtime_ = name;
+    setenv("XDG_RUNTIME_DIR", name.c_str(), 1);
+    engine_ = Engine::create(GetParam()).value();
+    const auto lock = engine_->lock();
+    listener_ = Listener::create(engine_).value();
+    route(control_magic, control_);
+  }
+
+  void TearDown() override {
+    {
+      const auto lock = engine_->lock();
+      control_.clear();
+      data_.clear();
+      listener_.reset();
+    }
+    engine_->stop();
+    unsetenv("XDG_RUNTIME_DIR");
+    std::filesystem::remove_all(runtime_);
+  }
+
+  void route(const Magic& magic, std::vector<AcceptedSocket>& to) {
+    listener_->route(magic, [&to](AcceptedSocket socket) { to.push_back(std::move(socket)); });
+  }
+
+  std::string listen(std::string_view address) {
+    const auto lock = engine_->lock();
+    auto result = listener_->listen(address);
+    EXPECT_TRUE(result.ok()) << result.status().str();
+    return result.ok() ? result.value() : "";
+  }
+
+  // A client that has said `bytes`.
+  UniqueFd client(const std::string& address, std::string_view bytes) {
+    auto fd = start_connect(address);
+    EXPECT_TRUE(fd.ok()) << fd.status().str();
+    if (!fd.ok()) return {};
+    EXPECT_TRUE(ready(fd->get(), POLLOUT));
+    if (!bytes.empty()) {
+      EXPECT_EQ(send(fd->get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    }
+    return std::move(fd).value();
+  }
+
+  bool wait_for(std::vector<AcceptedSocket>& sockets, std::size_t count, double seconds = 10) {
+    return engine_->drive(Deadline::after_seconds(seconds), [&] { return sockets.size() >= count; });
+  }
+
+  // Nobody polls by itself in manual mode.
+  void turn(double seconds) {
+    engine_->drive(Deadline::after_seconds(seconds), [] { return false; });
+  }
+
+  std::filesystem::path runtime_;
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<AcceptedSocket> control_;
+  std::vector<AcceptedSocket> data_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, ListenerTest, testing::Values(Progress::background, Progress::manual),
+                         [](const auto& mode) { return mode.param == Progress::manual ? "manual" : "background"; });
+
+TEST_P(ListenerTest, RoutesByMagicAndLeavesTheRestUnread) {
+  const std::string address = listen("unix");
+  EXPECT_EQ(address.rfind("unix:" + runtime_.string() + "/hmc/", 0), 0U) << address;
+  {
+    const auto lock = engine_->lock();
+    route(data_magic, data_);
+    EXPECT_EQ(listener_->addresses(), std::vector<std::string>{address});
+  }
+  const UniqueFd one = client(address, std::string(view(control_magic)) + "hello");
+  const UniqueFd two = client(address, std::string(view(data_magic)) + "world");
+  ASSERT_TRUE(wait_for(control_, 1));
+  ASSERT_TRUE(wait_for(data_, 1));
+  char text[16] = "";
+  EXPECT_EQ(recv(control_[0].fd.get(), text, sizeof text, 0), 5);
+  EXPECT_EQ(std::string(text, 5), "hello");
+  EXPECT_EQ(recv(data_[0].fd.get(), text, sizeof text, 0), 5);
+  EXPECT_EQ(std::string(text, 5), "world");
+  EXPECT_TRUE(control_[0].unix_socket);
+  EXPECT_EQ(control_[0].remote, "unix");
+  EXPECT_NE(fcntl(control_[0].fd.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_NE(fcntl(control_[0].fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_P(ListenerTest, TcpOnBothFamilies) {
+  const std::string v4 = listen("tcp://127.0.0.1:0");
+  EXPECT_EQ(v4.rfind("tcp://127.0.0.1:", 0), 0U);
+  const UniqueFd one = client(v4, view(control_magic));
+  ASSERT_TRUE(wait_for(control_, 1));
+  EXPECT_FALSE(control_[0].unix_socket);
+  EXPECT_EQ(control_[0].remote.rfind("tcp://127.0.0.1:", 0), 0U) << control_[0].remote;
+  int no_delay = 0;
+  socklen_t size = sizeof no_delay;
+  ASSERT_EQ(getsockopt(control_[0].fd.get(), IPPROTO_TCP, TCP_NODELAY, &no_delay, &size), 0);
+  EXPECT_NE(no_delay, 0);
+  no_delay = 0;
+  ASSERT_EQ(getsockopt(one.get(), IPPROTO_TCP, TCP_NODELAY, &no_delay, &size), 0);
+  EXPECT_NE(no_delay, 0);
+
+  const std::string every = listen("tcp://[::]:0");
+  const std::string port = every.substr(every.rfind(':'));
+  const UniqueFd two = client("tcp://127.0.0.1" + port, view(control_magic));
+  ASSERT_TRUE(wait_for(control_, 2));
+  EXPECT_EQ(control_[1].remote.rfind("tcp://127.0.0.1:", 0), 0U) << control_[1].remote;
+  if (every.rfind("tcp://[::]:", 0) != 0) GTEST_SKIP() << "no IPv6 on this host";
+  auto six = start_connect("tcp://[::1]" + port);
+  if (!six.ok()) GTEST_SKIP() << "no IPv6 loopback: " << six.status().str();
+  ASSERT_TRUE(ready(six->get(), POLLOUT));
+  ASSERT_EQ(send(six->get(), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  ASSERT_TRUE(wait_for(control_, 3));
+  EXPECT_EQ(control_[2].remote.rfind("tcp://[::1]:", 0), 0U) << control_[2].remote;
+}
+
+TEST_P(ListenerTest, NamesOfSeveralAddressesFallThroughToTheOneThatListens) {
+  const std::string v4 = listen("tcp://127.0.0.1:0");
+  const UniqueFd one = client("tcp://localhost" + v4.substr(v4.rfind(':')), view(control_magic));
+  EXPECT_TRUE(wait_for(control_, 1));
+}
+
+TEST_P(ListenerTest, GarbageIsClosedAtItsFirstWrongByteAndDisturbsNobody) {
+  const std::string address = listen("tcp://127.0.0.1:0");
+  const UniqueFd scanner = client(address, "GET / HTTP/1.1\r\n\r\n");
+  const UniqueFd unknown = client(address, "HMC-XYZ\n");
+  const UniqueFd one_byte = client(address, std::string_view("\0", 1));
+  const UniqueFd gone = client(address, "");
+  shutdown(gone.get(), SHUT_RDWR);
+  const UniqueFd good = client(address, view(control_magic));
+  ASSERT_TRUE(wait_for(control_, 1));
+  turn(0.1);
+  EXPECT_TRUE(closed_by_peer(scanner.get()));
+  EXPECT_TRUE(closed_by_peer(unknown.get()));
+  EXPECT_TRUE(closed_by_peer(one_byte.get()));
+  turn(0.05);
+  EXPECT_EQ(control_.size(), 1U);
+}
+
+TEST_P(ListenerTest, SlowMagicArrivesByteByByte) {
+  const std::string address = listen("unix");
+  const UniqueFd slow = client(address, "");
+  for (const char byte : control_magic) {
+    ASSERT_EQ(send(slow.get(), &byte, 1, MSG_NOSIGNAL), 1);
+    turn(0.02);
+  }
+  EXPECT_TRUE(wait_for(control_, 1));
+}
+
+TEST_P(ListenerTest, SilentClientsAreDroppedAtTheirDeadline) {
+  const std::string address = listen("tcp://127.0.0.1:0");
+  const UniqueFd half_open = client(address, "");
+  const UniqueFd slow_loris = client(address, "HMC-");
+  turn(0.1);
+  char byte = 0;
+  EXPECT_EQ(recv(half_open.get(), &byte, 1, MSG_DONTWAIT), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  turn(5.5);
+  EXPECT_TRUE(closed_by_peer(half_open.get(), 1000));
+  EXPECT_TRUE(closed_by_peer(slow_loris.get(), 1000));
+  const UniqueFd good = client(address, view(control_magic));
+  EXPECT_TRUE(wait_for(control_, 1));
+}
+
+TEST_P(ListenerTest, ThreeHundredSilentClientsKeepNobodyOut) {
+  const std::string address = listen("unix");
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 300; ++i) {
+    silent.push_back(client(address, ""));
+    if (i % 50 == 0) turn(0.02);
+  }
+  turn(0.1);
+  // The oldest made room; the youngest still may speak.
+  EXPECT_TRUE(closed_by_peer(silent.front().get()));
+  char byte = 0;
+  EXPECT_EQ(recv(silent.back().get(), &byte, 1, MSG_DONTWAIT), -1);
+  EXPECT_EQ(send(silent.back().get(), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  const UniqueFd good = client(address, view(control_magic));
+  EXPECT_TRUE(wait_for(control_, 2));
+}
+
+TEST_P(ListenerTest, ThreeHundredGoodClientsAllArrive) {
+  const std::string address = listen("unix");
+  std::vector<UniqueFd> clients;
+  for (int i = 0; i < 300; ++i) clients.push_back(client(address, view(control_magic)));
+  EXPECT_TRUE(wait_for(control_, 300));
+}
+
+TEST_P(ListenerTest, RouteMayUnrouteItself) {
+  const std::string address = listen("unix");
+  int calls = 0;
+  {
+    const auto lock = engine_->lock();
+    listener_->route(data_magic, [&](AcceptedSocket) {
+      ++calls;
+      listener_->unroute(data_magic);
+    });
+  }
+  const UniqueFd first = client(address, view(data_magic));
+  ASSERT_TRUE(engine_->drive(Deadline::after_seconds(10), [&] { return calls == 1; }));
+  const UniqueFd second = client(address, view(data_magic));
+  turn(0.1);
+  EXPECT_TRUE(closed_by_peer(second.get()));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_P(ListenerTest, DescriptorLimitPausesAcceptingWithoutBurningCpu) {
+  const std::string address = listen("unix");
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  // Connected before descriptors run out, so that it waits in the accept queue.
+  UniqueFd waiting(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::strcpy(name.sun_path, address.substr(5).c_str());
+  std::vector<UniqueFd> hoard;
+  {
+    const auto lock = engine_->lock();  // nobody accepts meanwhile
+    ASSERT_EQ(connect(waiting.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
+    const rlimit tight{256, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &tight);
+    for (;;) {
+      UniqueFd fd(dup(waiting.get()));
+      if (!fd) break;
+      hoard.push_back(std::move(fd));
+    }
+  }
+  ASSERT_EQ(send(waiting.get(), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  timespec start{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &start);
+  EXPECT_FALSE(wait_for(control_, 1, 0.5));
+  timespec end{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+  const double cpu = static_cast<double>(end.tv_sec - start.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - start.tv_nsec);
+  EXPECT_LT(cpu, 0.25);
+  hoard.clear();
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_TRUE(wait_for(control_, 1));
+}
+
+TEST_P(ListenerTest, SocketFileGoesWithItsListenerAndIsPrivate) {
+  const std::string path = listen("unix").substr(5);
+  struct stat info {};
+  ASSERT_EQ(lstat(path.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISSOCK(info.st_mode));
+  EXPECT_EQ(info.st_mode & 077U, 0U);
+  {
+    const auto lock = engine_->lock();
+    listener_.reset();
+  }
+  EXPECT_NE(lstat(path.c_str(), &info), 0);
+}
+
+TEST_P(ListenerTest, ChildAfterForkLeavesTheFileAndTheParentAlone) {
+  const std::string address = listen("unix");
+  const pid_t child = fork();
+  if (child == 0) {
+    listener_.reset();
+    _exit(access(address.substr(5).c_str(), F_OK) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  const UniqueFd good = client(address, view(control_magic));
+  EXPECT_TRUE(wait_for(control_, 1));
+}
+
+TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
+  ASSERT_TRUE(private_directory().ok());
+  const std::string directory = private_directory().value();
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  const auto bind_at = [&](const std::string& path) {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::strcpy(name.sun_path, path.c_str());
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
+    EXPECT_EQ(::listen(fd.get(), 1), 0);
+    return fd;
+  };
+  const std::string stale = directory + "/" + std::to_string(child) + "-1.sock";
+  const std::string foreign = directory + "/" + std::to_string(child) + "-2.sock";  // dead pid here, yet somebody listens
+  bind_at(stale).reset();
+  const UniqueFd live = bind_at(foreign);
+  std::string user = directory + "/user.sock";
+  bind_at(user).reset();
+  listen("unix");
+  EXPECT_NE(access(stale.c_str(), F_OK), 0);
+  EXPECT_EQ(access(foreign.c_str(), F_OK), 0);
+  EXPECT_EQ(access(user.c_str(), F_OK), 0);
+  // An address given by the user takes over what a dead process left, never what is in use.
+  EXPECT_EQ(listen("unix:" + user), "unix:" + user);
+  const auto lock = engine_->lock();
+  const auto taken = listener_->listen("unix:" + user);
+  EXPECT_EQ(taken.status().code(), Code::invalid_argument) << taken.status().str();
+}
+
+TEST_P(ListenerTest, TakenPortIsAnError) {
+  const std::string address = listen("tcp://127.0.0.1:0");
+  const auto lock = engine_->lock();
+  const auto again = listener_->listen(address);
+  EXPECT_EQ(again.status().code(), Code::invalid_argument) << again.status().str();
+  EXPECT_EQ(listener_->addresses().size(), 1U);
+}
+
+TEST_P(ListenerTest, PrivateDirectoryOpenToOthersIsRefused) {
+  const auto directory = private_directory();
+  ASSERT_TRUE(directory.ok()) << directory.status().str();
+  struct stat info {};
+  ASSERT_EQ(stat(directory.value().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777U, 0700U);
+  ASSERT_EQ(chmod(directory.value().c_str(), 0750), 0);
+  EXPECT_EQ(private_directory().status().code(), Code::authentication);
+  EXPECT_NE(private_directory().status().message().find("chmod 700"), std::string_view::npos);
+  std::filesystem::remove_all(directory.value());
+  std::filesystem::create_directory_symlink("/tmp", directory.value());
+  EXPECT_EQ(private_directory().status().code(), Code::authentication);
+  std::filesystem::remove(directory.value());
+  if (geteuid() == 0) {
+    ASSERT_EQ(mkdir(directory.value().c_str(), 0700), 0);
+    ASSERT_EQ(chown(directory.value().c_str(), 12345, 12345), 0);
+    EXPECT_EQ(private_directory().status().code(), Code::authentication);
+  }
+}
+
+TEST(Address, MalformedOnesAreNamed) {
+  for (const char* address : {"", "unix", "unix:", "unix:relative", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:65536",
+                              "tcp://127.0.0.1:-1", "tcp://127.0.0.1:http", "tcp://::1:80", "tcp://[::1:80", "tcp://[127.0.0.1]:80",
+                              "http://127.0.0.1:80", "tcp://:80", "127.0.0.1:80"}) {
+    const auto fd = start_connect(address);
+    EXPECT_EQ(fd.status().code(), Code::invalid_argument) << address << ": " << fd.status().str();
+  }
+  EXPECT_EQ(start_connect("unix:/" + std::string(200, 'x')).status().code(), Code::invalid_argument);
+  EXPECT_EQ(start_connect(std::string_view("unix:/a\0b", 9)).status().code(), Code::invalid_argument);
+  EXPECT_EQ(start_connect("unix:/nonexistent/hmc.sock").status().code(), Code::peer_lost);
+  EXPECT_EQ(start_connect("tcp://127.0.0.1:1").status().code(), Code::peer_lost);
+}
+
+TEST(Address, LocalMeansUnixAndLoopback) {
+  for (const char* address : {"unix", "unix:/tmp/x", "tcp://127.0.0.1:1", "tcp://127.8.9.10:1", "tcp://[::1]:1", "tcp://localhost:1",
+                              "tcp://[::ffff:127.0.0.1]:1"}) {
+    EXPECT_TRUE(is_local_address(address)) << address;
+  }
+  for (const char* address : {"tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://:1", "tcp://192.0.2.1:1", "tcp://[2001:db8::1]:1", "nonsense", ""}) {
+    EXPECT_FALSE(is_local_address(address)) << address;
+  }
+}
+
+}  // namespace
+}  // namespace hmc
