@@ -1,0 +1,168 @@
+"""One of the two processes of ``hmc bench``, on a core of its own. Prints measured points as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hmc
+from hmc import _core
+
+
+def calls_for(size: int) -> int:
+    """Calls per sample, the same on both sides: about 64 MiB moved."""
+    return max(1, min(2000, (64 << 20) // max(size, 1)))
+
+
+class Bench:
+    """Every operation between rank 0 and rank 1."""
+
+    def __init__(self, comm: hmc.Communicator, task: dict[str, Any]) -> None:
+        self.comm, self.task = comm, task
+        self.other = 1 - comm.rank
+
+    def point(self, operation: str, size: int, seconds: float) -> None:
+        """Prints one result, from rank 0 only. ``seconds`` per operation, one way."""
+        if self.comm.rank == 0:
+            path = self.comm.path(1)
+            print(
+                json.dumps(
+                    {"hmc-bench": operation, "transport": path.transport, "asked": self.task["transport"], "size": size,
+                     "seconds": seconds}
+                ),
+                flush=True,
+            )  # fmt: skip
+
+    def median(self, calls: int, call: Callable[[], object]) -> float:
+        """Seconds per call: the median of the samples, after one to warm up."""
+        samples = []
+        for sample in range(self.task["repeat"] + 1):
+            self.comm.barrier()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            if sample:
+                samples.append((time.perf_counter() - start) / calls)
+        return statistics.median(samples)
+
+    def baselines(self) -> None:
+        """A raw shared flag between the two processes, and one thread's memcpy."""
+        comm = self.comm
+        page = comm.buffer(4096)
+        remotes = comm.exchange(page)
+        seconds = _core.baseline_flag(page, remotes[self.other], comm.rank, 100_000)
+        if seconds > 0:
+            self.point("raw flag", 8, seconds)
+        comm.barrier()
+        if comm.rank == 0:
+            for size in self.task["sizes"]:
+                source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+                samples = []
+                for _ in range(self.task["repeat"] + 1):
+                    start = time.perf_counter()
+                    for _ in range(calls := calls_for(size)):
+                        np.copyto(target, source)
+                    samples.append((time.perf_counter() - start) / calls)
+                self.point("memcpy", size, statistics.median(samples[1:]))
+        comm.barrier()
+
+    def send(self) -> None:
+        """Half a round trip of send and recv of plain arrays."""
+        comm, other = self.comm, self.other
+        for size in self.task["sizes"]:
+            array = np.full(size, comm.rank, np.uint8)
+
+            def first(array: Any = array) -> None:
+                comm.send(array, other)
+                comm.recv(array, other)
+
+            def second(array: Any = array) -> None:
+                comm.recv(array, other)
+                comm.send(array, other)
+
+            self.point("send", size, self.median(calls_for(size), second if comm.rank else first) / 2)
+
+    def one_sided(self, name: str) -> None:
+        """put or get between ConnBuffers, by rank 0 alone; 8-byte put with its notification as half a round trip."""
+        comm = self.comm
+        largest = max(self.task["sizes"])
+        buf = comm.buffer(largest)
+        buf.numpy()[:] = comm.rank + 1
+        remote = comm.exchange(buf)[self.other]
+        operation = comm.put if name == "put" else comm.get
+        for size in self.task["sizes"]:
+            here, there = buf[:size], remote[:size]
+            if comm.rank == 0:
+                self.point(name, size, self.median(calls_for(size), lambda h=here, t=there: operation(h, t).wait()))  # type: ignore[misc]
+            else:
+                self.median(1, lambda: None)
+        if name == "put":
+            self.notified(buf[:8], remote[:8])
+
+    def notified(self, here: Any, there: Any) -> None:
+        """Half a round trip of an 8-byte put with a notification."""
+        comm, other = self.comm, self.other
+
+        def first() -> None:
+            comm.put(here, there, notify=1)
+            comm.wait_notify(other, 1)
+
+        def second() -> None:
+            comm.wait_notify(other, 1)
+            comm.put(here, there, notify=1)
+
+        self.point("put+notify", 8, self.median(2000, second if comm.rank else first) / 2)
+
+    def blocks(self) -> None:
+        """Scattered blocks on both sides, preparation included."""
+        comm = self.comm
+        for count, block in self.task["blocks"]:
+            buf = comm.buffer(2 * count * block)
+            buf.numpy()[:] = comm.rank + 1
+            remote = comm.exchange(buf)[self.other]
+            order = np.random.default_rng(7)
+            here = order.permutation(2 * count)[:count] * block
+            there = order.permutation(2 * count)[:count] * block
+
+            def post(b: Any = buf, r: Any = remote, h: Any = here, t: Any = there, size: int = block) -> None:
+                comm.put_blocks(comm.prepare_blocks([(b, h, r, t)], block=size)).wait()
+
+            seconds = self.median(1, post if comm.rank == 0 else lambda: None)
+            self.point(f"blocks {count}x{block}", count * block, seconds)
+
+    def all_to_all(self) -> None:
+        """Both ranks, ``size`` bytes to each."""
+        comm = self.comm
+        for size in self.task["sizes"]:
+            inp, out = np.ones(2 * size, np.uint8), np.zeros(2 * size, np.uint8)
+            self.point("alltoall", size, self.median(calls_for(size), lambda o=out, i=inp: comm.all_to_all(o, i)))  # type: ignore[misc]
+
+
+def main() -> int:
+    """Runs the operations named in the task (JSON, first argument)."""
+    task = json.loads(sys.argv[1])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["HMC_LOCAL_RANK"]) % len(cores)]})
+    with hmc.init(transports=task["transport"] or None) as comm:
+        bench = Bench(comm, task)
+        bench.baselines()
+        for name in task["operations"]:
+            if name in ("put", "get"):
+                bench.one_sided(name)
+            elif name == "alltoall":
+                bench.all_to_all()
+            else:
+                getattr(bench, name)()
+            comm.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
