@@ -150,10 +150,12 @@ void EngineImpl::retire(std::shared_ptr<const void> owner) {
   retired_.push_back(std::move(owner));
   // Counts as driving: the watcher comes by a tick later, and is not woken again for every operation of a busy poster.
   driven_.fetch_add(1, std::memory_order_relaxed);
+  need_watcher();
   if (armed_) take_over();
 }
 
 void EngineImpl::drop_retired() {
+  if (forked()) return;
   std::vector<std::shared_ptr<const void>> owners;
   const Lock held = lock();
   owners.swap(retired_);

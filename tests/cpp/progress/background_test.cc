@@ -1,0 +1,141 @@
+// The background thread: it finishes what nobody waits for, and never keeps others out.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "progress/engine.h"
+#include "progress/engine_testing.h"
+
+namespace hmc {
+namespace {
+
+using testing::eventually;
+using testing::Poller;
+
+TEST(Engine, BackgroundThreadFinishesKickedWorkWithoutWaiters) {
+  auto engine = Engine::create(Progress::background).value();
+  Poller poller;
+  std::atomic<int> left{0};
+  std::atomic<int> finished{0};
+  poller.on_poll = [&] {
+    if (left.load() == 0) return false;
+    if (--left == 0) ++finished;
+    return true;
+  };
+  {
+    const auto lock = engine->lock();
+    engine->add(poller);
+  }
+  for (int i = 0; i < 50; ++i) {
+    // Sometimes it sleeps armed, sometimes it stands by, sometimes it is awake.
+    std::this_thread::sleep_for(std::chrono::microseconds(i % 3 == 0 ? 0 : i * 100));
+    {
+      const auto lock = engine->lock();
+      left.store(100);
+      engine->kick();
+    }
+    ASSERT_TRUE(eventually([&] { return finished.load() > i; }));
+  }
+  engine->stop();
+  const auto lock = engine->lock();
+  engine->remove(poller);
+}
+
+TEST(Engine, BackgroundThreadTakesOverWhatAWaiterLeftBehind) {
+  // Work that moves only when polled and was never kicked: the thread must come by within a tick of the last waiter.
+  auto engine = Engine::create(Progress::background).value();
+  Poller poller;
+  std::atomic<int> polls{0};
+  std::atomic<bool> pending{false};
+  std::atomic<std::uint32_t> flag{0};
+  poller.on_poll = [&] {
+    ++polls;
+    flag.store(1);
+    return false;
+  };
+  poller.on_arm = [&] { return !pending.load(); };
+  {
+    const auto lock = engine->lock();
+    engine->add(poller);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // asleep, armed
+  pending.store(true);
+  flag.store(0);
+  ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), flag));
+  const int before = polls.load();
+  EXPECT_TRUE(eventually([&] { return polls.load() >= before + 100; }));
+  pending.store(false);
+  engine->stop();
+  const auto lock = engine->lock();
+  engine->remove(poller);
+}
+
+TEST(Engine, EarlierTimerWakesTheSleepingThread) {
+  auto engine = Engine::create(Progress::background).value();
+  std::atomic<int> fired{0};
+  {
+    const auto lock = engine->lock();
+    engine->at(Deadline::after_seconds(3600), [] {});
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 5; ++i) {
+    {
+      const auto lock = engine->lock();
+      engine->at(Deadline::after_seconds(0.005), [&] { ++fired; });
+    }
+    ASSERT_TRUE(eventually([&] { return fired.load() > i; }));
+  }
+  engine->stop();
+}
+
+TEST(Engine, PollableAddedWhileEverybodySleepsIsArmed) {
+  auto engine = Engine::create(Progress::background).value();
+  Poller first;
+  Poller second;
+  {
+    const auto lock = engine->lock();
+    engine->add(first);
+  }
+  ASSERT_TRUE(eventually([&] { return first.arms.load() > 0; }));
+  {
+    const auto lock = engine->lock();
+    engine->add(second);
+  }
+  EXPECT_TRUE(eventually([&] { return second.arms.load() > 0; }));
+  engine->stop();
+  EXPECT_EQ(first.arms.load(), first.disarms.load());
+}
+
+TEST(Engine, BlockedPostersAreNotStarvedByAWaiterInItsFastLoop) {
+  auto engine = Engine::create(Progress::background).value();
+  Poller busy;
+  busy.on_poll = [] {
+    for (int i = 0; i < 2000; ++i) asm volatile("");
+    return true;
+  };
+  std::atomic<std::uint32_t> flag{0};
+  {
+    const auto lock = engine->lock();
+    engine->add(busy);
+  }
+  std::thread waiter([&] { EXPECT_TRUE(engine->drive_flag(Deadline::after_seconds(50), flag)); });
+  std::vector<std::thread> posters;
+  for (int t = 0; t < 3; ++t) {
+    posters.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) const auto lock = engine->lock();
+    });
+  }
+  for (auto& poster : posters) poster.join();
+  {
+    const auto lock = engine->lock();
+    flag.store(1);
+  }
+  waiter.join();
+  engine->stop();
+  const auto lock = engine->lock();
+  engine->remove(busy);
+}
+
+}  // namespace
+}  // namespace hmc

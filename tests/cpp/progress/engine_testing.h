@@ -1,0 +1,62 @@
+// What the engine's tests share.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/fd.h"
+#include "progress/engine.h"
+
+namespace hmc::testing {
+
+struct Handler final : FdHandler {
+  explicit Handler(std::function<void(std::uint32_t)> f) : function(std::move(f)) {}
+  void on_ready(std::uint32_t events) override { function(events); }
+  std::function<void(std::uint32_t)> function;
+};
+
+struct Poller final : Pollable {
+  bool poll() override { return on_poll && on_poll(); }
+  bool arm() override {
+    ++arms;
+    return !on_arm || on_arm();
+  }
+  void disarm() override { ++disarms; }
+  std::function<bool()> on_poll;
+  std::function<bool()> on_arm;
+  std::atomic<int> arms{0};
+  std::atomic<int> disarms{0};
+};
+
+inline UniqueFd make_event(unsigned value = 0) { return UniqueFd(eventfd(value, EFD_CLOEXEC | EFD_NONBLOCK)); }
+
+inline void raise_event(int fd) {
+  const std::uint64_t one = 1;
+  ASSERT_EQ(write(fd, &one, sizeof one), 8);
+}
+
+inline double process_cpu() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Waits up to 10 s without turning the engine.
+inline bool eventually(const std::function<bool()>& condition) {
+  for (int n = 0; n < 20'000; ++n) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  return condition();
+}
+
+}  // namespace hmc::testing
