@@ -55,7 +55,9 @@ double median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
-int calls_for(std::size_t bytes) { return static_cast<int>(std::clamp<std::size_t>((64U << 20) / std::max<std::size_t>(bytes, 1), 1, 500)); }
+int calls_for(std::size_t bytes) {
+  return static_cast<int>(std::clamp<std::size_t>((64U << 20) / std::max<std::size_t>(bytes, 1), 1, 500));
+}
 
 double time_calls(int repeat, int calls, const std::function<void()>& call) {
   std::vector<double> samples;
@@ -175,7 +177,8 @@ double RawTcp::transfer(std::size_t bytes, int repeat) {
         if (next[s] >= bytes) continue;
         const std::size_t size = std::min(slice, bytes - next[s]);
         char* at = memory.data() + next[s] + within[s];
-        const ssize_t n = side_ == 0 ? send(sockets_[s], at, size - within[s], MSG_NOSIGNAL) : recv(sockets_[s], at, size - within[s], 0);
+        const ssize_t n =
+            side_ == 0 ? send(sockets_[s], at, size - within[s], MSG_NOSIGNAL) : recv(sockets_[s], at, size - within[s], 0);
         if (n <= 0) continue;
         left -= static_cast<std::size_t>(n);
         within[s] += static_cast<std::size_t>(n);

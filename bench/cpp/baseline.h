@@ -43,8 +43,8 @@ class RawTcp {
   ~RawTcp();
   RawTcp(const RawTcp&) = delete;
   RawTcp& operator=(const RawTcp&) = delete;
-  double half_round_trip(int iterations);                // seconds, 8 bytes
-  double transfer(std::size_t bytes, int repeat);        // side 0 sends, side 1 receives and answers with one byte; seconds
+  double half_round_trip(int iterations);          // seconds, 8 bytes
+  double transfer(std::size_t bytes, int repeat);  // side 0 sends, side 1 receives and answers with one byte; seconds
 
  private:
   int side_;

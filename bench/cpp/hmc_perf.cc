@@ -141,8 +141,10 @@ class Benchmark {
       }
       const hmc::ConnBuffer source = check(buffer.slice(0, size));
       const hmc::RemoteBuffer target = check(remote.slice(0, size));
-      report("put", size, bench::time_calls(repeat_, bench::calls_for(size), [&] { check(check(self_.put(source, target)).wait()); }));
-      report("get", size, bench::time_calls(repeat_, bench::calls_for(size), [&] { check(check(self_.get(source, target)).wait()); }));
+      report("put", size,
+             bench::time_calls(repeat_, bench::calls_for(size), [&] { check(check(self_.put(source, target)).wait()); }));
+      report("get", size,
+             bench::time_calls(repeat_, bench::calls_for(size), [&] { check(check(self_.get(source, target)).wait()); }));
       check(self_.notify(1, hmc::Notify(9)));
     }
     meet();
@@ -195,9 +197,8 @@ class Benchmark {
       std::vector<char> in(2 * size, static_cast<char>(side_));
       std::vector<char> out(2 * size);
       meet();
-      const double seconds = bench::time_calls(repeat_, bench::calls_for(size), [&] {
-        check(self_.all_to_all({out.data(), out.size()}, {in.data(), in.size()}));
-      });
+      const double seconds = bench::time_calls(repeat_, bench::calls_for(size),
+                                               [&] { check(self_.all_to_all({out.data(), out.size()}, {in.data(), in.size()})); });
       report("all_to_all", size, seconds);
     }
     meet();

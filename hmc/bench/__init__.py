@@ -52,9 +52,7 @@ def _measure(
     repeat: int,
     points: list[dict[str, Any]],
 ) -> int:
-    task = json.dumps(
-        {"transport": transport, "operations": operations, "sizes": sizes, "blocks": blocks, "repeat": repeat}
-    )
+    task = json.dumps({"transport": transport, "operations": operations, "sizes": sizes, "blocks": blocks, "repeat": repeat})
 
     def on_line(rank: int, line: str) -> None:
         if line.startswith('{"hmc-bench"'):

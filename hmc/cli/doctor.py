@@ -130,7 +130,10 @@ def _key() -> Finding:
     if os.environ.get("HMC_JOB_KEY"):
         return Finding("job key", GOOD, "HMC_JOB_KEY is set")
     return Finding(
-        "job key", NOTE, "none: peers must be on this host", "across hosts: export HMC_JOB_KEY=$(hmc keygen), the same everywhere"
+        "job key",
+        NOTE,
+        "none: peers must be on this host",
+        "across hosts: export HMC_JOB_KEY=$(hmc keygen), the same everywhere",
     )
 
 
@@ -138,7 +141,9 @@ def _versions() -> Finding:
     from hmc import __version__
 
     return Finding(
-        "versions", GOOD, f"hmc {__version__}, Python {sys.version.split()[0]}, {ssl.OPENSSL_VERSION}, Linux {os.uname().release}"
+        "versions",
+        GOOD,
+        f"hmc {__version__}, Python {sys.version.split()[0]}, {ssl.OPENSSL_VERSION}, Linux {os.uname().release}",
     )
 
 

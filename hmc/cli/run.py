@@ -70,9 +70,7 @@ class Job:
             )
             self._running.append(process)
             if self.output and process.stdout:
-                reader = threading.Thread(
-                    target=self._forward, args=(self.first_rank + local_rank, process.stdout), daemon=True
-                )
+                reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, process.stdout), daemon=True)
                 reader.start()
                 self._readers.append(reader)
 
@@ -152,7 +150,10 @@ def run_command(options: argparse.Namespace) -> int:
         print("hmc run: --nodes needs --rendezvous tcp://HOST:PORT, an address of the first host", file=sys.stderr)
         return 2
     if options.nodes > 1 and "HMC_JOB_KEY" not in os.environ:
-        print("hmc run: --nodes needs a job key: export HMC_JOB_KEY=$(hmc keygen), the same on every host", file=sys.stderr)
+        print(
+            "hmc run: --nodes needs a job key: export HMC_JOB_KEY=$(hmc keygen), the same on every host",
+            file=sys.stderr,
+        )
         return 2
     command = _command_for(options.script, options.arguments)
     if options.script.endswith(".py") and not Path(options.script).exists():

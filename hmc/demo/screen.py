@@ -27,7 +27,11 @@ class Screen:
             f"KV cache: {LAYERS} layers x {shape.pages} pages of {PAGE_BYTES // 1024} KiB."
         )
         self._progress = Progress(
-            TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=self.console
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
         )
         self._tasks: dict[str, TaskID] = {}
 
@@ -67,7 +71,13 @@ class Screen:
         for row in results.rows():
             share = f"{row.speed / yardstick:.2f}x" if yardstick else "-"
             table.add_row(
-                row.phase, str(row.src), str(row.dst), f"{row.size / 2**20:.1f}", f"{row.speed / 1e9:.2f}", share, row.path
+                row.phase,
+                str(row.src),
+                str(row.dst),
+                f"{row.size / 2**20:.1f}",
+                f"{row.speed / 1e9:.2f}",
+                share,
+                row.path,
             )
             reasons[row.path] = row.reason
         self.console.print(table)

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HIDDEN_BYTES", "LAYERS", "PAGE_BYTES", "PAGE_TOKENS", "Shape", "checksum", "expert_counts", "page_table", "random_bytes"]
+__all__ = [
+    "HIDDEN_BYTES",
+    "LAYERS",
+    "PAGE_BYTES",
+    "PAGE_TOKENS",
+    "Shape",
+    "checksum",
+    "expert_counts",
+    "page_table",
+    "random_bytes",
+]
 
 Bytes = NDArray[np.uint8]
 

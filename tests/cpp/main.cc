@@ -1,4 +1,5 @@
-// Test main: every test has a deadline (HMC_TEST_TIMEOUT seconds, default 60) after which all stacks are printed and the program dies.
+// Test main: every test has a deadline (HMC_TEST_TIMEOUT seconds, default 60) after which all stacks are printed and the program
+// dies.
 #include <execinfo.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -37,14 +37,14 @@ inline std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
 
-#define HMC_ASSERT_OK(expr)                                  \
-  do {                                                       \
-    const ::hmc::Status hmc_assert_status = (expr);          \
+#define HMC_ASSERT_OK(expr)                                         \
+  do {                                                              \
+    const ::hmc::Status hmc_assert_status = (expr);                 \
     ASSERT_TRUE(hmc_assert_status.ok()) << hmc_assert_status.str(); \
   } while (false)
-#define HMC_EXPECT_OK(expr)                                  \
-  do {                                                       \
-    const ::hmc::Status hmc_expect_status = (expr);          \
+#define HMC_EXPECT_OK(expr)                                         \
+  do {                                                              \
+    const ::hmc::Status hmc_expect_status = (expr);                 \
     EXPECT_TRUE(hmc_expect_status.ok()) << hmc_expect_status.str(); \
   } while (false)
 

@@ -26,9 +26,9 @@ struct HMC_API Descriptor {
   std::uint64_t context_id[2] = {0, 0};
   std::uint64_t buffer_id = 0;
   std::uint64_t generation = 0;
-  std::uint64_t size = 0;        // bytes
+  std::uint64_t size = 0;           // bytes
   std::uint64_t nonce[2] = {0, 0};  // unguessable; a forged descriptor is refused at import
-  std::string device;            // "cpu", "cuda:0"
+  std::string device;               // "cpu", "cuda:0"
   Access access = Access::read_write;
 
   [[nodiscard]] std::vector<std::byte> serialise() const;
@@ -44,7 +44,7 @@ class HMC_API ConnBuffer {
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }  // of this slice in the registration
-  [[nodiscard]] Memory memory() const;   // this slice's bytes
+  [[nodiscard]] Memory memory() const;                                   // this slice's bytes
   [[nodiscard]] Device device() const;
   [[nodiscard]] Access access() const;
   [[nodiscard]] Result<ConnBuffer> slice(std::size_t offset, std::size_t bytes) const;

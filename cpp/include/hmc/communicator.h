@@ -25,9 +25,9 @@ class CommunicatorState;  // collective layer
 // How processes of one job find each other. Fields left at their defaults come from the launcher's environment
 // (hmc run, torchrun, Open MPI, MPICH, Slurm), and failing that mean a job of one process.
 struct InitOptions {
-  int rank = -1;             // of this process
-  int size = -1;             // number of processes
-  std::string rendezvous;    // "unix:/path" or "tcp://host:port" where process 0 listens; default from the launcher
+  int rank = -1;                // of this process
+  int size = -1;                // number of processes
+  std::string rendezvous;       // "unix:/path" or "tcp://host:port" where process 0 listens; default from the launcher
   std::vector<Device> devices;  // the Members this process brings, in rank order; default: one CPU Member
   ContextOptions context;
   double timeout_seconds = 60;  // for everybody to arrive
@@ -46,7 +46,8 @@ class HMC_API Member {
   [[nodiscard]] Device device() const;
 
   [[nodiscard]] Status send(const MemoryView& view, int dst, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, int src, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, int src, std::int64_t tag = 0,
+                                         Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> isend(const MemoryView& view, int dst, std::int64_t tag = 0) const;
   [[nodiscard]] Result<Work> irecv(const MemoryView& view, int src, std::int64_t tag = 0) const;  // src: rank or any_source
 
@@ -64,7 +65,8 @@ class HMC_API Member {
   // One RemoteBuffer per rank (own rank included). Collective.
   [[nodiscard]] Result<std::vector<RemoteBuffer>> exchange(const ConnBuffer& buffer, Deadline deadline = Deadline::never()) const;
   // One byte string per rank; at most 64 KiB each. Collective.
-  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> exchange_bytes(std::span<const std::byte> bytes, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> exchange_bytes(std::span<const std::byte> bytes,
+                                                                           Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
   // `in` and `out` are size() equal blocks each; block r of `in` goes to rank r, block r of `out` comes from rank r.
   [[nodiscard]] Status all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
@@ -103,14 +105,14 @@ class HMC_API Communicator {
   static Result<Communicator> init(const InitOptions& options = {});
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
-  [[nodiscard]] int size() const noexcept;                         // Members of all processes
+  [[nodiscard]] int size() const noexcept;                          // Members of all processes
   [[nodiscard]] const std::vector<Member>& local() const noexcept;  // this process's Members, by rank
   // The only local Member; rank-addressed calls are made on it. Errors: invalid_argument when this process has several.
   [[nodiscard]] Result<Member> self() const;
   [[nodiscard]] Context context() const;
-  [[nodiscard]] Result<Peer> peer(int rank) const;      // connects if need be
+  [[nodiscard]] Result<Peer> peer(int rank) const;  // connects if need be
   [[nodiscard]] Device device(int rank) const;
-  [[nodiscard]] std::vector<int> lost() const;          // ranks known to be dead
+  [[nodiscard]] std::vector<int> lost() const;  // ranks known to be dead
 
   [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu()) const;
   [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
@@ -121,7 +123,8 @@ class HMC_API Communicator {
 
   // Members with equal `color` form a new group, ranked by (key, old rank); a negative color joins none (empty Communicator).
   // colors and keys hold one entry per local Member. Collective.
-  [[nodiscard]] Result<Communicator> split(std::span<const int> colors, std::span<const int> keys, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Communicator> split(std::span<const int> colors, std::span<const int> keys,
+                                           Deadline deadline = Deadline::never()) const;
 
   Status close(Deadline deadline = Deadline::after_seconds(5)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }

@@ -30,14 +30,14 @@ struct ContextOptions {
   // Where peers may come from. "unix" (always on: a socket in a private directory), "unix:/path", "tcp://127.0.0.1:0",
   // "tcp://[::]:7000" (dual stack). Listening beyond the host needs `key` or `insecure`.
   std::vector<std::string> listen;
-  std::string key;           // job key text as `hmc keygen` prints it; empty: HMC_JOB_KEY, else none
-  bool insecure = false;     // allow TCP beyond the host without a key: anyone who can connect is trusted
-  std::string name;          // what peers see; default "host:pid"
-  std::string transports;    // "shm,tcp" allows only these, "^shm" all but; empty: HMC_TRANSPORTS, else all
-  bool direct_only = false;  // policy="direct": a staged path is an error
+  std::string key;               // job key text as `hmc keygen` prints it; empty: HMC_JOB_KEY, else none
+  bool insecure = false;         // allow TCP beyond the host without a key: anyone who can connect is trusted
+  std::string name;              // what peers see; default "host:pid"
+  std::string transports;        // "shm,tcp" allows only these, "^shm" all but; empty: HMC_TRANSPORTS, else all
+  bool direct_only = false;      // policy="direct": a staged path is an error
   double heartbeat_seconds = 5;  // silence after which a peer on another host is lost; at least 0.1
   Progress progress = Progress::background;
-  std::function<void(const Peer&)> on_joined;  // dispatcher thread
+  std::function<void(const Peer&)> on_joined;               // dispatcher thread
   std::function<void(const Peer&, const Status&)> on_left;  // dispatcher thread; ok when it said goodbye, peer_lost when it died
 };
 
@@ -49,7 +49,7 @@ class HMC_API Context {
   static Result<Context> create(const ContextOptions& options = {});
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
-  [[nodiscard]] std::string id() const;                      // 32 hex digits, random
+  [[nodiscard]] std::string id() const;  // 32 hex digits, random
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::vector<std::string> addresses() const;  // what peers pass to connect(), real ports filled in
 
@@ -61,7 +61,8 @@ class HMC_API Context {
   [[nodiscard]] std::vector<Peer> peers() const;  // connected now
 
   // Allocates and registers; the memory is zero-filled.
-  [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu(), Access access = Access::read_write) const;
+  [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu(),
+                                          Access access = Access::read_write) const;
   // Registers in place. Registering the same bytes again is answered from the registration cache while HMC can see their lifetime.
   [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
 

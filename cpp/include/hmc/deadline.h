@@ -16,7 +16,8 @@ class Deadline {
   static Deadline after(std::chrono::duration<Rep, Period> duration) {
     const auto seconds = std::chrono::duration<double>(duration).count();
     if (!(seconds < 1e9)) return never();
-    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds < 0 ? 0 : seconds)));
+    return Deadline(Clock::now() +
+                    std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds < 0 ? 0 : seconds)));
   }
   // `seconds` from now, as Python passes it; infinity means never.
   static Deadline after_seconds(double seconds) { return after(std::chrono::duration<double>(seconds)); }

@@ -37,15 +37,15 @@ class HMC_API Device {
 // One row of `hmc info`: a device that exists, or a runtime that is absent and why.
 struct DeviceInfo {
   Device device;
-  std::string name;             // "Intel(R) Xeon(R) ...", "NVIDIA H200"
-  std::uint64_t memory_bytes;   // total, 0 if unknown
-  std::string pci;              // "0000:3b:00.0", empty for the CPU
-  std::string provenance;       // "hardware", "simulated", "facade"
+  std::string name;            // "Intel(R) Xeon(R) ...", "NVIDIA H200"
+  std::uint64_t memory_bytes;  // total, 0 if unknown
+  std::string pci;             // "0000:3b:00.0", empty for the CPU
+  std::string provenance;      // "hardware", "simulated", "facade"
 };
 struct RuntimeInfo {
   std::string vendor;
   bool available;
-  std::string reason;           // why it is absent, or which library serves it
+  std::string reason;  // why it is absent, or which library serves it
   std::vector<DeviceInfo> devices;
 };
 

@@ -15,8 +15,8 @@ namespace hmc {
 class MemoryBlock;  // the shared owner behind handles; defined in the memory layer
 
 struct MemoryOptions {
-  bool huge_pages = false;  // back host memory by huge pages; falls back to ordinary pages with one log line
-  bool pinned = false;      // mlock host memory; out_of_memory with the limit to raise when refused
+  bool huge_pages = false;       // back host memory by huge pages; falls back to ordinary pages with one log line
+  bool pinned = false;           // mlock host memory; out_of_memory with the limit to raise when refused
   std::size_t alignment = 4096;  // bytes, power of two, at most 2 MiB
 };
 
@@ -35,10 +35,10 @@ class HMC_API Memory {
   static Result<Memory> wrap(void* data, std::size_t bytes, std::function<void()> keep_alive = {});
   static Result<Memory> wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
 
-  [[nodiscard]] void* data() const noexcept;           // address on its device; null when empty
+  [[nodiscard]] void* data() const noexcept;                         // address on its device; null when empty
   [[nodiscard]] std::size_t size() const noexcept { return size_; }  // bytes
   [[nodiscard]] Device device() const noexcept;
-  [[nodiscard]] bool shareable() const noexcept;       // allocated by HMC, so peers on the host can map it
+  [[nodiscard]] bool shareable() const noexcept;  // allocated by HMC, so peers on the host can map it
   [[nodiscard]] bool valid() const noexcept { return block_ != nullptr; }
 
   // A view of [offset, offset + bytes). Errors: invalid_argument when out of range.

@@ -11,16 +11,16 @@
 namespace hmc {
 
 struct Path {
-  std::string transport;      // "local", "shm", "tcp", ...
-  Device source;              // here
-  Device target;              // at the peer
-  bool direct = true;         // no intermediate copy through host staging
-  bool encrypted = false;     // payload on the wire
-  std::string detail;         // "mapped memfd", "both ends copying", "shared ring", "4 streams"
-  std::string reason;         // why this one
-  std::vector<std::string> rejected;  // "tcp: slower (...)", "shm: not on this host"
-  double latency_us = 0;      // expected, one way, small message
-  double bandwidth = 0;       // expected, bytes per second, large message
+  std::string transport;                                         // "local", "shm", "tcp", ...
+  Device source;                                                 // here
+  Device target;                                                 // at the peer
+  bool direct = true;                                            // no intermediate copy through host staging
+  bool encrypted = false;                                        // payload on the wire
+  std::string detail;                                            // "mapped memfd", "both ends copying", "shared ring", "4 streams"
+  std::string reason;                                            // why this one
+  std::vector<std::string> rejected;                             // "tcp: slower (...)", "shm: not on this host"
+  double latency_us = 0;                                         // expected, one way, small message
+  double bandwidth = 0;                                          // expected, bytes per second, large message
   std::uint64_t bytes_put = 0, bytes_got = 0, bytes_staged = 0;  // moved so far on this path from this side
 
   [[nodiscard]] HMC_API std::string str() const;  // "cpu -> cpu: shm (mapped memfd), because ..."
@@ -30,7 +30,7 @@ struct Path {
 struct TransportInfo {
   std::string name;
   bool available;
-  std::string reason;   // why not, or how it will be used
+  std::string reason;  // why not, or how it will be used
 };
 HMC_API std::vector<TransportInfo> list_transports();
 

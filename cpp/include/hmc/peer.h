@@ -37,17 +37,17 @@ struct HMC_API MemoryView {
   void* data = nullptr;
   std::size_t bytes = 0;
   Device device;
-  std::shared_ptr<const void> owner;            // kept until the operation completes; null for borrowed pointers
-  const BufferState* registration = nullptr;    // known registration, else null
+  std::shared_ptr<const void> owner;          // kept until the operation completes; null for borrowed pointers
+  const BufferState* registration = nullptr;  // known registration, else null
 };
 
 // A notification to raise at the target once the data of its put (or batch) is visible there: a counted id, or a payload.
 struct Notify {
   Notify() noexcept = default;
-  Notify(std::uint64_t counted) noexcept : id(counted) {}  // NOLINT(google-explicit-constructor)
+  Notify(std::uint64_t counted) noexcept : id(counted) {}                // NOLINT(google-explicit-constructor)
   Notify(std::span<const std::byte> bytes) noexcept : payload(bytes) {}  // NOLINT(google-explicit-constructor)
-  std::optional<std::uint64_t> id;      // below 2^63
-  std::span<const std::byte> payload;   // at most max_notify_payload bytes; copied by the call
+  std::optional<std::uint64_t> id;                                       // below 2^63
+  std::span<const std::byte> payload;                                    // at most max_notify_payload bytes; copied by the call
   [[nodiscard]] bool empty() const noexcept { return !id && payload.empty(); }
 };
 inline constexpr std::size_t max_notify_payload = 1024;
@@ -59,7 +59,7 @@ struct PutOptions {
 
 // A payload notification as received.
 struct Notification {
-  int source = -1;                  // rank, or -1 for a peer outside a communicator
+  int source = -1;  // rank, or -1 for a peer outside a communicator
   std::vector<std::byte> payload;
 };
 
@@ -70,11 +70,11 @@ class HMC_API Peer {
   explicit Peer(std::shared_ptr<PeerState> state) noexcept;
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
-  [[nodiscard]] std::string name() const;      // what the peer calls itself
-  [[nodiscard]] std::string address() const;   // where it is connected: "unix:pid 4711", "tcp://[::1]:7000"
-  [[nodiscard]] std::uint64_t epoch() const;   // differs each time the same address comes back
+  [[nodiscard]] std::string name() const;     // what the peer calls itself
+  [[nodiscard]] std::string address() const;  // where it is connected: "unix:pid 4711", "tcp://[::1]:7000"
+  [[nodiscard]] std::uint64_t epoch() const;  // differs each time the same address comes back
   [[nodiscard]] bool alive() const;
-  [[nodiscard]] bool same_host() const;        // a descriptor could be passed
+  [[nodiscard]] bool same_host() const;  // a descriptor could be passed
 
   // Named buffers. lookup imports what the peer published under `name`; waits for it to appear until the deadline.
   [[nodiscard]] Result<RemoteBuffer> lookup(std::string_view name, Deadline deadline = Deadline::never()) const;

@@ -68,7 +68,7 @@ HMC_API Status errno_status(std::string_view what, int error_number);
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}       // NOLINT(google-explicit-constructor)
   Result(Status error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
@@ -88,8 +88,8 @@ class [[nodiscard]] Result {
 };
 
 // Returns the error of `expr` from the calling function, if it is one.
-#define HMC_TRY(expr)                                   \
-  do {                                                  \
+#define HMC_TRY(expr)                                                                       \
+  do {                                                                                      \
     if (::hmc::Status hmc_try_status = (expr); !hmc_try_status.ok()) return hmc_try_status; \
   } while (false)
 

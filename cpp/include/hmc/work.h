@@ -22,9 +22,9 @@ enum class Complete : std::uint8_t { local, remote };
 
 // What a receive (or a notification) delivered.
 struct MessageInfo {
-  int source = -1;           // rank in the communicator, or -1 for a peer outside one
+  int source = -1;  // rank in the communicator, or -1 for a peer outside one
   std::int64_t tag = 0;
-  std::size_t bytes = 0;     // size of the message
+  std::size_t bytes = 0;  // size of the message
 };
 
 // A handle to one operation. Copies refer to the same operation. Dropping every handle does not cancel it.

@@ -12,7 +12,8 @@ namespace hmc {
 namespace {
 
 constexpr auto table = std::to_array<EnvVariable>({
-    {"HMC_EAGER_CREDIT", "1048576", "Bytes of eager payload one peer may have under way to us before it announces messages instead."},
+    {"HMC_EAGER_CREDIT", "1048576",
+     "Bytes of eager payload one peer may have under way to us before it announces messages instead."},
     {"HMC_JOB_KEY", "", "Job key that control connections are authenticated with, as printed by `hmc keygen`."},
     {"HMC_LOCAL_RANK", "", "Set by `hmc run`: this process's number on its host."},
     {"HMC_LOCAL_SIZE", "", "Set by `hmc run`: processes of the job on this host."},
@@ -54,8 +55,8 @@ std::int64_t env_integer(std::string_view name, std::int64_t fallback, std::int6
   }
   if (value < low || value > high) {
     const std::int64_t clamped = std::clamp(value, low, high);
-    warn_once(name, std::string(name) + "=" + *text + " is outside " + std::to_string(low) + ".." + std::to_string(high) + "; using " +
-                        std::to_string(clamped));
+    warn_once(name, std::string(name) + "=" + *text + " is outside " + std::to_string(low) + ".." + std::to_string(high) +
+                        "; using " + std::to_string(clamped));
     return clamped;
   }
   return value;

@@ -10,9 +10,9 @@
 namespace hmc {
 
 struct EnvVariable {
-  std::string_view name;     // "HMC_TRANSPORTS"
-  std::string_view fallback; // what applies when unset, as text
-  std::string_view help;     // one sentence
+  std::string_view name;      // "HMC_TRANSPORTS"
+  std::string_view fallback;  // what applies when unset, as text
+  std::string_view help;      // one sentence
 };
 std::span<const EnvVariable> env_table() noexcept;
 

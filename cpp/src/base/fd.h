@@ -11,7 +11,10 @@ class UniqueFd {
   explicit UniqueFd(int fd) noexcept;  // takes ownership; -1 for none
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) { reset(); fd_ = std::exchange(other.fd_, -1); }
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
     return *this;
   }
   ~UniqueFd() { reset(); }

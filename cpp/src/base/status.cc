@@ -10,20 +10,34 @@ namespace hmc {
 
 std::string_view to_string(Code code) noexcept {
   switch (code) {
-    case Code::ok: return "ok";
-    case Code::invalid_argument: return "invalid_argument";
-    case Code::timeout: return "timeout";
-    case Code::cancelled: return "cancelled";
-    case Code::peer_lost: return "peer_lost";
-    case Code::out_of_memory: return "out_of_memory";
-    case Code::unsupported: return "unsupported";
-    case Code::authentication: return "authentication";
-    case Code::device: return "device";
-    case Code::transport: return "transport";
-    case Code::closed: return "closed";
-    case Code::stale: return "stale";
-    case Code::would_block: return "would_block";
-    case Code::protocol: return "protocol";
+    case Code::ok:
+      return "ok";
+    case Code::invalid_argument:
+      return "invalid_argument";
+    case Code::timeout:
+      return "timeout";
+    case Code::cancelled:
+      return "cancelled";
+    case Code::peer_lost:
+      return "peer_lost";
+    case Code::out_of_memory:
+      return "out_of_memory";
+    case Code::unsupported:
+      return "unsupported";
+    case Code::authentication:
+      return "authentication";
+    case Code::device:
+      return "device";
+    case Code::transport:
+      return "transport";
+    case Code::closed:
+      return "closed";
+    case Code::stale:
+      return "stale";
+    case Code::would_block:
+      return "would_block";
+    case Code::protocol:
+      return "protocol";
   }
   return "unknown";
 }
@@ -53,20 +67,26 @@ Status errno_status(std::string_view what, int error_number) {
       case EMFILE:
       case ENFILE:
       case ENOBUFS:
-      case ENOSPC: return Code::out_of_memory;
+      case ENOSPC:
+        return Code::out_of_memory;
       case EINVAL:
       case ENAMETOOLONG:
-      case EAFNOSUPPORT: return Code::invalid_argument;
+      case EAFNOSUPPORT:
+        return Code::invalid_argument;
       case ECONNREFUSED:
       case ECONNRESET:
       case EPIPE:
       case ESRCH:
       case EHOSTUNREACH:
-      case ENETUNREACH: return Code::peer_lost;
-      case ETIMEDOUT: return Code::timeout;
+      case ENETUNREACH:
+        return Code::peer_lost;
+      case ETIMEDOUT:
+        return Code::timeout;
       case ENOSYS:
-      case EOPNOTSUPP: return Code::unsupported;
-      default: return Code::transport;
+      case EOPNOTSUPP:
+        return Code::unsupported;
+      default:
+        return Code::transport;
     }
   }();
   char buffer[128];
@@ -78,7 +98,8 @@ Status errno_status(std::string_view what, int error_number) {
 }
 
 Status forked_status() {
-  return Status(Code::closed, "this object was made before fork(); HMC does not survive a fork: create a Context in the child instead");
+  return Status(Code::closed,
+                "this object was made before fork(); HMC does not survive a fork: create a Context in the child instead");
 }
 
 std::string_view version() noexcept { return HMC_VERSION_TEXT; }

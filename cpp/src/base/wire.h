@@ -20,9 +20,9 @@ class WireWriter {
   WireWriter& u64(std::uint64_t v);
   WireWriter& i64(std::int64_t v) { return u64(static_cast<std::uint64_t>(v)); }
   WireWriter& f64(double v);
-  WireWriter& bytes(ByteSpan v);             // u32 length, then the bytes
-  WireWriter& text(std::string_view v);      // as bytes()
-  WireWriter& raw(ByteSpan v);               // no length
+  WireWriter& bytes(ByteSpan v);         // u32 length, then the bytes
+  WireWriter& text(std::string_view v);  // as bytes()
+  WireWriter& raw(ByteSpan v);           // no length
 
  private:
   Bytes& out_;
@@ -38,13 +38,16 @@ class WireReader {
   std::uint64_t u64() noexcept;
   std::int64_t i64() noexcept { return static_cast<std::int64_t>(u64()); }
   double f64() noexcept;
-  ByteSpan bytes(std::size_t limit) noexcept;       // fails when longer than `limit`
+  ByteSpan bytes(std::size_t limit) noexcept;  // fails when longer than `limit`
   std::string text(std::size_t limit);
   ByteSpan raw(std::size_t n) noexcept;
-  ByteSpan rest() noexcept;                          // everything left
+  ByteSpan rest() noexcept;  // everything left
   [[nodiscard]] bool ok() const noexcept { return ok_; }
   [[nodiscard]] bool finish() const noexcept { return ok_ && in_.empty(); }  // ok and nothing left over
-  void fail() noexcept { ok_ = false; in_ = {}; }
+  void fail() noexcept {
+    ok_ = false;
+    in_ = {};
+  }
 
  private:
   ByteSpan in_;

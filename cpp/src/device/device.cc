@@ -31,8 +31,8 @@ std::uint16_t intern(std::string_view name) {
 }
 
 Status malformed(std::string_view text) {
-  return Status(Code::invalid_argument,
-                "device \"" + std::string(text.substr(0, 64)) + "\" is not of the form \"vendor\" or \"vendor:index\" (index 0 to 65535)");
+  return Status(Code::invalid_argument, "device \"" + std::string(text.substr(0, 64)) +
+                                            "\" is not of the form \"vendor\" or \"vendor:index\" (index 0 to 65535)");
 }
 
 }  // namespace
@@ -56,7 +56,8 @@ Result<Device> Device::parse(std::string_view text) {
   if (!known) {
     std::string have;
     for (const auto* factory : device_runtimes()) have += (have.empty() ? "" : ", ") + std::string(factory->vendor);
-    return Status(Code::invalid_argument, "device vendor \"" + std::string(name) + "\" is not known to this build (known: " + have + ")");
+    return Status(Code::invalid_argument,
+                  "device vendor \"" + std::string(name) + "\" is not known to this build (known: " + have + ")");
   }
   Device device;
   device.vendor_ = intern(name);

@@ -55,7 +55,8 @@ void* map_aligned(int fd, std::size_t length, std::size_t alignment) {
   if (reserved == MAP_FAILED) return MAP_FAILED;
   const auto start = reinterpret_cast<std::uintptr_t>(reserved);
   const auto aligned = round_up(start, alignment);
-  void* mapped = mmap(reinterpret_cast<void*>(aligned), length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0);
+  void* mapped =
+      mmap(reinterpret_cast<void*>(aligned), length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0);
   if (aligned > start) munmap(reserved, aligned - start);
   const auto end = start + length + alignment;
   if (end > aligned + length) munmap(reinterpret_cast<void*>(aligned + length), end - aligned - length);
@@ -89,7 +90,8 @@ class HostRuntime final : public DeviceRuntime {
 
   Result<std::unique_ptr<Allocation>> allocate(int, std::size_t bytes, const MemoryOptions& options) override {
     if (!std::has_single_bit(options.alignment) || options.alignment > huge_page) {
-      return Status(Code::invalid_argument, "alignment " + std::to_string(options.alignment) + " is not a power of two up to 2 MiB");
+      return Status(Code::invalid_argument,
+                    "alignment " + std::to_string(options.alignment) + " is not a power of two up to 2 MiB");
     }
     if (bytes > (std::size_t{1} << 47)) return refuse_memory("allocation", bytes, ENOMEM);
     if (options.huge_pages) {
@@ -125,7 +127,7 @@ class HostRuntime final : public DeviceRuntime {
       return Status(Code::protocol, "malformed handle of shared host memory");
     }
     const int fd = blob.fds[0].get();
-    struct stat info {};
+    struct stat info{};
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (static_cast<unsigned>(seals) & F_SEAL_SHRINK) == 0) {
       return Status(Code::protocol, "shared memory of the peer is not sealed against shrinking");

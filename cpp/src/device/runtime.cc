@@ -67,8 +67,8 @@ PointerInfo classify_pointer(const void* data, std::size_t bytes) {
 
 Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source) {
   if (target.bytes != source.bytes) {
-    return Status(Code::invalid_argument, "copy of " + std::to_string(source.bytes) + " bytes into " + std::to_string(target.bytes) +
-                                              ": sizes must be equal");
+    return Status(Code::invalid_argument, "copy of " + std::to_string(source.bytes) + " bytes into " +
+                                              std::to_string(target.bytes) + ": sizes must be equal");
   }
   if (source.bytes == 0) return {};
   const bool two_vendors = !target.device.is_cpu() && !source.device.is_cpu() && target.device.vendor() != source.device.vendor();

@@ -79,10 +79,10 @@ struct DeviceRuntimeFactory {
   DeviceRuntime& (*instance)();  // process-wide, made on first call, never destroyed
 };
 
-// At the end of a runtime's file, at global scope and at the start of a line: HMC_DEVICE_RUNTIME(host, "cpu", hmc::host_runtime_instance);
-// CMake collects the names.
-#define HMC_DEVICE_RUNTIME(name, vendor, instance)                                     \
-  extern const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name;                 \
+// At the end of a runtime's file, at global scope and at the start of a line: HMC_DEVICE_RUNTIME(host, "cpu",
+// hmc::host_runtime_instance); CMake collects the names.
+#define HMC_DEVICE_RUNTIME(name, vendor, instance)                    \
+  extern const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name; \
   constinit const ::hmc::DeviceRuntimeFactory hmc_device_runtime_##name { vendor, instance }
 
 // The generated table; the CPU is first.

@@ -32,7 +32,8 @@ Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()>
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {
-  if (data == nullptr && bytes > 0) return Status(Code::invalid_argument, "wrapping a null pointer as " + std::to_string(bytes) + " bytes");
+  if (data == nullptr && bytes > 0)
+    return Status(Code::invalid_argument, "wrapping a null pointer as " + std::to_string(bytes) + " bytes");
   return Memory(std::make_shared<MemoryBlock>(DeviceSpan{data, bytes, device}, std::move(keep_alive)), 0, bytes);
 }
 

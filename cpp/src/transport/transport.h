@@ -28,35 +28,35 @@ namespace hmc {
 // What a transport is told at creation.
 struct TransportEnvironment {
   std::shared_ptr<Engine> engine;
-  Listener* listener;                        // for transports with connections of their own
+  Listener* listener;                         // for transports with connections of their own
   std::vector<std::string> listen_addresses;  // where this Context listens, real ports filled in
 };
 
 struct Capabilities {
-  bool available = true;        // can run in this process at all
-  std::string reason;           // why not, or how it will be used
-  std::size_t max_signal = 0;   // bytes of one signal (head and body together); at least 2048
-  std::size_t eager_limit = 0;  // signals up to this size beat a rendezvous here
+  bool available = true;           // can run in this process at all
+  std::string reason;              // why not, or how it will be used
+  std::size_t max_signal = 0;      // bytes of one signal (head and body together); at least 2048
+  std::size_t eager_limit = 0;     // signals up to this size beat a rendezvous here
   bool foreign_both_ends = false;  // a rendezvous is faster when sender puts one half while receiver gets the other
 };
 
 // Whether and how well a peer's domain can be reached.
 struct Reach {
   bool ok = false;
-  bool direct = true;        // no host staging
+  bool direct = true;  // no host staging
   bool encrypted = false;
-  std::string detail;        // "mapped memfd", "4 streams"
-  std::string reason;        // why not, or why it is good
+  std::string detail;  // "mapped memfd", "4 streams"
+  std::string reason;  // why not, or why it is good
   double latency_us = 0;
-  double bandwidth = 0;      // bytes per second
+  double bandwidth = 0;  // bytes per second
 };
 
 // Facts about the peer that path choice needs; from the handshake.
 struct PeerDomain {
   bool same_process = false;
-  bool same_host = false;    // a descriptor was passed
-  int pid = 0;               // same_host only
-  ByteSpan domain;           // the peer transport's own domain()
+  bool same_host = false;  // a descriptor was passed
+  int pid = 0;             // same_host only
+  ByteSpan domain;         // the peer transport's own domain()
 };
 
 // Memory to register: a span, and the owner when HMC knows it.
@@ -107,16 +107,16 @@ struct Run {
 // One put or get: everything pointed to stays valid until `done` is completed, except `signal`, which the post copies.
 struct TransferOp {
   std::span<const Run> runs;
-  std::size_t bytes = 0;                  // sum over runs
-  Complete level = Complete::remote;      // put only; get completes when the data is in place
-  ByteSpan signal;                        // put only: delivered to the peer's sink once this op's bytes are visible there
-  std::uintptr_t stream = 0;              // start after what is queued on this stream of the local device
+  std::size_t bytes = 0;              // sum over runs
+  Complete level = Complete::remote;  // put only; get completes when the data is in place
+  ByteSpan signal;                    // put only: delivered to the peer's sink once this op's bytes are visible there
+  std::uintptr_t stream = 0;          // start after what is queued on this stream of the local device
 };
 
 // The receiving side of an Endpoint. Engine lock held.
 class EndpointSink {
  public:
-  virtual void on_signal(ByteSpan signal) = 0;      // valid during the call; in the order the peer posted its signal() calls
+  virtual void on_signal(ByteSpan signal) = 0;       // valid during the call; in the order the peer posted its signal() calls
   virtual void on_failed(const Status& reason) = 0;  // once; every pending operation has been completed with it before
 
  protected:
@@ -165,7 +165,7 @@ struct TransportFactory {
 
 // At the end of a transport's main file, at global scope: HMC_TRANSPORT(shm, hmc::create_shm_transport);
 // CMake collects the folder names.
-#define HMC_TRANSPORT(name, create)                      \
+#define HMC_TRANSPORT(name, create)                          \
   extern const ::hmc::TransportFactory hmc_transport_##name; \
   constinit const ::hmc::TransportFactory hmc_transport_##name { #name, create }
 

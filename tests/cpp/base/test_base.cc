@@ -62,7 +62,16 @@ TEST(Deadline, RangesAreSafe) {
 TEST(Wire, RoundTripsEverything) {
   Bytes out;
   const auto blob = testing::pattern(300, 1);
-  WireWriter(out).u8(0xfe).u16(0xfedc).u32(0xfedcba98U).u64(0xfedcba9876543210ULL).i64(-5).f64(-0.125).bytes(blob).text("name").raw(blob);
+  WireWriter(out)
+      .u8(0xfe)
+      .u16(0xfedc)
+      .u32(0xfedcba98U)
+      .u64(0xfedcba9876543210ULL)
+      .i64(-5)
+      .f64(-0.125)
+      .bytes(blob)
+      .text("name")
+      .raw(blob);
   WireReader in(out);
   EXPECT_EQ(in.u8(), 0xfe);
   EXPECT_EQ(in.u16(), 0xfedc);
