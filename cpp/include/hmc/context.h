@@ -85,4 +85,15 @@ class HMC_API Context {
   std::shared_ptr<ContextState> state_;
 };
 
+// A fresh job key: 256 random bits as text ("hmc1-..."), for ContextOptions::key or HMC_JOB_KEY.
+HMC_API std::string generate_job_key();
+
+// An environment variable that HMC reads.
+struct Setting {
+  std::string name;
+  std::string fallback;  // what applies when unset
+  std::string help;      // one sentence
+};
+HMC_API std::vector<Setting> list_settings();
+
 }  // namespace hmc

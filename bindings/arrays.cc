@@ -1,0 +1,183 @@
+// Python memory as views, and its lifetime across threads.
+#include <mutex>
+#include <vector>
+
+#include "common.h"
+#include "dlpack.h"
+
+namespace hmc::bindings {
+namespace {
+
+// References given up by threads that must not take the GIL (the engine's). Drained by the next call into the bindings, or by the
+// interpreter's main thread soon (Py_AddPendingCall needs no GIL).
+struct Released {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Released& released() {
+  static Released* const instance = new Released;
+  return *instance;
+}
+
+int drain_pending(void*) {
+  drain_released();
+  return 0;
+}
+
+void release_later(PyObject* object) {
+  bool first = false;
+  {
+    const std::scoped_lock lock(released().mutex);
+    first = released().objects.empty();
+    released().objects.push_back(object);
+  }
+  if (first) Py_AddPendingCall(drain_pending, nullptr);
+}
+
+struct BufferGuard {
+  Py_buffer view{};
+  bool held = false;
+  ~BufferGuard() {
+    if (held) PyBuffer_Release(&view);
+  }
+};
+
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device device) {
+  MemoryView view(data, bytes, device);
+  view.owner = shared_reference(object);
+  return view;
+}
+
+MemoryView buffer_view(py::handle object, bool writable) {
+  BufferGuard guard;
+  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &guard.view, flags) != 0) {
+    PyErr_Clear();
+    if (writable && PyObject_GetBuffer(object.ptr(), &guard.view, PyBUF_C_CONTIGUOUS) == 0) {
+      guard.held = true;
+      refuse("a " + type_name(object) + " that is read-only cannot be received into");
+    }
+    PyErr_Clear();
+    refuse("a " + type_name(object) + " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
+  }
+  guard.held = true;
+  if (guard.view.format != nullptr && std::string_view(guard.view.format).find('O') != std::string_view::npos) {
+    refuse("an array of Python objects cannot be transferred");
+  }
+  return plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu());
+}
+
+MemoryView cuda_interface_view(py::handle object, bool writable) {
+  const py::dict face = object.attr("__cuda_array_interface__");
+  const auto data = face["data"].cast<std::pair<std::uintptr_t, bool>>();
+  if (writable && data.second) refuse("a read-only device array cannot be received into");
+  std::size_t items = 1;
+  for (const auto& n : face["shape"].cast<std::vector<std::size_t>>()) items *= n;
+  if (face.contains("strides") && !face["strides"].is_none()) refuse("a strided device array cannot be transferred; make it contiguous");
+  const auto typestr = face["typestr"].cast<std::string>();
+  const std::size_t bytes = items * std::stoul(typestr.substr(2));
+  // The protocol's name says nothing of the owner: ask the runtimes.
+  const Memory probe = check(Memory::wrap(reinterpret_cast<void*>(data.first), bytes));
+  if (bytes > 0 && probe.device().is_cpu()) refuse("no device runtime of this process knows the memory of a " + type_name(object));
+  return plain_view(object, probe.data(), bytes, probe.device());
+}
+
+}  // namespace
+
+void drain_released() {
+  std::vector<PyObject*> objects;
+  {
+    const std::scoped_lock lock(released().mutex);
+    objects.swap(released().objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+std::shared_ptr<const void> shared_reference(py::handle object) {
+  Py_INCREF(object.ptr());
+  return {static_cast<const void*>(object.ptr()), [](const void* p) { release_later(static_cast<PyObject*>(const_cast<void*>(p))); }};
+}
+
+std::function<void()> keep_alive(py::handle object) {
+  return [reference = shared_reference(object)]() mutable { reference.reset(); };
+}
+
+MemoryView view_of(py::handle object, bool writable) {
+  // By exact type first: pybind11's isinstance costs more than the rest of a small send.
+  static PyTypeObject* const buffer_type = reinterpret_cast<PyTypeObject*>(py::type::of<ConnBuffer>().release().ptr());
+  static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
+  if (Py_TYPE(object.ptr()) == buffer_type) return {object.cast<const ConnBuffer&>()};
+  if (Py_TYPE(object.ptr()) == memory_type) return {object.cast<const Memory&>()};
+  if (PyObject_CheckBuffer(object.ptr()) != 0) return buffer_view(object, writable);
+  if (py::hasattr(object, "__cuda_array_interface__")) return cuda_interface_view(object, writable);
+  if (py::hasattr(object, "__dlpack__")) {
+    const DlpackView taken = take_dlpack(object);
+    MemoryView view(taken.data, taken.bytes, taken.device);
+    view.owner = shared_reference(taken.capsule);
+    if (writable && taken.read_only) refuse("a read-only " + type_name(object) + " cannot be received into");
+    return view;
+  }
+  refuse("a " + type_name(object) +
+         " has no memory to transfer: pass an array (buffer protocol, DLPack or __cuda_array_interface__), a Memory or a ConnBuffer");
+}
+
+Memory memory_of(py::handle object) {
+  if (py::isinstance<ConnBuffer>(object)) return object.cast<const ConnBuffer&>().memory();
+  if (py::isinstance<Memory>(object)) return object.cast<const Memory&>();
+  const MemoryView view = view_of(object, false);
+  return check(Memory::wrap(view.data, view.bytes, view.device, [owner = view.owner]() mutable { owner.reset(); }));
+}
+
+std::size_t item_size_of(py::handle object) {
+  if (py::isinstance<ConnBuffer>(object) || py::isinstance<Memory>(object)) return 1;
+  if (py::hasattr(object, "itemsize")) return object.attr("itemsize").cast<std::size_t>();
+  BufferGuard guard;
+  if (PyObject_CheckBuffer(object.ptr()) != 0 && PyObject_GetBuffer(object.ptr(), &guard.view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
+    guard.held = true;
+    return static_cast<std::size_t>(guard.view.itemsize);
+  }
+  PyErr_Clear();
+  return 1;
+}
+
+std::vector<std::uint64_t> offsets_of(py::handle object, const char* name) {
+  // NumPy converts lists and any integer type; the copy into our vector is one memcpy.
+  const py::object numpy = py::module_::import("numpy");
+  const py::object array = numpy.attr("asarray")(object);
+  const auto kind = array.attr("dtype").attr("kind").cast<std::string>();
+  if (array.attr("size").cast<std::size_t>() > 0) {
+    if (kind != "i" && kind != "u") refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.attr("dtype")).cast<std::string>());
+    if (kind == "i" && array.attr("min")().cast<std::int64_t>() < 0) refuse(std::string(name) + " holds a negative offset");
+  }
+  if (array.attr("ndim").cast<int>() != 1) refuse(std::string(name) + " must be one-dimensional");
+  const py::object flat = numpy.attr("ascontiguousarray")(array, py::arg("dtype") = "uint64");
+  BufferGuard guard;
+  if (PyObject_GetBuffer(flat.ptr(), &guard.view, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
+  guard.held = true;
+  const auto* first = static_cast<const std::uint64_t*>(guard.view.buf);
+  return {first, first + static_cast<std::size_t>(guard.view.len) / sizeof(std::uint64_t)};
+}
+
+Device device_of(py::handle object) {
+  if (!object || object.is_none()) return Device::cpu();
+  return check(Device::parse(py::str(object).cast<std::string>()));
+}
+
+Notify notify_of(py::handle object, std::string& payload) {
+  if (!object || object.is_none()) return {};
+  if (PyLong_Check(object.ptr()) != 0) {
+    const auto id = PyLong_AsUnsignedLongLong(object.ptr());
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      refuse("a notification id must be from 0 to 2**63 - 1");
+    }
+    return {static_cast<std::uint64_t>(id)};
+  }
+  if (PyBytes_Check(object.ptr()) == 0) refuse("notify must be None, an int (counted) or bytes (a payload), not a " + type_name(object));
+  payload = object.cast<std::string>();
+  return {std::as_bytes(std::span(payload.data(), payload.size()))};
+}
+
+}  // namespace hmc::bindings

@@ -1,0 +1,43 @@
+// prepare_blocks([(buf, src_offsets, remote, dst_offsets), ...], block): Python's pairs as the core's.
+#pragma once
+
+#include "common.h"
+
+namespace hmc::bindings {
+
+// Calls `prepare(pairs, block)` without the GIL; the offsets live until it returns (the core copies them).
+template <class Prepare>
+BlockBatch prepare_from(const py::iterable& pairs, std::size_t block, Prepare prepare) {
+  std::vector<std::vector<std::uint64_t>> offsets;
+  std::vector<BlockPair> all;
+  std::vector<py::tuple> tuples;
+  for (const py::handle item : pairs) tuples.push_back(py::cast<py::tuple>(item));
+  offsets.reserve(2 * tuples.size());  // spans into it stay valid
+  for (const py::tuple& pair : tuples) {
+    if (pair.size() != 4) refuse("each pair is (local buffer, local offsets, remote buffer, remote offsets)");
+    offsets.push_back(offsets_of(pair[1], "local offsets"));
+    const std::span<const std::uint64_t> local = offsets.back();
+    offsets.push_back(offsets_of(pair[3], "remote offsets"));
+    all.push_back({pair[0].cast<ConnBuffer>(), pair[2].cast<RemoteBuffer>(), local, offsets.back()});
+  }
+  const py::gil_scoped_release nogil;
+  return check(prepare(std::span<const BlockPair>(all), block));
+}
+
+inline py::list notifications_as_list(const std::vector<Notification>& all) {
+  py::list result;
+  for (const auto& one : all) {
+    result.append(py::make_tuple(one.source, py::bytes(reinterpret_cast<const char*>(one.payload.data()), one.payload.size())));
+  }
+  return result;
+}
+
+inline PutOptions put_options(const py::object& notify, const std::string& complete, std::string& payload) {
+  PutOptions options;
+  options.notify = notify_of(notify, payload);
+  if (complete != "remote" && complete != "local") refuse("complete must be \"remote\" or \"local\", not \"" + complete + "\"");
+  options.complete = complete == "local" ? Complete::local : Complete::remote;
+  return options;
+}
+
+}  // namespace hmc::bindings

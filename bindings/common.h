@@ -1,0 +1,86 @@
+// What every binding file needs: errors, deadlines, views of Python memory, waits that Ctrl-C can end.
+#pragma once
+
+#include <hmc/hmc.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+namespace hmc::bindings {
+
+namespace py = pybind11;
+
+// ---- errors.cc ----
+// Raised for a Status; the translator makes it the Python class of its code (hmc/errors.py).
+class StatusError : public std::exception {
+ public:
+  explicit StatusError(Status status) : status_(std::move(status)) {}
+  [[nodiscard]] const Status& status() const noexcept { return status_; }
+
+ private:
+  Status status_;
+};
+void check(const Status& status);  // throws StatusError
+template <class T>
+T check(Result<T> result) {
+  check(result.status());
+  return std::move(result).value();
+}
+[[noreturn]] void refuse(std::string message);  // invalid_argument
+py::object make_error(const Status& status);    // the exception instance, GIL held
+void set_error(const Status& status);           // PyErr_SetObject, for C functions
+
+// ---- time ----
+// Seconds, None for ever. Throws ValueError (as InvalidArgumentError) for negative or NaN.
+Deadline deadline_of(py::handle timeout);
+Deadline deadline_of(const std::optional<double>& timeout);
+// Calls `attempt(deadline)` without the GIL in slices, so that signals are handled (KeyboardInterrupt); `attempt` must be safe to repeat after
+// a timeout. Throws the error unless ok.
+void wait_sliced(Deadline deadline, const std::function<Status(Deadline)>& attempt);
+// Work::wait in the same manner. A KeyboardInterrupt leaves the operation going.
+void wait_work(const Work& work, Deadline deadline);
+// Signals that arrived meanwhile; throws py::error_already_set. GIL held.
+void check_signals();
+
+// ---- arrays.cc ----
+// The bytes of `object`: Memory, ConnBuffer, NumPy and anything with the buffer protocol, DLPack or __cuda_array_interface__.
+// The view's owner keeps the Python object until the operation is over. Throws InvalidArgumentError for read-only (when `writable`),
+// non-contiguous or object arrays.
+MemoryView view_of(py::handle object, bool writable);
+// As a Memory handle (for registration).
+Memory memory_of(py::handle object);
+// uint64 offsets from any integer array or sequence, without a Python loop for arrays.
+std::vector<std::uint64_t> offsets_of(py::handle object, const char* name);
+// Bytes per element of an array-like; 1 for raw memory.
+std::size_t item_size_of(py::handle object);
+// Drops references that operations gave up on other threads. GIL held.
+void drain_released();
+// A shared owner of a Python reference that any thread may drop without the GIL.
+std::shared_ptr<const void> shared_reference(py::handle object);
+// A keep-alive for Memory::wrap.
+std::function<void()> keep_alive(py::handle object);
+
+// ---- work.cc ----
+py::object make_work(Work work);
+const Work& work_from(py::handle object);  // throws TypeError
+bool is_work(py::handle object);
+py::object make_info(const MessageInfo& info);
+
+Device device_of(py::handle object);   // text or None (cpu)
+Notify notify_of(py::handle object, std::string& payload);  // None, int, or bytes (kept in `payload`)
+
+// ---- one per public header ----
+void bind_errors(py::module_& module);
+void bind_device(py::module_& module);
+void bind_memory(py::module_& module);
+void bind_buffer(py::module_& module);
+void bind_work(py::module_& module);
+void bind_path(py::module_& module);
+void bind_peer(py::module_& module);
+void bind_context(py::module_& module);
+void bind_communicator(py::module_& module);
+void bind_baseline(py::module_& module);
+
+}  // namespace hmc::bindings

@@ -1,0 +1,140 @@
+#include "dlpack.h"
+
+namespace hmc::bindings {
+namespace {
+
+struct DlDevice {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DlType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  std::int32_t ndim;
+  DlType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct DlManagedTensor {
+  DlTensor tensor;
+  void* manager;
+  void (*deleter)(DlManagedTensor*);
+};
+struct DlManagedTensorVersioned {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* manager;
+  void (*deleter)(DlManagedTensorVersioned*);
+  std::uint64_t flags;  // bit 0: read-only
+  DlTensor tensor;
+};
+
+constexpr std::int32_t dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_host = 11, dl_ext = 12;
+constexpr const char* plain_name = "dltensor";
+constexpr const char* versioned_name = "dltensor_versioned";
+
+// What an exported capsule owns: the memory, and the arrays its tensor points to.
+template <class Managed>
+struct Export {
+  Managed managed{};
+  Memory memory;
+  std::int64_t shape = 0;
+  std::int64_t stride = 1;
+};
+
+template <class Managed>
+void drop_capsule(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name) == 0) return;  // consumed: the consumer calls the deleter
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  managed->deleter(managed);
+}
+
+std::int32_t device_type(const Device& device) {
+  if (device.is_cpu()) return dl_cpu;
+  if (device.vendor() == "cuda") return dl_cuda;
+  if (device.vendor() == "rocm" || device.vendor() == "hygon") return dl_rocm;
+  return dl_ext;
+}
+
+template <class Managed>
+Managed* export_memory(const Memory& memory) {
+  auto* exported = new Export<Managed>;
+  exported->memory = memory;
+  exported->shape = static_cast<std::int64_t>(memory.size());
+  DlTensor& tensor = exported->managed.tensor;
+  tensor = {memory.data(), {device_type(memory.device()), memory.device().index()}, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
+  exported->managed.manager = exported;
+  exported->managed.deleter = [](Managed* managed) { delete static_cast<Export<Managed>*>(managed->manager); };
+  return &exported->managed;
+}
+
+std::size_t contiguous_bytes(const DlTensor& tensor) {
+  std::int64_t expected = 1;
+  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides != nullptr && tensor.shape[i] > 1 && tensor.strides[i] != expected) {
+      refuse("a tensor that is not C-contiguous cannot be transferred; make it contiguous, or use blocks");
+    }
+    expected *= tensor.shape[i];
+  }
+  return static_cast<std::size_t>(expected) * ((static_cast<std::size_t>(tensor.dtype.bits) * tensor.dtype.lanes + 7) / 8);
+}
+
+}  // namespace
+
+DlpackView take_dlpack(py::handle object) {
+  DlpackView view;
+  try {
+    view.capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    view.capsule = object.attr("__dlpack__")();  // a producer from before versions
+  }
+  const DlTensor* tensor = nullptr;
+  if (PyCapsule_IsValid(view.capsule.ptr(), versioned_name) != 0) {
+    const auto* managed = static_cast<DlManagedTensorVersioned*>(PyCapsule_GetPointer(view.capsule.ptr(), versioned_name));
+    if (managed->major != 1) refuse("the tensor's DLPack version is not 1.x");
+    view.read_only = (managed->flags & 1) != 0;
+    tensor = &managed->tensor;
+  } else if (PyCapsule_IsValid(view.capsule.ptr(), plain_name) != 0) {
+    tensor = &static_cast<DlManagedTensor*>(PyCapsule_GetPointer(view.capsule.ptr(), plain_name))->tensor;
+  } else {
+    refuse("__dlpack__ did not return a tensor");
+  }
+  view.bytes = contiguous_bytes(*tensor);
+  view.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  const std::int32_t type = tensor->device.type;
+  if (type != dl_cpu && type != dl_cuda_host && type != dl_rocm_host) {
+    // The code does not always name the vendor: ask the runtimes whose pointer it is.
+    view.device = check(Memory::wrap(view.data, view.bytes)).device();
+    if (view.bytes > 0 && view.device.is_cpu()) {
+      refuse("no device runtime of this process knows the memory of this tensor (DLPack device type " + std::to_string(type) + ")");
+    }
+  }
+  return view;
+}
+
+py::object give_dlpack(const Memory& memory, py::handle max_version) {
+  const bool versioned = max_version && !max_version.is_none() && py::cast<py::tuple>(max_version)[0].cast<int>() >= 1;
+  PyObject* capsule = nullptr;
+  if (versioned) {
+    auto* managed = export_memory<DlManagedTensorVersioned>(memory);
+    managed->major = 1;
+    managed->minor = 0;
+    capsule = PyCapsule_New(managed, versioned_name, [](PyObject* c) { drop_capsule<DlManagedTensorVersioned>(c, versioned_name); });
+  } else {
+    auto* managed = export_memory<DlManagedTensor>(memory);
+    capsule = PyCapsule_New(managed, plain_name, [](PyObject* c) { drop_capsule<DlManagedTensor>(c, plain_name); });
+  }
+  if (capsule == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+py::tuple dlpack_device(const Memory& memory) { return py::make_tuple(device_type(memory.device()), memory.device().index()); }
+
+}  // namespace hmc::bindings

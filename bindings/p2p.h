@@ -1,0 +1,179 @@
+// Point-to-point calls, once for Peer, Member and Communicator. A Caller says how a Python object is called upon:
+//   using Self = ...;                       the pybind11 type
+//   static constexpr bool ranked;           whether calls name a rank
+//   isend(self, view, rank, tag) ...        as in the public headers
+#pragma once
+
+#include <cstring>
+
+#include "fastcall.h"
+
+namespace hmc::bindings {
+
+// Arguments of send(array, [rank], tag=0, timeout=None) and its kin.
+template <class Caller>
+struct P2P {
+  using Self = typename Caller::Self;
+  struct Arguments {
+    py::handle array;
+    int rank;
+    std::int64_t tag;
+    Deadline deadline;
+  };
+
+  static PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    return guarded([&]() -> py::object {
+      const Arguments a = parse<SendTag>("send", "dst", args, count, keywords);
+      const MemoryView view = view_of(a.array, false);
+      const Work work = post([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); });
+      finish(work, a.deadline);
+      return py::none();
+    });
+  }
+
+  static PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    return guarded([&]() -> py::object {
+      const Arguments a = parse<RecvTag>("recv", "src", args, count, keywords);
+      const MemoryView view = view_of(a.array, true);
+      const Work work = post([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); });
+      finish(work, a.deadline);
+      return make_info(work.info());
+    });
+  }
+
+  static PyObject* isend(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    return guarded([&]() -> py::object {
+      const Arguments a = parse<IsendTag>("isend", "dst", args, count, keywords);
+      const MemoryView view = view_of(a.array, false);
+      return make_work(post([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }));
+    });
+  }
+
+  static PyObject* irecv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    return guarded([&]() -> py::object {
+      const Arguments a = parse<IrecvTag>("irecv", "src", args, count, keywords);
+      const MemoryView view = view_of(a.array, true);
+      return make_work(post([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }));
+    });
+  }
+
+  static PyObject* put(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    static const Signature<4> signature("put", {"source", "target", "notify", "complete"}, 2);
+    return guarded([&]() -> py::object {
+      const auto [source, target, notify, complete] = signature.parse(args, count, keywords);
+      std::string payload;
+      PutOptions options;
+      options.notify = notify_of(notify, payload);
+      options.complete = complete_of(complete);
+      const auto& from = source.cast<const ConnBuffer&>();
+      const auto& to = target.cast<const RemoteBuffer&>();
+      return make_work(post([&] { return Caller::put(self_as<Self>(self), from, to, options); }));
+    });
+  }
+
+  static PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    static const Signature<2> signature("get", {"target", "source"}, 2);
+    return guarded([&]() -> py::object {
+      const auto [target, source] = signature.parse(args, count, keywords);
+      const auto& to = target.cast<const ConnBuffer&>();
+      const auto& from = source.cast<const RemoteBuffer&>();
+      return make_work(post([&] { return Caller::get(self_as<Self>(self), to, from); }));
+    });
+  }
+
+  static PyObject* wait_notify(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    return guarded([&]() -> py::object {
+      py::handle rank, id, times, timeout;
+      if constexpr (Caller::ranked) {
+        static const Signature<4> signature("wait_notify", {"src", "id", "count", "timeout"}, 2);
+        std::tie(rank, id, times, timeout) = std::tuple_cat(signature.parse(args, count, keywords));
+      } else {
+        static const Signature<3> signature("wait_notify", {"id", "count", "timeout"}, 1);
+        std::tie(id, times, timeout) = std::tuple_cat(signature.parse(args, count, keywords));
+      }
+      const auto number = static_cast<std::uint64_t>(integer_or(id, 0));
+      const auto n = static_cast<std::uint64_t>(integer_or(times, 1));
+      const int src = static_cast<int>(integer_or(rank, 0));
+      const Deadline deadline = deadline_of(timeout);
+      wait_sliced(deadline, [&](Deadline slice) { return Caller::wait_notify(self_as<Self>(self), src, number, n, slice); });
+      return py::none();
+    });
+  }
+
+  template <class Class>
+  static void bind(Class& cls) {
+    const std::string to = Caller::ranked ? ", dst" : "";
+    const std::string from = Caller::ranked ? ", src" : "";
+    install(cls, "send", send, "send(array" + to + ", tag=0, timeout=None)\n--\n\nSends an array's bytes; returns when it may be reused. tag: 0 to 2**62.");
+    install(cls, "recv", recv,
+            "recv(array" + from + ", tag=0, timeout=None)\n--\n\nReceives into a writable contiguous array; returns MessageInfo(source, tag, bytes). "
+            "tag may be ANY_TAG" + (Caller::ranked ? ", src ANY_SOURCE" : "") +
+            ". A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the receive; the message says "
+            "whether the array may have been written.");
+    install(cls, "isend", isend, "isend(array" + to + ", tag=0)\n--\n\nAs send, but returns a Work at once.");
+    install(cls, "irecv", irecv, "irecv(array" + from + ", tag=0)\n--\n\nAs recv, but returns a Work at once; work.info tells what came.");
+    install(cls, "put", put,
+            "put(source, target, notify=None, complete=\"remote\")\n--\n\nWrites a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. "
+            "notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: \"remote\" or \"local\".");
+    install(cls, "get", get, "get(target, source)\n--\n\nReads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.");
+    install(cls, "wait_notify", wait_notify,
+            std::string("wait_notify(") + (Caller::ranked ? "src, " : "") +
+                "id, count=1, timeout=None)\n--\n\nWaits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.");
+  }
+
+ private:
+  template <class Class>
+  static void install(Class& cls, const char* name, FastFunction function, const std::string& doc) {
+    fast_method(cls, name, function, strdup(doc.c_str()));  // as long as the type
+  }
+
+  // Posts without the GIL: a post may copy up to 1 MiB.
+  template <class Post>
+  static Work post(Post call) {
+    const py::gil_scoped_release nogil;
+    return check(call());
+  }
+
+  // Waits; after the deadline the operation is withdrawn, so that nothing lands in memory that the caller believes its own again.
+  static void finish(const Work& work, Deadline deadline) {
+    if (work.done()) return check(work.status());
+    try {
+      wait_work(work, deadline);
+    } catch (const StatusError& error) {
+      if (error.status().code() != Code::timeout) throw;
+      const Status cancelled = work.cancel();
+      if (cancelled.ok()) throw StatusError(Status(Code::timeout, "the deadline passed; the operation was withdrawn, nothing more is read or written"));
+      if (work.done()) return check(work.status());
+      throw StatusError(Status(Code::timeout, "the deadline passed; the operation is under way and the memory may still be read or written (" +
+                                                  std::string(cancelled.message()) + ")"));
+    }
+  }
+
+  static Complete complete_of(py::handle value) {
+    if (!value) return Complete::remote;
+    const auto text = py::str(value).cast<std::string>();
+    if (text == "remote") return Complete::remote;
+    if (text == "local") return Complete::local;
+    refuse("complete must be \"remote\" or \"local\", not \"" + text + "\"");
+  }
+
+  // One Signature per function name, made at its first call.
+  template <class Tag>
+  static Arguments parse(const char* function, const char* rank_name, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    if constexpr (Caller::ranked) {
+      static const Signature<4> signature(function, {"array", rank_name, "tag", "timeout"}, 2);
+      const auto [array, rank, tag, timeout] = signature.parse(args, count, keywords);
+      return {array, static_cast<int>(integer_or(rank, any_source)), integer_or(tag, 0), deadline_of(timeout)};
+    } else {
+      static const Signature<3> signature(function, {"array", "tag", "timeout"}, 1);
+      const auto [array, tag, timeout] = signature.parse(args, count, keywords);
+      return {array, 0, integer_or(tag, 0), deadline_of(timeout)};
+    }
+  }
+  struct SendTag;
+  struct RecvTag;
+  struct IsendTag;
+  struct IrecvTag;
+};
+
+}  // namespace hmc::bindings

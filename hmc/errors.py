@@ -1,0 +1,117 @@
+"""The exceptions of HMC: one per code of the core, each also the builtin that fits."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationError",
+    "ClosedError",
+    "DeviceError",
+    "HmcCancelledError",
+    "HmcError",
+    "HmcTimeoutError",
+    "InvalidArgumentError",
+    "OutOfMemoryError",
+    "PeerLostError",
+    "ProtocolError",
+    "StaleBufferError",
+    "TransportError",
+    "UnsupportedError",
+]
+
+
+class HmcError(Exception):
+    """Any error of HMC. ``code`` names it ("peer_lost"), ``native`` is errno or a vendor's code, 0 if there is none."""
+
+    code: str = "unknown"
+
+    def __init__(self, message: str = "", native: int = 0) -> None:
+        super().__init__(message)
+        self.native = native
+
+
+class InvalidArgumentError(HmcError, ValueError):
+    """The caller asked for what cannot be: a size, rank, tag, device, dtype or slice."""
+
+    code = "invalid_argument"
+
+
+class HmcTimeoutError(HmcError, TimeoutError):
+    """The deadline passed. The operation goes on unless the message says otherwise."""
+
+    code = "timeout"
+
+
+class HmcCancelledError(HmcError):
+    """``cancel()`` took effect; the message says whether the target may have been written."""
+
+    code = "cancelled"
+
+
+class PeerLostError(HmcError, ConnectionError):
+    """The peer's process or host is gone."""
+
+    code = "peer_lost"
+
+
+class OutOfMemoryError(HmcError, MemoryError):
+    """Host or device memory, descriptors or locked memory were refused; the message names the limit."""
+
+    code = "out_of_memory"
+
+
+class UnsupportedError(HmcError, NotImplementedError):
+    """This build, device or path cannot do it."""
+
+    code = "unsupported"
+
+
+class AuthenticationError(HmcError, PermissionError):
+    """A wrong or missing key, a foreign user, a forged descriptor."""
+
+    code = "authentication"
+
+
+class DeviceError(HmcError):
+    """A vendor's runtime failed; ``native`` is its code."""
+
+    code = "device"
+
+
+class TransportError(HmcError):
+    """A network or operating-system call failed; ``native`` is errno."""
+
+    code = "transport"
+
+
+class ClosedError(HmcError):
+    """The object was closed by this process, or belongs to the parent of a fork."""
+
+    code = "closed"
+
+
+class StaleBufferError(HmcError):
+    """The remote buffer was closed or registered anew since its descriptor was made."""
+
+    code = "stale"
+
+
+class ProtocolError(HmcError):
+    """The peer sent what breaks the wire contract, or speaks another version."""
+
+    code = "protocol"
+
+
+BY_CODE: dict[int, type[HmcError]] = {
+    1: InvalidArgumentError,
+    2: HmcTimeoutError,
+    3: HmcCancelledError,
+    4: PeerLostError,
+    5: OutOfMemoryError,
+    6: UnsupportedError,
+    7: AuthenticationError,
+    8: DeviceError,
+    9: TransportError,
+    10: ClosedError,
+    11: StaleBufferError,
+    13: ProtocolError,
+}
