@@ -1,0 +1,112 @@
+#include <utility>
+
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+
+CommunicatorState::CommunicatorState(const std::shared_ptr<CommunicatorState>& members)
+    : context(members->context), group(members->group), of_members_(false) {
+  for (const std::uint32_t rank : group->local()) local.emplace_back(members, static_cast<int>(rank));
+}
+
+CommunicatorState::~CommunicatorState() {
+  if (of_members_) group->leave();
+}
+
+Communicator make_communicator(Context context, const std::shared_ptr<Group>& group) {
+  group->join();
+  return Communicator(std::make_shared<CommunicatorState>(std::make_shared<CommunicatorState>(std::move(context), group)));
+}
+
+namespace {
+
+Status empty_status() {
+  return {Code::invalid_argument, "the Communicator is empty: this process is in none of the groups that split() made, or init() was not called"};
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<CommunicatorState> state) noexcept : state_(std::move(state)) {}
+
+int Communicator::size() const noexcept { return state_ ? static_cast<int>(state_->group->size()) : 0; }
+
+const std::vector<Member>& Communicator::local() const noexcept {
+  static const std::vector<Member> none;
+  return state_ ? state_->local : none;
+}
+
+Result<Member> Communicator::self() const {
+  if (!state_) return empty_status();
+  if (state_->local.size() == 1) return state_->local.front();
+  return Status(Code::invalid_argument, "this process has " + std::to_string(state_->local.size()) +
+                                            " Members in the Communicator; make the call on one of local()");
+}
+
+Context Communicator::context() const { return state_ ? state_->context : Context(); }
+
+namespace {
+
+Status check_rank(const Group& group, int rank) {
+  if (rank >= 0 && static_cast<std::uint32_t>(rank) < group.size()) return {};
+  return {Code::invalid_argument, "rank " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
+}
+
+}  // namespace
+
+Result<Peer> Communicator::peer(int rank) const {
+  if (!state_) return empty_status();
+  const Group& group = *state_->group;
+  HMC_TRY(group.open());
+  HMC_TRY(check_rank(group, rank));
+  const auto peer = group.rank(static_cast<std::uint32_t>(rank)).peer;
+  struct Outcome {
+    bool done = false;
+    Status status;
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  const auto engine = group.engine();
+  {
+    const auto lock = engine->lock();
+    peer->when_ready([outcome, engine](const Status& status) {
+      *outcome = {true, status};
+      engine->wake_waiters();
+    });
+  }
+  if (!engine->drive(Deadline::after_seconds(30), [outcome] { return outcome->done; })) {
+    return Status(Code::timeout, group.describe(static_cast<std::uint32_t>(rank)) + " could not be connected within 30 s");
+  }
+  const auto lock = engine->lock();
+  HMC_TRY(outcome->status);
+  return Peer(peer);
+}
+
+Device Communicator::device(int rank) const {
+  if (!state_ || !check_rank(*state_->group, rank).ok()) return Device::cpu();
+  return state_->group->rank(static_cast<std::uint32_t>(rank)).device;
+}
+
+std::vector<int> Communicator::lost() const { return state_ ? state_->group->lost() : std::vector<int>(); }
+
+Result<ConnBuffer> Communicator::buffer(std::size_t bytes, Device device) const {
+  if (!state_) return empty_status();
+  HMC_TRY(state_->group->open());
+  return state_->context.buffer(bytes, device);
+}
+
+Result<ConnBuffer> Communicator::register_memory(const Memory& memory, Access access) const {
+  if (!state_) return empty_status();
+  HMC_TRY(state_->group->open());
+  return state_->context.register_memory(memory, access);
+}
+
+Status Communicator::close(Deadline deadline) const {
+  if (!state_) return {};
+  state_->group->leave();
+  // The Context was made for the job and ends with the Communicator of all of it.
+  if (state_->group->scope() == world_scope) return state_->context.close(deadline);
+  return {};
+}
+
+}  // namespace hmc

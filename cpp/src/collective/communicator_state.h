@@ -1,0 +1,43 @@
+// CommunicatorState: what is behind Communicator and Member handles.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collective/group.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+
+// A Communicator's state holds its local Members, and those hold a state of their own (without Members), so that handles of either kind
+// keep the group and nothing keeps itself. The group is left when the last handle is gone. Everything that works in the background
+// holds the Group only: handles, whose end may close the Context, end on the threads of those who hold them.
+class CommunicatorState {
+ public:
+  // The state behind Members; leaves `group` at its end.
+  CommunicatorState(Context context_handle, std::shared_ptr<Group> joined) : context(std::move(context_handle)), group(std::move(joined)) {}
+  // The state behind a Communicator.
+  explicit CommunicatorState(const std::shared_ptr<CommunicatorState>& members);
+  ~CommunicatorState();
+  CommunicatorState(const CommunicatorState&) = delete;
+  CommunicatorState& operator=(const CommunicatorState&) = delete;
+
+  const Context context;
+  const std::shared_ptr<Group> group;
+  std::vector<Member> local;  // constant once made
+
+ private:
+  bool of_members_ = true;
+};
+
+// A Communicator over `group`, which it joins.
+Communicator make_communicator(Context context, const std::shared_ptr<Group>& group);
+
+// One byte string per rank, contributed by each of this process's `ranks`: mine[i] of ranks[i]. Collective.
+Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
+                                        std::string_view what, Deadline deadline);
+
+inline constexpr std::size_t max_exchange_bytes = 64 << 10;
+
+}  // namespace hmc

@@ -1,0 +1,278 @@
+// What Members tell each other: bytes, ConnBuffers, and who goes to which group.
+#include <algorithm>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/wire.h"
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+namespace {
+
+// What one rank's all-gather reads and writes. Shared with the collective, which may outlive the call when its deadline passes.
+struct Gathered {
+  Bytes in, out;
+};
+
+// One all-gather of each of this process's `ranks`; entry i of the result belongs to ranks[i].
+Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
+                                                           std::vector<Bytes> mine, std::span<const std::uint64_t> counts,
+                                                           std::string_view what, Deadline deadline) {
+  std::uint64_t total = 0;
+  for (const std::uint64_t count : counts) total += count;
+  std::vector<std::shared_ptr<Gathered>> data;
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    auto schedule = std::make_shared<const Schedule>(plan_all_gather(ranks[i], group->size(), counts));
+    data.push_back(std::make_shared<Gathered>(Gathered{std::move(mine[i]), Bytes(total)}));
+    CollectiveBuffers buffers{MemoryView(data.back()->in.data(), data.back()->in.size()),
+                              MemoryView(data.back()->out.data(), data.back()->out.size())};
+    buffers.in.owner = data.back();
+    buffers.out.owner = data.back();
+    HMC_ASSIGN(auto work, start_collective(group, ranks[i], what, std::move(schedule), std::move(buffers)));
+    works.push_back(std::move(work));
+  }
+  HMC_TRY(finish_collectives(works, deadline));
+  return data;
+}
+
+Bytes little_endian(std::uint64_t value) {
+  Bytes bytes;
+  WireWriter(bytes).u64(value);
+  return bytes;
+}
+
+std::vector<Bytes> split_up(const Bytes& packed, std::span<const std::uint64_t> counts) {
+  std::vector<Bytes> values;
+  auto at = packed.begin();
+  for (const std::uint64_t count : counts) {
+    values.emplace_back(at, at + static_cast<std::ptrdiff_t>(count));
+    at += static_cast<std::ptrdiff_t>(count);
+  }
+  return values;
+}
+
+}  // namespace
+
+// Sizes first, then the bytes: with the sizes known the second all-gather is a fixed plan, and nobody allocates for what a peer claims
+// beyond the limit.
+Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
+                                        std::string_view what, Deadline deadline) {
+  std::vector<Bytes> sizes;
+  for (const auto& bytes : mine) sizes.push_back(little_endian(bytes.size()));
+  const std::vector<std::uint64_t> eight(group->size(), 8);
+  HMC_ASSIGN(const auto gathered, gather_once(group, ranks, std::move(sizes), eight, what, deadline));
+  std::vector<std::uint64_t> counts;
+  WireReader reader(gathered.front()->out);
+  for (std::uint32_t r = 0; r < group->size(); ++r) {
+    counts.push_back(reader.u64());
+    if (counts.back() > max_exchange_bytes) {
+      return Status(Code::protocol, std::string(what) + ": " + group->describe(r) + " announced " + std::to_string(counts.back()) + " bytes");
+    }
+  }
+  HMC_ASSIGN(const auto values, gather_once(group, ranks, std::move(mine), counts, what, deadline));
+  return split_up(values.front()->out, counts);
+}
+
+namespace {
+
+Status check(const std::shared_ptr<CommunicatorState>& state) {
+  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  return state->group->open();
+}
+
+Result<std::vector<Bytes>> gather_of(const Member& member, Bytes bytes, std::string_view what, Deadline deadline) {
+  const auto rank = static_cast<std::uint32_t>(member.rank());
+  std::vector<Bytes> mine;
+  mine.push_back(std::move(bytes));
+  return gather_bytes(member.state()->group, std::span(&rank, 1), std::move(mine), what, deadline);
+}
+
+// A slice of a registration as exchange() sends it; a rank that has none sends why, so that nobody waits for it.
+struct Offer {
+  Status error;
+  Descriptor descriptor;
+  std::uint64_t offset = 0, size = 0;
+
+  static Bytes serialise(const ConnBuffer& buffer) {
+    Bytes bytes;
+    WireWriter writer(bytes);
+    const auto descriptor = buffer.valid() ? buffer.descriptor() : Result<Descriptor>(Status(Code::invalid_argument, "the ConnBuffer is empty"));
+    if (descriptor) {
+      writer.u8(1).u64(buffer.offset()).u64(buffer.size()).bytes(descriptor->serialise());
+    } else {
+      writer.u8(0).text(descriptor.status().message().substr(0, 512));
+    }
+    return bytes;
+  }
+
+  static Result<Offer> parse(const Bytes& bytes) {
+    WireReader reader(bytes);
+    Offer offer;
+    if (reader.u8() == 1) {
+      offer.offset = reader.u64();
+      offer.size = reader.u64();
+      HMC_ASSIGN(offer.descriptor, Descriptor::parse(reader.bytes(4096)));
+    } else {
+      offer.error = Status(Code::invalid_argument, "gave no buffer: " + reader.text(512));
+    }
+    if (!reader.finish()) return Status(Code::protocol, "sent a malformed descriptor");
+    return offer;
+  }
+};
+
+}  // namespace
+
+Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<const std::byte> bytes, Deadline deadline) const {
+  HMC_TRY(check(state_));
+  if (bytes.size() > max_exchange_bytes) {
+    return Status(Code::invalid_argument, "exchange_bytes takes at most " + std::to_string(max_exchange_bytes) + " bytes per rank, not " +
+                                              std::to_string(bytes.size()));
+  }
+  return gather_of(*this, Bytes(bytes.begin(), bytes.end()), "exchange_bytes", deadline);
+}
+
+Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Deadline deadline) const {
+  HMC_TRY(check(state_));
+  const auto& group = state_->group;
+  HMC_ASSIGN(const auto offers, gather_of(*this, Offer::serialise(buffer), "exchange", deadline));
+  std::vector<std::shared_ptr<PeerState>> peers;
+  std::vector<Descriptor> descriptors;
+  std::vector<Offer> parsed;
+  for (std::uint32_t r = 0; r < group->size(); ++r) {
+    auto offer = Offer::parse(offers[r]);
+    if (!offer) return offer.status().with_context("exchange: " + group->describe(r));
+    if (!offer->error.ok()) return offer->error.with_context("exchange: " + group->describe(r));
+    peers.push_back(group->rank(r).peer);
+    descriptors.push_back(offer->descriptor);
+    parsed.push_back(std::move(*offer));
+  }
+  HMC_ASSIGN(const auto imported, group->context().import_all(peers, descriptors, deadline));
+  std::vector<RemoteBuffer> remotes;
+  for (std::uint32_t r = 0; r < group->size(); ++r) {
+    auto slice = imported[r].slice(parsed[r].offset, parsed[r].size);
+    if (!slice) return slice.status().with_context("exchange: " + group->describe(r));
+    group->note_owner(*slice, r);
+    remotes.push_back(std::move(*slice));
+  }
+  return remotes;
+}
+
+namespace {
+
+// What every rank says in a split.
+struct Wish {
+  int color = 0, key = 0;
+  std::uint32_t scope = 0;  // the lowest group number free there
+
+  [[nodiscard]] Bytes serialise() const {
+    Bytes bytes;
+    WireWriter(bytes).u32(static_cast<std::uint32_t>(color)).u32(static_cast<std::uint32_t>(key)).u32(scope);
+    return bytes;
+  }
+  static Result<Wish> parse(const Bytes& bytes) {
+    WireReader reader(bytes);
+    Wish wish;
+    wish.color = static_cast<int>(reader.u32());
+    wish.key = static_cast<int>(reader.u32());
+    wish.scope = reader.u32();
+    if (!reader.finish()) return Status(Code::protocol, "split: malformed data of a rank");
+    return wish;
+  }
+};
+
+std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
+  std::uint64_t id = parent ^ (std::uint64_t{scope} << 32 | static_cast<std::uint32_t>(color));
+  id = (id ^ (id >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  id = (id ^ (id >> 27)) * 0x94d049bb133111ebULL;
+  return id ^ (id >> 31);
+}
+
+// The group of `color` under `wishes`, or null when this process is in none. Every rank computes the same ranks.
+std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const Wish> wishes, int color, std::uint32_t scope) {
+  std::vector<std::uint32_t> members;
+  for (std::uint32_t r = 0; r < wishes.size(); ++r) {
+    if (wishes[r].color == color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(), [&](std::uint32_t a, std::uint32_t b) { return wishes[a].key < wishes[b].key; });
+  std::vector<RankInfo> ranks;
+  std::vector<std::uint32_t> local;
+  for (const std::uint32_t old : members) {
+    const auto& mine = parent->local();
+    if (std::binary_search(mine.begin(), mine.end(), old)) local.push_back(static_cast<std::uint32_t>(ranks.size()));
+    ranks.push_back(parent->rank(old));
+  }
+  return std::make_shared<Group>(parent->world(), child_id(parent->id(), scope, color), scope, std::move(ranks), std::move(local));
+}
+
+// Each rank says the same byte strings for all of this process's ranks.
+Result<std::vector<Bytes>> gather_all(const std::shared_ptr<Group>& group, std::vector<Bytes> mine, Deadline deadline) {
+  return gather_bytes(group, group->local(), std::move(mine), "split", deadline);
+}
+
+}  // namespace
+
+Result<Communicator> Communicator::split(std::span<const int> colors, std::span<const int> keys, Deadline deadline) const {
+  if (!state_) return Status(Code::invalid_argument, "the Communicator is empty");
+  const auto& group = state_->group;
+  HMC_TRY(group->open());
+  const auto& local = group->local();
+  if (colors.size() != local.size() || keys.size() != local.size()) {
+    return Status(Code::invalid_argument, "split takes one color and one key per local Member: " + std::to_string(local.size()) + ", not " +
+                                              std::to_string(colors.size()) + " and " + std::to_string(keys.size()));
+  }
+  // Group numbers are of a process, and several threads may split several Communicators at once: propose, take the largest, see whether
+  // it is free everywhere, else again.
+  constexpr int attempts = 64;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    std::vector<Bytes> mine;
+    {
+      const auto lock = group->engine()->lock();
+      for (std::size_t i = 0; i < local.size(); ++i) mine.push_back(Wish{colors[i], keys[i], group->world()->next_scope()}.serialise());
+    }
+    HMC_ASSIGN(const auto said, gather_all(group, std::move(mine), deadline));
+    std::vector<Wish> wishes;
+    std::map<int, std::uint32_t> scope_of;  // colors in order
+    std::uint32_t first = 0;
+    std::map<std::uint32_t, int> color_of_process;
+    for (std::uint32_t r = 0; r < group->size(); ++r) {
+      HMC_ASSIGN(const Wish wish, Wish::parse(said[r]));
+      wishes.push_back(wish);
+      first = std::max(first, wish.scope);
+      if (wish.color < 0) continue;
+      scope_of.emplace(wish.color, 0);
+      const auto [other, fresh] = color_of_process.emplace(group->rank(r).process, wish.color);
+      if (!fresh && other->second != wish.color) {
+        return Status(Code::invalid_argument, "split: the Members of one process go to one new group or to none; those of " +
+                                                  group->describe(r) + " name colors " + std::to_string(other->second) + " and " +
+                                                  std::to_string(wish.color));
+      }
+    }
+    const auto count = static_cast<std::uint32_t>(scope_of.size());
+    std::uint32_t next = first;
+    for (auto& [color, scope] : scope_of) scope = next++;
+    bool free = false;
+    {
+      const auto lock = group->engine()->lock();
+      free = group->world()->reserve_scopes(first, count);
+    }
+    Communicator made;
+    const auto own_color = color_of_process.find(group->rank(local.front()).process);
+    if (free && own_color != color_of_process.end()) {
+      const int color = own_color->second;
+      made = make_communicator(state_->context, group_of(group, wishes, color, scope_of.at(color)));
+    }
+    // Everybody has joined its group once all have said so: messages of the new groups may come.
+    HMC_ASSIGN(const auto agreed, gather_all(group, std::vector<Bytes>(local.size(), Bytes(1, static_cast<std::byte>(free))), deadline));
+    const auto yes = [](const Bytes& said_free) { return said_free.size() == 1 && said_free.front() == std::byte{1}; };
+    if (std::all_of(agreed.begin(), agreed.end(), yes)) return made;
+  }
+  return Status(Code::transport, "split: no group number was free on every rank after " + std::to_string(attempts) +
+                                     " attempts; split fewer Communicators at the same time");
+}
+
+}  // namespace hmc

@@ -1,0 +1,256 @@
+#include "collective/execute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/messaging.h"
+#include "device/runtime.h"
+
+namespace hmc {
+namespace {
+
+std::int64_t tag_of(std::uint64_t sequence, std::uint8_t round) {
+  return static_cast<std::int64_t>(((sequence & ((1ULL << 53) - 1)) << 8) | round);
+}
+
+}  // namespace
+
+CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::string_view what,
+                               std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers)
+    : WorkState(group->engine()),
+      group_(std::move(group)),
+      rank_(rank),
+      what_(what),
+      schedule_(std::move(schedule)),
+      buffers_(std::move(buffers)),
+      progress_(schedule_->steps.size()),
+      left_(static_cast<std::uint32_t>(schedule_->steps.size())) {
+  if (schedule_->scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule_->scratch);
+  for (std::size_t i = 0; i < progress_.size(); ++i) progress_[i].waits = schedule_->steps[i].waits;
+}
+
+CollectiveWork::~CollectiveWork() = default;
+
+Status CollectiveWork::start() {
+  HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
+  group_->started(*this);
+  accepted();
+  for (std::uint32_t i = 0; i < progress_.size(); ++i) {
+    if (progress_[i].waits == 0) ready_.push_back(i);
+  }
+  // Popped from the back; the plan's order is the order of posting.
+  std::reverse(ready_.begin(), ready_.end());
+  advance();
+  return {};
+}
+
+void CollectiveWork::advance() {
+  const auto self = shared_from_this();
+  deferred_ = false;
+  posting_ = true;
+  while (!ready_.empty() && !failing_) {
+    const std::uint32_t index = ready_.back();
+    ready_.pop_back();
+    post(index);
+  }
+  posting_ = false;
+  end_if_done();
+}
+
+void CollectiveWork::post(std::uint32_t index) {
+  const Step& step = schedule_->steps[index];
+  if (step.kind == StepKind::copy) {
+    const Status copied = copy(step);
+    finish(index);
+    if (!copied.ok()) fail(copied);
+  } else {
+    post_message(index);
+  }
+}
+
+void CollectiveWork::post_message(std::uint32_t index) {
+  const Step& step = schedule_->steps[index];
+  Progress& progress = progress_[index];
+  const bool sends = step.kind == StepKind::send;
+  const Envelope envelope{group_->collective_scope(), sends ? rank_ : step.peer, sends ? step.peer : rank_};
+  const std::uint64_t bytes = sends && progress.poisoned ? 0 : step.bytes;
+  const MemoryView view = slice(sends ? step.from : step.to, bytes);
+  const auto& peer = group_->rank(step.peer).peer;
+  auto posted = sends ? group_->messenger().isend_locked(peer, envelope, tag_of(sequence_, step.round), view)
+                      : group_->messenger().irecv_locked(peer, envelope, tag_of(sequence_, step.round), view);
+  if (!posted) {
+    progress.phase = Phase::done;
+    --left_;
+    fail(posted.status().with_context(group_->describe(step.peer)));
+    return;
+  }
+  progress.phase = Phase::posted;
+  progress.work = std::move(posted).value();
+  ++under_way_;
+  if (progress.work->done()) {
+    on_message(index, progress.work->status());
+  } else {
+    progress.work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
+  }
+}
+
+// Small: large blocks, and blocks to itself in device memory, go as messages. Relayed blocks of device memory are waited for.
+Status CollectiveWork::copy(const Step& step) const {
+  if (step.bytes == 0) return {};
+  const MemoryView to = slice(step.to, step.bytes), from = slice(step.from, step.bytes);
+  if (!to.device.is_cpu() || !from.device.is_cpu()) return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
+  std::memcpy(to.data, from.data, step.bytes);
+  return {};
+}
+
+// Inside a completion, or right after the post: nothing is posted from here.
+void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
+  const Step& step = schedule_->steps[index];
+  Progress& progress = progress_[index];
+  const auto work = std::move(progress.work);  // its own completion may be on the stack: dropped on the way out
+  --under_way_;
+  if (step.kind == StepKind::receive && !failing_) {
+    if (status.code() == Code::invalid_argument) {
+      progress.poisoned = true;
+      soft_error(step, "more");
+    } else if (status.ok() && work->info().bytes != step.bytes) {
+      progress.poisoned = true;
+      soft_error(step, std::to_string(work->info().bytes));
+    }
+  }
+  finish(index);
+  if (!status.ok() && !progress.poisoned) fail(status.with_context(group_->describe(step.peer)));
+  if (posting_) return;  // advance() goes on with what has become ready
+  if (left_ == 0 || failing_) {
+    end_if_done();
+  } else if (!ready_.empty() && !std::exchange(deferred_, true)) {
+    group_->engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->advance(); });
+  }
+}
+
+void CollectiveWork::soft_error(const Step& step, const std::string& found) {
+  if (!outcome_.ok()) return;
+  outcome_ = Status(Code::invalid_argument, std::string(what_) + ": " + group_->describe(step.peer) + " sent " + found + " bytes where " +
+                                                std::to_string(step.bytes) + " were expected; both sides must agree on every size");
+}
+
+void CollectiveWork::finish(std::uint32_t index) {
+  const Step& step = schedule_->steps[index];
+  progress_[index].phase = Phase::done;
+  --left_;
+  for (std::uint32_t n = 0; n < step.next_count; ++n) {
+    const std::uint32_t next = schedule_->next[step.first_next + n];
+    // The size of one message says nothing about another: a window of sends is not poisoned by an earlier receive.
+    if (progress_[index].poisoned) progress_[next].poisoned = true;
+    if (--progress_[next].waits == 0) ready_.push_back(next);
+  }
+}
+
+void CollectiveWork::fail(const Status& reason) {
+  if (done() || failing_) return;
+  const auto self = shared_from_this();
+  failing_ = true;
+  outcome_ = reason.with_context(what_);
+  const Status failure = outcome_;
+  std::vector<std::uint32_t> owed;
+  for (std::uint32_t i = 0; i < progress_.size(); ++i) {
+    if (progress_[i].phase != Phase::done && schedule_->steps[i].kind == StepKind::send) owed.push_back(schedule_->steps[i].peer);
+  }
+  const bool posting = std::exchange(posting_, true);  // completions inside this call do not end the collective yet
+  for (auto& progress : progress_) {
+    if (progress.phase != Phase::posted) continue;
+    const auto work = progress.work;
+    static_cast<void>(work->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
+  }
+  group_->broke(sequence_, failure, owed);
+  posting_ = posting;
+  if (!posting_) end_if_done();
+}
+
+void CollectiveWork::end_if_done() {
+  if (done() || under_way_ > 0 || (left_ > 0 && !failing_)) return;
+  const auto self = shared_from_this();
+  group_->finished(*this);
+  complete(std::move(outcome_));
+}
+
+Status CollectiveWork::cancel_locked() {
+  if (done()) return {Code::invalid_argument, "the collective is already complete"};
+  const auto self = shared_from_this();
+  fail(Status(Code::cancelled, "cancelled by this rank; parts of the output may have been written"));
+  if (done()) return {};
+  return {Code::unsupported, std::string(what_) + ": messages under way cannot be stopped; it will end as cancelled, and until then the "
+                                                  "output may be written"};
+}
+
+bool CollectiveWork::involves(std::uint32_t process) const {
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    const Step& step = schedule_->steps[i];
+    if (progress_[i].phase != Phase::done && step.kind != StepKind::copy && group_->rank(step.peer).process == process) return true;
+  }
+  return false;
+}
+
+std::string CollectiveWork::missing() const {
+  std::vector<std::uint32_t> ranks;
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    const Step& step = schedule_->steps[i];
+    if (progress_[i].phase == Phase::posted && step.peer != rank_) ranks.push_back(step.peer);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string text;
+  constexpr std::size_t shown = 8;
+  for (std::size_t i = 0; i < ranks.size() && i < shown; ++i) text += (i > 0 ? ", " : "") + group_->describe(ranks[i]);
+  if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
+  return text;
+}
+
+MemoryView CollectiveWork::slice(const Slice& where, std::uint64_t bytes) const {
+  if (where.area == Area::scratch) return {scratch_.get() + where.offset, bytes};
+  MemoryView view = where.area == Area::in ? buffers_.in : buffers_.out;
+  view.data = static_cast<std::byte*>(view.data) + where.offset;
+  view.bytes = bytes;
+  return view;
+}
+
+// The buffers' owners may run user code when they end (a Python object), which the engine lock forbids.
+void CollectiveWork::released() noexcept {
+  if (buffers_.in.owner) engine()->retire(std::move(buffers_.in.owner));
+  if (buffers_.out.owner) engine()->retire(std::move(buffers_.out.owner));
+}
+
+Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank, std::string_view what,
+                                                         std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers) {
+  auto work = std::make_shared<CollectiveWork>(group, rank, what, std::move(schedule), std::move(buffers));
+  const auto lock = group->engine()->lock();
+  HMC_TRY(work->start());
+  return work;
+}
+
+Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline) {
+  Status first;
+  for (const auto& work : works) {
+    const Status status = work->wait(deadline);
+    if (work->done()) {
+      if (first.ok()) first = work->status();
+      continue;
+    }
+    if (status.code() != Code::timeout) return status;  // forked
+    const auto lock = work->engine()->lock();
+    if (!work->done()) {
+      const std::string missing = work->missing();
+      work->fail(Status(Code::timeout, "the deadline passed waiting for " + (missing.empty() ? std::string("this rank's own copies") : missing)));
+    }
+    if (first.ok()) {
+      first = work->done() ? work->status()
+                           : Status(Code::timeout, std::string(work->what()) +
+                                                       ": the deadline passed, and messages under way could not be stopped: until they end the "
+                                                       "output may still be written (missing: " + work->missing() + ")");
+    }
+  }
+  return first;
+}
+
+}  // namespace hmc

@@ -1,0 +1,219 @@
+// Communicator::init: the processes of a job meet at process 0 and tell each other who they are.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/wire.h"
+#include "collective/bootstrap.h"
+#include "collective/communicator_state.h"
+#include "collective/launch.h"
+#include "collective/rendezvous.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::uint32_t round_register = 0;  // values: Registration
+constexpr std::uint32_t round_ready = 1;     // everybody knows everybody: messages may come
+constexpr std::size_t max_addresses = 32, max_devices = 256, max_text = 512;
+
+// What one process tells the others.
+struct Registration {
+  ContextId id{};
+  std::string name;
+  std::string kernel;
+  std::vector<std::string> addresses;
+  std::vector<Device> devices;
+
+  [[nodiscard]] Bytes serialise() const {
+    Bytes bytes;
+    WireWriter writer(bytes);
+    writer.u64(id[0]).u64(id[1]).text(std::string_view(name).substr(0, max_text)).text(kernel);
+    writer.u16(static_cast<std::uint16_t>(addresses.size()));
+    for (const auto& address : addresses) writer.text(address);
+    writer.u16(static_cast<std::uint16_t>(devices.size()));
+    for (const auto& device : devices) writer.text(device.str());
+    return bytes;
+  }
+
+  static Result<Registration> parse(ByteSpan bytes, std::uint32_t rank) {
+    const Status malformed(Code::protocol, "rank " + std::to_string(rank) + " registered with malformed data");
+    WireReader reader(bytes);
+    Registration registration;
+    registration.id[0] = reader.u64();
+    registration.id[1] = reader.u64();
+    registration.name = reader.text(max_text);
+    registration.kernel = reader.text(max_text);
+    const std::size_t addresses = reader.u16();
+    if (addresses > max_addresses) return malformed;
+    for (std::size_t i = 0; i < addresses && reader.ok(); ++i) registration.addresses.push_back(reader.text(max_text));
+    const std::size_t devices = reader.u16();
+    if (devices == 0 || devices > max_devices) return malformed;
+    for (std::size_t i = 0; i < devices && reader.ok(); ++i) {
+      auto device = Device::parse(reader.text(max_text));
+      if (!device) return malformed;
+      registration.devices.push_back(*device);
+    }
+    if (!reader.finish()) return malformed;
+    return registration;
+  }
+};
+
+Status check_devices(const std::vector<Device>& devices) {
+  if (devices.size() > max_devices) {
+    return {Code::invalid_argument, "a process brings at most " + std::to_string(max_devices) + " devices, not " + std::to_string(devices.size())};
+  }
+  if (std::all_of(devices.begin(), devices.end(), [](const Device& device) { return device.is_cpu(); })) return {};
+  const auto usable = list_devices();
+  for (const auto& device : devices) {
+    if (std::any_of(usable.begin(), usable.end(), [&](const DeviceInfo& info) { return info.device == device; })) continue;
+    std::string names;
+    for (const auto& info : usable) names += (names.empty() ? "" : ", ") + info.device.str();
+    return {Code::unsupported, "there is no device " + device.str() + " in this process; usable: " + names + " (`hmc info` says why)"};
+  }
+  return {};
+}
+
+// What `options` ask for, plus where the others of the job must be able to come from.
+Result<ContextOptions> context_options(const InitOptions& options, const LaunchInfo& launch) {
+  ContextOptions context = options.context;
+  if (launch.size == 1 || launch.rendezvous.starts_with("unix:")) return context;
+  HMC_ASSIGN(const HostPort meeting, parse_tcp(launch.rendezvous));
+  const std::string here = listen_address_for(meeting);
+  const bool has_tcp = std::any_of(context.listen.begin(), context.listen.end(), [](const auto& address) { return address.starts_with("tcp://"); });
+  if (launch.rank == 0) {
+    if (std::find(context.listen.begin(), context.listen.end(), here) == context.listen.end()) context.listen.push_back(here);
+  } else if (!has_tcp) {
+    context.listen.push_back(listen_address_for({meeting.host, "0"}));
+  }
+  return context;
+}
+
+bool worth_retrying(Code code) {
+  // Nobody there yet, or a socket that a dead job left: process 0 may come last.
+  return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block || code == Code::closed;
+}
+
+class Gathering {
+ public:
+  Gathering(Context context, const LaunchInfo& launch, Deadline deadline)
+      : context_(std::move(context)),
+        launch_(launch),
+        deadline_(deadline),
+        world_(std::make_shared<World>(*context_.state(), context_.state()->engine())),
+        bootstrap_(std::make_shared<Bootstrap>(*context_.state(), static_cast<std::uint32_t>(launch.rank),
+                                               static_cast<std::uint32_t>(launch.size))) {}
+
+  Result<Communicator> form(const std::vector<Device>& devices) {
+    world_->set_bootstrap(bootstrap_);
+    World::attach(world_);
+    ContextState& state = *context_.state();
+    const Registration own{state.id(), context_.name(), kernel_id(),
+                           reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0), devices};
+    HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(own.serialise()) : visit(own.serialise()));
+    std::vector<Registration> table;
+    for (std::uint32_t i = 0; i < values.size(); ++i) {
+      HMC_ASSIGN(auto registration, Registration::parse(values[i], i));
+      table.push_back(std::move(registration));
+    }
+    const auto group = make_group(table);
+    Communicator communicator = make_communicator(context_, group);
+    auto ready = bootstrap_->gather(round_ready, {}, board_, deadline_);
+    if (!ready) {
+      static_cast<void>(communicator.close());
+      return ready.status();
+    }
+    return communicator;
+  }
+
+ private:
+  Result<std::vector<Bytes>> host(Bytes value) {
+    MeetingLink link;  // until everybody has come
+    if (launch_.size > 1 && launch_.rendezvous.starts_with("unix:")) {
+      for (const auto& address : context_.addresses()) {
+        if (!address.starts_with("unix:")) continue;
+        HMC_ASSIGN(link, MeetingLink::publish(launch_.rendezvous.substr(5), address.substr(5)));
+        break;
+      }
+    }
+    return bootstrap_->gather(round_register, std::move(value), nullptr, deadline_);
+  }
+
+  Result<std::vector<Bytes>> visit(const Bytes& value) {
+    auto pause = std::chrono::milliseconds(2);
+    for (;;) {
+      auto outcome = visit_once(value);
+      if (outcome || !worth_retrying(outcome.status().code())) return outcome;
+      // Process 0 died after it took this process in, or answered that it is over: no use in trying again.
+      if (board_ && outcome.status().code() != Code::would_block && outcome.status().code() != Code::closed) return outcome;
+      if (board_) Peer(std::exchange(board_, nullptr)).close();
+      const Deadline next = Deadline::after(pause);
+      if (!deadline_.is_never() && next.when() >= deadline_.when()) {
+        return Status(Code::timeout, "rank " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.size) +
+                                         " did not find rank 0 at " + launch_.rendezvous + " before the deadline (last attempt: " +
+                                         outcome.status().str() + "); is rank 0 running, with the same rendezvous?");
+      }
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 3 / 2, std::chrono::milliseconds(50));
+    }
+  }
+
+  Result<std::vector<Bytes>> visit_once(const Bytes& value) {
+    const Deadline attempt = Deadline::after_seconds(5);
+    HMC_ASSIGN(const Peer peer,
+               context_.connect(launch_.rendezvous, deadline_.is_never() || attempt.when() < deadline_.when() ? attempt : deadline_));
+    board_ = peer.state();
+    return bootstrap_->gather(round_register, value, board_, deadline_);
+  }
+
+  std::shared_ptr<Group> make_group(const std::vector<Registration>& table) {
+    const auto me = static_cast<std::uint32_t>(launch_.rank);
+    ContextState& state = *context_.state();
+    std::vector<Process> processes;
+    std::vector<RankInfo> ranks;
+    std::vector<std::uint32_t> local;
+    const auto lock = state.engine()->lock();
+    for (std::uint32_t i = 0; i < table.size(); ++i) {
+      const Registration& entry = table[i];
+      auto addresses = entry.addresses;
+      // Elsewhere a Unix path names something else, or nothing.
+      if (entry.kernel != table[me].kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
+      const auto peer = i == me ? state.self() : state.expect_peer(entry.id, std::move(addresses), entry.name);
+      processes.push_back({entry.id, entry.name, peer, false});
+      for (const auto& device : entry.devices) {
+        if (i == me) local.push_back(static_cast<std::uint32_t>(ranks.size()));
+        ranks.push_back({peer, i, device});
+      }
+    }
+    world_->set_processes(std::move(processes));
+    return std::make_shared<Group>(world_, table[0].id[0], world_scope, std::move(ranks), std::move(local));
+  }
+
+  Context context_;
+  const LaunchInfo& launch_;
+  const Deadline deadline_;
+  std::shared_ptr<World> world_;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::shared_ptr<PeerState> board_;
+};
+
+}  // namespace
+
+Result<Communicator> Communicator::init(const InitOptions& options) {
+  if (!(options.timeout_seconds >= 0)) return Status(Code::invalid_argument, "timeout_seconds must not be negative");
+  const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
+  HMC_ASSIGN(const LaunchInfo launch, resolve_launch(options));
+  if (static_cast<std::uint32_t>(launch.size) > max_processes) {
+    return Status(Code::invalid_argument, "a job has at most " + std::to_string(max_processes) + " processes, not " + std::to_string(launch.size));
+  }
+  const std::vector<Device> devices = options.devices.empty() ? std::vector<Device>{Device::cpu()} : options.devices;
+  HMC_TRY(check_devices(devices));
+  HMC_ASSIGN(const ContextOptions with, context_options(options, launch));
+  auto context = Context::create(with);
+  if (!context) return context.status().with_context("rank " + std::to_string(launch.rank));
+  auto communicator = Gathering(*context, launch, deadline).form(devices);
+  if (!communicator) static_cast<void>(context->close());
+  return communicator;
+}
+
+}  // namespace hmc

@@ -1,0 +1,142 @@
+// Member: what is addressed to one rank.
+#include <string>
+#include <utility>
+
+#include "collective/communicator_state.h"
+#include "comm/buffers.h"
+#include "comm/messaging.h"
+
+namespace hmc {
+namespace {
+
+Status out_of_range(const char* what, int rank, const Group& group) {
+  return {Code::invalid_argument, std::string(what) + " " + std::to_string(rank) + " is outside this Communicator of size " +
+                                      std::to_string(group.size())};
+}
+
+// Errors: invalid_argument, closed.
+Status check(const std::shared_ptr<CommunicatorState>& state) {
+  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  return state->group->open();
+}
+
+Status check(const std::shared_ptr<CommunicatorState>& state, const char* what, int rank) {
+  HMC_TRY(check(state));
+  const Group& group = *state->group;
+  if (rank < 0 || static_cast<std::uint32_t>(rank) >= group.size()) return out_of_range(what, rank, group);
+  return {};
+}
+
+// A message from `src` to `dst`, as both ends name it.
+Envelope envelope(const Group& group, int src, int dst) {
+  return {group.scope(), src == any_source ? any_rank : static_cast<std::uint32_t>(src), static_cast<std::uint32_t>(dst)};
+}
+
+const std::shared_ptr<PeerState>& peer_of(const Group& group, int rank) { return group.rank(static_cast<std::uint32_t>(rank)).peer; }
+
+Status check_source(const std::shared_ptr<CommunicatorState>& state, int src) {
+  return src == any_source ? check(state) : check(state, "source rank", src);
+}
+
+Result<Work> as_work(Result<std::shared_ptr<WorkState>> posted) {
+  if (!posted) return posted.status();
+  return Work(std::move(posted).value());
+}
+
+}  // namespace
+
+Member::Member(std::shared_ptr<CommunicatorState> state, int rank) noexcept : state_(std::move(state)), rank_(rank) {}
+
+int Member::size() const noexcept { return state_ ? static_cast<int>(state_->group->size()) : 0; }
+
+Device Member::device() const { return state_ ? state_->group->rank(static_cast<std::uint32_t>(rank_)).device : Device::cpu(); }
+
+Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline deadline) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  const Group& group = *state_->group;
+  return group.messenger().send(peer_of(group, dst), envelope(group, rank_, dst), tag, view, deadline);
+}
+
+Result<MessageInfo> Member::recv(const MemoryView& view, int src, std::int64_t tag, Deadline deadline) const {
+  HMC_TRY(check_source(state_, src));
+  const Group& group = *state_->group;
+  return group.messenger().recv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view, deadline);
+}
+
+Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  const Group& group = *state_->group;
+  return as_work(group.messenger().isend(peer_of(group, dst), envelope(group, rank_, dst), tag, view));
+}
+
+Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) const {
+  HMC_TRY(check_source(state_, src));
+  const Group& group = *state_->group;
+  return as_work(group.messenger().irecv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view));
+}
+
+Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
+  HMC_TRY(check(state_));
+  const Group& group = *state_->group;
+  HMC_ASSIGN(const std::uint32_t dst, group.owner_rank(target));
+  return as_work(group.context().put(source, target, options, envelope(group, rank_, static_cast<int>(dst))));
+}
+
+Result<Work> Member::get(const ConnBuffer& target, const RemoteBuffer& source) const {
+  HMC_TRY(check(state_));
+  return as_work(state_->group->context().get(target, source));
+}
+
+Result<BlockBatch> Member::prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const {
+  HMC_TRY(check(state_));
+  return state_->group->context().prepare_blocks(pairs, block);
+}
+
+Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& options) const {
+  HMC_TRY(check(state_));
+  if (!batch.valid()) return Status(Code::invalid_argument, "the BlockBatch is empty; make it with prepare_blocks()");
+  const Group& group = *state_->group;
+  Envelope notified = envelope(group, rank_, rank_);
+  if (!options.notify.empty()) {
+    if (batch.state()->pairs.empty()) return Status(Code::invalid_argument, "a batch without pairs names no rank to notify; use notify()");
+    HMC_ASSIGN(notified.dst, group.owner_rank(RemoteBuffer(batch.state()->pairs.front().remote, 0, 0)));
+  }
+  return as_work(group.context().put_blocks(batch, options, notified));
+}
+
+Result<Work> Member::get_blocks(const BlockBatch& batch) const {
+  HMC_TRY(check(state_));
+  if (!batch.valid()) return Status(Code::invalid_argument, "the BlockBatch is empty; make it with prepare_blocks()");
+  return as_work(state_->group->context().get_blocks(batch));
+}
+
+Status Member::notify(int dst, const Notify& notify) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  const Group& group = *state_->group;
+  return group.context().notify(peer_of(group, dst), notify, envelope(group, rank_, dst));
+}
+
+Status Member::fence(int dst) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  return state_->group->context().fence(peer_of(*state_->group, dst));
+}
+
+Status Member::wait_notify(int src, std::uint64_t id, std::uint64_t count, Deadline deadline) const {
+  HMC_TRY(check(state_, "source rank", src));
+  const Group& group = *state_->group;
+  return group.context().wait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline);
+}
+
+Result<std::vector<Notification>> Member::notifications(Deadline deadline) const {
+  HMC_TRY(check(state_));
+  const Group& group = *state_->group;
+  return group.context().notifications(nullptr, envelope(group, any_source, rank_), deadline);
+}
+
+Result<Path> Member::path(int dst) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  HMC_ASSIGN(const Peer peer, Communicator(state_).peer(dst));
+  return peer.path(device(), state_->group->rank(static_cast<std::uint32_t>(dst)).device);
+}
+
+}  // namespace hmc

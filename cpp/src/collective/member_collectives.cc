@@ -1,0 +1,181 @@
+// Barrier and all-to-all, of one Member and of several that join by one call.
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+namespace {
+
+using Started = Result<std::shared_ptr<CollectiveWork>>;
+using Layout = Member::Layout;
+
+Status check(const std::shared_ptr<CommunicatorState>& state) {
+  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  return state->group->open();
+}
+
+Status check_memory(const MemoryView& out, const MemoryView& in) {
+  if ((out.bytes > 0 && out.data == nullptr) || (in.bytes > 0 && in.data == nullptr)) {
+    return {Code::invalid_argument, "all_to_all: a buffer of more than 0 bytes has no address"};
+  }
+  const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(in.data);
+  if (out.device == in.device && out.bytes > 0 && in.bytes > 0 && a < b + in.bytes && b < a + out.bytes) {
+    return {Code::invalid_argument, "all_to_all: the input and the output overlap; use separate buffers"};
+  }
+  return {};
+}
+
+AllToAllTuning tuning_for(const MemoryView& out, const MemoryView& in) {
+  AllToAllTuning tuning;
+  if (!out.device.is_cpu() || !in.device.is_cpu()) tuning.inline_copy = 0;
+  return tuning;
+}
+
+Started start_all_to_all(const Member& member, const MemoryView& out, const MemoryView& in) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  HMC_TRY(check_memory(out, in));
+  if (out.bytes != in.bytes || in.bytes % group->size() != 0) {
+    return Status(Code::invalid_argument, "all_to_all among " + std::to_string(group->size()) +
+                                              " ranks needs an input and an output of that many equal blocks; the input has " +
+                                              std::to_string(in.bytes) + " bytes, the output " + std::to_string(out.bytes));
+  }
+  const auto rank = static_cast<std::uint32_t>(member.rank());
+  return start_collective(group, rank, "all_to_all", group->schedule(rank, in.bytes / group->size(), tuning_for(out, in)), {in, out});
+}
+
+Status check_layout(const char* which, const Layout& layout, const MemoryView& view, std::size_t size) {
+  if (layout.counts.size() != size || layout.displacements.size() != size) {
+    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " layout has " + std::to_string(layout.counts.size()) +
+                                        " counts and " + std::to_string(layout.displacements.size()) + " displacements; the Communicator has " +
+                                        std::to_string(size) + " ranks"};
+  }
+  for (std::size_t r = 0; r < size; ++r) {
+    if (layout.displacements[r] <= view.bytes && layout.counts[r] <= view.bytes - layout.displacements[r]) continue;
+    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " block of rank " + std::to_string(r) + " (" +
+                                        std::to_string(layout.counts[r]) + " bytes at " + std::to_string(layout.displacements[r]) +
+                                        ") does not lie in its buffer of " + std::to_string(view.bytes) + " bytes"};
+  }
+  return {};
+}
+
+Status check_disjoint(const Layout& layout) {
+  std::vector<std::uint32_t> order(layout.counts.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto before = [&](std::uint32_t a, std::uint32_t b) { return layout.displacements[a] < layout.displacements[b]; };
+  if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
+  std::uint64_t end = 0;
+  std::uint32_t last = 0;
+  for (const std::uint32_t r : order) {
+    if (layout.counts[r] == 0) continue;
+    if (layout.displacements[r] < end) {
+      return {Code::invalid_argument, "all_to_all_v: the output blocks of ranks " + std::to_string(last) + " and " + std::to_string(r) + " overlap"};
+    }
+    end = layout.displacements[r] + layout.counts[r];
+    last = r;
+  }
+  return {};
+}
+
+Started start_all_to_all_v(const Member& member, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                           const Layout& in_layout) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  HMC_TRY(check_memory(out, in));
+  HMC_TRY(check_layout("output", out_layout, out, group->size()));
+  HMC_TRY(check_layout("input", in_layout, in, group->size()));
+  HMC_TRY(check_disjoint(out_layout));
+  const auto rank = static_cast<std::uint32_t>(member.rank());
+  auto schedule = std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
+                                                                     {in_layout.counts, in_layout.displacements}, tuning_for(out, in)));
+  return start_collective(group, rank, "all_to_all_v", std::move(schedule), {in, out});
+}
+
+Started start_barrier(const Member& member) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  const auto rank = static_cast<std::uint32_t>(member.rank());
+  return start_collective(group, rank, "barrier", group->schedule(rank, Group::barrier_key, {}), {});
+}
+
+Status finish(const Started& started, Deadline deadline) {
+  if (!started) return started.status();
+  return finish_collectives(std::span(&started.value(), 1), deadline);
+}
+
+Result<Work> as_work(Started started) {
+  if (!started) return started.status();
+  return Work(std::move(started).value());
+}
+
+Status check(const Communicator& communicator) {
+  if (!communicator.valid()) return {Code::invalid_argument, "the Communicator is empty"};
+  return communicator.state()->group->open();
+}
+
+}  // namespace
+
+Status Member::barrier(Deadline deadline) const { return finish(start_barrier(*this), deadline); }
+
+Status Member::all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline) const {
+  return finish(start_all_to_all(*this, out, in), deadline);
+}
+
+Result<Work> Member::iall_to_all(const MemoryView& out, const MemoryView& in) const { return as_work(start_all_to_all(*this, out, in)); }
+
+Status Member::all_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout,
+                            Deadline deadline) const {
+  return finish(start_all_to_all_v(*this, out, out_layout, in, in_layout), deadline);
+}
+
+Result<Work> Member::iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout) const {
+  return as_work(start_all_to_all_v(*this, out, out_layout, in, in_layout));
+}
+
+Status Communicator::barrier(Deadline deadline) const {
+  HMC_TRY(check(*this));
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (const Member& member : local()) {
+    HMC_ASSIGN(auto work, start_barrier(member));
+    works.push_back(std::move(work));
+  }
+  return finish_collectives(works, deadline);
+}
+
+Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline deadline) const {
+  HMC_TRY(check(*this));
+  const auto& group = state_->group;
+  std::vector<int> ranks;
+  for (const auto& one : members) {
+    if (!one.member.valid() || one.member.state()->group != group) {
+      return {Code::invalid_argument, "all_to_all: a Member is empty or of another Communicator"};
+    }
+    ranks.push_back(one.member.rank());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  if (!std::equal(ranks.begin(), ranks.end(), group->local().begin(), group->local().end(),
+                  [](int a, std::uint32_t b) { return static_cast<std::uint32_t>(a) == b; })) {
+    return {Code::invalid_argument, "all_to_all: every one of the " + std::to_string(group->local().size()) +
+                                        " local Members joins exactly once; " + std::to_string(members.size()) + " were given"};
+  }
+  for (const auto& one : members) {  // all or none: a share that is refused later would leave the others half done
+    HMC_TRY(check_memory(one.out, one.in));
+    if (one.in.bytes != members.front().in.bytes) {
+      return {Code::invalid_argument, "all_to_all: the Members' inputs have different sizes; use all_to_all_v"};
+    }
+  }
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (const auto& one : members) {
+    HMC_ASSIGN(auto work, start_all_to_all(one.member, one.out, one.in));
+    works.push_back(std::move(work));
+  }
+  return finish_collectives(works, deadline);
+}
+
+}  // namespace hmc

@@ -1,0 +1,44 @@
+// Rendezvous: where process 0 of a job can be met, and under which addresses others reach this process.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/status.h"
+
+namespace hmc {
+
+// A Unix rendezvous is a symbolic link to the socket process 0 listens on anyway: it appears at once or not at all, what a dead job left
+// behind is told from a living one, and it is gone once everybody has met.
+class MeetingLink {
+ public:
+  MeetingLink() noexcept = default;
+  MeetingLink(MeetingLink&& other) noexcept;
+  MeetingLink& operator=(MeetingLink&& other) noexcept;
+  ~MeetingLink() { remove(); }
+
+  // path -> target, both without "unix:". Errors: invalid_argument (a living process listens there, or the path is something else).
+  static Result<MeetingLink> publish(const std::string& path, const std::string& target);
+  void remove() noexcept;  // unless somebody has put another there since
+
+ private:
+  std::string path_, target_;
+};
+
+struct HostPort {
+  std::string host;  // without brackets
+  std::string port;
+};
+// Errors: invalid_argument, with the accepted forms.
+Result<HostPort> parse_tcp(std::string_view address);
+// "tcp://[::]:port" for what is beyond loopback: a host's own name often resolves to its loopback there and nowhere else.
+std::string listen_address_for(const HostPort& rendezvous);
+bool is_loopback_name(std::string_view host);
+// `listening` with wildcard hosts replaced by the address that this host has towards `rendezvous` (process 0: by the name others know).
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0);
+
+// Equal for processes of one running kernel; only a hint for the order of addresses.
+std::string kernel_id();
+
+}  // namespace hmc

@@ -1,0 +1,137 @@
+#include "collective/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/wire.h"
+#include "collective/bootstrap.h"
+#include "collective/group.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::size_t max_reason = 1024;  // bytes of text in a message
+constexpr std::size_t max_told = 65536;   // groups that can break in the life of a job
+
+std::string_view clipped(std::string_view text) { return text.substr(0, max_reason); }
+
+// What another rank says about an error, as an error here.
+Status told_status(std::uint8_t code, std::string text) {
+  const bool known = code > static_cast<int>(Code::ok) && code <= static_cast<int>(Code::protocol);
+  return {known ? static_cast<Code>(code) : Code::protocol, std::move(text)};
+}
+
+}  // namespace
+
+void World::attach(const std::shared_ptr<World>& world) {
+  const auto lock = world->engine_->lock();
+  world->context_.set_control_handler(
+      [world](PeerState& peer, MessageType type, ByteSpan payload) { world->on_control(peer, type, payload); });
+  world->context_.on_peer_gone([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
+}
+
+void World::set_processes(std::vector<Process> processes) {
+  processes_ = std::move(processes);
+  index_.clear();
+  for (std::size_t i = 0; i < processes_.size(); ++i) index_.emplace(processes_[i].peer.get(), i);
+}
+
+void World::add(Group& group) { groups_.push_back(&group); }
+void World::remove(Group& group) { std::erase(groups_, &group); }
+
+bool World::reserve_scopes(std::uint32_t first, std::uint32_t count) {
+  // Numbers only grow, so a number below the next one may be in use here; one that is never reused cannot be mistaken.
+  if (first < next_scope_ || first + count >= collective_scope_bit) {
+    next_scope_ = std::max(next_scope_, std::min(first, collective_scope_bit - 1));
+    return false;
+  }
+  next_scope_ = first + count;
+  return true;
+}
+
+void World::on_control(PeerState& peer, MessageType type, ByteSpan payload) {
+  if (bootstrap_ && bootstrap_->on_message(peer, type, payload)) return;
+  if (!index_.contains(&peer)) return;  // not of this job: a serving peer of the same Context
+  if (type == control_process_lost) {
+    read_lost(payload);
+  } else if (type == control_group_broken) {
+    read_broken(payload);
+  }
+}
+
+void World::on_gone(PeerState& peer, const Status& reason) {
+  if (bootstrap_) bootstrap_->on_peer_gone(peer, reason);
+  const auto found = index_.find(&peer);
+  if (found != index_.end() && reason.code() != Code::closed) on_lost(found->second, reason, false);
+}
+
+void World::on_lost(std::size_t process, const Status& reason, bool told) {
+  Process& which = processes_[process];
+  if (std::exchange(which.lost, true)) return;
+  Bytes message;
+  WireWriter(message).u64(which.id[0]).u64(which.id[1]).text(clipped(reason.message()));
+  broadcast(control_process_lost, message);
+  // Nobody here would notice: what waits for it would wait for a connection that cannot come about.
+  const PeerPhase phase = which.peer->phase();
+  if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) which.peer->fail(reason);
+  for (Group* group : std::vector<Group*>(groups_)) group->process_lost(static_cast<std::uint32_t>(process), reason);
+}
+
+void World::read_lost(ByteSpan payload) {
+  WireReader reader(payload);
+  ContextId id{};
+  id[0] = reader.u64();
+  id[1] = reader.u64();
+  std::string reason = reader.text(max_reason);
+  if (!reader.finish()) return;
+  const auto found = std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == id; });
+  if (found == processes_.end() || found->peer->is_self()) return;
+  on_lost(static_cast<std::size_t>(found - processes_.begin()), Status(Code::peer_lost, std::move(reason)), true);
+}
+
+namespace {
+
+Bytes broken_message(const Breakage& breakage) {
+  Bytes message;
+  WireWriter(message)
+      .u64(breakage.group_id)
+      .u64(breakage.sequence)
+      .u8(static_cast<std::uint8_t>(breakage.reason.code()))
+      .text(clipped(breakage.reason.message()));
+  return message;
+}
+
+}  // namespace
+
+void World::tell_broken(const Breakage& breakage) {
+  if (told_broken_.insert(breakage.group_id).second) broadcast(control_group_broken, broken_message(breakage));
+}
+
+void World::send_broken(PeerState& peer, const Breakage& breakage) {
+  static_cast<void>(peer.send_control(control_group_broken, broken_message(breakage)));  // a peer that is gone needs no news
+}
+
+void World::read_broken(ByteSpan payload) {
+  WireReader reader(payload);
+  Breakage breakage;
+  breakage.group_id = reader.u64();
+  breakage.sequence = reader.u64();
+  const std::uint8_t code = reader.u8();
+  std::string text = reader.text(max_reason);
+  if (!reader.finish()) return;
+  if (told_broken_.size() >= max_told) return;
+  breakage.reason = told_status(code, std::move(text));
+  tell_broken(breakage);
+  for (Group* group : std::vector<Group*>(groups_)) {
+    if (group->id() == breakage.group_id) group->heard_broken(breakage);
+  }
+}
+
+void World::broadcast(MessageType type, ByteSpan payload) {
+  for (const Process& process : processes_) {
+    if (process.peer->is_self() || process.peer->phase() != PeerPhase::ready) continue;
+    static_cast<void>(process.peer->send_control(type, payload));  // a peer that is gone needs no news
+  }
+}
+
+}  // namespace hmc

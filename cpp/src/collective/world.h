@@ -1,0 +1,84 @@
+// World: the processes of one job as one of them sees them, what they tell each other about deaths, and the numbers of their groups.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "comm/context_state.h"
+#include "progress/engine.h"
+
+namespace hmc {
+
+class Bootstrap;
+class Group;
+
+// 200..201: bootstrap.h.
+inline constexpr MessageType control_process_lost = 210;   // a process of the job is dead
+inline constexpr MessageType control_group_broken = 211;   // a group takes no more collectives
+
+// Scopes of a group: its P2P calls use the number itself, its collectives the number with this bit, so that user tags never meet theirs.
+inline constexpr std::uint32_t collective_scope_bit = 0x80000000U;
+inline constexpr std::uint32_t world_scope = 1;
+
+struct Process {
+  ContextId id{};
+  std::string name;
+  std::shared_ptr<PeerState> peer;
+  bool lost = false;
+};
+
+// Why a group broke, and at which of its collectives: earlier ones still complete.
+struct Breakage {
+  std::uint64_t group_id = 0;
+  std::uint64_t sequence = 0;
+  Status reason;
+};
+
+// Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context outlives
+// every call, because it makes them.
+class World {
+ public:
+  World(ContextState& context, std::shared_ptr<Engine> engine) : context_(context), engine_(std::move(engine)) {}
+  // Sends control messages and deaths of `context` here.
+  static void attach(const std::shared_ptr<World>& world);
+
+  [[nodiscard]] ContextState& context() noexcept { return context_; }
+  [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
+  [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
+  // Once, when the job is complete.
+  void set_processes(std::vector<Process> processes);
+  void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
+
+  void add(Group& group);
+  void remove(Group& group);
+  // Takes `count` group numbers from `first` on for groups being made, or none when one of them is taken here.
+  bool reserve_scopes(std::uint32_t first, std::uint32_t count);
+  [[nodiscard]] std::uint32_t next_scope() const noexcept { return next_scope_; }
+
+  // Tells whoever is connected that a group broke; to be called once per group (others forward it once each).
+  void tell_broken(const Breakage& breakage);
+  static void send_broken(PeerState& peer, const Breakage& breakage);
+
+ private:
+  void on_control(PeerState& peer, MessageType type, ByteSpan payload);
+  void on_gone(PeerState& peer, const Status& reason);
+  void on_lost(std::size_t process, const Status& reason, bool told);
+  void read_lost(ByteSpan payload);
+  void read_broken(ByteSpan payload);
+  void broadcast(MessageType type, ByteSpan payload);
+
+  ContextState& context_;
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::vector<Process> processes_;
+  std::unordered_map<const PeerState*, std::size_t> index_;
+  std::vector<Group*> groups_;
+  std::unordered_set<std::uint64_t> told_broken_;  // ids of groups
+  std::uint32_t next_scope_ = world_scope + 1;
+};
+
+}  // namespace hmc

@@ -1,0 +1,201 @@
+// Ranks killed in every phase: the others learn of it, by name and soon, and go on with each other.
+#include "collective/job.h"
+
+namespace hmc {
+namespace {
+
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+
+using Bytes = std::vector<std::byte>;
+MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+
+// What survivors of rank `dead` must see after a collective in which it died.
+void expect_lost(const Process& process, const Communicator& world, const Status& status, int dead) {
+  EXPECT_EQ(status.code(), Code::peer_lost) << "rank " << process.rank << ": " << status.str();
+  EXPECT_NE(status.message().find("rank " + std::to_string(dead)), std::string_view::npos) << status.str();
+  const Status next = world.barrier(soon());
+  EXPECT_EQ(next.code(), Code::closed) << next.str();
+  const auto known = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (world.lost().empty() && std::chrono::steady_clock::now() < known) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(world.lost(), std::vector<int>{dead});
+}
+
+// Every pair of survivors, two-sided.
+void expect_messages(const Process& process, const Communicator& world, int dead) {
+  const Member me = *world.self();
+  std::vector<Bytes> sent, received;
+  std::vector<Work> works;
+  for (int other = 0; other < process.size; ++other) {
+    sent.push_back(testing::pattern(3000, static_cast<std::uint64_t>(process.rank * 10 + other)));
+    received.emplace_back(3000);
+  }
+  for (int other = 0; other < process.size; ++other) {
+    if (other == dead) continue;
+    works.push_back(*me.irecv(view(received[static_cast<std::size_t>(other)]), other, 9));
+    works.push_back(*me.isend(view(sent[static_cast<std::size_t>(other)]), other, 9));
+  }
+  HMC_EXPECT_OK(wait_all(works, soon()));
+  for (int other = 0; other < process.size; ++other) {
+    if (other == dead) continue;
+    EXPECT_EQ(testing::first_mismatch(received[static_cast<std::size_t>(other)], static_cast<std::uint64_t>(other * 10 + process.rank)), -1);
+  }
+  Bytes bytes(10);
+  EXPECT_EQ(me.send(view(bytes), dead, 1, soon()).code(), Code::peer_lost);
+  EXPECT_EQ(me.recv(view(bytes), dead, 1, soon()).status().code(), Code::peer_lost);
+  process.board[100].fetch_add(1);
+  EXPECT_TRUE(process.board.wait(100, process.size - 1));
+}
+
+TEST(Death, InABarrier) {
+  for (const int dead : {0, 1, 4}) {
+    run_job(5,
+            [dead](const Process& process) {
+              const Communicator world = process.init();
+              if (process.rank == dead) {
+                EXPECT_TRUE(process.board.wait(0, process.size - 1));
+                std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                testing::die();
+              }
+              process.board[0].fetch_add(1);
+              expect_lost(process, world, world.barrier(soon()), dead);
+              expect_messages(process, world, dead);
+            },
+            {.killed = {dead}, .rendezvous = {}});
+  }
+}
+
+TEST(Death, InAnAllToAll) {
+  for (const std::size_t block : {64U, 500000U, 8000000U}) {
+    run_job(4,
+            [block](const Process& process) {
+              const Communicator world = process.init();
+              const Member me = *world.self();
+              HMC_ASSERT_OK(world.barrier(soon()));
+              Bytes in(4 * block), out(4 * block);
+              if (process.rank == 2) {
+                EXPECT_TRUE(process.board.wait(0, 3));
+                // Large blocks: half done.
+                const auto work = block > 64 ? me.iall_to_all(view(out), view(in)) : Result<Work>(Work());
+                if (block > 64) static_cast<void>(work->wait(Deadline::after_seconds(0.002)));
+                testing::die();
+              }
+              process.board[0].fetch_add(1);
+              const Status status = me.all_to_all(view(out), view(in), soon());
+              // It may have got everything from the dead rank and given it everything before.
+              if (block == 64 || !status.ok()) {
+                expect_lost(process, world, status, 2);
+                expect_messages(process, world, 2);
+              } else {
+                process.board[100].fetch_add(1);
+                EXPECT_TRUE(process.board.wait(100, 3));
+              }
+            },
+            {.killed = {2}, .rendezvous = {}});
+  }
+}
+
+// Nobody is connected to the dead rank but process 0, which tells the others.
+TEST(Death, OfARankNobodyHasTalkedTo) {
+  run_job(4,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            process.board[1].fetch_add(1);
+            if (process.rank == 3) {
+              EXPECT_TRUE(process.board.wait(1, 4));
+              testing::die();
+            }
+            Bytes bytes(10);
+            const auto work = (*world.self()).irecv(view(bytes), 3, 1);
+            if (work.ok()) {
+              EXPECT_EQ(work->wait(soon()).code(), Code::peer_lost);
+            } else {
+              EXPECT_EQ(work.status().code(), Code::peer_lost);
+            }
+            const auto known = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+            while (world.lost().empty() && std::chrono::steady_clock::now() < known) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            EXPECT_EQ(world.lost(), std::vector<int>{3});
+            expect_messages(process, world, 3);
+          },
+          {.killed = {3}, .rendezvous = {}});
+}
+
+TEST(Death, OfProcessZeroThenOfAnother) {
+  run_job(5,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const Member me = *world.self();
+            HMC_ASSERT_OK(world.barrier(soon()));
+            process.board[0].fetch_add(1);
+            if (process.rank == 0) {
+              EXPECT_TRUE(process.board.wait(0, 5));
+              testing::die();
+            }
+            expect_lost(process, world, world.barrier(soon()), 0);
+            process.board[1].fetch_add(1);
+            if (process.rank == 3) {
+              EXPECT_TRUE(process.board.wait(1, 4));
+              testing::die();
+            }
+            Bytes bytes(10);
+            EXPECT_EQ(me.recv(view(bytes), 3, 1, soon()).status().code(), Code::peer_lost);
+            process.board[2].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(2, 3));
+          },
+          {.killed = {0, 3}, .rendezvous = {}});
+}
+
+// The survivors of a group made by split() learn of a death, and groups without the dead rank are not touched.
+TEST(Death, BreaksOnlyTheGroupsOfTheDead) {
+  run_job(4,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const std::vector<int> color{process.rank / 2}, key{0};
+            const Communicator half = *world.split(color, key, soon());
+            HMC_ASSERT_OK(half.barrier(soon()));
+            process.board[0].fetch_add(1);
+            if (process.rank == 3) {
+              EXPECT_TRUE(process.board.wait(0, 4));
+              testing::die();
+            }
+            if (process.rank == 2) {
+              const Status status = half.barrier(soon());
+              EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
+              EXPECT_EQ(half.lost(), std::vector<int>{1});
+              process.board[1].store(1);
+            } else {
+              ASSERT_TRUE(process.board.wait(1, 1));
+              for (int i = 0; i < 10; ++i) HMC_EXPECT_OK(half.barrier(soon()));
+              EXPECT_TRUE(half.lost().empty());
+            }
+            process.board[2].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(2, 3));
+          },
+          {.killed = {3}, .rendezvous = {}});
+}
+
+TEST(Death, AStoppedRankTimesOutByName) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (process.rank == 1) {
+      process.board[0].store(getpid());
+      raise(SIGSTOP);
+      EXPECT_TRUE(process.board.wait(1, 2));
+      return;
+    }
+    ASSERT_TRUE(process.board.wait(0, 1));
+    const auto pid = static_cast<pid_t>(process.board[0].load());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Status status = world.barrier(Deadline::after_seconds(0.5));
+    EXPECT_EQ(status.code(), Code::timeout) << status.str();
+    EXPECT_TRUE(world.lost().empty());
+    process.board[1].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(1, 2));
+    if (process.rank == 0) kill(pid, SIGCONT);
+  });
+}
+
+}  // namespace
+}  // namespace hmc

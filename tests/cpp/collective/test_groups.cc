@@ -1,0 +1,220 @@
+// Split groups, and several Members in one process.
+#include "collective/job.h"
+
+namespace hmc {
+namespace {
+
+using testing::first_mismatch;
+using testing::pattern;
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+
+using Bytes = std::vector<std::byte>;
+MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+
+Result<Communicator> split(const Communicator& from, int color, int key) {
+  const std::vector<int> colors(from.local().size(), color), keys(from.local().size(), key);
+  return from.split(colors, keys, soon());
+}
+
+TEST(Split, ByColorRankedByKey) {
+  run_job(5, [](const Process& process) {
+    const Communicator world = process.init();
+    const auto half = split(world, process.rank % 2, -process.rank);  // reversed
+    ASSERT_TRUE(half.ok()) << half.status().str();
+    const int size = process.rank % 2 == 0 ? 3 : 2;
+    ASSERT_EQ(half->size(), size);
+    const Member me = *half->self();
+    EXPECT_EQ(me.rank(), size - 1 - process.rank / 2);
+    Bytes in, out(static_cast<std::size_t>(size) * 10);
+    for (int to = 0; to < size; ++to) {
+      const auto block = pattern(10, static_cast<std::uint64_t>(process.rank % 2 * 100 + me.rank() * 10 + to));
+      in.insert(in.end(), block.begin(), block.end());
+    }
+    HMC_ASSERT_OK(me.all_to_all(view(out), view(in), soon()));
+    for (int from = 0; from < size; ++from) {
+      EXPECT_EQ(first_mismatch(std::span(out).subspan(static_cast<std::size_t>(from) * 10, 10),
+                               static_cast<std::uint64_t>(process.rank % 2 * 100 + from * 10 + me.rank())),
+                -1);
+    }
+    // Same processes, same tag, three groups: messages stay in theirs.
+    const auto again = split(*half, 0, 0);
+    ASSERT_TRUE(again.ok()) << again.status().str();
+    EXPECT_EQ(again->self()->rank(), me.rank());
+    if (me.rank() == 1) {
+      Bytes a = pattern(20, 1), b = pattern(20, 2);
+      HMC_ASSERT_OK(me.send(view(a), 0, 5, soon()));
+      HMC_ASSERT_OK(again->self()->send(view(b), 0, 5, soon()));
+    } else if (me.rank() == 0) {
+      Bytes bytes(20);
+      HMC_ASSERT_OK(again->self()->recv(view(bytes), any_source, any_tag, soon()).status());
+      EXPECT_EQ(first_mismatch(bytes, 2), -1);
+      HMC_ASSERT_OK(me.recv(view(bytes), 1, 5, soon()).status());
+      EXPECT_EQ(first_mismatch(bytes, 1), -1);
+    }
+    HMC_EXPECT_OK(again->barrier(soon()));
+    HMC_EXPECT_OK(again->close());
+    EXPECT_EQ(again->barrier(soon()).code(), Code::closed);
+    HMC_EXPECT_OK(half->barrier(soon()));
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Split, NegativeColorJoinsNone) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const auto group = split(world, process.rank == 1 ? -1 : 4, 0);
+    ASSERT_TRUE(group.ok()) << group.status().str();
+    EXPECT_EQ(group->valid(), process.rank != 1);
+    EXPECT_EQ(group->size(), process.rank == 1 ? 0 : 2);
+    EXPECT_EQ(group->barrier(soon()).code(), process.rank == 1 ? Code::invalid_argument : Code::ok);
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Split, ManyAtOnceFromSeveralThreads) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    std::vector<Communicator> parents;
+    for (int i = 0; i < 4; ++i) parents.push_back(*split(world, 0, process.rank));
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < parents.size(); ++i) {
+      threads.emplace_back([&, i] {
+        for (int round = 0; round < 3; ++round) {
+          const auto child = split(parents[i], process.rank == 2 ? 1 : 0, process.rank);
+          ASSERT_TRUE(child.ok()) << child.status().str();
+          const int size = process.rank == 2 ? 1 : 2;
+          ASSERT_EQ(child->size(), size);
+          const Member me = *child->self();
+          const auto all = me.exchange_bytes(pattern(9, i * 10 + static_cast<std::uint64_t>(me.rank())), soon());
+          ASSERT_TRUE(all.ok()) << all.status().str();
+          for (std::size_t r = 0; r < all->size(); ++r) EXPECT_EQ(first_mismatch((*all)[r], i * 10 + r), -1);
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Split, WrongArguments) {
+  run_job(1, [](const Process& process) {
+    const Communicator world = process.init();
+    const std::vector<int> none, one{0}, two{0, 0};
+    EXPECT_EQ(world.split(none, one, soon()).status().code(), Code::invalid_argument);
+    EXPECT_EQ(world.split(two, two, soon()).status().code(), Code::invalid_argument);
+    EXPECT_EQ(Communicator().split(one, one, soon()).status().code(), Code::invalid_argument);
+    EXPECT_TRUE(world.split(one, one, soon()).ok());
+  });
+}
+
+Communicator two_members(const Process& process) {
+  InitOptions options = process.options();
+  options.devices = {Device::cpu(), Device::cpu()};
+  return process.init(options);
+}
+
+TEST(Members, SeveralInOneProcess) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = two_members(process);
+    ASSERT_EQ(world.size(), 4);
+    ASSERT_EQ(world.local().size(), 2U);
+    EXPECT_EQ(world.local()[0].rank(), 2 * process.rank);
+    EXPECT_EQ(world.local()[1].rank(), 2 * process.rank + 1);
+    EXPECT_EQ(world.self().status().code(), Code::invalid_argument);
+    EXPECT_TRUE(world.device(3).is_cpu());
+    HMC_ASSERT_OK(world.barrier(soon()));
+    for (const std::size_t block : {0U, 1U, 100U, 70000U, 2000001U}) {
+      std::vector<Bytes> ins(2), outs(2, Bytes(4 * block));
+      std::vector<MemberBuffers> shares;
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto rank = static_cast<std::uint64_t>(world.local()[i].rank());
+        for (std::uint64_t to = 0; to < 4; ++to) {
+          const auto bytes = pattern(block, rank * 10 + to);
+          ins[i].insert(ins[i].end(), bytes.begin(), bytes.end());
+        }
+        shares.push_back({world.local()[i], view(outs[i]), view(ins[i])});
+      }
+      HMC_ASSERT_OK(world.all_to_all(shares, soon()));
+      for (std::size_t i = 0; i < 2; ++i) {
+        for (std::uint64_t from = 0; from < 4; ++from) {
+          ASSERT_EQ(first_mismatch(std::span(outs[i]).subspan(from * block, block), from * 10 + static_cast<std::uint64_t>(world.local()[i].rank())), -1);
+        }
+      }
+      shares.pop_back();
+      EXPECT_EQ(world.all_to_all(shares, soon()).code(), Code::invalid_argument);
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Members, MessagesWithinAndBetweenProcesses) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = two_members(process);
+    std::vector<Work> works;
+    std::vector<Bytes> sent, received(8, Bytes(5000));
+    sent.reserve(8);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Member& me = world.local()[i];
+      for (int other = 0; other < 4; ++other) {
+        sent.push_back(pattern(5000, static_cast<std::uint64_t>(me.rank() * 10 + other)));
+        works.push_back(*me.irecv(view(received[i * 4 + static_cast<std::size_t>(other)]), other, 3));
+        works.push_back(*me.isend(view(sent.back()), other, 3));
+      }
+    }
+    HMC_ASSERT_OK(wait_all(works, soon()));
+    for (std::size_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(first_mismatch(received[i], i % 4 * 10 + static_cast<std::uint64_t>(world.local()[i / 4].rank())), -1);
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+// A notification goes to the Member whose buffer was written, not to its neighbour in the same process.
+TEST(Members, ExchangeAndNotifyReachTheRightMember) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = two_members(process);
+    std::vector<ConnBuffer> buffers{*world.buffer(64), *world.buffer(64)};
+    std::vector<std::vector<RemoteBuffer>> remotes(2);
+    std::vector<std::thread> threads;  // a collective of each Member, from a thread of its own
+    for (std::size_t i = 0; i < 2; ++i) {
+      threads.emplace_back([&, i] {
+        auto all = world.local()[i].exchange(buffers[i], soon());
+        ASSERT_TRUE(all.ok()) << all.status().str();
+        remotes[i] = *all;
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    ASSERT_EQ(remotes[0].size(), 4U);
+    const auto source = *world.buffer(64);
+    for (std::size_t to = 0; to < 4; ++to) {
+      HMC_ASSERT_OK(world.local()[0].put(source, remotes[0][to], {.notify = 100 + to, .complete = Complete::remote})->wait(soon()));
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Member& me = world.local()[i];
+      for (const int from : {0, 2}) {
+        HMC_EXPECT_OK(me.wait_notify(from, 100 + static_cast<std::uint64_t>(me.rank()), 1, soon()));
+        EXPECT_EQ(me.wait_notify(from, 100 + static_cast<std::uint64_t>(me.rank() ^ 1), 1, Deadline::after_seconds(0.02)).code(), Code::timeout);
+      }
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Members, SplitTakesAProcessToOneGroup) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = two_members(process);
+    const std::vector<int> first{7, -1}, keys{0, 0}, mixed{0, 1};
+    const auto leaders = world.split(first, keys, soon());
+    ASSERT_TRUE(leaders.ok()) << leaders.status().str();
+    EXPECT_EQ(leaders->size(), 2);
+    EXPECT_EQ(leaders->self()->rank(), process.rank);
+    HMC_EXPECT_OK(leaders->barrier(soon()));
+    EXPECT_EQ(world.split(mixed, keys, soon()).status().code(), Code::invalid_argument);
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+}  // namespace
+}  // namespace hmc

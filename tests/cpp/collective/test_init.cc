@@ -1,0 +1,218 @@
+// Forming a job: who comes, who does not, who comes twice.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "collective/job.h"
+
+namespace hmc {
+namespace {
+
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+
+void expect_world(const Process& process, const Communicator& world) {
+  ASSERT_TRUE(world.valid());
+  EXPECT_EQ(world.size(), process.size);
+  ASSERT_EQ(world.local().size(), 1U);
+  EXPECT_EQ(world.local()[0].rank(), process.rank);
+  EXPECT_EQ(world.local()[0].size(), process.size);
+  ASSERT_TRUE(world.self().ok());
+  EXPECT_TRUE(world.lost().empty());
+  HMC_EXPECT_OK(world.barrier(soon()));
+}
+
+TEST(Init, JobsOfSeveralSizes) {
+  for (const int size : {1, 2, 4, 7}) {
+    run_job(size, [](const Process& process) {
+      const Communicator world = process.init();
+      expect_world(process, world);
+      HMC_EXPECT_OK(world.close());
+      HMC_EXPECT_OK(world.close());
+      EXPECT_EQ(world.barrier().code(), Code::closed);
+    });
+  }
+}
+
+TEST(Init, RankZeroComesLast) {
+  run_job(3, [](const Process& process) {
+    if (process.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    const Communicator world = process.init();
+    expect_world(process, world);
+  });
+}
+
+TEST(Init, OverTcpOnLoopback) {
+  // A port that was free a moment ago.
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  close(fd);
+  run_job(3, [](const Process& process) { expect_world(process, process.init()); },
+          {.killed = {}, .rendezvous = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port))});
+}
+
+TEST(Init, FromTheEnvironmentOfHmcRun) {
+  run_job(2, [](const Process& process) {
+    setenv("HMC_RANK", std::to_string(process.rank).c_str(), 1);
+    setenv("HMC_SIZE", "2", 1);
+    setenv("HMC_LOCAL_RANK", std::to_string(process.rank).c_str(), 1);
+    setenv("HMC_LOCAL_SIZE", "2", 1);
+    setenv("HMC_RENDEZVOUS", process.rendezvous.c_str(), 1);
+    expect_world(process, process.init({}));
+  });
+}
+
+TEST(Init, FromTheEnvironmentOfMpirun) {
+  run_job(2, [](const Process& process) {
+    setenv("OMPI_COMM_WORLD_RANK", std::to_string(process.rank).c_str(), 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(process.rank).c_str(), 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+    expect_world(process, process.init({}));  // no job id: the parent's process id serves
+  });
+}
+
+TEST(Init, AgainAndAgainAtTheSamePlace) {
+  run_job(3, [](const Process& process) {
+    for (int round = 0; round < 3; ++round) {
+      const Communicator world = process.init();
+      expect_world(process, world);
+      if (round == 1) HMC_EXPECT_OK(world.close());  // else closed by its last handle
+    }
+  });
+}
+
+TEST(Init, MissingRankIsNamedByEverybody) {
+  run_job(4, [](const Process& process) {
+    if (process.rank == 2) return;
+    InitOptions options = process.options();
+    options.timeout_seconds = 2;
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+    EXPECT_EQ(world.status().code(), Code::timeout) << world.status().str();
+    EXPECT_NE(world.status().message().find("rank 2"), std::string_view::npos) << world.status().str();
+  });
+}
+
+TEST(Init, MissingRankZeroIsNamed) {
+  run_job(2, [](const Process& process) {
+    if (process.rank == 0) return;
+    InitOptions options = process.options();
+    options.timeout_seconds = 0.5;
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+    EXPECT_EQ(world.status().code(), Code::timeout) << world.status().str();
+    EXPECT_NE(world.status().message().find("rank 0"), std::string_view::npos) << world.status().str();
+  });
+}
+
+TEST(Init, RankTakenTwiceIsRefusedWithBothNames) {
+  run_job(3, [](const Process& process) {
+    // Processes 1 and 2 both claim rank 1; the later one is refused, and the job goes on to wait for the rank that is left.
+    InitOptions options = process.options();
+    options.rank = process.rank == 0 ? 0 : 1;
+    options.size = 3;
+    options.timeout_seconds = 3;
+    options.context.name = "process-" + std::to_string(process.rank);
+    if (process.rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+    if (process.rank == 2) {
+      EXPECT_EQ(world.status().code(), Code::invalid_argument) << world.status().str();
+      EXPECT_NE(world.status().message().find("process-1"), std::string_view::npos) << world.status().str();
+      EXPECT_NE(world.status().message().find("process-2"), std::string_view::npos) << world.status().str();
+    } else {
+      EXPECT_EQ(world.status().code(), Code::timeout) << world.status().str();
+    }
+  });
+}
+
+TEST(Init, SizesMustAgree) {
+  run_job(2, [](const Process& process) {
+    InitOptions options = process.options();
+    options.size = process.rank == 0 ? 2 : 3;
+    options.timeout_seconds = 2;
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+    EXPECT_EQ(world.status().code(), process.rank == 0 ? Code::timeout : Code::invalid_argument) << world.status().str();
+  });
+}
+
+TEST(Init, DeathWhileTheJobForms) {
+  run_job(3,
+          [](const Process& process) {
+            if (process.rank == 2) {
+              // Comes, and is killed while the others still wait for rank 1.
+              std::thread([&] {
+                static_cast<void>(process.board.wait(0, 1));
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                testing::die();
+              }).detach();
+              process.board[0].store(1);
+              static_cast<void>(Communicator::init(process.options()));
+              return;
+            }
+            if (process.rank == 1) return;
+            const auto world = Communicator::init(process.options());
+            ASSERT_FALSE(world.ok());
+            EXPECT_EQ(world.status().code(), Code::peer_lost) << world.status().str();
+            EXPECT_NE(world.status().message().find("rank 2"), std::string_view::npos) << world.status().str();
+          },
+          {.killed = {2}, .rendezvous = {}});
+}
+
+TEST(Init, WrongKeyIsRefusedAtOnce) {
+  run_job(2, [](const Process& process) {
+    InitOptions options = process.options();
+    options.context.key = process.rank == 0 ? "hmc1-one-key-of-enough-length-000000000000000" : "hmc1-another-key-of-length-0000000000000000";
+    options.timeout_seconds = 3;
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+  });
+}
+
+TEST(Init, BadOptionsAreRefused) {
+  run_job(1, [](const Process& process) {
+    const auto code = [](const InitOptions& options) { return Communicator::init(options).status().code(); };
+    InitOptions options = process.options();
+    options.rank = 1;
+    EXPECT_EQ(code(options), Code::invalid_argument);
+    options = process.options();
+    options.size = 2;
+    options.rendezvous = "http://nowhere";
+    EXPECT_EQ(code(options), Code::invalid_argument);
+    options = process.options();
+    options.devices = {*Device::parse("cuda:999")};
+    EXPECT_EQ(code(options), Code::unsupported);
+    options = process.options();
+    options.timeout_seconds = -1;
+    EXPECT_EQ(code(options), Code::invalid_argument);
+  });
+}
+
+TEST(Init, SixtyFourProcesses) {
+  run_job(
+      64,
+      [](const Process& process) {
+        const Communicator world = process.init();
+        ASSERT_TRUE(world.valid());
+        HMC_ASSERT_OK(world.barrier(soon(40)));
+        std::vector<std::byte> in(64 * 64), out(64 * 64);
+        for (std::size_t r = 0; r < 64; ++r) {
+          for (std::size_t i = 0; i < 64; ++i) in[r * 64 + i] = testing::pattern_byte(i, static_cast<std::uint64_t>(process.rank) * 64 + r);
+        }
+        HMC_ASSERT_OK(world.local()[0].all_to_all({out.data(), out.size()}, {in.data(), in.size()}, soon(40)));
+        for (std::size_t r = 0; r < 64; ++r) {
+          ASSERT_EQ(testing::first_mismatch(std::span(out).subspan(r * 64, 64), r * 64 + static_cast<std::uint64_t>(process.rank)), -1);
+        }
+      },
+      {.killed = {}, .limit = 100, .rendezvous = {}});
+}
+
+}  // namespace
+}  // namespace hmc

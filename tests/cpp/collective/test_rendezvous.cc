@@ -1,0 +1,117 @@
+// Meeting points: links to sockets, dead and living; addresses as others reach them.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/fd.h"
+#include "collective/rendezvous.h"
+
+namespace hmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Rendezvous : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = (fs::temp_directory_path() / "hmc-meet-XXXXXX").string();
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  UniqueFd listen_at(const std::string& path) {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(listen(fd.get(), 8), 0);
+    return fd;
+  }
+  std::string folder_;
+};
+
+TEST_F(Rendezvous, LinkAppearsAndGoes) {
+  const auto socket = listen_at(folder_ + "/socket");
+  {
+    const auto link = MeetingLink::publish(folder_ + "/meet", folder_ + "/socket");
+    ASSERT_TRUE(link.ok()) << link.status().str();
+    EXPECT_EQ(fs::read_symlink(folder_ + "/meet"), folder_ + "/socket");
+  }
+  EXPECT_FALSE(fs::exists(fs::symlink_status(folder_ + "/meet")));
+}
+
+TEST_F(Rendezvous, SecondRankZeroIsRefused) {
+  const auto socket = listen_at(folder_ + "/socket");
+  const auto first = MeetingLink::publish(folder_ + "/meet", folder_ + "/socket");
+  ASSERT_TRUE(first.ok());
+  const auto second = MeetingLink::publish(folder_ + "/meet", folder_ + "/other");
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::invalid_argument);
+  EXPECT_NE(second.status().message().find("rank 0"), std::string_view::npos);
+  EXPECT_EQ(fs::read_symlink(folder_ + "/meet"), folder_ + "/socket");
+}
+
+TEST_F(Rendezvous, DeadOnesAreReplaced) {
+  fs::create_symlink(folder_ + "/gone", folder_ + "/dangling");
+  EXPECT_TRUE(MeetingLink::publish(folder_ + "/dangling", folder_ + "/socket").ok());
+  { const auto dead = listen_at(folder_ + "/dead"); }
+  fs::create_symlink(folder_ + "/dead", folder_ + "/stale");
+  EXPECT_TRUE(MeetingLink::publish(folder_ + "/stale", folder_ + "/socket").ok());
+  { const auto dead = listen_at(folder_ + "/bare"); }
+  EXPECT_TRUE(MeetingLink::publish(folder_ + "/bare", folder_ + "/socket").ok());
+}
+
+TEST_F(Rendezvous, FilesThatAreNoSocketsStay) {
+  std::ofstream(folder_ + "/thesis.txt") << "years of work";
+  const auto link = MeetingLink::publish(folder_ + "/thesis.txt", folder_ + "/socket");
+  ASSERT_FALSE(link.ok());
+  EXPECT_EQ(link.status().code(), Code::invalid_argument);
+  EXPECT_TRUE(fs::exists(folder_ + "/thesis.txt"));
+  EXPECT_FALSE(MeetingLink::publish(folder_ + "/" + std::string(120, 'x'), folder_ + "/socket").ok());
+  EXPECT_FALSE(MeetingLink::publish("", folder_ + "/socket").ok());
+  EXPECT_FALSE(MeetingLink::publish(folder_ + "/none/such", folder_ + "/socket").ok());
+}
+
+TEST_F(Rendezvous, SomebodyElsesLinkIsLeftAlone) {
+  {
+    const auto link = MeetingLink::publish(folder_ + "/meet", folder_ + "/a");
+    ASSERT_TRUE(link.ok());
+    fs::remove(folder_ + "/meet");
+    fs::create_symlink(folder_ + "/b", folder_ + "/meet");
+  }
+  EXPECT_EQ(fs::read_symlink(folder_ + "/meet"), folder_ + "/b");
+}
+
+TEST(RendezvousAddress, Tcp) {
+  const auto v4 = parse_tcp("tcp://10.0.0.1:7000");
+  ASSERT_TRUE(v4.ok());
+  EXPECT_EQ(v4->host, "10.0.0.1");
+  EXPECT_EQ(v4->port, "7000");
+  const auto v6 = parse_tcp("tcp://[fd00::2]:1");
+  ASSERT_TRUE(v6.ok());
+  EXPECT_EQ(v6->host, "fd00::2");
+  for (const auto* wrong : {"", "tcp://", "tcp://h", "tcp://h:", "tcp://:1", "tcp://h:0", "tcp://h:65536", "tcp://h:1x", "udp://h:1", "h:1", "unix:/x"}) {
+    EXPECT_EQ(parse_tcp(wrong).status().code(), Code::invalid_argument) << wrong;
+  }
+  EXPECT_EQ(listen_address_for({"node7", "7000"}), "tcp://[::]:7000");
+  EXPECT_EQ(listen_address_for({"127.0.0.1", "7000"}), "tcp://127.0.0.1:7000");
+  EXPECT_EQ(listen_address_for({"::1", "7000"}), "tcp://[::1]:7000");
+}
+
+TEST(RendezvousAddress, WildcardsAreReplaced) {
+  const std::vector<std::string> listening{"unix:/s", "tcp://[::]:5000", "tcp://10.1.1.1:6000"};
+  EXPECT_EQ(reachable_addresses(listening, "tcp://node7:7000", true),
+            (std::vector<std::string>{"unix:/s", "tcp://node7:5000", "tcp://10.1.1.1:6000"}));
+  EXPECT_EQ(reachable_addresses(listening, "tcp://127.0.0.1:7000", false),
+            (std::vector<std::string>{"unix:/s", "tcp://127.0.0.1:5000", "tcp://10.1.1.1:6000"}));
+  EXPECT_EQ(reachable_addresses(listening, "unix:/r", false), (std::vector<std::string>{"unix:/s", "tcp://10.1.1.1:6000"}));
+}
+
+}  // namespace
+}  // namespace hmc
