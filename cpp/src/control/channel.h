@@ -52,7 +52,8 @@ class Channel {
  public:
   virtual ~Channel() = default;
   virtual void set_sink(ChannelSink& sink) = 0;  // messages that came earlier are delivered from the next poll
-  // Queues a message (at most 64 MiB queued, else would_block). Errors: closed, peer_lost, unsupported (descriptors to another host).
+  // Queues a message (at most 64 MiB queued, else would_block). Errors: closed, peer_lost, unsupported (descriptors to another host),
+  // invalid_argument (type below 100, payload or descriptors beyond the limits).
   virtual Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
   virtual void close() = 0;  // goodbye after what is queued; on_closed(closed) follows
@@ -64,6 +65,8 @@ struct ControlOptions {
   std::string key;               // empty: none
   bool insecure = false;
   double heartbeat_seconds = 5;
+  bool same_host_upgrade = true;  // false: a TCP connection stays on TCP even between processes of one host (tests)
+  std::function<void(const Status& reason, std::string_view remote)> on_refused;  // a client failed the handshake; engine lock held
 };
 
 // Accepts and makes Channels for one Context. A connection made over TCP between processes of one host moves to the Unix socket
