@@ -12,8 +12,6 @@ namespace hmc {
 namespace {
 
 constexpr auto table = std::to_array<EnvVariable>({
-    {"HMC_EAGER_CREDIT", "1048576",
-     "Bytes of eager payload one peer may have under way to us before it announces messages instead."},
     {"HMC_JOB_KEY", "", "Job key that control connections are authenticated with, as printed by `hmc keygen`."},
     {"HMC_LOCAL_RANK", "", "Set by `hmc run`: this process's number on its host."},
     {"HMC_LOCAL_SIZE", "", "Set by `hmc run`: processes of the job on this host."},

@@ -35,6 +35,12 @@ class Messenger {
                                    const MemoryView& view, Deadline deadline) = 0;
 
   // ---- engine lock held ----
+  // As isend and irecv, for whoever holds the lock already: many posts under one locking, and collectives that go on from
+  // Engine::defer(). Not from inside a completion.
+  virtual Result<std::shared_ptr<WorkState>> isend_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                          std::int64_t tag, const MemoryView& view) = 0;
+  virtual Result<std::shared_ptr<WorkState>> irecv_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                          std::int64_t tag, const MemoryView& view) = 0;
   virtual void on_signal(PeerState& peer, ByteSpan signal) = 0;  // first byte in messaging_kinds
   virtual void on_peer_gone(PeerState& peer, const Status& reason) = 0;  // lost or closed: ends every operation pending on it
   virtual void on_context_closing(const Status& reason) = 0;

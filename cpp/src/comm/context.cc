@@ -1,0 +1,274 @@
+// ContextImpl: beginning, progress and end.
+#include "comm/context_impl.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "comm/pending_channel.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::size_t max_context_name = 255;
+
+std::string default_name() {
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return std::string(host.data()) + ":" + std::to_string(getpid());
+}
+
+Status closed_status() { return Status(Code::closed, "this Context is closed; create another one"); }
+
+}  // namespace
+
+std::string context_id_text(const ContextId& id) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::uint64_t half : id) {
+    for (int shift = 60; shift >= 0; shift -= 4) text += digits[(half >> shift) & 15];
+  }
+  return text;
+}
+
+ContextImpl::ContextImpl(ContextOptions options)
+    : options_(std::move(options)),
+      fork_epoch_(fork_epoch()),
+      notify_([this](std::uint32_t scope, std::uint32_t rank, const NotifySlot& slot) {
+        const auto found = scopes_.find(scope);
+        if (found == scopes_.end() || rank >= found->second.size() || !found->second[rank]) return false;
+        return static_cast<PeerImpl&>(*found->second[rank]).notify_slot().get() == &slot;
+      }) {}
+
+ContextImpl::~ContextImpl() = default;
+
+Result<std::shared_ptr<ContextImpl>> ContextImpl::create(const ContextOptions& options) {
+  ContextOptions checked = options;
+  if (!(checked.heartbeat_seconds >= 0.1) || checked.heartbeat_seconds > 1e6) {
+    return Status(Code::invalid_argument, "heartbeat_seconds is " + std::to_string(checked.heartbeat_seconds) + "; at least 0.1");
+  }
+  if (checked.name.size() > max_context_name) {
+    return Status(Code::invalid_argument, "a name of " + std::to_string(checked.name.size()) + " bytes; at most 255");
+  }
+  if (checked.name.empty()) checked.name = default_name();
+  if (checked.key.empty()) checked.key = env_text("HMC_JOB_KEY").value_or("");
+  if (checked.transports.empty()) checked.transports = env_text("HMC_TRANSPORTS").value_or("");
+  install_fork_handler();
+  auto context = std::make_shared<ContextImpl>(std::move(checked));
+  if (const Status started = context->start(); !started.ok()) {
+    static_cast<void>(context->close(Deadline::after_seconds(0)));
+    return started;
+  }
+  return context;
+}
+
+Status ContextImpl::start() {
+  HMC_ASSIGN(filter_, TransportFilter::parse(options_.transports, known_transports()));
+  do {
+    random_bytes(std::as_writable_bytes(std::span(id_)));
+  } while (id_ == ContextId{});
+  HMC_ASSIGN(engine_, Engine::create(options_.progress));
+  const auto lock = engine_->lock();
+  return start_locked();
+}
+
+Status ContextImpl::start_locked() {
+  HMC_ASSIGN(listener_, Listener::create(engine_));
+  ControlOptions control;
+  control.context_id = id_;
+  control.name = options_.name;
+  control.key = options_.key;
+  control.insecure = options_.insecure;
+  control.heartbeat_seconds = options_.heartbeat_seconds;
+  HMC_ASSIGN(control_, ControlPlane::create(engine_, *listener_, std::move(control)));
+  control_->on_accept([this](std::unique_ptr<Channel> channel) { on_accept(std::move(channel)); });
+  TransportEnvironment environment;
+  environment.engine = engine_;
+  environment.listener = listener_.get();
+  bool unix_socket = false;
+  for (const std::string& address : options_.listen) unix_socket = unix_socket || address.starts_with("unix");
+  if (!unix_socket) HMC_TRY(control_->listen("unix").status());
+  for (const std::string& address : options_.listen) {
+    HMC_TRY(control_->listen(address).status().with_context("listen on " + address));
+  }
+  environment.listen_addresses = listener_->addresses();
+  transports_ = make_transports(environment, filter_);
+  messenger_ = Messenger::create(*this);
+  for (const auto& slot : transports_) {
+    if (slot->transport) engine_->add(*slot->transport);
+  }
+  engine_->add(*this);
+  polled_ = true;
+  auto self = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(shared_from_this()), 0, true);
+  self_ = self;
+  self->become_self();
+  return {};
+}
+
+Status ContextImpl::usable() const {
+  if (fork_epoch_ != fork_epoch()) return forked_status();
+  if (closed()) return closed_status();
+  return {};
+}
+
+bool ContextImpl::poll() {
+  bool moved = run_tossed();
+  if (to_pump_.empty()) return moved;
+  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->pump() || moved;
+  return moved;
+}
+
+bool ContextImpl::arm() { return to_pump_.empty() && !has_tossed_.load(); }
+
+// Peers stay in peers_ or ending_ until they are gone, and forget() strikes them from this list.
+void ContextImpl::needs_pump(PeerImpl& peer) {
+  if (std::find(to_pump_.begin(), to_pump_.end(), &peer) != to_pump_.end()) return;
+  to_pump_.push_back(&peer);
+  engine_->kick();
+}
+
+void ContextImpl::toss(std::function<void()> task) {
+  if (fork_epoch_ != fork_epoch() || shut_down_.load()) return;
+  bool first = false;
+  {
+    const std::scoped_lock lock(toss_mutex_);
+    first = tossed_.empty();
+    tossed_.push_back(std::move(task));
+    has_tossed_.store(true);
+  }
+  if (!first) return;
+  const std::uint64_t ring = 1;
+  if (write(engine_->doorbell(), &ring, sizeof ring) < 0) return;  // full: it rings already
+}
+
+bool ContextImpl::run_tossed() {
+  if (!has_tossed_.load(std::memory_order_relaxed)) return false;
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::scoped_lock lock(toss_mutex_);
+    tasks.swap(tossed_);
+    has_tossed_.store(false);
+  }
+  for (auto& task : tasks) task();
+  return !tasks.empty();
+}
+
+bool ContextImpl::progress() {
+  if (!usable().ok()) return false;
+  bool moved = false;
+  {
+    const auto lock = engine_->lock();
+    moved = engine_->poll_once();
+  }
+  engine_->drop_retired();
+  return moved;
+}
+
+void ContextImpl::count(std::string_view counter, std::uint64_t n) {
+  if (const auto found = counters_.find(counter); found != counters_.end()) {
+    found->second += n;
+  } else {
+    counters_.emplace(counter, n);
+  }
+}
+
+std::map<std::string, std::uint64_t> ContextImpl::counters() {
+  if (fork_epoch_ != fork_epoch()) return {};
+  const auto lock = engine_->lock();
+  std::map<std::string, std::uint64_t> result(counters_.begin(), counters_.end());
+  for (const auto& slot : transports_) {
+    if (!slot->transport) continue;
+    result["put.count." + slot->name] += slot->puts;
+    result["put.bytes." + slot->name] += slot->put_bytes;
+    result["get.count." + slot->name] += slot->gets;
+    result["get.bytes." + slot->name] += slot->get_bytes;
+    result["bytes_staged"] += slot->staged_bytes;
+  }
+  return result;
+}
+
+Status ContextImpl::close(Deadline deadline) {
+  if (fork_epoch_ != fork_epoch()) return forked_status();
+  const std::scoped_lock closing(closing_mutex_);
+  if (shut_down_.load()) return {};
+  closed_.store(true);
+  if (engine_) {
+    std::map<std::string, std::shared_ptr<BufferState>, std::less<>> published;
+    {
+      const auto lock = engine_->lock();
+      published.swap(published_);
+      if (messenger_) messenger_->on_context_closing(closed_status());
+      for (const auto& [id, peer] : std::map(peers_)) peer->leave();
+      if (self_) static_cast<PeerImpl&>(*self_).leave();
+      for (auto* waiter : accept_waiters_) waiter->store(1);
+      pending_channels_.clear();
+      engine_->wake_waiters();
+    }
+    published.clear();
+    // Peers that do not answer are not waited for beyond the goodbye's own time.
+    engine_->drive(deadline, [this] { return ending_.empty() && peers_.empty(); });
+  }
+  worker_.stop();
+  shut_down();
+  return {};
+}
+
+// Everything that needs the lock to be freed goes under it, user memory and threads after. Lock not held.
+void ContextImpl::shut_down() {
+  std::vector<std::shared_ptr<Exposure>> exposures;
+  std::vector<std::shared_ptr<PeerImpl>> peers;
+  if (engine_) {
+    {
+      const auto lock = engine_->lock();
+      for (const auto& peer : std::vector(ending_)) {
+        peer->tear_down_now();
+        peers.push_back(peer);
+      }
+      if (self_) {
+        static_cast<PeerImpl&>(*self_).tear_down_now();
+        peers.push_back(std::static_pointer_cast<PeerImpl>(self_));
+      }
+      ending_.clear();
+      peers_.clear();
+      accept_queue_.clear();
+      scopes_.clear();
+      control_handler_ = nullptr;
+      gone_watchers_.clear();
+      held_control_.clear();
+      run_tossed();
+      // What was deferred (ends of endpoints and channels) runs while its transport still exists.
+      for (int round = 0; round < 3; ++round) engine_->poll_once();
+      for (auto& slot : buffer_slots_) {
+        if (slot.open) begin_close(slot.open);
+        slot.open.reset();
+      }
+      exposures.swap(closing_buffers_);
+      for (const auto& exposure : exposures) {
+        exposure->importers.clear();
+        if (exposure->registration) exposure->registration->clear();
+      }
+      if (polled_) engine_->remove(*this);
+      for (const auto& slot : transports_) {
+        if (slot->transport) engine_->remove(*slot->transport);
+      }
+      for (const auto& slot : transports_) slot->transport.reset();
+      control_.reset();
+      listener_.reset();
+      shut_down_.store(true);
+      engine_->wake_waiters();
+    }
+    engine_->stop();
+  }
+  shut_down_.store(true);
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::scoped_lock lock(toss_mutex_);
+    tasks.swap(tossed_);
+  }
+}
+
+}  // namespace hmc

@@ -1,0 +1,55 @@
+// EndpointSlot: one transport's connection to one peer, from the exchange of addresses to its end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/completion.h"
+#include "transport/transport.h"
+
+namespace hmc {
+
+class PeerImpl;
+
+// One transport of a Context.
+struct TransportSlot {
+  std::string name;
+  std::unique_ptr<Transport> transport;  // null: could not be made
+  Capabilities capabilities;             // reason says why not, when unavailable
+  Bytes domain;
+  bool self_only = false;                // kept for transfers within this Context although the filter leaves it out
+  std::uint64_t puts = 0, put_bytes = 0, gets = 0, get_bytes = 0, staged_bytes = 0;
+};
+
+// Engine lock held throughout.
+class EndpointSlot final : public EndpointSink, public Completion {
+ public:
+  enum class State : std::uint8_t { waiting, connecting, ready, failed };
+
+  EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32_t attempt) noexcept
+      : peer_(peer), transport_(transport), attempt_(attempt) {}
+
+  void on_signal(ByteSpan signal) override;
+  void on_failed(const Status& reason) override;
+  void complete(Status status) noexcept override;  // of connect
+
+  [[nodiscard]] PeerImpl& peer() noexcept { return peer_; }
+  [[nodiscard]] TransportSlot& transport() const noexcept { return transport_; }
+  [[nodiscard]] std::uint32_t attempt() const noexcept { return attempt_; }
+
+  std::unique_ptr<Endpoint> endpoint;
+  State state = State::waiting;
+  bool connected = false;   // this side
+  bool peer_ready = false;  // the other side said so
+  Status failure;
+  std::uint32_t operations = 0;  // one-sided ones of comm, posted and not complete
+  bool unflushed = false;        // puts completed at level local since the last flush
+
+ private:
+  PeerImpl& peer_;
+  TransportSlot& transport_;
+  std::uint32_t attempt_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,264 @@
+// PeerImpl: endpoints and routes.
+//
+// Endpoints are made symmetrically: whoever needs one first makes it and sends its address; the other side makes its own on seeing
+// that; each connects once it has the other's address, and says ready (or failed) when it has. Both may start at once.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/log.h"
+#include "comm/context_impl.h"
+#include "comm/peer_impl.h"
+
+namespace hmc {
+
+void EndpointSlot::on_signal(ByteSpan signal) { peer_.on_signal(*this, signal); }
+void EndpointSlot::on_failed(const Status& reason) { peer_.on_endpoint_failed(*this, reason); }
+void EndpointSlot::complete(Status status) noexcept { peer_.on_connected(*this, status); }
+
+namespace {
+
+std::string rate_text(double bytes_per_second) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.3g GB/s", bytes_per_second / 1e9);
+  return text;
+}
+
+}  // namespace
+
+const Bytes* PeerImpl::domain_of(std::string_view transport_name) const noexcept {
+  for (const auto& domain : domains_) {
+    if (domain.name == transport_name) return &domain.domain;
+  }
+  return nullptr;
+}
+
+PeerDomain PeerImpl::peer_domain(const Bytes& domain) const noexcept {
+  PeerDomain result;
+  result.same_process = self_;
+  result.same_host = self_ || identity_.same_host;
+  result.pid = self_ ? getpid() : identity_.pid;
+  result.domain = domain;
+  return result;
+}
+
+// Usable transports between the two devices, best first: by bandwidth, then by the order of the table. The others end in `rejected`.
+std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, std::vector<std::string>& rejected) {
+  std::vector<Candidate> candidates;
+  for (const auto& slot : context_.transports()) {
+    if (slot->self_only && !self_) continue;
+    if (!slot->transport || !slot->capabilities.available) {
+      rejected.push_back(slot->name + ": not available here (" + slot->capabilities.reason + ")");
+      continue;
+    }
+    const Bytes* domain = domain_of(slot->name);
+    if (domain == nullptr) {
+      rejected.push_back(slot->name + ": the peer does not offer it");
+      continue;
+    }
+    const EndpointSlot* known = find_slot(slot->name);
+    if (known != nullptr && known->state == EndpointSlot::State::failed) {
+      rejected.push_back(slot->name + ": failed (" + std::string(known->failure.message()) + ")");
+      continue;
+    }
+    Reach reach = slot->transport->reach(peer_domain(*domain), local, remote);
+    if (!reach.ok) {
+      rejected.push_back(slot->name + ": " + reach.reason);
+      continue;
+    }
+    if (!reach.direct && context_.options().direct_only) {
+      rejected.push_back(slot->name + ": staged, which policy=\"direct\" forbids");
+      continue;
+    }
+    candidates.push_back({slot.get(), std::move(reach)});
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.reach.bandwidth > b.reach.bandwidth; });
+  return candidates;
+}
+
+EndpointSlot* PeerImpl::find_slot(std::string_view transport_name) noexcept {
+  for (const auto& slot : slots_) {
+    if (slot->transport().name == transport_name) return slot.get();
+  }
+  return nullptr;
+}
+
+Endpoint* PeerImpl::endpoint(std::string_view transport_name) noexcept {
+  EndpointSlot* slot = find_slot(transport_name);
+  return slot != nullptr && slot->state == EndpointSlot::State::ready ? slot->endpoint.get() : nullptr;
+}
+
+// Makes this side's endpoint and sends its address. Always returns a slot; its state is failed when that did not work.
+EndpointSlot* PeerImpl::open_endpoint(TransportSlot& transport, std::uint32_t attempt) {
+  slots_.push_back(std::make_unique<EndpointSlot>(*this, transport, attempt));
+  EndpointSlot& slot = *slots_.back();
+  const auto open = [&]() -> Status {
+    const Bytes* domain = domain_of(transport.name);
+    if (domain == nullptr) return Status(Code::unsupported, "the peer does not offer " + transport.name);
+    HMC_ASSIGN(slot.endpoint, transport.transport->create_endpoint(peer_domain(*domain), slot));
+    HMC_ASSIGN(Blob address, slot.endpoint->address());
+    if (self_) return {};
+    wire::Address m{transport.name, attempt, std::move(address.bytes)};
+    return send_control(wire::address, encode(m), std::move(address.fds));
+  };
+  if (const Status opened = open(); !opened.ok()) slot_failed(slot, opened, true);
+  return &slot;
+}
+
+void PeerImpl::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
+  if (leaving_) return;
+  EndpointSlot* slot = find_slot(address.transport);
+  if (slot == nullptr) {
+    TransportSlot* transport = context_.find_transport(address.transport);
+    if (transport == nullptr || !transport->transport || !transport->capabilities.available || transport->self_only) {
+      const wire::EndpointNote note{address.transport, address.attempt, Code::unsupported, "not in use here"};
+      static_cast<void>(send_control(wire::endpoint_failed, encode(note)));
+      return;
+    }
+    slot = open_endpoint(*transport, address.attempt);
+    // Until ready, the accepting side's addresses are those of the message transport it tries.
+    if (phase_ == PeerPhase::connecting && !accepting_ && slot->state != EndpointSlot::State::failed) message_slot_ = slot;
+  }
+  if (slot->state == EndpointSlot::State::failed) return;  // it has been told
+  if (slot->state != EndpointSlot::State::waiting || slot->attempt() != address.attempt) return broken("an unexpected endpoint address");
+  slot->state = EndpointSlot::State::connecting;
+  const Blob blob{address.bytes, std::move(fds)};
+  if (const Status started = slot->endpoint->connect(blob, slot); !started.ok()) slot_failed(*slot, started, true);
+}
+
+void PeerImpl::on_connected(EndpointSlot& slot, const Status& status) {
+  if (slot.state != EndpointSlot::State::connecting) return;  // given up meanwhile
+  if (!status.ok()) {
+    slot_failed(slot, status, true);
+    return;
+  }
+  slot.connected = true;
+  if (self_) {
+    slot.peer_ready = true;
+  } else {
+    send_note(slot, {});
+  }
+  maybe_ready(slot);
+}
+
+void PeerImpl::send_note(const EndpointSlot& slot, const Status& status) {
+  const wire::EndpointNote note{slot.transport().name, slot.attempt(), status.code(), std::string(status.message())};
+  static_cast<void>(send_control(status.ok() ? wire::endpoint_ready : wire::endpoint_failed, encode(note)));
+}
+
+void PeerImpl::on_endpoint_note(const wire::EndpointNote& note, bool ready) {
+  EndpointSlot* slot = find_slot(note.transport);
+  if (slot == nullptr || slot->attempt() != note.attempt) return broken("a note about an endpoint it does not have");
+  if (slot->state == EndpointSlot::State::failed) return;
+  if (!ready) {
+    slot_failed(*slot, Status(note.code == Code::ok ? Code::transport : note.code, "the peer reports: " + note.message), false);
+    return;
+  }
+  slot->peer_ready = true;
+  maybe_ready(*slot);
+}
+
+void PeerImpl::maybe_ready(EndpointSlot& slot) {
+  if (!slot.connected || !slot.peer_ready || slot.state != EndpointSlot::State::connecting) return;
+  slot.state = EndpointSlot::State::ready;
+  ++route_epoch_;
+  if (&slot == message_slot_) become_ready();
+  context_.engine()->wake_waiters();
+}
+
+// The endpoint is of no use (any more). Operations on it have been completed by the transport.
+void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer) {
+  slot.state = EndpointSlot::State::failed;
+  slot.failure = reason;
+  ++route_epoch_;
+  if (slot.endpoint) {
+    context_.engine()->defer([endpoint = std::shared_ptr<Endpoint>(std::move(slot.endpoint)), keep = shared_from_this()] {});
+  }
+  for (auto& route : routes_) {
+    if (route->slot == &slot) old_routes_.push_back(std::move(route));
+  }
+  std::erase(routes_, nullptr);
+  tried_.push_back(slot.transport().name + ": failed (" + std::string(reason.message()) + ")");
+  if (phase_ != PeerPhase::connecting && phase_ != PeerPhase::ready) return;
+  if (tell_peer && !self_) send_note(slot, reason);
+  context_.count("endpoints.failed." + slot.transport().name, 1);
+  const bool messages = &slot == message_slot_;
+  if (phase_ == PeerPhase::ready && messages) {
+    end(Status(Code::peer_lost, "the " + slot.transport().name + " connection to " + describe() + " failed: " + std::string(reason.message()),
+               reason.native()),
+        PeerPhase::lost);
+    return;
+  }
+  log(LogLevel::warning, slot.transport().name + " cannot be used with " + describe() + " (" + std::string(reason.message()) +
+                             "); the next transport takes its place");
+  if (phase_ == PeerPhase::connecting && messages) {
+    message_slot_ = nullptr;
+    if (accepting_) choose_message_transport();
+  }
+}
+
+void PeerImpl::on_endpoint_failed(EndpointSlot& slot, const Status& reason) {
+  if (slot.state == EndpointSlot::State::failed) return;
+  const auto keep = shared_from_this();
+  slot_failed(slot, reason, true);
+  if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
+}
+
+Result<Route*> PeerImpl::route(const Device& local, const Device& remote) {
+  HMC_ASSIGN(PeerRoute * found, find_route(local, remote));
+  return static_cast<Route*>(found);
+}
+
+// would_block: the best transport's endpoint is being made; ask again when route_epoch() has changed.
+Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remote) {
+  for (const auto& route : routes_) {
+    if (route->path.source == local && route->path.target == remote) return route.get();
+  }
+  if (phase_ != PeerPhase::ready) {
+    if (!failure_.ok()) return failure_;
+    return Status(Code::would_block, describe() + " is not ready");
+  }
+  std::vector<std::string> rejected;
+  const auto candidates = rank(local, remote, rejected);
+  if (candidates.empty()) {
+    std::string message = "no transport moves " + local.str() + " to " + remote.str() + " of " + describe() + ":";
+    for (const auto& reason : rejected) message += "\n  " + reason;
+    return Status(Code::unsupported, std::move(message));
+  }
+  const Candidate& best = candidates.front();
+  EndpointSlot* slot = find_slot(best.transport->name);
+  if (slot == nullptr) slot = open_endpoint(*best.transport, 0);
+  if (slot->state == EndpointSlot::State::failed) return find_route(local, remote);  // now among the rejected
+  if (slot->state != EndpointSlot::State::ready) return Status(Code::would_block, "the " + best.transport->name + " endpoint is being made");
+
+  auto route = std::make_unique<PeerRoute>();
+  route->transport = best.transport->transport.get();
+  route->endpoint = slot->endpoint.get();
+  route->slot = slot;
+  route->staged = !best.reach.direct;
+  Path& path = route->path;
+  path.transport = best.transport->name;
+  path.source = local;
+  path.target = remote;
+  path.direct = best.reach.direct;
+  path.encrypted = best.reach.encrypted;
+  path.detail = best.reach.detail;
+  path.latency_us = best.reach.latency_us;
+  path.bandwidth = best.reach.bandwidth;
+  path.reason = best.reach.reason;
+  if (candidates.size() > 1) path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    rejected.push_back(candidates[i].transport->name + ": slower (" + rate_text(candidates[i].reach.bandwidth) + " against " +
+                       rate_text(best.reach.bandwidth) + ")");
+  }
+  path.rejected = std::move(rejected);
+  if (route->staged) {
+    warn_once("staged " + path.transport + local.str() + remote.str(),
+              local.str() + " to " + remote.str() + " goes through host memory (" + path.reason + "); see hmc doctor for the fix");
+  }
+  return routes_.emplace_back(std::move(route)).get();
+}
+
+}  // namespace hmc

@@ -1,0 +1,252 @@
+// ContextImpl: importing buffers of peers and of one's own. Lock not held, but for where it is taken here.
+#include <algorithm>
+
+#include "comm/context_impl.h"
+
+namespace hmc {
+
+Status ContextImpl::check_descriptor(PeerImpl& peer, const Descriptor& d) {
+  const ContextId id{d.context_id[0], d.context_id[1]};
+  const auto lock = engine_->lock();
+  if (id == peer.identity().context_id) return {};
+  return Status(Code::invalid_argument, "the descriptor names a buffer of Context " + context_id_text(id) + ", and " + peer.describe() +
+                                            " is Context " + context_id_text(peer.identity().context_id) +
+                                            "; import it from the peer that made it");
+}
+
+Result<PeerRoute*> ContextImpl::wait_route(PeerImpl& peer, const Device& local, const Device& remote, Deadline deadline) {
+  while (true) {
+    std::uint64_t epoch = 0;
+    {
+      const auto lock = engine_->lock();
+      auto found = peer.find_route(local, remote);
+      if (found.ok() || found.status().code() != Code::would_block) return found;
+      epoch = peer.route_epoch();
+    }
+    if (!engine_->drive(deadline, [&] { return peer.route_epoch() != epoch; })) {
+      HMC_TRY(usable());
+      return Status(Code::timeout, "no path to " + peer.describe() + " was ready in time");
+    }
+  }
+}
+
+Status ContextImpl::ensure_local(Registration& registration, Transport& transport) {
+  {
+    const auto lock = engine_->lock();
+    if (registration.find(&transport) != nullptr) return {};
+  }
+  HMC_ASSIGN(auto region, transport.register_region(registration.view()));
+  const auto lock = engine_->lock();
+  registration.add(&transport, std::move(region));
+  count("registrations", 1);
+  return {};
+}
+
+Result<RemoteBuffer> ContextImpl::import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) {
+  HMC_ASSIGN(auto remotes, import_all({&peer, 1}, {&descriptor, 1}, deadline));
+  return std::move(remotes.front());
+}
+
+Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::shared_ptr<PeerState>> peers,
+                                                          std::span<const Descriptor> descriptors, Deadline deadline) {
+  HMC_TRY(usable());
+  if (peers.size() != descriptors.size()) return Status(Code::invalid_argument, "one peer for each descriptor is needed");
+  std::vector<std::shared_ptr<RemoteBufferState>> states(peers.size());
+  std::vector<Wanted> wanted;
+  std::vector<std::size_t> fresh;
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    auto peer = std::static_pointer_cast<PeerImpl>(peers[i]);
+    const Descriptor& d = descriptors[i];
+    HMC_TRY(check_descriptor(*peer, d));
+    const auto device = Device::parse(d.device);
+    if (!device.ok()) return device.status();
+    HMC_TRY(wait_ready(peer, deadline));
+    // Any route to that device will do to ask; others are imported when an operation needs them.
+    auto route = wait_route(*peer, Device::cpu(), *device, deadline);
+    if (!route.ok() && route.status().code() == Code::unsupported && !device->is_cpu()) route = wait_route(*peer, *device, *device, deadline);
+    if (!route.ok()) return route.status();
+    const auto lock = engine_->lock();
+    if ((states[i] = peer->known_remote(d)) != nullptr) continue;
+    auto record = std::make_shared<RemoteImport>();
+    record->buffer_id = d.buffer_id;
+    record->generation = d.generation;
+    record->nonce[0] = d.nonce[0];
+    record->nonce[1] = d.nonce[1];
+    record->size = d.size;
+    record->access = d.access;
+    record->device = *device;
+    if (peer->phase() != PeerPhase::ready) return peer->failure();
+    peer->add_record(record);
+    states[i] = std::make_shared<RemoteBufferState>(std::static_pointer_cast<ContextImpl>(shared_from_this()), peer, record);
+    wanted.push_back({peer, record, (*route)->slot});
+    fresh.push_back(i);
+  }
+  HMC_TRY(fetch(wanted, deadline));
+  for (const auto& each : wanted) HMC_TRY(prepare(each, deadline));
+  std::vector<RemoteBuffer> result;
+  const auto lock = engine_->lock();
+  for (const std::size_t i : fresh) states[i]->peer->remember_remote(states[i]);
+  for (auto& state : states) {
+    const std::size_t size = state->record->size;
+    result.emplace_back(std::move(state), 0, size);
+  }
+  return result;
+}
+
+// Asks all owners, then waits for all answers.
+Status ContextImpl::fetch(std::span<const Wanted> wanted, Deadline deadline) {
+  std::vector<std::shared_ptr<Request>> requests;
+  std::vector<std::uint64_t> ids(wanted.size(), 0);
+  std::atomic<std::uint32_t> remaining{1};
+  std::atomic<std::uint32_t> all_done{0};
+  Status first;
+  const auto forget_all = [&] {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (requests[i] && ids[i] != 0) wanted[i].peer->forget_request(ids[i], false);
+    }
+  };
+  for (const auto& each : wanted) {
+    if (each.peer->is_self()) {
+      HMC_TRY(fetch_own(each));
+    }
+  }
+  {
+    const auto lock = engine_->lock();
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      auto& request = requests.emplace_back();
+      if (wanted[i].peer->is_self()) continue;
+      request = std::make_shared<Request>();
+      request->record = wanted[i].record;
+      request->slot = wanted[i].slot;
+      request->remaining = &remaining;
+      request->all_done = &all_done;
+      remaining.fetch_add(1);
+      if (const Status sent = wanted[i].peer->start_import(request, ids[i]); !sent.ok()) {
+        ids[i] = 0;
+        forget_all();
+        return sent;
+      }
+    }
+    if (remaining.fetch_sub(1) == 1) all_done.store(1);
+  }
+  const bool done = engine_->drive_flag(deadline, all_done);
+  const auto lock = engine_->lock();
+  if (!done && all_done.load() == 0) {
+    forget_all();
+    return Status(Code::timeout, "the owner did not answer the import in time; is it stopped, or does nobody drive its progress?");
+  }
+  for (const auto& request : requests) {
+    if (request) HMC_TRY(request->status);
+  }
+  return {};
+}
+
+// A buffer of this Context: the same checks, no wire.
+Status ContextImpl::fetch_own(const Wanted& wanted) {
+  wire::Import m;
+  const RemoteImport& record = *wanted.record;
+  m.buffer_id = record.buffer_id;
+  m.generation = record.generation;
+  m.nonce[0] = record.nonce[0];
+  m.nonce[1] = record.nonce[1];
+  m.size = record.size;
+  m.access = record.access;
+  Transport* transport = wanted.slot->transport().transport.get();
+  std::shared_ptr<Exposure> exposure;
+  std::shared_ptr<Registration> registration;
+  {
+    const auto lock = engine_->lock();
+    HMC_ASSIGN(exposure, resolve(m));
+    registration = exposure->registration;
+  }
+  HMC_TRY(ensure_local(*registration, *transport));
+  const auto lock = engine_->lock();
+  if (exposure->closed.load()) return Status(Code::stale, "the buffer was closed while it was being imported");
+  if (wanted.slot->state != EndpointSlot::State::ready) return wanted.slot->failure;
+  HMC_ASSIGN(const Blob blob, (*registration->find(transport))->exported());
+  HMC_ASSIGN(auto region, wanted.slot->endpoint->import_region(blob));
+  wanted.record->entries.push_back({wanted.slot, 0, std::move(region), false, false});
+  return {};
+}
+
+// The region's slow first-use work, without the lock; held against revocation meanwhile.
+Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
+  RemoteImport& record = *wanted.record;
+  RemoteRegion* region = nullptr;
+  while (true) {
+    auto lock = engine_->lock();
+    RemoteImport::Entry* entry = record.find(wanted.slot);
+    if (!record.alive.load()) return record.dead;
+    if (entry == nullptr) return Status(Code::transport, "the path to " + wanted.peer->describe() + " failed during the import");
+    if (entry->prepared) return {};
+    if (!entry->preparing) {
+      entry->preparing = true;
+      region = entry->region.get();
+      ++record.operations;
+      break;
+    }
+    lock.unlock();
+    const bool free = engine_->drive(deadline, [&] {
+      const RemoteImport::Entry* e = record.find(wanted.slot);
+      return e == nullptr || !e->preparing;
+    });
+    if (!free) return Status(Code::timeout, "another thread is still mapping the buffer");
+  }
+  const Status prepared = region->prepare();
+  const auto lock = engine_->lock();
+  --record.operations;
+  RemoteImport::Entry* entry = record.find(wanted.slot);
+  if (entry != nullptr) {
+    entry->preparing = false;
+    entry->prepared = prepared.ok();
+  }
+  engine_->wake_waiters();
+  if (record.retiring) wanted.peer->settle(wanted.record);
+  if (!record.alive.load()) return record.dead;
+  return prepared.with_context("mapping a buffer of " + wanted.peer->describe());
+}
+
+Result<RemoteBuffer> ContextImpl::lookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline) {
+  HMC_TRY(usable());
+  if (name.empty() || name.size() > wire::max_name) {
+    return Status(Code::invalid_argument, "a published name has 1 to 255 bytes, this one " + std::to_string(name.size()));
+  }
+  HMC_TRY(wait_ready(peer, deadline));
+  const auto too_late = [&] {
+    return Status(Code::timeout, peer->describe() + " did not publish \"" + std::string(name) + "\" in time");
+  };
+  Descriptor descriptor;
+  if (peer->is_self()) {
+    const auto there = [&] { return published_.contains(name) || closed(); };
+    if (!engine_->drive(deadline, there)) return too_late();
+    const auto lock = engine_->lock();
+    HMC_TRY(usable());
+    const auto found = published_.find(name);
+    if (found == published_.end()) return too_late();
+    descriptor = descriptor_of(*found->second->exposure);
+  } else {
+    std::atomic<std::uint32_t> remaining{1};
+    std::atomic<std::uint32_t> done{0};
+    const auto request = std::make_shared<Request>();
+    std::uint64_t id = 0;
+    {
+      const auto lock = engine_->lock();
+      if (peer->phase() != PeerPhase::ready) return peer->failure();
+      request->remaining = &remaining;
+      request->all_done = &done;
+      HMC_TRY(peer->start_lookup(request, name, id));
+    }
+    const bool answered = engine_->drive_flag(deadline, done);
+    const auto lock = engine_->lock();
+    if (!answered && done.load() == 0) {
+      peer->forget_request(id, true);
+      HMC_TRY(usable());
+      return too_late();
+    }
+    HMC_TRY(request->status);
+    HMC_ASSIGN(descriptor, Descriptor::parse(request->bytes));
+  }
+  return import(peer, descriptor, deadline);
+}
+
+}  // namespace hmc

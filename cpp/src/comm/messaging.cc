@@ -1,0 +1,231 @@
+// Posting, eager messages and credit.
+#include "comm/messaging.h"
+
+#include <cstring>
+
+#include "comm/messenger_impl.h"
+#include "device/runtime.h"
+
+namespace hmc {
+
+std::unique_ptr<Messenger> Messenger::create(ContextState& context) { return std::make_unique<messaging::MessengerImpl>(context); }
+
+namespace messaging {
+namespace {
+
+constexpr std::int64_t largest_tag = std::int64_t{1} << 62;
+
+}  // namespace
+
+MessengerImpl::MessengerImpl(ContextState& context)
+    : context_(context),
+      matcher_([this](const Address& from) {
+        return from.envelope.scope == 0 || context_.scope_has(from.envelope.scope, from.envelope.src, *from.peer);
+      }) {}
+
+MessengerImpl::~MessengerImpl() = default;
+
+Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, bool receiving) const {
+  HMC_TRY(context_.usable());
+  if ((tag < 0 || tag > largest_tag) && !(receiving && tag == any_tag)) {
+    return Status(Code::invalid_argument, "tag " + std::to_string(tag) + " is outside 0 .. 2^62" + (receiving ? " and not any_tag" : ""));
+  }
+  if (view.data == nullptr && view.bytes > 0) {
+    return Status(Code::invalid_argument, "a null pointer for " + std::to_string(view.bytes) + " bytes");
+  }
+  // What already came from a peer that is gone may still be received.
+  if (peer != nullptr && !receiving && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed)) return peer->failure();
+  return {};
+}
+
+Status MessengerImpl::try_eager(Lane& lane, const Envelope& envelope, std::int64_t tag, const MemoryView& view) {
+  if (lane.heads_out >= head_credit) return Status(Code::would_block, "no header credit");
+  PeerState& peer = *lane.peer;
+  const Capabilities& capabilities = peer.message_capabilities();
+  const std::size_t limit = std::min(capabilities.max_signal, capabilities.eager_limit + head_bytes);
+  if (view.bytes + head_bytes > limit || !view.device.is_cpu() || lane.payload_out + view.bytes > payload_credit) {
+    return Status(Code::unsupported, "not eager");
+  }
+  std::array<std::byte, head_bytes> head;
+  write_head(head, Kind::eager, {envelope, tag});
+  const ByteSpan body(static_cast<const std::byte*>(view.data), view.bytes);
+  HMC_TRY(peer.message_endpoint().signal(head, body));
+  lane.payload_out += view.bytes;
+  ++lane.heads_out;
+  return {};
+}
+
+Result<std::shared_ptr<WorkState>> MessengerImpl::isend_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                               std::int64_t tag, const MemoryView& view) {
+  HMC_TRY(check(peer, tag, view, false));
+  Lane& lane = lane_of(*peer);
+  if (peer->phase() == PeerPhase::ready && lane.idle()) {
+    const Status sent = try_eager(lane, envelope, tag, view);
+    if (sent.ok()) return completed_work(engine());
+    if (sent.code() != Code::would_block && sent.code() != Code::unsupported) return sent;
+  }
+  auto send = std::make_shared<SendOperation>(*this, peer, envelope, tag, view);
+  send->accepted();
+  enqueue(lane, send);
+  return std::shared_ptr<WorkState>(send);
+}
+
+Result<std::shared_ptr<WorkState>> MessengerImpl::irecv_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                               std::int64_t tag, const MemoryView& view) {
+  HMC_TRY(check(peer, tag, view, true));
+  auto receive = std::make_shared<ReceiveOperation>(*this, peer, envelope, tag, view);
+  const Address wanted{peer.get(), envelope};
+  auto message = matcher_.match_receive(wanted, tag);
+  if (message == nullptr && peer != nullptr && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed)) {
+    return peer->failure();
+  }
+  receive->accepted();
+  if (message == nullptr) {
+    matcher_.post(wanted, tag, receive);
+    // A named source may have to be connected before it can send; any source cannot be told.
+    if (peer != nullptr && peer->phase() == PeerPhase::idle) peer->when_ready([](const Status&) {});
+  } else {
+    deliver(receive, std::move(message));
+  }
+  return std::shared_ptr<WorkState>(receive);
+}
+
+Result<std::shared_ptr<WorkState>> MessengerImpl::isend(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                        std::int64_t tag, const MemoryView& view) {
+  HMC_TRY(context_.usable());
+  const Engine::Lock lock = engine()->lock();
+  return isend_locked(peer, envelope, tag, view);
+}
+
+Result<std::shared_ptr<WorkState>> MessengerImpl::irecv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                        std::int64_t tag, const MemoryView& view) {
+  HMC_TRY(context_.usable());
+  const Engine::Lock lock = engine()->lock();
+  return irecv_locked(peer, envelope, tag, view);
+}
+
+namespace {
+
+// After a timeout of a blocking call the caller takes its memory back: withdraw, or say that it is still in use.
+Status give_up(WorkState& work, const char* what) {
+  const Status stopped = work.cancel();
+  if (stopped.ok()) return Status(Code::timeout, std::string(what) + ": the deadline passed; it was withdrawn, nothing more is read or written");
+  if (work.done()) return work.status();
+  return Status(Code::timeout, std::string(what) + ": the deadline passed; it is under way and the memory may still be used: " +
+                                   std::string(stopped.message()));
+}
+
+}  // namespace
+
+Status MessengerImpl::send(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag, const MemoryView& view,
+                           Deadline deadline) {
+  HMC_TRY(context_.usable());
+  std::shared_ptr<WorkState> work;
+  {
+    const Engine::Lock lock = engine()->lock();
+    HMC_TRY(check(peer, tag, view, false));
+    Lane& lane = lane_of(*peer);
+    if (peer->phase() == PeerPhase::ready && lane.idle() && try_eager(lane, envelope, tag, view).ok()) return {};
+    HMC_ASSIGN(work, isend_locked(peer, envelope, tag, view));
+  }
+  const Status status = work->wait(deadline);
+  if (status.code() != Code::timeout || work->done()) return status;
+  return give_up(*work, "send");
+}
+
+Result<MessageInfo> MessengerImpl::recv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
+                                        const MemoryView& view, Deadline deadline) {
+  HMC_ASSIGN(const std::shared_ptr<WorkState> work, irecv(peer, envelope, tag, view));
+  Status status = work->wait(deadline);
+  if (status.code() == Code::timeout && !work->done()) status = give_up(*work, "recv");
+  if (!status.ok()) return status;
+  return work->info();
+}
+
+void MessengerImpl::on_signal(PeerState& peer, ByteSpan signal) {
+  const auto kind = kind_of(signal);
+  if (!kind) return peer.fail(Status(Code::protocol, "unknown kind of message signal"));
+  switch (*kind) {
+    case Kind::eager: return on_eager(peer, signal);
+    case Kind::announce: return on_announce(peer, signal);
+    case Kind::answer: return on_answer(peer, signal);
+    case Kind::finish: return on_finish(peer, signal);
+    case Kind::withdraw: return on_withdraw(peer, signal);
+    case Kind::credit: return on_credit(lane_of(peer), signal);
+  }
+}
+
+void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
+  const auto head = decode_head(signal);
+  if (!head) return peer.fail(Status(Code::protocol, "malformed eager message"));
+  const ByteSpan payload = signal.subspan(head_bytes);
+  Lane& lane = lane_of(peer);
+  const Address from{&peer, head->envelope};
+  if (const auto receive = matcher_.match_message(from, head->tag)) {
+    const Status status = copy_in(*receive, *head, payload);
+    consumed(lane, payload.size());
+    receive->complete(status);
+    return;
+  }
+  lane.payload_held += payload.size();
+  ++lane.heads_held;
+  if (lane.payload_held > payload_credit || lane.heads_held > head_credit) {
+    return peer.fail(Status(Code::protocol, "the peer sent more unexpected messages than it had credit for"));
+  }
+  auto message = std::make_unique<Unexpected>();
+  message->peer = lane.peer;
+  message->head = *head;
+  message->payload.assign(payload.begin(), payload.end());
+  matcher_.stash(from, head->tag, std::move(message));
+}
+
+Status MessengerImpl::copy_in(ReceiveOperation& receive, const Head& head, ByteSpan payload) {
+  receive.deliver(head, payload.size());
+  if (payload.size() > receive.view.bytes) {
+    return Status(Code::invalid_argument, "a message of " + std::to_string(payload.size()) + " bytes does not fit a receive of " +
+                                              std::to_string(receive.view.bytes) + " bytes; nothing was written");
+  }
+  if (payload.empty()) return {};
+  if (receive.view.device.is_cpu()) {
+    std::memcpy(receive.view.data, payload.data(), payload.size());
+    return {};
+  }
+  return copy_blocking({receive.view.data, payload.size(), receive.view.device},
+                       {const_cast<std::byte*>(payload.data()), payload.size(), Device::cpu()});
+}
+
+void MessengerImpl::deliver(const std::shared_ptr<ReceiveOperation>& receive, std::unique_ptr<Unexpected> message) {
+  Lane& lane = lane_of(*message->peer);
+  if (message->announce != nullptr) {
+    --lane.heads_held;
+    consumed(lane, 0);
+    return accept(receive, *message);
+  }
+  lane.payload_held -= message->payload.size();
+  --lane.heads_held;
+  consumed(lane, message->payload.size());
+  const Status status = copy_in(*receive, message->head, message->payload);
+  receive->complete(status);
+}
+
+void MessengerImpl::consumed(Lane& lane, std::uint64_t payload) {
+  lane.owed.payload += payload;
+  ++lane.owed.heads;
+  // Given back at half, so that a stream of messages costs one more signal in thousands.
+  if (lane.owed.payload < payload_credit / 2 && lane.owed.heads < head_credit / 2) return;
+  if (lane.peer->phase() == PeerPhase::ready) emit(lane, encode(lane.owed));
+  lane.owed = {};
+}
+
+void MessengerImpl::on_credit(Lane& lane, ByteSpan signal) {
+  const auto credit = decode_credit(signal);
+  if (!credit || credit->payload > lane.payload_out || credit->heads > lane.heads_out) {
+    return lane.peer->fail(Status(Code::protocol, "credit for messages that were never sent"));
+  }
+  lane.payload_out -= credit->payload;
+  lane.heads_out -= credit->heads;
+  if (!lane.idle()) want_poll();
+}
+
+}  // namespace messaging
+}  // namespace hmc

@@ -1,0 +1,202 @@
+// ContextImpl: put, get, notify, fence and waiting for notifications. Lock not held on entry.
+#include <array>
+
+#include "comm/context_impl.h"
+#include "comm/transfer.h"
+
+namespace hmc {
+namespace {
+
+// Regions that an operation lacks (first use of a path) are fetched within this time.
+constexpr double fetch_seconds = 30;
+// Notifications without data that may wait for room at one peer before notify() waits too.
+constexpr std::size_t max_waiting_notifies = 4096;
+
+const char* verb(bool is_put) noexcept { return is_put ? "put" : "get"; }
+
+}  // namespace
+
+Status ContextImpl::check_open(const Exposure& exposure, bool is_put) const {
+  if (!exposure.closed.load(std::memory_order_relaxed)) return {};
+  return Status(Code::closed, std::string(verb(is_put)) + (is_put ? " from" : " into") + " a closed ConnBuffer; register the memory again");
+}
+
+Status ContextImpl::check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const {
+  if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context(verb(is_put));
+  if (!record.alive.load(std::memory_order_relaxed)) return record.dead.with_context(verb(is_put));
+  return {};
+}
+
+Result<PeerRoute*> ContextImpl::usable_route(Engine::Lock& lock, BufferState& local, RemoteBufferState& remote, bool& look_again) {
+  PeerImpl& peer = *remote.peer;
+  auto route = peer.find_route(local.exposure->device, remote.record->device);
+  if (!route.ok() && route.status().code() != Code::would_block) return route;
+  look_again = false;
+  if (route.ok()) {
+    const auto* region = local.registration->find((*route)->transport);
+    const auto* entry = remote.record->find((*route)->slot);
+    if (region != nullptr && entry != nullptr && entry->prepared) [[likely]] return route;
+  }
+  look_again = true;
+  const Deadline deadline = Deadline::after_seconds(fetch_seconds);
+  lock.unlock();
+  const auto fetch_missing = [&]() -> Status {
+    HMC_ASSIGN(PeerRoute * found, wait_route(peer, local.exposure->device, remote.record->device, deadline));
+    TransportSlot* transport = nullptr;
+    Wanted wanted{remote.peer, remote.record, nullptr};
+    bool known = false;
+    {
+      const auto held = engine_->lock();
+      wanted.slot = found->slot;
+      transport = &found->slot->transport();
+      known = remote.record->find(wanted.slot) != nullptr;
+    }
+    HMC_TRY(ensure_local(*local.registration, *transport->transport));
+    if (!known) HMC_TRY(fetch({&wanted, 1}, deadline));
+    return prepare(wanted, deadline);
+  };
+  const Status fetched = fetch_missing();
+  lock = engine_->lock();
+  if (!fetched.ok()) return fetched;
+  return static_cast<PeerRoute*>(nullptr);
+}
+
+Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote,
+                                                         const PutOptions& options, const Envelope& envelope) {
+  HMC_TRY(usable());
+  if (!local.valid() || !remote.valid()) {
+    return Status(Code::invalid_argument, std::string(verb(is_put)) + " needs a ConnBuffer of this process and a RemoteBuffer of a peer; one is empty");
+  }
+  const auto& mine = local.state();
+  const auto& theirs = remote.state();
+  if (mine->context.get() != this || theirs->context.get() != this) {
+    return Status(Code::invalid_argument, std::string(verb(is_put)) + ": both buffers must belong to the Context that the call is made on");
+  }
+  if (local.size() != remote.size()) {
+    return Status(Code::invalid_argument, std::string(verb(is_put)) + " between " + std::to_string(local.size()) + " bytes here and " +
+                                              std::to_string(remote.size()) + " bytes at the peer; slice them to equal sizes");
+  }
+  if (is_put && theirs->record->access != Access::read_write) {
+    return Status(Code::invalid_argument, "put into a buffer that its owner registered for reading only");
+  }
+  HMC_TRY(check_notify(options.notify));
+  EncodedNotify notify(options.notify, envelope);
+  const bool pays_credit = notify.cost() != 0;
+  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(), options.complete,
+                                                   std::move(notify));
+  auto lock = engine_->lock();
+  while (true) {
+    HMC_TRY(usable());
+    HMC_TRY(check_open(*mine->exposure, is_put));
+    HMC_TRY(check_remote(*theirs->peer, *theirs->record, is_put));
+    if (local.size() == 0) break;
+    bool look_again = false;
+    HMC_TRY(usable_route(lock, *mine, *theirs, look_again).status());
+    if (!look_again) break;
+  }
+  return post_work(work, pays_credit);
+}
+
+Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit) {
+  PeerImpl& peer = work->peer();
+  work->begin();
+  const bool in_turn = peer.may_post() && !(pays_credit && !peer.nothing_pending());
+  if (in_turn && work->post() == PendingOp::Outcome::posted) {
+    if (!work->post_error().ok()) return work->post_error();
+  } else {
+    peer.enqueue(work);
+  }
+  if (!work->done()) engine_->kick();
+  return std::shared_ptr<WorkState>(work);
+}
+
+Result<std::shared_ptr<WorkState>> ContextImpl::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
+                                                    const Envelope& envelope) {
+  return transfer(true, source, target, options, envelope);
+}
+
+Result<std::shared_ptr<WorkState>> ContextImpl::get(const ConnBuffer& target, const RemoteBuffer& source) {
+  return transfer(false, target, source, {}, {});
+}
+
+Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify& notify, const Envelope& envelope) {
+  HMC_TRY(usable());
+  if (notify.empty()) return Status(Code::invalid_argument, "an empty notification; give it an id or a payload");
+  HMC_TRY(check_notify(notify));
+  PeerImpl& peer = static_cast<PeerImpl&>(*state);
+  const auto op = std::make_shared<NotifyOp>(peer, EncodedNotify(notify, envelope));
+  auto lock = engine_->lock();
+  while (peer.pending_count() >= max_waiting_notifies) {
+    lock.unlock();
+    engine_->drive(Deadline::never(), [&] {
+      return peer.pending_count() < max_waiting_notifies || closed() || peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed;
+    });
+    lock = engine_->lock();
+    HMC_TRY(usable());
+  }
+  if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context("notify");
+  if (peer.may_post() && peer.nothing_pending() && op->post() == PendingOp::Outcome::posted) {
+    engine_->wake_waiters();
+    return op->failure();
+  }
+  if (peer.phase() == PeerPhase::idle) peer.start_connecting();
+  peer.enqueue(op);
+  engine_->kick();
+  return {};
+}
+
+Status ContextImpl::fence(const std::shared_ptr<PeerState>& state) {
+  HMC_TRY(usable());
+  const auto lock = engine_->lock();
+  return static_cast<PeerImpl&>(*state).fence();
+}
+
+Status ContextImpl::wait_notify(const std::shared_ptr<PeerState>& state, const Envelope& envelope, std::uint64_t id, std::uint64_t count,
+                                Deadline deadline) {
+  HMC_TRY(usable());
+  if ((id >> 63) != 0) return Status(Code::invalid_argument, "notification id " + std::to_string(id) + "; ids are below 2^63");
+  if (count == 0) return {};
+  NotifyWaiter waiter;
+  NotifySlot& slot = *static_cast<PeerImpl&>(*state).notify_slot();
+  {
+    const auto lock = engine_->lock();
+    if (slot.consume(envelope, id, count)) return {};
+    PeerImpl& peer = static_cast<PeerImpl&>(*state);
+    if (peer.phase() == PeerPhase::idle) peer.start_connecting();  // its death would go unnoticed otherwise
+    slot.wait(envelope, id, count, waiter);
+  }
+  if (engine_->drive_flag(deadline, waiter.ready)) return waiter.status;
+  const auto lock = engine_->lock();
+  if (waiter.ready.load() != 0) return waiter.status;
+  slot.cancel(envelope, id, waiter);
+  return Status(Code::timeout, "notification " + std::to_string(id) + " was not raised " + std::to_string(count) + " times by " +
+                                   static_cast<PeerImpl&>(*state).describe() + " in time; nothing was consumed");
+}
+
+Result<std::vector<Notification>> ContextImpl::notifications(const std::shared_ptr<PeerState>& state, const Envelope& envelope,
+                                                             Deadline deadline) {
+  HMC_TRY(usable());
+  NotifySlot* slot = state ? static_cast<PeerImpl&>(*state).notify_slot().get() : nullptr;
+  NotifyTable::PayloadWaiter waiter;
+  auto lock = engine_->lock();
+  bool polled = false;
+  while (true) {
+    auto taken = notify_.take(slot, envelope);
+    if (!taken.empty()) {
+      engine_->kick();  // the sender may wait for the credit
+      return taken;
+    }
+    HMC_TRY(usable());
+    if (slot != nullptr) HMC_TRY(NotifyTable::ended(*slot));
+    if (polled && deadline.passed()) return taken;
+    waiter.ready.store(0);
+    notify_.add_waiter(waiter);
+    lock.unlock();
+    engine_->drive_flag(deadline, waiter.ready);
+    polled = true;
+    lock = engine_->lock();
+    notify_.remove_waiter(waiter);
+  }
+}
+
+}  // namespace hmc

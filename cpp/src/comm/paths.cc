@@ -1,0 +1,100 @@
+// Transports of this build, and paths as people see them.
+#include <cstdio>
+
+#include "base/env.h"
+#include "comm/context_impl.h"
+#include "hmc/path.h"
+
+namespace hmc {
+
+std::vector<std::string> known_transports() {
+  std::vector<std::string> names;
+  for (const TransportFactory* factory : transport_factories()) names.emplace_back(factory->name);
+  return names;
+}
+
+std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvironment& environment, const TransportFilter& filter) {
+  std::vector<std::unique_ptr<TransportSlot>> slots;
+  for (const TransportFactory* factory : transport_factories()) {
+    auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
+    slot->name = std::string(factory->name);
+    if (!filter.allows(factory->name)) {
+      // Somebody who names the transports between processes still expects a process to reach itself.
+      if (factory->name != "local" || filter.excludes(factory->name)) {
+        slot->capabilities.available = false;
+        slot->capabilities.reason = "left out by transports \"" + filter.text() + "\"";
+        continue;
+      }
+      slot->self_only = true;
+    }
+    auto made = factory->create(environment);
+    if (!made.ok()) {
+      slot->capabilities.available = false;
+      slot->capabilities.reason = std::string(made.status().message());
+      continue;
+    }
+    slot->transport = std::move(*made);
+    slot->capabilities = slot->transport->capabilities();
+    slot->domain = slot->transport->domain();
+  }
+  return slots;
+}
+
+TransportSlot* ContextImpl::find_transport(std::string_view name) noexcept {
+  for (const auto& slot : transports_) {
+    if (slot->name == name) return slot.get();
+  }
+  return nullptr;
+}
+
+std::vector<TransportInfo> list_transports() {
+  std::vector<TransportInfo> infos;
+  const auto names = known_transports();
+  const auto failed = [&](const Status& status) {
+    infos.clear();
+    for (const auto& name : names) infos.push_back({name, false, status.str()});
+    return infos;
+  };
+  const auto filter = TransportFilter::parse(env_text("HMC_TRANSPORTS").value_or(""), names);
+  if (!filter.ok()) return failed(filter.status());
+  auto engine = Engine::create(Progress::manual);
+  if (!engine.ok()) return failed(engine.status());
+  {
+    const auto lock = (*engine)->lock();
+    auto listener = Listener::create(*engine);
+    if (!listener.ok()) return failed(listener.status());
+    TransportEnvironment environment;
+    environment.engine = *engine;
+    environment.listener = listener->get();
+    for (const auto& slot : make_transports(environment, *filter)) {
+      infos.push_back({slot->name, slot->capabilities.available, slot->capabilities.reason});
+    }
+  }
+  (*engine)->stop();
+  return infos;
+}
+
+Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline) {
+  HMC_TRY(wait_ready(peer, deadline));
+  HMC_TRY(wait_route(*peer, source, target, deadline).status());
+  const auto lock = engine_->lock();
+  HMC_ASSIGN(const PeerRoute* route, peer->find_route(source, target));
+  return route->path;
+}
+
+std::string Path::str() const {
+  std::string text = source.str() + " -> " + target.str() + ": " + transport;
+  if (!detail.empty()) text += " (" + detail + ")";
+  text += direct ? ", direct" : ", staged through host memory";
+  text += encrypted ? ", encrypted" : "";
+  if (!reason.empty()) text += ", because: " + reason;
+  if (bandwidth > 0) {
+    char numbers[96];
+    std::snprintf(numbers, sizeof numbers, "; expected %.3g us, %.3g GB/s", latency_us, bandwidth / 1e9);
+    text += numbers;
+  }
+  for (const auto& other : rejected) text += "\n  not " + other;
+  return text;
+}
+
+}  // namespace hmc

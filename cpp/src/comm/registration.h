@@ -1,0 +1,60 @@
+// Registrations: memory made known to transports, shared by every ConnBuffer over the same bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "hmc/buffer.h"
+#include "hmc/memory.h"
+#include "transport/transport.h"
+
+namespace hmc {
+
+// One range of one MemoryBlock with one access. Holds the block, and a LocalRegion for each transport that has needed one.
+// Engine lock held, except where said.
+class Registration {
+ public:
+  Registration(Memory memory, Access access) : memory_(std::move(memory)), access_(access) {}
+
+  [[nodiscard]] const Memory& memory() const noexcept { return memory_; }  // any thread
+  [[nodiscard]] RegionView view() const;                                   // any thread
+  [[nodiscard]] const std::shared_ptr<LocalRegion>* find(const Transport* transport) const noexcept {
+    for (const auto& [owner, region] : regions_) {
+      if (owner == transport) return &region;
+    }
+    return nullptr;
+  }
+  // Keeps `region` unless another thread was faster; returns the one kept.
+  LocalRegion& add(const Transport* transport, std::shared_ptr<LocalRegion> region);
+  // Deregisters everywhere. Nothing may be under way on it.
+  void clear() { regions_.clear(); }
+  std::uint32_t users = 0;  // ConnBuffers whose registration has not ended
+
+ private:
+  Memory memory_;
+  Access access_;
+  std::vector<std::pair<const Transport*, std::shared_ptr<LocalRegion>>> regions_;
+};
+
+// Answers "these bytes again" while a ConnBuffer over them is open. A Registration holds its block, so a key cannot be reused for
+// other memory while its entry lives; nothing is kept beyond the last ConnBuffer, so memory is never held back from its owner and a
+// stale registration cannot be found. Engine lock held.
+class RegistrationCache {
+ public:
+  // `hit` tells whether it was there.
+  std::shared_ptr<Registration> get(const Memory& memory, Access access, bool& hit);
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  void sweep();
+
+ private:
+  using Key = std::tuple<const MemoryBlock*, std::size_t, std::size_t, Access>;
+  std::map<Key, std::weak_ptr<Registration>> entries_;
+  std::size_t sweep_at_ = 64;
+};
+
+}  // namespace hmc

@@ -1,0 +1,187 @@
+// Large messages: announce, fetch or share, finish.
+#include <algorithm>
+
+#include "comm/messenger_impl.h"
+
+namespace hmc::messaging {
+
+Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
+  if (lane.heads_out >= head_credit) return Status(Code::would_block, "no header credit");
+  if (send.region == nullptr) {
+    HMC_ASSIGN(Route * route, lane.peer->route(send.view.device, Device::cpu()));
+    HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
+    send.run.local = send.region.get();
+  }
+  HMC_ASSIGN(Route * route, lane.peer->route(send.view.device, Device::cpu()));
+  HMC_ASSIGN(Blob exported, send.region->exported());
+  if (!exported.fds.empty() || exported.bytes.size() > max_region_bytes) {
+    return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
+  }
+  if (send.id == 0) send.id = next_id_++;
+  const Bytes signal = encode(Announce{{send.envelope, send.tag}, send.view.bytes, send.id, route->path.transport, send.view.device.str(),
+                                       std::move(exported.bytes)});
+  HMC_TRY(lane.peer->message_endpoint().signal(signal, {}));
+  ++lane.heads_out;
+  send.announced = true;
+  operations_.emplace(send.id, std::static_pointer_cast<Operation>(send.shared_from_this()));
+  context_.count("messages.rendezvous", 1);
+  return {};
+}
+
+void MessengerImpl::on_announce(PeerState& peer, ByteSpan signal) {
+  auto announce = decode_announce(signal);
+  if (!announce) return peer.fail(Status(Code::protocol, "malformed announcement of a message"));
+  Lane& lane = lane_of(peer);
+  const Address from{&peer, announce->head.envelope};
+  Unexpected message;
+  message.peer = lane.peer;
+  message.head = announce->head;
+  message.announce = std::make_unique<Announce>(std::move(*announce));
+  if (const auto receive = matcher_.match_message(from, message.head.tag)) {
+    consumed(lane, 0);
+    return accept(receive, message);
+  }
+  if (++lane.heads_held > head_credit) {
+    return peer.fail(Status(Code::protocol, "the peer announced more messages than it had credit for"));
+  }
+  const std::int64_t tag = message.head.tag;
+  matcher_.stash(from, tag, std::make_unique<Unexpected>(std::move(message)));
+}
+
+void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message) {
+  const Announce& announce = *message.announce;
+  receive->peer = message.peer;
+  receive->matched = true;
+  receive->peer_op = announce.sender_op;
+  receive->deliver(message.head, announce.bytes);
+  if (announce.bytes > receive->view.bytes) {
+    finish(*message.peer, announce.sender_op, {});  // the sender did nothing wrong
+    receive->complete(Status(Code::invalid_argument, "a message of " + std::to_string(announce.bytes) + " bytes does not fit a receive of " +
+                                                         std::to_string(receive->view.bytes) + " bytes; nothing was written"));
+    return;
+  }
+  if (const Status started = start_receive(*receive, announce); !started.ok()) {
+    finish(*message.peer, announce.sender_op, started);
+    receive->complete(started.with_context(receive->describe()));
+  }
+}
+
+// Transfers run under the receiver's direction: it gets the whole message, or, where both ends copying is faster, the upper half while the
+// sender puts the lower.
+Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& announce) {
+  PeerState& peer = *receive.peer;
+  HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
+  HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device));
+  Endpoint* endpoint = peer.endpoint(announce.transport);
+  if (endpoint == nullptr || route->path.transport != announce.transport) {
+    return Status(Code::unsupported, "the sender's memory is reachable by " + announce.transport + " only, the receiver's by " + route->path.transport);
+  }
+  MemoryView exact = receive.view;
+  exact.bytes = announce.bytes;
+  HMC_ASSIGN(receive.region, context_.transient_region(*route, exact));
+  Blob blob;
+  blob.bytes = announce.region;
+  HMC_ASSIGN(receive.remote, endpoint->import_region(blob));
+  if (receive.remote->bytes() < announce.bytes) return Status(Code::protocol, "the sender announced more bytes than its region holds");
+  HMC_TRY(receive.remote->prepare());  // a message's region maps nothing
+
+  std::uint64_t lower = 0;
+  Bytes own_region;
+  if (announce.bytes >= both_ends_from && route->transport->capabilities().foreign_both_ends) {
+    HMC_ASSIGN(Blob exported, receive.region->exported());
+    if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) {
+      lower = (announce.bytes / 2) & ~std::uint64_t{4095};
+      own_region = std::move(exported.bytes);
+    }
+  }
+  receive.id = next_id_++;
+  operations_.emplace(receive.id, std::static_pointer_cast<Operation>(receive.shared_from_this()));
+  receive.peer_over = lower == 0;
+  Lane& lane = lane_of(peer);
+  // Asked for first, so that the sender's half starts while this side copies.
+  if (lower > 0) emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::move(own_region)}));
+  receive.local_offset = receive.remote_offset = lower;
+  receive.run = {receive.region.get(), receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1, announce.bytes - lower};
+  start_transfer(lane, receive);
+  return {};
+}
+
+void MessengerImpl::start_transfer(Lane& lane, Operation& operation) {
+  operation.transfer.runs = {&operation.run, 1};
+  operation.transfer.bytes = operation.run.block;
+  operation.transfer.level = Complete::remote;
+  operation.part_over = false;
+  operation.moving = true;
+  if (!lane.transfers.empty()) {
+    lane.transfers.push_back(std::static_pointer_cast<Operation>(operation.shared_from_this()));
+    return want_poll();
+  }
+  const Status posted = post_transfer(operation);
+  if (posted.code() == Code::would_block) {
+    lane.transfers.push_back(std::static_pointer_cast<Operation>(operation.shared_from_this()));
+    want_poll();
+  } else if (!posted.ok()) {
+    operation.part_done(posted);
+  }
+}
+
+Status MessengerImpl::post_transfer(Operation& operation) {
+  Endpoint& endpoint = operation.peer->message_endpoint();
+  operation.transfer.signal = operation.finish_signal;
+  return operation.sending ? endpoint.put(operation.transfer, &operation.part) : endpoint.get(operation.transfer, &operation.part);
+}
+
+void MessengerImpl::report_part(Operation& operation) {
+  if (operation.peer == nullptr || operation.peer->phase() != PeerPhase::ready) return;
+  // A sender's success travels with its put; a receiver says that it has fetched its part.
+  if (!operation.sending || !operation.outcome.ok()) finish(*operation.peer, operation.peer_op, operation.outcome);
+}
+
+void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {
+  const auto answer = decode_answer(signal);
+  const auto operation = answer ? moving(answer->sender_op, peer) : nullptr;
+  if (!operation || !operation->sending || operation->matched || answer->lower > operation->view.bytes) {
+    return peer.fail(Status(Code::protocol, "an answer to a message that was not announced"));
+  }
+  operation->matched = true;
+  operation->peer_op = answer->receiver_op;
+  Blob blob;
+  blob.bytes = answer->region;
+  auto remote = peer.message_endpoint().import_region(blob);
+  Status ready = remote.status();
+  if (ready.ok() && (*remote)->bytes() < answer->lower) ready = Status(Code::protocol, "the receiver's region is too small");
+  if (ready.ok()) ready = (*remote)->prepare();
+  if (!ready.ok()) return operation->part_done(ready);
+  operation->remote = std::move(*remote);
+  operation->finish_signal = encode(Finish{answer->receiver_op, Code::ok, {}});
+  operation->run = {operation->region.get(), operation->remote.get(), &operation->local_offset, &operation->remote_offset, 1, answer->lower};
+  start_transfer(lane_of(peer), *operation);
+}
+
+void MessengerImpl::on_finish(PeerState& peer, ByteSpan signal) {
+  const auto finish = decode_finish(signal);
+  if (!finish) return peer.fail(Status(Code::protocol, "malformed end of a message"));
+  const auto operation = moving(finish->op, peer);
+  if (!operation) return;  // it ended here already (an error, a cancel)
+  operation->matched = true;
+  operation->peer_done(finish->code == Code::ok ? Status() : Status(finish->code, "at the peer: " + finish->message));
+}
+
+void MessengerImpl::on_withdraw(PeerState& peer, ByteSpan signal) {
+  const auto op = decode_withdraw(signal);
+  if (!op) return peer.fail(Status(Code::protocol, "malformed withdrawal"));
+  auto taken = matcher_.unexpected().take_if([&](const Address& from, const auto& message) {
+    return from.peer == &peer && message->announce != nullptr && message->announce->sender_op == *op;
+  });
+  if (taken.empty()) return;  // matched meanwhile: it completes
+  Lane& lane = lane_of(peer);
+  --lane.heads_held;
+  consumed(lane, 0);
+  finish(peer, *op, Status(Code::cancelled, "withdrawn before it was matched; nothing was read"));
+}
+
+void MessengerImpl::finish(PeerState& peer, std::uint64_t op, const Status& status) {
+  emit(lane_of(peer), encode(Finish{op, status.code(), std::string(status.message())}));
+}
+
+}  // namespace hmc::messaging

@@ -1,0 +1,338 @@
+#include "comm/transfer.h"
+
+#include "comm/context_impl.h"
+
+namespace hmc {
+
+EncodedNotify::EncodedNotify(const Notify& notify, const Envelope& envelope) {
+  if (notify.id) {
+    const auto signal = number_signal(NotifyKind::counted, envelope, *notify.id);
+    std::memcpy(inline_.data(), signal.data(), signal.size());
+    size_ = signal.size();
+  } else if (!notify.payload.empty()) {
+    const auto head = signal_head(NotifyKind::payload, envelope);
+    size_ = head.size() + notify.payload.size();
+    cost_ = notify_cost(notify.payload.size());
+    if (size_ <= inline_.size()) {
+      std::memcpy(inline_.data(), head.data(), head.size());
+      std::memcpy(inline_.data() + head.size(), notify.payload.data(), notify.payload.size());
+    } else {
+      heap_.assign(head.begin(), head.end());
+      heap_.insert(heap_.end(), notify.payload.begin(), notify.payload.end());
+    }
+  }
+}
+
+Status check_notify(const Notify& notify) {
+  if (notify.id && !notify.payload.empty()) {
+    return Status(Code::invalid_argument, "a notification has an id or a payload, not both");
+  }
+  if (notify.id && (*notify.id >> 63) != 0) {
+    return Status(Code::invalid_argument, "notification id " + std::to_string(*notify.id) + "; ids are below 2^63");
+  }
+  if (notify.payload.size() > max_notify_payload) {
+    return Status(Code::invalid_argument, "a notification payload of " + std::to_string(notify.payload.size()) + " bytes; at most " +
+                                              std::to_string(max_notify_payload) + ", send the rest by send or put");
+  }
+  return {};
+}
+
+TransferWork::TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset,
+                           std::shared_ptr<RemoteBufferState> remote, std::uint64_t remote_offset, std::size_t bytes, Complete level,
+                           EncodedNotify notify)
+    : WorkState(local->context->engine()),
+      is_put_(is_put),
+      level_(level),
+      bytes_(bytes),
+      peer_(remote->peer),
+      local_(std::move(local)),
+      remote_(std::move(remote)),
+      notify_(std::move(notify)),
+      offsets_{local_offset, remote_offset} {}
+
+TransferWork::TransferWork(bool is_put, std::shared_ptr<BlockBatchState> batch, std::size_t bytes, Complete level, EncodedNotify notify)
+    : WorkState(batch->context->engine()),
+      is_put_(is_put),
+      level_(level),
+      bytes_(bytes),
+      peer_(batch->peer),
+      batch_(std::move(batch)),
+      notify_(std::move(notify)) {}
+
+void TransferWork::begin() {
+  begun_ = true;
+  accepted();
+  peer_->link(*this);
+  if (batch_) {
+    for (BufferState* local : batch_->locals) ++local->exposure->local_operations;
+    for (RemoteBufferState* remote : batch_->remotes) ++remote->record->operations;
+  } else {
+    ++local_->exposure->local_operations;
+    ++remote_->record->operations;
+  }
+}
+
+PendingOp::Outcome TransferWork::post() {
+  const auto keep = shared_from_this();
+  if (finished_) return Outcome::posted;
+  if (!posted_ && !notify_.empty() && notify_.cost() != 0 && !notified_) {
+    if (!peer_->notify_slot()->has_credit(notify_.cost())) return Outcome::no_credit;
+  }
+  bool blocked = false;
+  Status status = bytes_ == 0 ? post_notify(blocked) : batch_ ? post_parts(blocked) : post_single(blocked);
+  if (status.ok() && !blocked && !finished_ && bytes_ != 0 && open_parts_ == 0 && !notified_) status = post_notify(blocked);
+  if (!status.ok()) {
+    if (open_parts_ != 0) {  // the parts under way end first
+      if (failure_.ok()) failure_ = status;
+      return Outcome::posted;
+    }
+    post_error_ = status;
+    finish(status);
+    return Outcome::posted;
+  }
+  if (blocked) return Outcome::blocked;
+  if (bytes_ == 0) finish({});
+  return Outcome::posted;
+}
+
+// The hot path: one range on one endpoint, the notification riding on it.
+Status TransferWork::post_single(bool& blocked) {
+  if (!remote_->record->alive.load(std::memory_order_relaxed)) return remote_->record->dead;
+  const auto found = peer_->find_route(local_->exposure->device, remote_->record->device);
+  if (!found.ok()) {
+    blocked = found.status().code() == Code::would_block;
+    return blocked ? Status() : found.status();
+  }
+  PeerRoute& route = **found;
+  const auto* region = local_->registration->find(route.transport);
+  RemoteImport::Entry* entry = remote_->record->find(route.slot);
+  if (region == nullptr || entry == nullptr || !entry->prepared) {
+    return Status(Code::transport, "its route failed before it was posted and " + route.path.transport +
+                                       ", which takes over, does not know the buffers yet; nothing was written, post it again");
+  }
+  run_ = Run{region->get(), entry->region.get(), &offsets_[0], &offsets_[1], 1, bytes_};
+  TransferOp op;
+  op.runs = {&run_, 1};
+  op.bytes = bytes_;
+  op.level = level_;
+  op.signal = notify_.span();
+  slot_ = route.slot;
+  ++slot_->operations;
+  ++open_parts_;
+  posted_ = true;
+  const bool had_notify = notified_;
+  notified_ = true;
+  const Status status = is_put_ ? route.endpoint->put(op, this) : route.endpoint->get(op, this);
+  if (!status.ok()) {
+    --slot_->operations;
+    --open_parts_;
+    posted_ = false;
+    notified_ = had_notify;
+    blocked = status.code() == Code::would_block;
+    return blocked ? Status() : status;
+  }
+  if (notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
+  moved(route, bytes_);
+  return {};
+}
+
+// A batch: one part per endpoint. The notification rides on the only part, or follows when all parts are in place.
+Status TransferWork::post_parts(bool& blocked) {
+  for (const RemoteBufferState* remote : batch_->remotes) {
+    if (!remote->record->alive.load(std::memory_order_relaxed)) return remote->record->dead;
+  }
+  if (parts_.empty()) {
+    if (batch_->resolved_epoch != peer_->route_epoch()) {
+      return Status(Code::transport, "its route failed before it was posted; nothing was written, post it again");
+    }
+    parts_ = std::vector<Part>(batch_->groups.size());
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      parts_[i].work = this;
+      parts_[i].slot = batch_->groups[i].slot;
+    }
+  }
+  const auto batch = batch_;  // the last part may complete inside its post and let go of it
+  const auto& first = batch->pairs.front();
+  const auto route = peer_->find_route(first.local->exposure->device, first.remote->record->device);
+  const bool single = parts_.size() == 1;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    if (part.posted) continue;
+    const BlockBatchState::Group& group = batch->groups[i];
+    if (part.slot->state != EndpointSlot::State::ready) return part.slot->failure;
+    TransferOp op;
+    op.runs = group.runs;
+    op.bytes = group.bytes;
+    op.level = single ? level_ : Complete::remote;
+    if (single) op.signal = notify_.span();
+    ++part.slot->operations;
+    ++open_parts_;
+    part.posted = posted_ = true;
+    if (single) notified_ = true;
+    Endpoint& endpoint = *part.slot->endpoint;
+    const Status status = is_put_ ? endpoint.put(op, &part) : endpoint.get(op, &part);
+    if (!status.ok()) {
+      --part.slot->operations;
+      --open_parts_;
+      part.posted = false;
+      if (single) posted_ = notified_ = false;
+      blocked = status.code() == Code::would_block;
+      return blocked ? Status() : status;
+    }
+    if (single && notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
+    if (route.ok()) moved(**route, group.bytes);
+    if (finished_) return {};
+  }
+  return {};
+}
+
+Status TransferWork::post_notify(bool& blocked) {
+  if (notify_.empty()) {
+    notified_ = true;
+    if (bytes_ != 0) finish({});
+    return {};
+  }
+  if (notify_.cost() != 0 && !peer_->notify_slot()->has_credit(notify_.cost())) {
+    blocked = true;
+    return {};
+  }
+  const Status status = peer_->message_endpoint().signal(notify_.span(), {});
+  if (status.code() == Code::would_block) {
+    blocked = true;
+    return {};
+  }
+  HMC_TRY(status);
+  if (notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
+  notified_ = true;
+  if (bytes_ != 0) finish({});
+  return {};
+}
+
+void TransferWork::Part::complete(Status status) noexcept {
+  done = true;
+  work->part_done(*slot, std::move(status));
+}
+
+void TransferWork::complete(Status status) noexcept { part_done(*slot_, std::move(status)); }
+
+void TransferWork::part_done(EndpointSlot& slot, Status status) {
+  const auto keep = shared_from_this();
+  const auto peer = peer_;
+  --open_parts_;
+  if (status.ok() && is_put_ && level_ == Complete::local) slot.unflushed = true;
+  if (!status.ok() && failure_.ok()) failure_ = std::move(status);
+  if (open_parts_ == 0) {
+    bool all = true;
+    for (const Part& part : parts_) all = all && part.done;
+    if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
+      finish(failure_);
+    } else if (all) {
+      peer->enqueue(std::static_pointer_cast<TransferWork>(keep));  // the notification of several parts
+    }
+  }
+  peer->operation_done(slot);
+}
+
+void TransferWork::moved(PeerRoute& route, std::size_t bytes) {
+  TransportSlot& transport = route.slot->transport();
+  (is_put_ ? route.path.bytes_put : route.path.bytes_got) += bytes;
+  (is_put_ ? transport.put_bytes : transport.get_bytes) += bytes;
+  ++(is_put_ ? transport.puts : transport.gets);
+  if (!route.staged) return;
+  route.path.bytes_staged += bytes;
+  transport.staged_bytes += bytes;
+}
+
+std::string TransferWork::describe() const {
+  return std::string(is_put_ ? "put" : "get") + " of " + std::to_string(bytes_) + " bytes";
+}
+
+// What went wrong, for the user: which operation, which peer, and what may have been written.
+Status TransferWork::explain(const Status& status) const {
+  if (status.ok()) return status;
+  if (status.code() == Code::cancelled && stop_reason_.ok()) return status;
+  const bool ended = peer_->phase() == PeerPhase::lost || peer_->phase() == PeerPhase::closed;
+  const Status& cause = status.code() == Code::cancelled ? stop_reason_ : ended ? peer_->failure() : status;
+  std::string text = describe() + (is_put_ ? " to " : " from ") + peer_->describe();
+  if (slot_ != nullptr) text += " by " + slot_->transport().name;
+  text += ": " + std::string(cause.message());
+  text += !posted_ ? "; nothing was written" : is_put_ ? "; part of the target may have been written" : "; part of the local buffer may have been written";
+  return Status(cause.code(), std::move(text), cause.native());
+}
+
+void TransferWork::finish(const Status& status) {
+  if (finished_) return;
+  finished_ = true;
+  if (begun_) peer_->unlink(*this);
+  WorkState::complete(explain(status));
+}
+
+void TransferWork::released() noexcept {
+  if (!begun_) return;
+  begun_ = false;
+  ContextImpl& context = peer_->impl();
+  const auto end = [&](BufferState& buffer) {
+    Exposure& exposure = *buffer.exposure;
+    if (--exposure.local_operations == 0 && exposure.closed.load(std::memory_order_relaxed)) context.settle(buffer.exposure);
+  };
+  const auto end_remote = [&](RemoteBufferState& buffer) {
+    RemoteImport& record = *buffer.record;
+    if (--record.operations == 0 && record.retiring) peer_->settle(buffer.record);
+  };
+  // A Work that the user keeps does not keep its buffers.
+  const auto batch = std::move(batch_);
+  const auto local = std::move(local_);
+  const auto remote = std::move(remote_);
+  if (batch) {
+    for (BufferState* each : batch->locals) end(*each);
+    for (RemoteBufferState* each : batch->remotes) end_remote(*each);
+  } else {
+    end(*local);
+    end_remote(*remote);
+  }
+}
+
+Status TransferWork::cancel_locked() {
+  const auto keep = shared_from_this();
+  if (!posted_) {
+    peer_->remove_pending(this);
+    finish(Status(Code::cancelled, describe() + " was cancelled before it was posted; nothing was written"));
+    return {};
+  }
+  if (parts_.empty()) return slot_->state == EndpointSlot::State::ready ? slot_->endpoint->cancel(this)
+                                                                        : Status(Code::unsupported, "its endpoint is going down");
+  if (parts_.size() == 1 && parts_[0].slot->state == EndpointSlot::State::ready) return parts_[0].slot->endpoint->cancel(&parts_[0]);
+  return Status(Code::unsupported, describe() + " is under way on several transports; it completes by itself, its target will be written");
+}
+
+bool TransferWork::touches(const RemoteImport* record) const noexcept {
+  if (finished_) return false;
+  if (!batch_) return remote_->record.get() == record;
+  for (const RemoteBufferState* remote : batch_->remotes) {
+    if (remote->record.get() == record) return true;
+  }
+  return false;
+}
+
+void TransferWork::stop(const Status& reason) {
+  if (finished_) return;
+  const auto keep = shared_from_this();
+  stop_reason_ = reason;
+  if (open_parts_ == 0) {
+    peer_->remove_pending(this);
+    finish(reason);
+    return;
+  }
+  if (!cancel_locked().ok()) stop_reason_ = {};
+}
+
+PendingOp::Outcome NotifyOp::post() {
+  if (notify_.cost() != 0 && !peer_.notify_slot()->has_credit(notify_.cost())) return Outcome::no_credit;
+  const Status status = peer_.message_endpoint().signal(notify_.span(), {});
+  if (status.code() == Code::would_block) return Outcome::blocked;
+  if (status.ok() && notify_.cost() != 0) peer_.notify_slot()->spend(notify_.cost());
+  failure_ = status;
+  return Outcome::posted;
+}
+
+}  // namespace hmc

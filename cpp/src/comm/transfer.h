@@ -1,0 +1,123 @@
+// TransferWork: one put, get or batch under way, and NotifyOp: a notification that found no room.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/buffers.h"
+#include "comm/pending.h"
+#include "comm/peer_impl.h"
+#include "comm/signals.h"
+#include "progress/work_state.h"
+
+namespace hmc {
+
+// Errors: invalid_argument, with the limit that is not kept.
+Status check_notify(const Notify& notify);
+
+// The notification of a put, encoded: small ones in place.
+class EncodedNotify {
+ public:
+  EncodedNotify() noexcept = default;
+  EncodedNotify(const Notify& notify, const Envelope& envelope);
+  [[nodiscard]] ByteSpan span() const noexcept {
+    return size_ <= inline_.size() ? ByteSpan(inline_.data(), size_) : ByteSpan(heap_);
+  }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::uint64_t cost() const noexcept { return cost_; }  // of payload credit; 0 for counted ids
+
+ private:
+  std::array<std::byte, number_signal_bytes> inline_;
+  Bytes heap_;
+  std::size_t size_ = 0;
+  std::uint64_t cost_ = 0;
+};
+
+// Engine lock held, but for construction.
+class TransferWork final : public WorkState, public PendingOp {
+ public:
+  // One range. Offsets are in the registrations.
+  TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset, std::shared_ptr<RemoteBufferState> remote,
+               std::uint64_t remote_offset, std::size_t bytes, Complete level, EncodedNotify notify);
+  TransferWork(bool is_put, std::shared_ptr<BlockBatchState> batch, std::size_t bytes, Complete level, EncodedNotify notify);
+
+  [[nodiscard]] PeerImpl& peer() noexcept { return *peer_; }
+  [[nodiscard]] bool is_put() const noexcept { return is_put_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+  // Counts itself on the buffers and takes its place among the peer's operations.
+  void begin();
+  // Posts what is not posted yet. When it fails, the Work completes with the reason, and `post_error` has it.
+  Outcome post() override;
+  void abandon(const Status& reason) override { finish(reason); }
+  void complete(Status status) noexcept override;  // of a part; the Work's own completion is finish()
+  Status cancel_locked() override;
+  // Stops what can be stopped, completing with `reason`; the rest completes by itself.
+  void stop(const Status& reason);
+  [[nodiscard]] bool touches(const RemoteImport* record) const noexcept;
+  [[nodiscard]] const Status& post_error() const noexcept { return post_error_; }
+
+ private:
+  friend class PeerImpl;
+  // One TransferOp on one endpoint. A batch over several endpoints has several, and then its notification is sent once all are done.
+  class Part final : public Completion {
+   public:
+    void complete(Status status) noexcept override;
+    TransferWork* work = nullptr;
+    EndpointSlot* slot = nullptr;
+    bool posted = false;
+    bool done = false;
+  };
+
+  Status post_single(bool& blocked);
+  Status post_parts(bool& blocked);
+  Status post_notify(bool& blocked);
+  void part_done(EndpointSlot& slot, Status status);
+  void moved(PeerRoute& route, std::size_t bytes);
+  void finish(const Status& status);
+  Status explain(const Status& status) const;
+  std::string describe() const;
+  void released() noexcept override;
+
+  const bool is_put_;
+  const Complete level_;
+  bool begun_ = false;
+  bool posted_ = false;       // at least one part
+  bool notified_ = false;     // the notification went out, or rides on the only part
+  bool finished_ = false;
+  const std::size_t bytes_;
+  std::shared_ptr<PeerImpl> peer_;
+  std::shared_ptr<BufferState> local_;
+  std::shared_ptr<RemoteBufferState> remote_;
+  std::shared_ptr<BlockBatchState> batch_;
+  EncodedNotify notify_;
+  std::uint64_t offsets_[2] = {0, 0};
+  Run run_;
+  EndpointSlot* slot_ = nullptr;  // of the single part
+  std::vector<Part> parts_;
+  std::size_t open_parts_ = 0;
+  Status failure_;            // first of the parts
+  Status post_error_;
+  Status stop_reason_;        // what a cancelled part means
+  TransferWork* next_ = nullptr;
+  TransferWork* previous_ = nullptr;
+};
+
+// A notification without data.
+class NotifyOp final : public PendingOp {
+ public:
+  NotifyOp(PeerImpl& peer, EncodedNotify notify) : peer_(peer), notify_(std::move(notify)) {}
+  Outcome post() override;
+  void abandon(const Status&) override {}
+  [[nodiscard]] const Status& failure() const noexcept { return failure_; }  // of the post
+
+ private:
+  PeerImpl& peer_;
+  EncodedNotify notify_;
+  Status failure_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,114 @@
+#include "transport/shm/channel_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace hmc::shm {
+
+Result<std::size_t> verify_sealed(int fd, std::uint64_t bytes) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0) return Status(Code::protocol, "the peer passed a descriptor that is not a memfd", errno);
+  if ((seals & F_SEAL_SHRINK) == 0) return Status(Code::protocol, "the peer passed a memfd that is not sealed against shrinking");
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return errno_status("fstat of a peer's memfd", errno);
+  if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes) {
+    return Status(Code::protocol, "the peer passed a memfd of " + std::to_string(info.st_size) + " bytes for " + std::to_string(bytes));
+  }
+  return info.st_blksize > 0 ? static_cast<std::size_t>(info.st_blksize) : std::size_t{4096};
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    reset();
+    base_ = std::exchange(other.base_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::size_t bytes, bool writable) {
+  void* base = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (base == MAP_FAILED) return errno_status("mapping " + std::to_string(bytes) + " bytes of shared memory", errno);
+  Mapping mapping;
+  mapping.base_ = static_cast<std::byte*>(base);
+  mapping.bytes_ = bytes;
+  return mapping;
+}
+
+Status Mapping::populate(bool writable) const {
+  for (;;) {
+    if (madvise(base_, bytes_, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) return {};
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno == EINVAL) return {};  // Linux before 5.14: pages come at first touch
+    return errno_status("populating " + std::to_string(bytes_) + " bytes of shared memory", errno);
+  }
+}
+
+void Mapping::reset() noexcept {
+  if (base_ != nullptr) munmap(base_, bytes_);
+  base_ = nullptr;
+  bytes_ = 0;
+}
+
+Result<ChannelMemory> ChannelMemory::create(const Sizes& sizes) {
+  int raw = memfd_create("hmc-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (raw < 0 && errno == EINVAL) raw = memfd_create("hmc-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);  // Linux before 6.3
+  if (raw < 0) return errno_status("memfd_create for a ring", errno);
+  ChannelMemory channel;
+  channel.sizes_ = sizes;
+  channel.fd_ = UniqueFd(raw);
+  if (ftruncate(raw, static_cast<off_t>(sizes.total())) != 0) return errno_status("sizing a ring", errno);
+  if (fcntl(raw, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return errno_status("sealing a ring", errno);
+  HMC_ASSIGN(channel.mapping_, Mapping::map(raw, 0, sizes.total(), true));
+  return channel;
+}
+
+Result<ChannelMemory> ChannelMemory::attach(const UniqueFd& fd, const Sizes& sizes) {
+  if (!sizes.valid()) return Status(Code::protocol, "the peer's ring has impossible sizes");
+  HMC_TRY(verify_sealed(fd.get(), sizes.total()).status());
+  ChannelMemory channel;
+  channel.sizes_ = sizes;
+  channel.fd_ = fd.duplicate();
+  if (!channel.fd_) return errno_status("duplicating a ring's descriptor", errno);
+  HMC_ASSIGN(channel.mapping_, Mapping::map(channel.fd_.get(), 0, sizes.total(), true));
+  return channel;
+}
+
+Status ChannelMemory::reserve(std::size_t offset, std::size_t bytes) {
+  int error = 0;
+  do {
+    error = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error == ENOSPC) error = ENOMEM;
+  if (error != 0) return errno_status("allocating " + std::to_string(bytes) + " bytes of shared ring", error);
+  return {};
+}
+
+Status ChannelMemory::reserve_signals() {
+  if (signals_reserved_) return {};
+  HMC_TRY(reserve(control_bytes, sizes_.signal_bytes));
+  signals_reserved_ = true;
+  return {};
+}
+
+Status ChannelMemory::reserve_slots() {
+  if (slots_reserved_) return {};
+  HMC_TRY(reserve(control_bytes + sizes_.signal_bytes, slot_count * sizes_.slot_bytes));
+  slots_reserved_ = true;
+  return {};
+}
+
+}  // namespace hmc::shm

@@ -1,0 +1,76 @@
+#include "transport/shm/peer_memory.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+namespace hmc::shm {
+
+namespace {
+
+Status process_gone(int pid) { return Status(Code::peer_lost, "process " + std::to_string(pid) + " is gone", ESRCH); }
+
+bool exited(const UniqueFd& pidfd) noexcept {
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
+}  // namespace
+
+Result<PeerMemory> PeerMemory::probe(int pid, std::uint64_t address, std::uint64_t expected) {
+  if (pid <= 0) return Status(Code::unsupported, "the peer's process id is unknown here (another pid namespace)");
+  PeerMemory memory;
+  memory.pid_ = pid;
+  memory.pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!memory.pidfd_) return errno_status("pidfd_open of process " + std::to_string(pid), errno);
+  std::uint64_t found = 0;
+  const iovec local{&found, sizeof found};
+  const iovec remote{reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), sizeof found};
+  const ssize_t moved = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+  if (moved < 0 && errno == EPERM) {
+    return Status(Code::unsupported, "ptrace of process " + std::to_string(pid) +
+                                         " is not permitted (kernel.yama.ptrace_scope, container security profile or another user)", EPERM);
+  }
+  if (moved < 0) return errno_status("process_vm_readv of process " + std::to_string(pid), errno);
+  // The descriptor was opened before the word was read, so both name one process: the peer, not one that took over its number.
+  if (static_cast<std::size_t>(moved) != sizeof found || found != expected || exited(memory.pidfd_)) {
+    return Status(Code::unsupported, "process " + std::to_string(pid) + " is not the peer (another pid namespace)");
+  }
+  memory.checked_ = std::chrono::steady_clock::now();
+  return memory;
+}
+
+// A dead peer's number may be given to another process, whose memory must not be touched. Numbers are given out in turn, so one cannot
+// come round within a millisecond of the last look.
+Status PeerMemory::check_alive() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - checked_ < std::chrono::milliseconds(1)) return {};
+  if (exited(pidfd_)) return process_gone(pid_);
+  checked_ = now;
+  return {};
+}
+
+Status PeerMemory::failure(int error) const {
+  if (error == ESRCH) return process_gone(pid_);
+  if (error == EFAULT) return Status(Code::stale, "the peer's memory is not mapped any more, or not for this access", EFAULT);
+  return errno_status("copying to or from the memory of process " + std::to_string(pid_), error);
+}
+
+Result<std::size_t> PeerMemory::write(std::span<const iovec> local, std::span<const iovec> remote) {
+  HMC_TRY(check_alive());
+  const ssize_t moved = process_vm_writev(pid_, local.data(), local.size(), remote.data(), remote.size(), 0);
+  if (moved <= 0) return failure(moved < 0 ? errno : EFAULT);
+  return static_cast<std::size_t>(moved);
+}
+
+Result<std::size_t> PeerMemory::read(std::span<const iovec> local, std::span<const iovec> remote) {
+  HMC_TRY(check_alive());
+  const ssize_t moved = process_vm_readv(pid_, local.data(), local.size(), remote.data(), remote.size(), 0);
+  if (moved <= 0) return failure(moved < 0 ? errno : EFAULT);
+  return static_cast<std::size_t>(moved);
+}
+
+}  // namespace hmc::shm

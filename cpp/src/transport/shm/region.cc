@@ -1,0 +1,134 @@
+#include "transport/shm/region.h"
+
+#include <fcntl.h>
+
+#include <string>
+
+#include "base/log.h"
+#include "base/random.h"
+#include "base/wire.h"
+
+namespace hmc::shm {
+
+namespace {
+
+constexpr std::uint8_t export_version = 1;
+
+// A descriptor of the same file that can only be read from, so that an honest peer cannot write by mistake. (A dishonest one of the
+// same user can reopen it: the kernel's permissions are the border between processes.)
+UniqueFd read_only(const UniqueFd& fd) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+  UniqueFd reopened(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  return reopened ? std::move(reopened) : fd.duplicate();
+}
+
+}  // namespace
+
+void encode_region(const RegionInfo& info, Bytes& out) {
+  WireWriter writer(out);
+  writer.u8(export_version).u8(static_cast<std::uint8_t>(info.access)).u8(info.mapped ? 1 : 0);
+  writer.u64(info.id).u64(info.address).u64(info.bytes).u64(info.file_offset);
+}
+
+Result<RegionInfo> decode_region(ByteSpan bytes) {
+  WireReader reader(bytes);
+  const std::uint8_t version = reader.u8();
+  const std::uint8_t access = reader.u8();
+  const std::uint8_t mapped = reader.u8();
+  RegionInfo info;
+  info.id = reader.u64();
+  info.address = reader.u64();
+  info.bytes = reader.u64();
+  info.file_offset = reader.u64();
+  if (!reader.finish() || mapped > 1) return Status(Code::protocol, "malformed shm region");
+  if (version != export_version) {
+    return Status(Code::protocol, "shm region of version " + std::to_string(version) + ", this is version " + std::to_string(export_version));
+  }
+  if (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write)) {
+    return Status(Code::protocol, "shm region with an unknown access");
+  }
+  constexpr std::uint64_t limit = std::uint64_t{1} << 62;
+  if (info.bytes > limit || info.file_offset > limit || info.address > UINT64_MAX - info.bytes) {
+    return Status(Code::protocol, "shm region beyond any address space");
+  }
+  info.access = static_cast<Access>(access);
+  info.mapped = mapped == 1;
+  return info;
+}
+
+ShmLocalRegion::ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table) : LocalRegion(view), table_(std::move(table)) {}
+
+ShmLocalRegion::~ShmLocalRegion() {
+  if (id_ == 0) return;
+  if (const auto table = table_.lock()) table->erase(id_);
+}
+
+Result<Blob> ShmLocalRegion::exported() {
+  const auto table = table_.lock();
+  if (!table) return Status(Code::closed, "the shm transport of this region is closed");
+  while (id_ == 0) {
+    const std::uint64_t id = random_u64();
+    if (id != 0 && table->emplace(id, this).second) id_ = id;
+  }
+  RegionInfo info;
+  info.id = id_;
+  info.address = reinterpret_cast<std::uintptr_t>(view_.span.data);
+  info.bytes = view_.span.bytes;
+  info.access = view_.access;
+  // A memfd for a single message would cost the peer a mapping and a fault per page: more than the copy.
+  if (view_.block && view_.block->shareable() && !view_.transient && view_.span.bytes != 0) return export_mapped(info);
+  Blob blob;
+  encode_region(info, blob.bytes);
+  return blob;
+}
+
+Result<Blob> ShmLocalRegion::export_mapped(RegionInfo info) {
+  HMC_ASSIGN(Blob handle, view_.block->export_handle(HandleKind::memfd));
+  WireReader reader(handle.bytes);
+  reader.u64();  // size of the file: the importer asks the file itself
+  const std::uint64_t block_offset = reader.u64();
+  if (!reader.finish() || handle.fds.size() != 1) return Status(Code::device, "the host runtime exported a malformed memfd handle");
+  const auto within = static_cast<std::uint64_t>(static_cast<const std::byte*>(view_.span.data) -
+                                                 static_cast<const std::byte*>(view_.block->span().data));
+  info.mapped = true;
+  info.file_offset = block_offset + within;
+  Blob blob;
+  encode_region(info, blob.bytes);
+  UniqueFd fd = view_.access == Access::read ? read_only(handle.fds[0]) : std::move(handle.fds[0]);
+  if (!fd) return errno_status("duplicating a memfd", errno);
+  blob.fds.push_back(std::move(fd));
+  return blob;
+}
+
+Result<std::unique_ptr<ShmRemoteRegion>> ShmRemoteRegion::import(const Blob& exported) {
+  HMC_ASSIGN(const RegionInfo info, decode_region(exported.bytes));
+  if (exported.fds.size() != (info.mapped ? 1U : 0U)) {
+    return Status(Code::protocol, "shm region came with " + std::to_string(exported.fds.size()) + " descriptors");
+  }
+  UniqueFd fd;
+  if (info.mapped) {
+    fd = exported.fds[0].duplicate();
+    if (!fd) return errno_status("duplicating a memfd", errno);
+  }
+  return std::unique_ptr<ShmRemoteRegion>(new ShmRemoteRegion(info, std::move(fd)));
+}
+
+Status ShmRemoteRegion::prepare() {
+  if (!fd_) return {};
+  const UniqueFd fd = std::move(fd_);
+  HMC_ASSIGN(const std::size_t block, verify_sealed(fd.get(), info_.file_offset + info_.bytes));
+  // Mappings start at a page of the file, which is a huge one on hugetlbfs.
+  const std::uint64_t slack = info_.file_offset % std::max<std::size_t>(block, 4096);
+  auto mapping = Mapping::map(fd.get(), info_.file_offset - slack, slack + info_.bytes, writable());
+  Status status = mapping.status();
+  if (status.ok()) status = mapping->populate(writable());
+  if (!status.ok()) {
+    warn_once("shm.map", "a peer's memory could not be mapped and will be copied by slower ways: " + status.str());
+    return {};
+  }
+  mapping_ = std::move(*mapping);
+  base_ = mapping_.data() + slack;
+  return {};
+}
+
+}  // namespace hmc::shm

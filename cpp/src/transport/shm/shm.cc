@@ -1,0 +1,174 @@
+// The shm transport: CPU memory of two processes on one host.
+//
+// Who may write where: a mapped region and the system-call path are guarded by the kernel's permissions between processes of one user
+// (the importer keeps to the exported bounds and access; a dishonest peer of the same user could always use ptrace). On the ring path
+// the owner's software checks every chunk.
+#include <algorithm>
+#include <string>
+
+#include "base/env.h"
+#include "base/random.h"
+#include "base/wire.h"
+#include "transport/shm/link.h"
+
+namespace hmc {
+
+namespace {
+
+using shm::Link;
+using shm::Shared;
+
+constexpr std::uint8_t domain_version = 1;
+constexpr std::size_t poll_bytes = 1 << 20;
+constexpr std::size_t eager_limit = 8 << 10;
+
+class ShmEndpoint final : public Endpoint {
+ public:
+  explicit ShmEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
+  ~ShmEndpoint() override { link_->close(); }
+
+  Result<Blob> address() override { return link_->address(); }
+  Status connect(const Blob& peer_address, Completion* done) override {
+    HMC_TRY(link_->connect(peer_address));
+    done->complete({});
+    return {};
+  }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
+    HMC_ASSIGN(auto region, shm::ShmRemoteRegion::import(exported));
+    return std::unique_ptr<RemoteRegion>(std::move(region));
+  }
+  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
+  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
+  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
+  Status flush(Completion* done) override { return link_->flush(done); }
+  Status cancel(Completion* done) override { return link_->cancel(done); }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+class ShmTransport final : public Transport {
+ public:
+  explicit ShmTransport(std::shared_ptr<Engine> engine) : shared_(std::make_shared<Shared>()) {
+    shared_->engine = std::move(engine);
+    const auto ring = env_integer("HMC_SHM_RING_BYTES", 256 << 10, shm::min_ring_bytes, shm::max_ring_bytes);
+    shared_->sizes = shm::sizes_for(static_cast<std::size_t>(ring));
+    shared_->ptrace_wanted = env_flag("HMC_SHM_PTRACE", true);
+    shared_->probe_word = random_u64();
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "shm"; }
+
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities result;
+    const bool ptrace = shared_->ptrace_wanted && !shared_->ptrace_refused;
+    result.reason = std::string("memory allocated by HMC is mapped; other memory ") +
+                    (ptrace                    ? "is copied between address spaces"
+                     : shared_->ptrace_wanted ? "goes through a shared ring (ptrace is not permitted)"
+                                              : "goes through a shared ring (HMC_SHM_PTRACE=0)");
+    result.max_signal = shm::max_signal;
+    result.eager_limit = eager_limit;
+    result.foreign_both_ends = ptrace;
+    return result;
+  }
+
+  [[nodiscard]] Bytes domain() const override {
+    Bytes bytes;
+    WireWriter(bytes).u8(domain_version);
+    return bytes;
+  }
+
+  [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
+    Reach result;
+    WireReader reader(peer.domain);
+    const std::uint8_t version = reader.u8();
+    if (!reader.finish() || version != domain_version) {
+      result.reason = "the peer's shm speaks version " + std::to_string(version) + ", this one " + std::to_string(domain_version);
+    } else if (!peer.same_host) {
+      result.reason = "the peer is not on this host (no descriptor could be passed)";
+    } else if (!local.is_cpu() || !remote.is_cpu()) {
+      result.reason = "shm moves CPU memory only, not " + local.str() + " to " + remote.str();
+    } else {
+      result.ok = true;
+      result.detail = shared_->ptrace_wanted && !shared_->ptrace_refused ? "mapped memfd; process_vm for other memory"
+                                                                         : "mapped memfd; shared ring for other memory";
+      result.reason = "same host";
+      result.latency_us = 0.2;
+      result.bandwidth = 10e9;
+    }
+    return result;
+  }
+
+  Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
+    if (!view.span.device.is_cpu()) {
+      return Status(Code::unsupported, "shm registers CPU memory only, not memory of " + view.span.device.str());
+    }
+    return std::unique_ptr<LocalRegion>(std::make_unique<shm::ShmLocalRegion>(view, shared_->regions));
+  }
+
+  Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
+    HMC_ASSIGN(auto link, Link::create(shared_, peer.pid, sink));
+    if (!polling_) drop_closed();
+    links_.push_back(link);
+    return std::unique_ptr<Endpoint>(std::make_unique<ShmEndpoint>(std::move(link)));
+  }
+
+  bool poll() override {
+    std::size_t budget = poll_bytes;
+    bool moved = false;
+    polling_ = true;
+    const std::size_t count = links_.size();
+    std::size_t at = first_ < count ? first_ : 0;
+    for (std::size_t i = 0; i < count && budget != 0; ++i, at = at + 1 == count ? 0 : at + 1) {
+      if (links_[at]->closed()) {
+        closed_seen_ = true;
+      } else if (links_[at]->active()) {
+        const std::shared_ptr<Link> link = links_[at];  // callbacks may destroy the endpoint, or make more
+        moved = link->poll(budget) || moved;
+      }
+    }
+    first_ = at;  // whoever found the budget spent comes first next time
+    polling_ = false;
+    if (closed_seen_) drop_closed();
+    return moved;
+  }
+
+  bool arm() override {
+    armed_ = true;
+    for (const auto& link : links_) {
+      if (link->arm()) continue;
+      disarm();
+      return false;
+    }
+    return true;
+  }
+
+  void disarm() override {
+    if (!armed_) return;
+    armed_ = false;
+    for (const auto& link : links_) link->disarm();
+  }
+
+ private:
+  void drop_closed() {
+    closed_seen_ = false;
+    std::erase_if(links_, [](const auto& link) { return link->closed(); });
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::vector<std::shared_ptr<Link>> links_;
+  std::size_t first_ = 0;
+  bool polling_ = false;
+  bool closed_seen_ = false;
+  bool armed_ = false;
+};
+
+Result<std::unique_ptr<Transport>> create_shm_transport(const TransportEnvironment& environment) {
+  return std::unique_ptr<Transport>(std::make_unique<ShmTransport>(environment.engine));
+}
+
+}  // namespace
+
+}  // namespace hmc
+
+HMC_TRANSPORT(shm, hmc::create_shm_transport);
