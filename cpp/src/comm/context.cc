@@ -243,7 +243,7 @@ void ContextImpl::shut_down() {
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.
       for (int round = 0; round < 3; ++round) engine_->poll_once();
       for (auto& slot : buffer_slots_) {
-        if (slot.open) begin_close(slot.open);
+        if (const auto open = slot.open) begin_close(open);  // a reference of our own: begin_close empties the slot
         slot.open.reset();
       }
       exposures.swap(closing_buffers_);

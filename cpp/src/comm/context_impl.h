@@ -101,6 +101,8 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] std::vector<std::unique_ptr<TransportSlot>>& transports() noexcept { return transports_; }
   [[nodiscard]] TransportSlot* find_transport(std::string_view name) noexcept;
   [[nodiscard]] ControlPlane& control() noexcept { return *control_; }
+  // self() for users: keeps the Context's object alive, as other peers do.
+  std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] Worker& worker() noexcept { return worker_; }
   void peer_ready(PeerImpl& peer, bool connected_to_us);
   void peer_ended(PeerImpl& peer);       // at once: it is no longer found

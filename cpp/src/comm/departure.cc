@@ -11,8 +11,8 @@ constexpr double goodbye_seconds = 1;
 
 }  // namespace
 
-PeerImpl::PeerImpl(std::shared_ptr<ContextImpl> context, std::uint64_t session, bool self)
-    : owner_(std::move(context)), context_(*owner_), session_(session), self_(self) {
+PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t session, bool self)
+    : owner_(self ? nullptr : context), context_(*context), session_(session), self_(self) {
   notify_slot_ = context_.notify_table().add_peer();
   if (!self_) notify_slot_->grant = [this](std::uint64_t total) { grant_credit(total); };
 }

@@ -47,7 +47,10 @@ PeerDomain PeerImpl::peer_domain(const Bytes& domain) const noexcept {
 std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, std::vector<std::string>& rejected) {
   std::vector<Candidate> candidates;
   for (const auto& slot : context_.transports()) {
-    if (slot->self_only && !self_) continue;
+    if (slot->self_only && !self_) {
+      rejected.push_back(slot->name + ": left out by transports \"" + context_.options().transports + "\"");
+      continue;
+    }
     if (!slot->transport || !slot->capabilities.available) {
       rejected.push_back(slot->name + ": not available here (" + slot->capabilities.reason + ")");
       continue;

@@ -15,6 +15,11 @@ constexpr double handshake_seconds = 30;
 // Between the refusal of our connection in favour of the other side's and that one's hello.
 constexpr double crossing_seconds = 10;
 
+class SilentSink final : public ChannelSink {
+  void on_message(MessageType, ByteSpan, std::vector<UniqueFd>) override {}
+  void on_closed(const Status&) override {}
+};
+
 }  // namespace
 
 void PeerImpl::expect(const ContextId& id, std::vector<std::string> addresses, std::string name) {
@@ -108,6 +113,8 @@ void PeerImpl::attach_incoming(std::unique_ptr<Channel> channel, const wire::Hel
 }
 
 void PeerImpl::drop_outgoing() {
+  static SilentSink silent;  // stateless: what the refused channel still says is nobody's business
+  channel_->set_sink(silent);
   context_.engine()->defer([channel = std::shared_ptr<Channel>(std::move(channel_))] {});
   channel_ = nullptr;
   outgoing_ = false;

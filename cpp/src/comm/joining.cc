@@ -90,6 +90,15 @@ std::shared_ptr<PeerImpl> ContextImpl::new_peer(const ContextId& id, bool self) 
   return peer;
 }
 
+std::shared_ptr<PeerImpl> ContextImpl::self_handle() {
+  struct Both {
+    std::shared_ptr<ContextState> context;
+    std::shared_ptr<PeerState> peer;
+  };
+  const auto both = std::make_shared<Both>(Both{shared_from_this(), self_});
+  return {both, static_cast<PeerImpl*>(self_.get())};
+}
+
 std::shared_ptr<PeerState> ContextImpl::expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) {
   if (id == id_) return self_;
   auto found = peers_.find(id);
@@ -138,7 +147,7 @@ void ContextImpl::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, R
   const ContextId id = (*channel)->identity().context_id;
   std::shared_ptr<PeerImpl> peer;
   if (id == id_) {
-    peer = std::static_pointer_cast<PeerImpl>(self_);
+    peer = self_handle();
   } else if (const auto found = peers_.find(id); found != peers_.end()) {
     peer = found->second;
   } else {

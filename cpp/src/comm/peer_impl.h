@@ -44,7 +44,7 @@ struct Request {
 
 class PeerImpl final : public PeerState, private ChannelSink {
  public:
-  PeerImpl(std::shared_ptr<ContextImpl> context, std::uint64_t session, bool self);
+  PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t session, bool self);
   ~PeerImpl() override;
 
   // ---- PeerState ----
@@ -181,7 +181,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void drop_channel();
   void forget_flush();
 
-  const std::shared_ptr<ContextImpl> owner_;  // a cycle until the Context is closed, which forgets its peers
+  const std::shared_ptr<ContextImpl> owner_;  // a cycle until the Context is closed, which forgets its peers; null for self, which it keeps
   ContextImpl& context_;
   const std::uint64_t session_;
   const bool self_;

@@ -1,0 +1,166 @@
+// Notifications between two Contexts: counted, with payload, back-pressure, deadlines, ends.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "support.h"
+
+namespace hmc {
+namespace {
+
+using namespace testing;
+
+class Notifications : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { ASSERT_TRUE(pair_.ab.valid()); }
+  Pair pair_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Transports, Notifications, ::testing::ValuesIn(peer_transports()), [](const auto& p) { return p.param; });
+
+std::span<const std::byte> as_payload(const std::vector<std::byte>& bytes) { return bytes; }
+
+TEST_P(Notifications, CountedIdsAddUp) {
+  for (int i = 0; i < 10; ++i) HMC_ASSERT_OK(pair_.ab.notify(77));
+  HMC_ASSERT_OK(pair_.ab.notify(78));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(78, 1, soon()));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(77, 4, soon()));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(77, 6, soon()));
+  EXPECT_EQ(pair_.ba.wait_notify(77, 1, soon(0.02)).code(), Code::timeout);
+  HMC_ASSERT_OK(pair_.ab.notify(77));
+  EXPECT_EQ(pair_.ba.wait_notify(77, 2, soon(0.02)).code(), Code::timeout);  // consumes nothing
+  HMC_ASSERT_OK(pair_.ba.wait_notify(77, 1, soon()));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(5, 0, soon(0)));
+  EXPECT_EQ(pair_.ba.wait_notify(1ULL << 63, 1, soon(0)).code(), Code::invalid_argument);
+  EXPECT_EQ(pair_.ab.notify(Notify()).code(), Code::invalid_argument);
+}
+
+TEST_P(Notifications, PingPong) {
+  std::thread other([&] {
+    for (int i = 0; i < 2000; ++i) {
+      HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
+      HMC_ASSERT_OK(pair_.ba.notify(2));
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    HMC_ASSERT_OK(pair_.ab.notify(1));
+    HMC_ASSERT_OK(pair_.ab.wait_notify(2, 1, soon()));
+  }
+  other.join();
+}
+
+TEST_P(Notifications, PayloadsInOrder) {
+  constexpr std::size_t count = 300;
+  for (std::size_t i = 0; i < count; ++i) HMC_ASSERT_OK(pair_.ab.notify(as_payload(pattern(1 + i % max_notify_payload, i))));
+  std::size_t seen = 0;
+  while (seen < count) {
+    const auto got = pair_.ba.notifications(soon());
+    ASSERT_TRUE(got.ok()) << got.status().str();
+    ASSERT_FALSE(got->empty());
+    for (const auto& n : *got) {
+      EXPECT_EQ(n.source, -1);
+      ASSERT_EQ(n.payload, pattern(1 + seen % max_notify_payload, seen));
+      ++seen;
+    }
+  }
+  const auto none = pair_.ba.notifications();
+  ASSERT_TRUE(none.ok());
+  EXPECT_TRUE(none->empty());
+}
+
+TEST_P(Notifications, PayloadsWaitForTheirReader) {
+  // More than the receiver's window: the rest is held back here, and plain operations still pass.
+  const auto source = *pair_.a.buffer(4096);
+  const auto target = *pair_.b.buffer(4096);
+  fill_pattern(span_of(source), 3);
+  const auto remote = *pair_.ab.import(*target.descriptor(), soon());
+  const auto payload = pattern(max_notify_payload, 1);
+  constexpr std::size_t count = 3000;  // some 3 MiB
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto work = pair_.ab.put(*source.slice(0, 1), *remote.slice(0, 1), {as_payload(payload), Complete::remote});
+    ASSERT_TRUE(work.ok()) << work.status().str();
+    works.push_back(*work);
+  }
+  HMC_ASSERT_OK(pair_.ab.put(source, remote, {5, Complete::remote})->wait(soon()));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(5, 1, soon()));
+  EXPECT_FALSE(works.back().done()) << "the receiver's window has no bound";
+  std::size_t seen = 0;
+  while (seen < count) {
+    const auto got = pair_.ba.notifications(soon());
+    ASSERT_TRUE(got.ok()) << got.status().str();
+    ASSERT_FALSE(got->empty()) << seen;
+    for (const auto& n : *got) ASSERT_EQ(n.payload, payload);
+    seen += got->size();
+  }
+  EXPECT_EQ(seen, count);
+  HMC_ASSERT_OK(wait_all(works, soon()));
+}
+
+TEST_P(Notifications, CancelOfAHeldBackPut) {
+  const auto source = *pair_.a.buffer(64);
+  const auto target = *pair_.b.buffer(64);
+  const auto remote = *pair_.ab.import(*target.descriptor(), soon());
+  const auto payload = pattern(max_notify_payload, 1);
+  std::vector<Work> works;
+  for (int i = 0; i < 1500; ++i) {
+    works.push_back(*pair_.ab.put(*source.slice(0, 1), *remote.slice(0, 1), {as_payload(payload), Complete::remote}));
+  }
+  ASSERT_FALSE(works.back().done());
+  fill_pattern(span_of(target), 8);
+  HMC_ASSERT_OK(works.back().cancel());
+  EXPECT_EQ(works.back().status().code(), Code::cancelled);
+  EXPECT_NE(works.back().status().message().find("nothing was written"), std::string_view::npos);
+  std::size_t seen = 0;
+  while (seen < works.size() - 1) seen += pair_.ba.notifications(soon())->size();
+  HMC_ASSERT_OK(pair_.ab.fence());
+  HMC_ASSERT_OK(pair_.ab.notify(1));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
+  EXPECT_TRUE(pair_.ba.notifications()->empty());
+}
+
+TEST_P(Notifications, ManyBeforeAnybodyWaits) {
+  constexpr std::uint64_t count = 20000;
+  for (std::uint64_t i = 0; i < count; ++i) HMC_ASSERT_OK(pair_.ab.notify(i));
+  for (std::uint64_t i = 0; i < count; ++i) HMC_ASSERT_OK(pair_.ba.wait_notify(count - 1 - i, 1, soon()));
+}
+
+TEST_P(Notifications, SeveralWaitersOnOneId) {
+  std::atomic<int> served{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      HMC_EXPECT_OK(pair_.ba.wait_notify(3, 5, soon()));
+      ++served;
+    });
+  }
+  for (int i = 0; i < 20; ++i) HMC_ASSERT_OK(pair_.ab.notify(3));
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(served.load(), 4);
+  EXPECT_EQ(pair_.ba.wait_notify(3, 1, soon(0)).code(), Code::timeout);
+}
+
+TEST_P(Notifications, WhatCameBeforeTheGoodbyeIsStillThere) {
+  HMC_ASSERT_OK(pair_.ab.notify(1));
+  HMC_ASSERT_OK(pair_.ab.notify(as_payload(pattern(8, 8))));
+  pair_.ab.close();
+  HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
+  const auto got = pair_.ba.notifications(soon());
+  ASSERT_TRUE(got.ok()) << got.status().str();
+  ASSERT_EQ(got->size(), 1U);
+  EXPECT_EQ(pair_.ba.wait_notify(1, 1, soon()).code(), Code::closed);
+  EXPECT_EQ(pair_.ba.notifications(soon()).status().code(), Code::closed);
+  EXPECT_EQ(pair_.ab.notify(1).code(), Code::closed);
+}
+
+TEST_P(Notifications, WaiterIsReleasedByContextClose) {
+  std::thread closer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    HMC_EXPECT_OK(pair_.b.close(soon()));
+  });
+  EXPECT_EQ(pair_.ba.wait_notify(1, 1, soon()).code(), Code::closed);
+  closer.join();
+  EXPECT_EQ(pair_.ba.wait_notify(1, 1, soon()).code(), Code::closed);
+}
+
+}  // namespace
+}  // namespace hmc
