@@ -99,6 +99,7 @@ class EngineImpl final : public Engine {
   void ring() noexcept;
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
+  static void relax(WatchState& state) noexcept;
   std::optional<Nap> standby(const WatchState& state, Nap nap);
   void sleep_as_watcher(const Nap& nap) noexcept;
   void watch_as_waiter(Sleeper& sleeper, Deadline deadline);

@@ -162,8 +162,7 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   state.driven = driven;
   if (!mutex_.try_lock()) {
-    give_way();
-    cpu_relax();
+    relax(state);
     return std::nullopt;
   }
   Lock held(mutex_, std::adopt_lock);
@@ -212,14 +211,16 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
     return standby(state, Nap{true, now + backoff});
   }
   if (contenders_.load(std::memory_order_relaxed) != 0) give_way();
-  if (moved == nothing) {
-    if (++state.empty_rounds < spin_rounds) {
-      cpu_relax();
-    } else {
-      sched_yield();
-    }
-  }
+  if (moved == nothing) relax(state);
   return std::nullopt;
+}
+
+void EngineImpl::relax(WatchState& state) noexcept {
+  if (++state.empty_rounds < spin_rounds) {
+    cpu_relax();
+  } else {
+    sched_yield();
+  }
 }
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.

@@ -1,53 +1,23 @@
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <future>
 #include <mutex>
 #include <random>
 #include <set>
 #include <thread>
 
-#include "hmc/completion_queue.h"
 #include "progress/engine_impl.h"
 #include "progress/engine_testing.h"
 #include "progress/work_state.h"
+#include "progress/work_testing.h"
 
 namespace hmc {
 namespace {
 
 using testing::eventually;
-using testing::Poller;
 
-class WorkTest : public ::testing::TestWithParam<Progress> {
- protected:
-  void SetUp() override { engine_ = Engine::create(GetParam()).value(); }
-  void TearDown() override {
-    if (engine_) engine_->stop();
-  }
-  std::shared_ptr<WorkState> pending() {
-    auto state = std::make_shared<WorkState>(engine_);
-    const auto lock = engine_->lock();
-    state->accepted();
-    return state;
-  }
-  void complete(WorkState& state, Status status = {}) {
-    const auto lock = engine_->lock();
-    state.complete(std::move(status));
-  }
-  // Completes after `seconds`, in an engine round.
-  void complete_later(const std::shared_ptr<WorkState>& state, double seconds, Status status = {}) {
-    const auto lock = engine_->lock();
-    engine_->at(Deadline::after_seconds(seconds), [state, status] { state->complete(status); });
-  }
-  std::shared_ptr<Engine> engine_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Modes, WorkTest, ::testing::Values(Progress::background, Progress::manual),
-                         [](const auto& mode) { return mode.param == Progress::manual ? "manual" : "background"; });
+class WorkTest : public testing::WorkFixture {};
+INSTANTIATE_TEST_SUITE_P(Modes, WorkTest, ::testing::Values(Progress::background, Progress::manual), testing::mode_name);
 
 TEST_P(WorkTest, WaitTimesOutAndMayBeRepeated) {
   auto state = pending();
@@ -266,6 +236,20 @@ TEST_P(WorkTest, NoWakeupIsLostBetweenManyWaitersAndCompleters) {
   EXPECT_EQ(dynamic_cast<EngineImpl&>(*engine_).late_wakeups(), 0U);
 }
 
+TEST_P(WorkTest, WaitersAsleepOutliveStop) {
+  std::vector<std::shared_ptr<WorkState>> states{pending(), pending(), pending()};
+  std::vector<std::future<Status>> waits;
+  for (auto& state : states) {
+    waits.push_back(std::async(std::launch::async, [&state] { return state->wait(Deadline::after_seconds(30)); }));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  engine_->stop();
+  // From now on the waiters turn the engine among themselves; whoever finishes passes that on.
+  for (std::size_t i = 0; i < states.size(); ++i) complete_later(states[i], 0.02 * static_cast<double>(i + 1));
+  for (auto& wait : waits) EXPECT_TRUE(wait.get().ok());
+  EXPECT_EQ(dynamic_cast<EngineImpl&>(*engine_).late_wakeups(), 0U);
+}
+
 TEST_P(WorkTest, RetiredOwnersEndWithoutTheLock) {
   struct Owner {
     explicit Owner(Engine& e, std::atomic<int>& n) : engine(e), ends(n) {}
@@ -297,105 +281,6 @@ TEST_P(WorkTest, RetiredOwnersEndWithoutTheLock) {
   }
   engine_->stop();
   EXPECT_EQ(ends.load(), 3);
-}
-
-TEST_P(WorkTest, CompletionQueueFeedsAnEventLoop) {
-  auto queue = CompletionQueue::create().value();
-  const int epoll = epoll_create1(EPOLL_CLOEXEC);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  ASSERT_EQ(epoll_ctl(epoll, EPOLL_CTL_ADD, queue.fd(), &event), 0);
-  EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 0);
-  constexpr std::size_t count = 2000;
-  std::vector<std::shared_ptr<WorkState>> states;
-  for (std::size_t i = 0; i < count; ++i) states.push_back(pending());
-  for (std::size_t i = 0; i < count; ++i) queue.watch(Work(states[i]), i);
-  EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 0);
-  std::vector<std::thread> threads;
-  for (std::size_t t = 0; t < 2; ++t) {
-    threads.emplace_back([&, t] {
-      for (std::size_t i = t; i < count; i += 2) complete(*states[i]);
-    });
-  }
-  std::vector<int> seen(count);
-  std::size_t total = 0;
-  while (total < count) {
-    ASSERT_EQ(epoll_wait(epoll, &event, 1, 10'000), 1);
-    for (const std::uint64_t token : queue.drain()) {
-      ++seen.at(token);
-      ++total;
-    }
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<std::ptrdiff_t>(count));
-  EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 0);
-  EXPECT_TRUE(queue.drain().empty());
-  queue.watch(Work(states[0]), 77);  // complete already
-  EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 1);
-  EXPECT_EQ(queue.drain(), std::vector<std::uint64_t>{77});
-  CompletionQueue none;
-  EXPECT_EQ(none.fd(), -1);
-  none.watch(Work(states[0]), 1);
-  EXPECT_TRUE(none.drain().empty());
-  queue.watch(Work(), 1);
-  EXPECT_TRUE(queue.drain().empty());
-  close(epoll);
-}
-
-TEST_P(WorkTest, QueueMayEndBeforeTheWorksItWatches) {
-  auto state = pending();
-  {
-    auto queue = CompletionQueue::create().value();
-    queue.watch(Work(state), 1);
-  }
-  complete(*state);
-}
-
-TEST_P(WorkTest, ForkedChildIsRefusedAndEndsQuietly) {
-  auto state = pending();
-  auto queue = CompletionQueue::create().value();
-  state->then([](const Status&) {});
-  // Threads at every stage: one asleep as waiter, the background and the dispatcher thread.
-  auto waiter = std::async(std::launch::async, [&] { return state->wait(Deadline::after_seconds(30)); });
-  completed_work(engine_)->then([](const Status&) {});
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(10);
-    int failed = 0;
-    const Work work(state);
-    if (!engine_->forked()) failed |= 1;
-    if (work.wait(Deadline::never()).code() != Code::closed) failed |= 2;
-    if (work.cancel().code() != Code::closed) failed |= 4;
-    work.then([](const Status&) {});
-    queue.watch(work, 1);
-    if (!queue.drain().empty()) failed |= 8;
-    if (engine_->drive(Deadline::never(), [] { return false; })) failed |= 16;
-    engine_->dispatch([] {});
-    const std::vector<Work> works{work};
-    if (wait_any(works).status().code() != Code::closed || wait_all(works).code() != Code::closed) failed |= 32;
-    engine_->stop();
-    // A fresh engine works in the child.
-    auto fresh = Engine::create(GetParam()).value();
-    auto mine = std::make_shared<WorkState>(fresh);
-    {
-      const auto lock = fresh->lock();
-      mine->accepted();
-      fresh->at(Deadline::after_seconds(0.01), [mine] { mine->complete({}); });
-    }
-    if (!mine->wait(Deadline::after_seconds(5)).ok()) failed |= 64;
-    mine.reset();
-    fresh.reset();
-    state.reset();
-    engine_.reset();
-    _exit(failed);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << status;
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  complete(*state);
-  EXPECT_TRUE(waiter.get().ok());
 }
 
 TEST(Dispatcher, RunsWhatCallbacksDispatchAndStopRunsOut) {

@@ -1,0 +1,43 @@
+// The fixture of tests over WorkState, in both modes of progress.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "progress/engine.h"
+#include "progress/work_state.h"
+
+namespace hmc::testing {
+
+class WorkFixture : public ::testing::TestWithParam<Progress> {
+ protected:
+  void SetUp() override { engine_ = Engine::create(GetParam()).value(); }
+  void TearDown() override {
+    if (engine_) engine_->stop();
+  }
+  std::shared_ptr<WorkState> pending() {
+    auto state = std::make_shared<WorkState>(engine_);
+    const auto lock = engine_->lock();
+    state->accepted();
+    return state;
+  }
+  void complete(WorkState& state, Status status = {}) {
+    const auto lock = engine_->lock();
+    state.complete(std::move(status));
+  }
+  // Completes after `seconds`, in an engine round.
+  void complete_later(const std::shared_ptr<WorkState>& state, double seconds, Status status = {}) {
+    const auto lock = engine_->lock();
+    engine_->at(Deadline::after_seconds(seconds), [state, status] { state->complete(status); });
+  }
+  std::shared_ptr<Engine> engine_;
+};
+
+inline std::string mode_name(const ::testing::TestParamInfo<Progress>& mode) {
+  return mode.param == Progress::manual ? "manual" : "background";
+}
+
+}  // namespace hmc::testing
