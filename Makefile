@@ -11,7 +11,7 @@ DEMO_ARGS ?=
 .PHONY: demo test test-cpp test-python check format docs bench asan tsan clean
 
 demo: $(BUILD)/.installed
-	$(PYTHON) -m hmc demo $(DEMO_ARGS)
+	$(VENV)/bin/hmc demo $(DEMO_ARGS)
 
 test: test-cpp test-python
 
@@ -19,7 +19,7 @@ test-cpp: $(BUILD)/.tests-built
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: $(BUILD)/.tests-built
-	$(PYTHON) -m pytest -q
+	$(VENV)/bin/pytest -q
 
 # The package as a user gets it (pip install), with its build folder kept so that the second time is quick.
 PIP_INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
@@ -46,7 +46,7 @@ format:
 
 docs: $(BUILD)/.installed
 	tools/bootstrap.sh check
-	$(PYTHON) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(VENV)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 bench: $(BUILD)/.tests-built

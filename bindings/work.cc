@@ -73,7 +73,7 @@ void bind_work(py::module_& module) {
                        "One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does "
                        "not cancel it. Any thread.");
   fast_method(cls, "wait", wait,
-              "wait(timeout=None)\n--\n\nWaits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the "
+              "wait($self, timeout=None)\n--\n\nWaits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the "
               "operation goes on).");
   cls.def_property_readonly("done", &Work::done, "True once complete.");
   cls.def_property_readonly("info", [](const Work& work) { return make_info(work.info()); },

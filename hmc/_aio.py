@@ -7,10 +7,11 @@ default executor; they end at their timeout even when the awaiting task was canc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import weakref
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 from hmc import _core
 
@@ -52,7 +53,7 @@ _queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = weak
 async def _completion(work: _core.Work) -> _core.MessageInfo:
     if work.done:
         work.wait()
-        return work.info
+        return cast(_core.MessageInfo, work.info)
     loop = asyncio.get_running_loop()
     queue = _queues.get(loop)
     if queue is None:
@@ -60,12 +61,10 @@ async def _completion(work: _core.Work) -> _core.MessageInfo:
     try:
         await queue.wait(work, loop)
     except asyncio.CancelledError:
-        try:
+        with contextlib.suppress(Exception):  # too late to stop: it completes by itself, and the queue keeps its buffers until then
             work.cancel()
-        except Exception:
-            pass  # too late to stop: it completes by itself, and the queue keeps its buffers until then
         raise
-    return work.info
+    return cast(_core.MessageInfo, work.info)
 
 
 def await_work(work: _core.Work) -> Generator[Any, None, _core.MessageInfo]:

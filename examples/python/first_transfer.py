@@ -25,7 +25,7 @@ with hmc.init() as comm:
         comm.wait_notify(0, 1, timeout=10)
         assert (buf.numpy()[8192:12288] == 7).all()
         assert not buf.numpy()[:8192].any()
-    comm.barrier(timeout=10)
     if comm.rank == 0:
         print("path to rank 1:", comm.path(1))
+    comm.barrier(timeout=10)  # nobody leaves before everybody is done
 print("done")

@@ -60,7 +60,7 @@ def _measure(
         else:
             sys.stderr.write(f"[{rank}] {line}")
 
-    job = Job(command=[sys.executable, "-m", "hmc.bench.worker", task], processes=2, output=on_line)
+    job = Job(command=[sys.executable, str(Path(__file__).with_name("worker.py")), task], processes=2, output=on_line)
     job.start()
     try:
         return job.wait()

@@ -54,8 +54,8 @@ def draw(points: list[dict[str, Any]], file: str) -> str:
         lines.setdefault(label, []).append((point["size"], point["size"] / point["seconds"] / 1e9))
     for label, line in lines.items():
         xs, ys = zip(*sorted(line), strict=True)
-        style = {"color": "0.4", "linestyle": "--"} if label == "memcpy" else {"marker": "o", "markersize": 3}
-        panel.plot(xs, ys, label=label, **style)  # type: ignore[arg-type]
+        style: dict[str, Any] = {"color": "0.4", "linestyle": "--"} if label == "memcpy" else {"marker": "o", "markersize": 3}
+        panel.plot(xs, ys, label=label, **style)
     panel.set_xscale("log", base=2)
     ticks = sorted({point["size"] for point in points})
     panel.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45, ha="right", fontsize=8)

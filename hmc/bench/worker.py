@@ -104,8 +104,12 @@ class Bench:
         operation = comm.put if name == "put" else comm.get
         for size in self.task["sizes"]:
             here, there = buf[:size], remote[:size]
+
+            def transfer(here: Any = here, there: Any = there) -> None:
+                operation(here, there).wait()
+
             if comm.rank == 0:
-                self.point(name, size, self.median(calls_for(size), lambda h=here, t=there: operation(h, t).wait()))  # type: ignore[misc]
+                self.point(name, size, self.median(calls_for(size), transfer))
             else:
                 self.median(1, lambda: None)
         if name == "put":
@@ -139,7 +143,10 @@ class Bench:
             def post(b: Any = buf, r: Any = remote, h: Any = here, t: Any = there, size: int = block) -> None:
                 comm.put_blocks(comm.prepare_blocks([(b, h, r, t)], block=size)).wait()
 
-            seconds = self.median(1, post if comm.rank == 0 else lambda: None)
+            def watch() -> None:
+                return None
+
+            seconds = self.median(1, watch if comm.rank else post)
             self.point(f"blocks {count}x{block}", count * block, seconds)
 
     def all_to_all(self) -> None:
@@ -147,7 +154,11 @@ class Bench:
         comm = self.comm
         for size in self.task["sizes"]:
             inp, out = np.ones(2 * size, np.uint8), np.zeros(2 * size, np.uint8)
-            self.point("alltoall", size, self.median(calls_for(size), lambda o=out, i=inp: comm.all_to_all(o, i)))  # type: ignore[misc]
+
+            def exchange(out: Any = out, inp: Any = inp) -> None:
+                comm.all_to_all(out, inp)
+
+            self.point("alltoall", size, self.median(calls_for(size), exchange))
 
 
 def main() -> int:

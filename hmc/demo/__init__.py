@@ -15,6 +15,9 @@ from hmc.demo.screen import Screen
 
 __all__ = ["run_demo"]
 
+# Run as a file, not with -m: that would look into the working directory first, which may be a source tree that is not built.
+WORKER = Path(__file__).with_name("worker.py")
+
 
 def run_demo(options: argparse.Namespace) -> int:
     """Starts the ranks, shows progress, prints the table, draws the picture. Exit status 1 if a check or a process failed."""
@@ -37,7 +40,7 @@ def run_demo(options: argparse.Namespace) -> int:
                 results.add(message)
                 screen.update(message)
 
-        command = [sys.executable, "-m", "hmc.demo.worker", str(tokens), str(rounds), options.transports]
+        command = [sys.executable, str(WORKER), str(tokens), str(rounds), options.transports]
         job = Job(command=command, processes=options.ranks, output=on_line)
         try:
             job.start()

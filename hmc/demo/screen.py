@@ -77,7 +77,7 @@ class Screen:
                 f"{row.size / 2**20:.1f}",
                 f"{row.speed / 1e9:.2f}",
                 share,
-                row.path,
+                row.path.split(" ")[0],
             )
             reasons[row.path] = row.reason
         self.console.print(table)

@@ -73,4 +73,4 @@ def expert_counts(tokens: int, ranks: int, source: int) -> list[int]:
 
 def checksum(data: Bytes, start: int = 0) -> int:
     """CRC-32 (zlib) of every byte, continuing from ``start``."""
-    return zlib.crc32(memoryview(np.ascontiguousarray(data)), start)
+    return zlib.crc32(np.ascontiguousarray(data).data, start)

@@ -20,7 +20,8 @@ def test_every_example_is_run() -> None:
 def test_example(name: str) -> None:
     script = str(EXAMPLES / name)
     ranks = RANKS[name]
-    command = [sys.executable, "-m", "hmc", "run", "-n", str(ranks), script] if ranks else [sys.executable, script]
+    hmc = str(Path(sys.executable).with_name("hmc"))
+    command = [hmc, "run", "-n", str(ranks), script] if ranks else [sys.executable, script]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("done") == max(1, ranks)

@@ -1,0 +1,935 @@
+"""
+HMC's C++ core. Use the package `hmc`; this module's layout is not part of the API.
+"""
+
+from __future__ import annotations
+import collections.abc
+import typing
+
+__all__: list[str] = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "BlockBatch",
+    "Communicator",
+    "CompletionQueue",
+    "ConnBuffer",
+    "Context",
+    "Descriptor",
+    "Member",
+    "Memory",
+    "MessageInfo",
+    "Path",
+    "Peer",
+    "RemoteBuffer",
+    "Work",
+    "baseline_flag",
+    "detect_launch",
+    "init",
+    "keygen",
+    "runtimes",
+    "settings",
+    "transports",
+    "version",
+    "wait_all",
+    "wait_any",
+    "wire_version",
+]
+
+class Memory:
+    """
+    Bytes on one device. Memory(nbytes, device="cpu") allocates (zero-filled on the CPU); slices and exported views share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.
+    """
+    @staticmethod
+    def from_array(array: typing.Any) -> Memory:
+        """
+        The memory of an array, in place; keeps the array alive.
+        """
+    def __dlpack__(
+        self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
+    ) -> typing.Any:
+        """
+        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """
+        DLPack device type and number.
+        """
+    def __getitem__(self, index: typing.Any) -> Memory:
+        """
+        A view of bytes [start:stop]; no copy. InvalidArgumentError when out of range.
+        """
+    def __init__(
+        self,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        device: typing.Any = "cpu",
+        *,
+        huge_pages: bool = False,
+        pinned: bool = False,
+        alignment: typing.SupportsInt | typing.SupportsIndex = 4096,
+    ) -> None:
+        """
+        Allocates nbytes (may be 0). huge_pages: asked for, not insisted on. pinned: locked, or OutOfMemoryError naming the limit. alignment: bytes, a power of two up to 2 MiB.
+        """
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def copy_from(self, source: typing.Any) -> None:
+        """
+        Copies every byte of source (Memory or array, any device) here. Sizes must be equal. Blocks.
+        """
+    def copy_to(self, target: typing.Any) -> None:
+        """
+        Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.
+        """
+    def fill(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Sets every byte.
+        """
+    def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
+        """
+        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
+        """
+    @property
+    def device(self) -> str:
+        """
+        Device name, such as "cpu".
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size in bytes.
+        """
+    @property
+    def shareable(self) -> bool:
+        """
+        True when peers on the host can map it: HMC allocated it.
+        """
+
+class Descriptor:
+    """
+    What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.
+    """
+    @staticmethod
+    def parse(data: bytes) -> Descriptor:
+        """
+        The descriptor of these bytes. ProtocolError for anything else.
+        """
+    def __bytes__(self) -> bytes: ...
+    @property
+    def device(self) -> str:
+        """
+        Device name at its owner.
+        """
+    @property
+    def generation(self) -> int:
+        """
+        Differs for each registration.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size of the buffer in bytes.
+        """
+
+class ConnBuffer:
+    """
+    Registered memory that peers may read (access "r") or read and write ("rw"). Slices are ConnBuffers too.
+    """
+    def __dlpack__(
+        self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
+    ) -> typing.Any:
+        """
+        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """
+        DLPack device type and number.
+        """
+    def __enter__(self) -> typing.Any: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __getitem__(self, index: typing.Any) -> ConnBuffer:
+        """
+        A view of bytes [start:stop]; no copy. InvalidArgumentError when out of range.
+        """
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: HMC keeps the pages until then. Idempotent.
+        """
+    def descriptor(self) -> Descriptor:
+        """
+        Names the whole registration for a peer's import_buffer(). ClosedError once closed.
+        """
+    def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
+        """
+        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
+        """
+    @property
+    def access(self) -> str:
+        """
+        "r" or "rw".
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        True once close() was called.
+        """
+    @property
+    def device(self) -> str:
+        """
+        Device name, such as "cpu".
+        """
+    @property
+    def memory(self) -> Memory:
+        """
+        This slice's Memory.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size in bytes.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Of this slice in the registration, bytes.
+        """
+
+class RemoteBuffer:
+    """
+    A peer's ConnBuffer as imported here. Slices are RemoteBuffers too.
+    """
+    def __getitem__(self, index: typing.Any) -> RemoteBuffer:
+        """
+        A view of bytes [start:stop]; no copy. InvalidArgumentError when out of range.
+        """
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    @property
+    def access(self) -> str:
+        """
+        "r" or "rw".
+        """
+    @property
+    def alive(self) -> bool:
+        """
+        False once its owner closed it or died.
+        """
+    @property
+    def device(self) -> str:
+        """
+        Device name, such as "cpu".
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Size in bytes.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Of this slice in the registration, bytes.
+        """
+
+class MessageInfo(tuple[int, int, int]):
+    """What a receive delivered: source, tag, bytes."""
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class BlockBatch:
+    """
+    Scattered blocks over buffer pairs, validated once, posted as often as wanted.
+    """
+    @property
+    def blocks(self) -> int:
+        """
+        Number of blocks.
+        """
+    @property
+    def nbytes(self) -> int:
+        """
+        Bytes in all.
+        """
+
+class Work:
+    """
+    One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does not cancel it. Any thread.
+    """
+    def wait(self, timeout: float | None = None) -> None:
+        """
+        Waits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the operation goes on).
+        """
+    def __await__(self) -> collections.abc.Generator[typing.Any, None, MessageInfo]: ...
+    def add_done_callback(self, callback: typing.Any) -> None:
+        """
+        Calls callback(work) once after completion, on the dispatcher thread; never inside this call.
+        """
+    def cancel(self) -> None:
+        """
+        Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
+        """
+    def error(self) -> typing.Any:
+        """
+        The exception of a failed operation, else None (also while under way).
+        """
+    @property
+    def done(self) -> bool:
+        """
+        True once complete.
+        """
+    @property
+    def info(self) -> typing.Any:
+        """
+        MessageInfo of a completed receive.
+        """
+
+class CompletionQueue:
+    """
+    Completed Works as readiness of one descriptor; what awaiting is made of.
+    """
+    def __init__(self) -> None: ...
+    def drain(self) -> list[int]:
+        """
+        Takes every queued token.
+        """
+    def fileno(self) -> int:
+        """
+        Readable while completed tokens wait.
+        """
+    def watch(self, work: Work, token: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Queues token once when work completes.
+        """
+
+class Path:
+    """
+    The route between a local and a remote device, and why. A snapshot: ask again for current counters.
+    """
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    @property
+    def bandwidth(self) -> float:
+        """
+        Expected bandwidth of a large message, bytes per second.
+        """
+    @property
+    def bytes_got(self) -> int:
+        """
+        Bytes got on this path by this side so far.
+        """
+    @property
+    def bytes_put(self) -> int:
+        """
+        Bytes put on this path from this side so far.
+        """
+    @property
+    def bytes_staged(self) -> int:
+        """
+        Bytes copied through a stage so far.
+        """
+    @property
+    def detail(self) -> str:
+        """
+        How the transport moves the bytes.
+        """
+    @property
+    def direct(self) -> bool:
+        """
+        True when nothing is copied through a stage.
+        """
+    @property
+    def encrypted(self) -> bool:
+        """
+        True when the payload is encrypted on the wire.
+        """
+    @property
+    def latency_us(self) -> float:
+        """
+        Expected one-way latency of a small message, microseconds.
+        """
+    @property
+    def reason(self) -> str:
+        """
+        Why this path was chosen.
+        """
+    @property
+    def rejected(self) -> list[str]:
+        """
+        The other candidates, each with its reason.
+        """
+    @property
+    def source(self) -> str:
+        """
+        Device here.
+        """
+    @property
+    def target(self) -> str:
+        """
+        Device at the peer.
+        """
+    @property
+    def transport(self) -> str:
+        """
+        Name of the transport: "local", "shm", "tcp", ...
+        """
+
+class Peer:
+    """
+    One connected remote Context. Any thread. Every call on a lost peer raises PeerLostError.
+    """
+    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+        """
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        """
+    def irecv(self, array: typing.Any, tag: int = 0) -> Work:
+        """
+        As recv, but returns a Work at once; work.info tells what came.
+        """
+    def isend(self, array: typing.Any, tag: int = 0) -> Work:
+        """
+        As send, but returns a Work at once.
+        """
+    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+        """
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        """
+    def recv(self, array: typing.Any, tag: int = 0, timeout: float | None = None) -> MessageInfo:
+        """
+        Receives into a writable contiguous array; returns MessageInfo(source, tag, bytes). tag may be ANY_TAG. A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the receive; the message says whether the array may have been written.
+        """
+    def send(self, array: typing.Any, tag: int = 0, timeout: float | None = None) -> None:
+        """
+        Sends an array's bytes; returns when it may be reused. tag: 0 to 2**62.
+        """
+    def wait_notify(self, id: int, count: int = 1, timeout: float | None = None) -> None:
+        """
+        Waits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.
+        """
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def close(self) -> None:
+        """
+        Says goodbye: pending operations end with ClosedError; the peer sees this side leave.
+        """
+    def fence(self) -> None:
+        """
+        What is posted afterwards becomes visible only after everything posted before.
+        """
+    def get_blocks(self, batch: BlockBatch) -> Work:
+        """
+        Gets every block.
+        """
+    def import_buffer(
+        self, descriptor: Descriptor, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 30.0
+    ) -> RemoteBuffer:
+        """
+        Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another Context).
+        """
+    def lookup(self, name: str, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> RemoteBuffer:
+        """
+        Imports the buffer published under name; waits for it to appear.
+        """
+    def lookup_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As lookup(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+        """
+        Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
+        """
+    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def notify(self, notify: typing.Any) -> None:
+        """
+        Raises a notification without data: an int (counted) or bytes.
+        """
+    def path(self, source: typing.Any = "cpu", target: typing.Any = "cpu") -> Path:
+        """
+        The Path between a device here and one at the peer.
+        """
+    def prepare_blocks(
+        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
+    ) -> BlockBatch:
+        """
+        Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays.
+        """
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+        """
+        Puts every block; one notification covers all.
+        """
+    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        """
+    @property
+    def address(self) -> str:
+        """
+        Where it is connected.
+        """
+    @property
+    def alive(self) -> bool:
+        """
+        False once it was lost or closed.
+        """
+    @property
+    def epoch(self) -> int:
+        """
+        Differs each time the same address comes back.
+        """
+    @property
+    def name(self) -> str:
+        """
+        What the peer calls itself.
+        """
+    @property
+    def same_host(self) -> bool:
+        """
+        True when a descriptor could be passed.
+        """
+
+class Context:
+    """
+    What this process is on the fabric: its transports, listener and peers, without ranks. Use it as a context manager. Keyword arguments, all optional: listen (address or list: "unix:/path", "tcp://host:port"; a private Unix socket is always there), key (job key; default HMC_JOB_KEY), insecure (allow TCP beyond this host without a key), name, transports (as HMC_TRANSPORTS), policy ("auto" or "direct"), heartbeat (seconds, default 5), progress ("background" or "manual"), on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.
+    """
+    def __enter__(self) -> typing.Any: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    def accept(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> Peer:
+        """
+        The next peer that connected and has not been accepted yet.
+        """
+    def accept_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As accept(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def buffer(
+        self, nbytes: typing.SupportsInt | typing.SupportsIndex, device: typing.Any = "cpu", access: str = "rw"
+    ) -> ConnBuffer:
+        """
+        Allocates and registers zero-filled memory.
+        """
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 5.0) -> None:
+        """
+        Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.
+        """
+    def connect(self, address: str, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 30.0) -> Peer:
+        """
+        Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another version).
+        """
+    def connect_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As connect(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def counters(self) -> dict[str, int]:
+        """
+        Counters by name since creation.
+        """
+    def progress(self) -> bool:
+        """
+        progress="manual": polls once; True if something moved.
+        """
+    def publish(self, name: str, buffer: ConnBuffer) -> None:
+        """
+        Publishes a buffer for lookup(). InvalidArgumentError when the name is taken.
+        """
+    def register(self, array: typing.Any, access: str = "rw") -> ConnBuffer:
+        """
+        Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
+        """
+    def unpublish(self, name: str) -> None:
+        """
+        Takes a published name back.
+        """
+    @property
+    def addresses(self) -> list[str]:
+        """
+        What peers pass to connect(), with real ports.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        True after close().
+        """
+    @property
+    def id(self) -> str:
+        """
+        32 hexadecimal digits, random.
+        """
+    @property
+    def name(self) -> str:
+        """
+        What peers see.
+        """
+    @property
+    def peers(self) -> list[Peer]:
+        """
+        Peers connected now.
+        """
+
+class Member:
+    """
+    A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.
+    """
+    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+        """
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        """
+    def irecv(self, array: typing.Any, src: int, tag: int = 0) -> Work:
+        """
+        As recv, but returns a Work at once; work.info tells what came.
+        """
+    def isend(self, array: typing.Any, dst: int, tag: int = 0) -> Work:
+        """
+        As send, but returns a Work at once.
+        """
+    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+        """
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        """
+    def recv(self, array: typing.Any, src: int, tag: int = 0, timeout: float | None = None) -> MessageInfo:
+        """
+        Receives into a writable contiguous array; returns MessageInfo(source, tag, bytes). tag may be ANY_TAG, src ANY_SOURCE. A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the receive; the message says whether the array may have been written.
+        """
+    def send(self, array: typing.Any, dst: int, tag: int = 0, timeout: float | None = None) -> None:
+        """
+        Sends an array's bytes; returns when it may be reused. tag: 0 to 2**62.
+        """
+    def wait_notify(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
+        """
+        Waits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.
+        """
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def all_to_all(
+        self, out: typing.Any, inp: typing.Any, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> None:
+        """
+        Block r of inp goes to rank r, block r of out comes from it. Collective.
+        """
+    def all_to_all_v(
+        self,
+        out: typing.Any,
+        out_counts: typing.Any,
+        inp: typing.Any,
+        in_counts: typing.Any,
+        out_displacements: typing.Any = None,
+        in_displacements: typing.Any = None,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> None:
+        """
+        Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
+        """
+    def barrier(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Returns when every rank has arrived. Collective.
+        """
+    def barrier_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As barrier(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def exchange(
+        self, buffer: ConnBuffer, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> list[RemoteBuffer]:
+        """
+        Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
+        """
+    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[typing.Any]:
+        """
+        Every rank's bytes (at most 64 KiB each) as a list. Collective.
+        """
+    def fence(self, dst: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        What is posted to dst afterwards becomes visible only after everything posted before.
+        """
+    def get_blocks(self, batch: BlockBatch) -> Work:
+        """
+        Gets every block.
+        """
+    def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
+        """
+        As all_to_all, but returns a Work at once.
+        """
+    def iall_to_all_v(
+        self,
+        out: typing.Any,
+        out_counts: typing.Any,
+        inp: typing.Any,
+        in_counts: typing.Any,
+        out_displacements: typing.Any = None,
+        in_displacements: typing.Any = None,
+    ) -> Work:
+        """
+        As all_to_all_v, but returns a Work at once.
+        """
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+        """
+        Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
+        """
+    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def notify(self, dst: typing.SupportsInt | typing.SupportsIndex, notify: typing.Any) -> None:
+        """
+        Raises a notification without data: an int (counted) or bytes.
+        """
+    def path(self, dst: typing.SupportsInt | typing.SupportsIndex) -> Path:
+        """
+        The Path to another rank.
+        """
+    def prepare_blocks(
+        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
+    ) -> BlockBatch:
+        """
+        Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
+        """
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+        """
+        Puts every block; one notification covers all.
+        """
+    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        """
+    @property
+    def device(self) -> str:
+        """
+        Its device.
+        """
+    @property
+    def rank(self) -> int:
+        """
+        Rank of this Member.
+        """
+    @property
+    def size(self) -> int:
+        """
+        Number of ranks.
+        """
+
+class Communicator:
+    """
+    A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
+    """
+    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+        """
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        """
+    def irecv(self, array: typing.Any, src: int, tag: int = 0) -> Work:
+        """
+        As recv, but returns a Work at once; work.info tells what came.
+        """
+    def isend(self, array: typing.Any, dst: int, tag: int = 0) -> Work:
+        """
+        As send, but returns a Work at once.
+        """
+    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+        """
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        """
+    def recv(self, array: typing.Any, src: int, tag: int = 0, timeout: float | None = None) -> MessageInfo:
+        """
+        Receives into a writable contiguous array; returns MessageInfo(source, tag, bytes). tag may be ANY_TAG, src ANY_SOURCE. A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the receive; the message says whether the array may have been written.
+        """
+    def send(self, array: typing.Any, dst: int, tag: int = 0, timeout: float | None = None) -> None:
+        """
+        Sends an array's bytes; returns when it may be reused. tag: 0 to 2**62.
+        """
+    def wait_notify(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
+        """
+        Waits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.
+        """
+    def __enter__(self) -> typing.Any: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    def all_to_all(
+        self, out: typing.Any, inp: typing.Any = None, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> None:
+        """
+        Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.
+        """
+    def all_to_all_v(
+        self,
+        out: typing.Any,
+        out_counts: typing.Any,
+        inp: typing.Any,
+        in_counts: typing.Any,
+        out_displacements: typing.Any = None,
+        in_displacements: typing.Any = None,
+        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> None:
+        """
+        Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
+        """
+    def barrier(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+        """
+        Returns when every rank has arrived; joins with every local Member. Collective.
+        """
+    def barrier_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As barrier(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def buffer(self, nbytes: typing.SupportsInt | typing.SupportsIndex, device: typing.Any = "cpu") -> ConnBuffer:
+        """
+        Allocates and registers zero-filled memory.
+        """
+    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 5.0) -> None:
+        """
+        Leaves the group; the world's Communicator closes its Context too. Idempotent.
+        """
+    def device(self, rank: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        Device name of a rank.
+        """
+    def exchange(
+        self, buffer: ConnBuffer, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> list[RemoteBuffer]:
+        """
+        Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
+        """
+    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[typing.Any]:
+        """
+        Every rank's bytes (at most 64 KiB each) as a list. Collective.
+        """
+    def fence(self, dst: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        What is posted to dst afterwards becomes visible only after everything posted before.
+        """
+    def get_blocks(self, batch: BlockBatch) -> Work:
+        """
+        Gets every block.
+        """
+    def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
+        """
+        As all_to_all, but returns a Work at once.
+        """
+    def iall_to_all_v(
+        self,
+        out: typing.Any,
+        out_counts: typing.Any,
+        inp: typing.Any,
+        in_counts: typing.Any,
+        out_displacements: typing.Any = None,
+        in_displacements: typing.Any = None,
+    ) -> Work:
+        """
+        As all_to_all_v, but returns a Work at once.
+        """
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+        """
+        Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
+        """
+    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def notify(self, dst: typing.SupportsInt | typing.SupportsIndex, notify: typing.Any) -> None:
+        """
+        Raises a notification without data: an int (counted) or bytes.
+        """
+    def path(self, dst: typing.SupportsInt | typing.SupportsIndex, source: typing.Any = None, target: typing.Any = None) -> Path:
+        """
+        The Path to a rank, or between two devices.
+        """
+    def peer(self, rank: typing.SupportsInt | typing.SupportsIndex) -> Peer:
+        """
+        The Peer of a rank; connects if need be.
+        """
+    def prepare_blocks(
+        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
+    ) -> BlockBatch:
+        """
+        Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
+        """
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+        """
+        Puts every block; one notification covers all.
+        """
+    def register(self, array: typing.Any, access: str = "rw") -> typing.Any:
+        """
+        Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
+        """
+    def split(
+        self, color: typing.Any, key: typing.Any = None, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+    ) -> typing.Any:
+        """
+        Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
+        """
+    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        """
+    @property
+    def context(self) -> Context:
+        """
+        The Context underneath.
+        """
+    @property
+    def local(self) -> list[Member]:
+        """
+        This process's Members, by rank.
+        """
+    @property
+    def lost(self) -> list[int]:
+        """
+        Ranks known to be dead.
+        """
+    @property
+    def rank(self) -> int:
+        """
+        Rank of the only local Member.
+        """
+    @property
+    def size(self) -> int:
+        """
+        Number of ranks.
+        """
+
+def baseline_flag(
+    shared: typing.Any, side: typing.SupportsInt | typing.SupportsIndex, iterations: typing.SupportsInt | typing.SupportsIndex
+) -> float:
+    """
+    Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file). For hmc bench.
+    """
+
+def detect_launch() -> dict[str, typing.Any]: ...
+def init(
+    rank: typing.SupportsInt | typing.SupportsIndex = -1,
+    size: typing.SupportsInt | typing.SupportsIndex = -1,
+    rendezvous: str = "",
+    devices: typing.Any = None,
+    timeout: typing.SupportsFloat | typing.SupportsIndex = 60.0,
+    **kwargs: typing.Any,
+) -> Communicator: ...
+def keygen() -> str: ...
+def runtimes() -> list[typing.Any]: ...
+def settings() -> list[typing.Any]: ...
+def transports() -> list[typing.Any]: ...
+def wait_all(
+    works: collections.abc.Iterable[typing.Any], timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+) -> None:
+    """
+    Waits for every Work; raises the first error by index after all are complete.
+    """
+
+def wait_any(
+    works: collections.abc.Iterable[typing.Any], timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
+) -> int:
+    """
+    Index of a completed Work, the lowest. The Works belong to one Context.
+    """
+
+ANY_SOURCE: int = -1
+ANY_TAG: int = -1
+version: str = "0.1.0"
+wire_version: int = 1
