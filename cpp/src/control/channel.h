@@ -29,11 +29,11 @@ using ContextId = std::array<std::uint64_t, 2>;  // random, ordered lexicographi
 struct PeerIdentity {
   ContextId context_id{};
   std::string name;
-  std::string address;        // where we are connected to, for people
+  std::string address;  // where we are connected to, for people
   std::uint64_t epoch = 0;
-  bool same_host = false;     // descriptors can be passed; then pid and pidfd are the kernel's word
+  bool same_host = false;  // descriptors can be passed; then pid and pidfd are the kernel's word
   bool encrypted = false;
-  int pid = 0;                // same_host only, else 0
+  int pid = 0;  // same_host only, else 0
 };
 
 class ChannelSink {
@@ -52,8 +52,8 @@ class Channel {
  public:
   virtual ~Channel() = default;
   virtual void set_sink(ChannelSink& sink) = 0;  // messages that came earlier are delivered from the next poll
-  // Queues a message (at most 64 MiB queued, else would_block). Errors: closed, peer_lost, unsupported (descriptors to another host),
-  // invalid_argument (type below 100, payload or descriptors beyond the limits).
+  // Queues a message (at most 64 MiB queued, else would_block). Errors: closed, peer_lost, unsupported (descriptors to another
+  // host), invalid_argument (type below 100, payload or descriptors beyond the limits).
   virtual Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
   virtual void close() = 0;  // goodbye after what is queued; on_closed(closed) follows
@@ -62,7 +62,7 @@ class Channel {
 struct ControlOptions {
   ContextId context_id{};
   std::string name;
-  std::string key;               // empty: none
+  std::string key;  // empty: none
   bool insecure = false;
   double heartbeat_seconds = 5;
   bool same_host_upgrade = true;  // false: a TCP connection stays on TCP even between processes of one host (tests)

@@ -125,7 +125,8 @@ void ChannelCore::after_output(Stream::Output outcome) {
     case Stream::Output::done:
       if (state_ == State::closing && !std::exchange(write_shut_, true)) stream_->shutdown_write();
       break;
-    case Stream::Output::blocked: break;
+    case Stream::Output::blocked:
+      break;
     case Stream::Output::later:
       if (retry_timer_) break;
       retry_timer_ = engine_->at(Deadline::after(retry_delay), [this] {
@@ -218,18 +219,23 @@ void ChannelCore::deliver() {
 void ChannelCore::handle(Stream::Frame& frame) {
   if (frame.header.type >= first_user_type) {
     if (frame.fds.size() != frame.header.fds) {
-      log(LogLevel::warning, "descriptors from " + who() + " were lost: this process is at its descriptor limit; raise it (ulimit -n)");
+      log(LogLevel::warning,
+          "descriptors from " + who() + " were lost: this process is at its descriptor limit; raise it (ulimit -n)");
     }
     // After close() nobody wants to hear.
     if (state_ != State::closing) sink_->on_message(frame.header.type, frame.payload, std::move(frame.fds));
     return;
   }
   switch (static_cast<FrameType>(frame.header.type)) {
-    case FrameType::ping: return;
-    case FrameType::goodbye: return finish(Status(Code::closed, who() + " said goodbye"));
+    case FrameType::ping:
+      return;
+    case FrameType::goodbye:
+      return finish(Status(Code::closed, who() + " said goodbye"));
     case FrameType::identity:
-    case FrameType::commit: break;
-    case FrameType::refusal: return finish(decode_refusal(frame.payload).with_context("refused by " + who()));
+    case FrameType::commit:
+      break;
+    case FrameType::refusal:
+      return finish(decode_refusal(frame.payload).with_context("refused by " + who()));
   }
   finish(Status(Code::protocol, who() + " sent a message of unknown type " + std::to_string(frame.header.type)));
 }
@@ -323,7 +329,8 @@ void ChannelCore::heartbeat() {
   const auto now = Deadline::Clock::now();
   if (now - last_heard_ >= silence_limit_) {
     const auto silent = duration_cast<milliseconds>(now - last_heard_).count();
-    return finish(Status(Code::peer_lost, who() + " is lost: nothing was heard from it for " + std::to_string(silent) + " ms (heartbeat)"));
+    return finish(
+        Status(Code::peer_lost, who() + " is lost: nothing was heard from it for " + std::to_string(silent) + " ms (heartbeat)"));
   }
   if (now - last_sent_ >= ping_interval_) {
     last_sent_ = now;

@@ -17,7 +17,8 @@ using Lingering = std::vector<std::shared_ptr<ChannelCore>>;
 
 class ChannelCore final : public FdHandler, public std::enable_shared_from_this<ChannelCore> {
  public:
-  ChannelCore(std::shared_ptr<Engine> engine, Established established, double heartbeat_seconds, std::weak_ptr<Lingering> lingering);
+  ChannelCore(std::shared_ptr<Engine> engine, Established established, double heartbeat_seconds,
+              std::weak_ptr<Lingering> lingering);
   ~ChannelCore();
 
   void set_sink(ChannelSink& sink);
@@ -78,7 +79,7 @@ class ChannelCore final : public FdHandler, public std::enable_shared_from_this<
   Deadline::Clock::duration ping_interval_;
   Deadline::Clock::time_point last_heard_;
   Deadline::Clock::time_point last_sent_;
-  std::optional<Engine::TimerId> timer_;  // heartbeat, or the time limit of broken and closing
+  std::optional<Engine::TimerId> timer_;        // heartbeat, or the time limit of broken and closing
   std::optional<Engine::TimerId> retry_timer_;  // set: the kernel is out of buffers, writing waits
   std::weak_ptr<Lingering> lingering_;
 };

@@ -27,14 +27,18 @@ Status connect_status(std::string_view remote, int error) {
   const std::string what = "cannot connect to " + std::string(remote);
   switch (error) {
     case EACCES:
-    case EPERM: return Status(Code::authentication, what + ": permission denied (a Unix socket serves only the user who made it)", error);
+    case EPERM:
+      return Status(Code::authentication, what + ": permission denied (a Unix socket serves only the user who made it)", error);
     case EMFILE:
     case ENFILE:
     case ENOMEM:
-    case ENOBUFS: return errno_status(what, error);
+    case ENOBUFS:
+      return errno_status(what, error);
     case ECONNREFUSED:
-    case ENOENT: return Status(Code::peer_lost, what + ": nobody listens there", error);
-    default: return Status(Code::peer_lost, std::string(errno_status(what, error).message()), error);
+    case ENOENT:
+      return Status(Code::peer_lost, what + ": nobody listens there", error);
+    default:
+      return Status(Code::peer_lost, std::string(errno_status(what, error).message()), error);
   }
 }
 
@@ -149,8 +153,10 @@ void Handshake::connected() {
 void Handshake::on_ready(std::uint32_t events) {
   const auto self = shared_from_this();
   switch (state_) {
-    case State::connecting: return connected();
-    case State::linger: return discard_input();
+    case State::connecting:
+      return connected();
+    case State::linger:
+      return discard_input();
     case State::hello:
     case State::tls:
     case State::identity:
@@ -165,13 +171,15 @@ void Handshake::on_ready(std::uint32_t events) {
       return;
     case State::idle:
     case State::moving:
-    case State::over: return;
+    case State::over:
+      return;
   }
 }
 
 void Handshake::receive() {
   switch (stream_->read()) {
-    case Stream::Input::blocked: return watch();
+    case Stream::Input::blocked:
+      return watch();
     case Stream::Input::data:
       if (!authenticated_ && stream_->received() > max_unauthenticated_bytes) {
         refuse(Status(Code::protocol, "too many bytes before authentication"));
@@ -200,7 +208,9 @@ void Handshake::advance() {
   bool more = true;
   while (more) {
     switch (state_) {
-      case State::hello: more = take_hello(); break;
+      case State::hello:
+        more = take_hello();
+        break;
       case State::tls:
         more = stream_->established();
         if (more) {
@@ -209,12 +219,15 @@ void Handshake::advance() {
         }
         break;
       case State::identity:
-      case State::decision: more = take_frame(); break;
+      case State::decision:
+        more = take_frame();
+        break;
       case State::idle:
       case State::connecting:
       case State::moving:
       case State::linger:
-      case State::over: return;
+      case State::over:
+        return;
     }
   }
   if (state_ != State::over && state_ != State::linger && state_ != State::moving) watch();
@@ -333,15 +346,22 @@ void Handshake::release() {
 
 const char* Handshake::waiting_for() const noexcept {
   switch (state_) {
-    case State::connecting: return "no answer to the connection request";
-    case State::hello: return server_ ? "waiting for the client's hello" : "waiting for the server's hello (is that an HMC address?)";
-    case State::tls: return "waiting for TLS";
-    case State::identity: return "waiting for the peer's identity";
-    case State::decision: return "waiting for the client to choose a connection";
-    case State::moving: return "moving to the Unix socket";
+    case State::connecting:
+      return "no answer to the connection request";
+    case State::hello:
+      return server_ ? "waiting for the client's hello" : "waiting for the server's hello (is that an HMC address?)";
+    case State::tls:
+      return "waiting for TLS";
+    case State::identity:
+      return "waiting for the peer's identity";
+    case State::decision:
+      return "waiting for the client to choose a connection";
+    case State::moving:
+      return "moving to the Unix socket";
     case State::idle:
     case State::linger:
-    case State::over: break;
+    case State::over:
+      break;
   }
   return "nothing more was expected";
 }

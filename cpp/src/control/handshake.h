@@ -8,9 +8,9 @@
 //                                           <-    identity (+ proof descriptor on Unix, + ticket and Unix address on TCP)
 //   commit                                  ->
 //
-// Between identity and commit a TCP client tries the Unix address with the ticket: a second handshake (hello move). If that one ends
-// with commit it is the channel and the TCP connection is dropped on both sides; else the client commits on TCP.
-// TCP without a key proves nothing: unless both ends are insecure it must move. On Unix the kernel vouches for the user, key or not.
+// Between identity and commit a TCP client tries the Unix address with the ticket: a second handshake (hello move). If that one
+// ends with commit it is the channel and the TCP connection is dropped on both sides; else the client commits on TCP. TCP without a
+// key proves nothing: unless both ends are insecure it must move. On Unix the kernel vouches for the user, key or not.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ struct LocalSide {
 struct Established {
   std::unique_ptr<Stream> stream;  // may hold frames that came right behind the handshake
   PeerIdentity identity;
-  PeerProcess process;             // same host only
+  PeerProcess process;  // same host only
   double peer_heartbeat_seconds = 5;
 };
 
@@ -132,10 +132,10 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   State state_ = State::idle;
   bool server_ = false;
   bool authenticated_ = false;
-  bool must_move_ = false;   // TCP without a key, and not both ends insecure
+  bool must_move_ = false;  // TCP without a key, and not both ends insecure
   bool magic_seen_ = false;
-  bool accepted_ = false;    // hellos are done: refusals go as frames from here on
-  bool told_ = false;        // Done has been called
+  bool accepted_ = false;  // hellos are done: refusals go as frames from here on
+  bool told_ = false;      // Done has been called
   UniqueFd connecting_;
   bool unix_ = false;
   std::unique_ptr<Stream> stream_;
@@ -149,10 +149,10 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   PeerProcess process_;
   HelloKind kind_ = HelloKind::connect;
   Identity peer_;
-  std::optional<Secret> presented_;                // client, moving: the ticket that we show
-  std::optional<ContextId> expected_;              // the context that the ticket binds us to
-  std::weak_ptr<Handshake> parent_;                // server: the TCP handshake that this one replaces
-  std::shared_ptr<Handshake> child_;               // client: the move under way
+  std::optional<Secret> presented_;    // client, moving: the ticket that we show
+  std::optional<ContextId> expected_;  // the context that the ticket binds us to
+  std::weak_ptr<Handshake> parent_;    // server: the TCP handshake that this one replaces
+  std::shared_ptr<Handshake> child_;   // client: the move under way
 };
 
 }  // namespace hmc::control

@@ -59,11 +59,13 @@ bool Handshake::take_hello() {
 
 bool Handshake::hello_from_client(const Hello& hello) {
   if (hello.version != wire_version) {
-    return refuse(Status(Code::protocol, "the client speaks " + spoken(hello.version, printable(hello.text, 32)) + ", this server " +
-                                             spoken(wire_version, version()) + ": install the same HMC release on both sides"));
+    return refuse(Status(Code::protocol, "the client speaks " + spoken(hello.version, printable(hello.text, 32)) +
+                                             ", this server " + spoken(wire_version, version()) +
+                                             ": install the same HMC release on both sides"));
   }
   const bool move = hello.kind == HelloKind::move;
-  if ((!move && hello.kind != HelloKind::connect) || (move && !unix_)) return refuse(Status(Code::protocol, "a hello of the wrong kind"));
+  if ((!move && hello.kind != HelloKind::connect) || (move && !unix_))
+    return refuse(Status(Code::protocol, "a hello of the wrong kind"));
   const bool client_key = (hello.detail & hello_has_key) != 0;
   const bool client_insecure = (hello.detail & hello_insecure) != 0;
   if (!unix_ && local_->key && !client_key) {
@@ -84,7 +86,8 @@ bool Handshake::hello_from_server(const Hello& hello) {
   if (hello.kind == HelloKind::refuse) {
     std::string why = hello.text;
     if (hello.version != wire_version) {
-      why += " [the server speaks wire version " + std::to_string(hello.version) + ", this process " + spoken(wire_version, version()) + "]";
+      why += " [the server speaks wire version " + std::to_string(hello.version) + ", this process " +
+             spoken(wire_version, version()) + "]";
     }
     return fail(Status(static_cast<Code>(hello.detail), "refused by " + remote_ + ": " + why));
   }
@@ -154,19 +157,22 @@ bool Handshake::take_frame() {
   if (!taken.ok()) return refuse(taken.status());
   if (!*taken) return false;
   switch (static_cast<FrameType>(frame.header.type)) {
-    case FrameType::refusal: return fail(decode_refusal(frame.payload).with_context("refused by " + remote_));
+    case FrameType::refusal:
+      return fail(decode_refusal(frame.payload).with_context("refused by " + remote_));
     case FrameType::identity:
       if (state_ == State::identity) return identity_from_peer(frame);
       break;
     case FrameType::commit:
       if (state_ != State::decision || !server_ || !frame.payload.empty()) break;
       if (must_move_) {
-        return refuse(Status(Code::authentication, "TCP without a job key is taken only from this host and user, through the Unix socket"));
+        return refuse(
+            Status(Code::authentication, "TCP without a job key is taken only from this host and user, through the Unix socket"));
       }
       succeed();
       return false;
     case FrameType::ping:
-    case FrameType::goodbye: break;
+    case FrameType::goodbye:
+      break;
   }
   return refuse(Status(Code::protocol, "an unexpected message of type " + std::to_string(frame.header.type) + " in the handshake"));
 }
@@ -177,7 +183,8 @@ bool Handshake::identity_from_peer(const Stream::Frame& frame) {
   peer_ = std::move(identity).value();
   if (stream_->passes_fds()) {
     if (frame.header.fds == 1 && frame.fds.empty()) {
-      return refuse(Status(Code::out_of_memory, "no descriptor left to prove that both ends share a host; raise the limit (ulimit -n)"));
+      return refuse(
+          Status(Code::out_of_memory, "no descriptor left to prove that both ends share a host; raise the limit (ulimit -n)"));
     }
     if (frame.header.fds != 1 || !peer_.proof || !check_proof(frame.fds.front().get(), *peer_.proof)) {
       return refuse(Status(Code::authentication, "no valid descriptor came with the identity"));
@@ -204,9 +211,10 @@ bool Handshake::serve_identity() {
   } else if (!unix_) {
     offer = host_->make_offer(shared_from_this(), peer_.context_id);
     if (!offer && must_move_) {
-      return refuse(Status(Code::authentication,
-                           "TCP without a job key needs the server's Unix socket, and there is none: pass key= (made by `hmc keygen`), "
-                           "set HMC_JOB_KEY, or pass insecure=True on both sides"));
+      return refuse(
+          Status(Code::authentication,
+                 "TCP without a job key needs the server's Unix socket, and there is none: pass key= (made by `hmc keygen`), "
+                 "set HMC_JOB_KEY, or pass insecure=True on both sides"));
     }
   }
   state_ = State::decision;
@@ -230,7 +238,8 @@ bool Handshake::choose_connection() {
     if (const auto self = weak.lock()) self->moved(std::move(outcome));
   });
   const Deadline soon = Deadline::after(move_limit);
-  child_->start_move({peer_.move_address, *peer_.ticket}, peer_.context_id, remote_, deadline_.when() < soon.when() ? deadline_ : soon);
+  child_->start_move({peer_.move_address, *peer_.ticket}, peer_.context_id, remote_,
+                     deadline_.when() < soon.when() ? deadline_ : soon);
   return false;
 }
 
@@ -246,9 +255,11 @@ void Handshake::moved(Result<Established> outcome) {
   if (log_enabled(LogLevel::debug)) log(LogLevel::debug, "stays on TCP with " + remote_ + ": " + outcome.status().str());
   state_ = State::decision;
   if (must_move_) {
-    refuse(Status(Code::authentication, "TCP without a job key is taken only between processes of one user on one host, and the Unix socket "
-                                        "could not be used (" + std::string(outcome.status().message()) +
-                                        "): pass key= (made by `hmc keygen`), set HMC_JOB_KEY, or pass insecure=True on both sides"));
+    refuse(Status(Code::authentication,
+                  "TCP without a job key is taken only between processes of one user on one host, and the Unix socket "
+                  "could not be used (" +
+                      std::string(outcome.status().message()) +
+                      "): pass key= (made by `hmc keygen`), set HMC_JOB_KEY, or pass insecure=True on both sides"));
     return;
   }
   if (!commit()) watch();

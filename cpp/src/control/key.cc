@@ -54,7 +54,8 @@ std::string encode(const Raw& raw) {
 
 Status check_generated(std::string_view body) {
   const auto bad = [](const std::string& why) {
-    return Status(Code::invalid_argument, "the job key is malformed: " + why + "; copy it again in full, or make one with `hmc keygen`");
+    return Status(Code::invalid_argument,
+                  "the job key is malformed: " + why + "; copy it again in full, or make one with `hmc keygen`");
   };
   if (body.size() != encoded_length) {
     return bad("'hmc1-' must be followed by " + std::to_string(encoded_length) + " characters, not " + std::to_string(body.size()));
@@ -108,8 +109,9 @@ Result<PresharedKey> PresharedKey::from_text(std::string_view text) {
     std::ranges::transform(canonical, canonical.begin(), lower);
     status = check_generated(std::string_view(canonical).substr(prefix.size()));
   } else if (canonical.size() < shortest_passphrase) {
-    status = Status(Code::invalid_argument, "the job key has " + std::to_string(canonical.size()) + " characters; a passphrase needs at least " +
-                                                std::to_string(shortest_passphrase) + ", better is a key made by `hmc keygen`");
+    status = Status(Code::invalid_argument, "the job key has " + std::to_string(canonical.size()) +
+                                                " characters; a passphrase needs at least " + std::to_string(shortest_passphrase) +
+                                                ", better is a key made by `hmc keygen`");
   }
   PresharedKey key;
   if (status.ok()) {

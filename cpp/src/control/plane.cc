@@ -56,8 +56,9 @@ class Plane final : public ControlPlane, public HandshakeHost {
     const bool tcp = !address.starts_with("unix");
     if (tcp && !local_->key && !local_->options.insecure && !is_local_address(address)) {
       return Status(Code::authentication,
-                    "listening at " + std::string(address) + " would let anybody on the network in: pass key= or set HMC_JOB_KEY to a key "
-                    "made by `hmc keygen`, or listen at tcp://127.0.0.1:0, or pass insecure=True on a network that you trust");
+                    "listening at " + std::string(address) +
+                        " would let anybody on the network in: pass key= or set HMC_JOB_KEY to a key "
+                        "made by `hmc keygen`, or listen at tcp://127.0.0.1:0, or pass insecure=True on a network that you trust");
     }
     HMC_ASSIGN(std::string bound, listener_.listen(address));
     // Same-host clients that come by TCP move over to a Unix socket, so there must be one.
@@ -164,7 +165,8 @@ class Plane final : public ControlPlane, public HandshakeHost {
 }  // namespace
 }  // namespace control
 
-Result<std::unique_ptr<ControlPlane>> ControlPlane::create(std::shared_ptr<Engine> engine, Listener& listener, ControlOptions options) {
+Result<std::unique_ptr<ControlPlane>> ControlPlane::create(std::shared_ptr<Engine> engine, Listener& listener,
+                                                           ControlOptions options) {
   if (options.name.size() > control::max_name) {
     return Status(Code::invalid_argument, "a context name of " + std::to_string(options.name.size()) + " bytes; the limit is 255");
   }

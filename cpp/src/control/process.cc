@@ -36,7 +36,8 @@ Result<UniqueFd> open_pidfd(int socket, int pid) {
   if (pid <= 0) return UniqueFd();
   fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0 && errno == ESRCH) return gone(errno);
-  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) return errno_status("cannot watch the peer's process", errno);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+    return errno_status("cannot watch the peer's process", errno);
   return UniqueFd(fd);
 }
 
@@ -65,7 +66,8 @@ Result<PeerProcess> peer_process(int unix_socket) {
   }
   if (credentials.uid != geteuid()) {
     return Status(Code::authentication, "the process behind the Unix socket runs as user " + std::to_string(credentials.uid) +
-                                            ", not as user " + std::to_string(geteuid()) + "; use TCP with a job key between users");
+                                            ", not as user " + std::to_string(geteuid()) +
+                                            "; use TCP with a job key between users");
   }
   PeerProcess process;
   process.pid = credentials.pid;
@@ -101,15 +103,17 @@ Result<UniqueFd> make_proof(const Secret& secret) {
   UniqueFd fd(memfd_create("hmc-proof", MFD_CLOEXEC | MFD_ALLOW_SEALING | mfd_noexec_seal));
   if (!fd) fd = UniqueFd(memfd_create("hmc-proof", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return errno_status("cannot make a memfd", errno);
-  if (write(fd.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) return errno_status("cannot fill a memfd", errno);
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) return errno_status("cannot seal a memfd", errno);
+  if (write(fd.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()))
+    return errno_status("cannot fill a memfd", errno);
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
+    return errno_status("cannot seal a memfd", errno);
   return fd;
 }
 
 bool check_proof(int fd, const Secret& secret) noexcept {
   // Only memory-backed files answer this, and reading them never blocks: a file of a user's own file system could hang the engine.
   if (fcntl(fd, F_GET_SEALS) < 0) return false;
-  struct stat info {};
+  struct stat info{};
   Secret found{};
   if (fstat(fd, &info) != 0 || info.st_size != static_cast<off_t>(found.size())) return false;
   if (pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return false;

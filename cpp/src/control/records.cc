@@ -34,11 +34,16 @@ std::optional<Secret> read_optional(WireReader& in) noexcept {
 // The codes a refusal may carry; anything else a peer writes there reads as protocol.
 Code refusal_code(std::uint8_t value) noexcept {
   switch (static_cast<Code>(value)) {
-    case Code::authentication: return Code::authentication;
-    case Code::timeout: return Code::timeout;
-    case Code::closed: return Code::closed;
-    case Code::unsupported: return Code::unsupported;
-    case Code::out_of_memory: return Code::out_of_memory;
+    case Code::authentication:
+      return Code::authentication;
+    case Code::timeout:
+      return Code::timeout;
+    case Code::closed:
+      return Code::closed;
+    case Code::unsupported:
+      return Code::unsupported;
+    case Code::out_of_memory:
+      return Code::out_of_memory;
     case Code::ok:
     case Code::invalid_argument:
     case Code::cancelled:
@@ -47,7 +52,8 @@ Code refusal_code(std::uint8_t value) noexcept {
     case Code::transport:
     case Code::stale:
     case Code::would_block:
-    case Code::protocol: return Code::protocol;
+    case Code::protocol:
+      return Code::protocol;
   }
   return Code::protocol;
 }
@@ -58,7 +64,11 @@ std::string clean_name(std::string name) {
   while (at < name.size()) {
     const auto lead = static_cast<unsigned char>(name[at]);
     if (lead < 0x20 || lead == 0x7f) break;
-    const std::size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : (lead & 0xf0) == 0xe0 ? 3 : lead >= 0xf0 && lead < 0xf5 ? 4 : 0;
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xc2 && lead < 0xe0 ? 2
+                               : (lead & 0xf0) == 0xe0       ? 3
+                               : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                             : 0;
     if (length == 0 || at + length > name.size()) break;
     const auto second = length > 1 ? static_cast<unsigned char>(name[at + 1]) : 0;
     // Overlong forms, surrogates and what lies beyond U+10FFFF.

@@ -1,4 +1,5 @@
-// What control connections say, as bytes: the plaintext hello, frames, identities and refusals. Pure codecs, fuzzed without sockets.
+// What control connections say, as bytes: the plaintext hello, frames, identities and refusals. Pure codecs, fuzzed without
+// sockets.
 #pragma once
 
 #include <array>
@@ -77,11 +78,11 @@ inline constexpr std::size_t max_name = 255;
 struct Identity {
   ContextId context_id{};
   std::uint64_t epoch = 0;
-  double heartbeat_seconds = 5;         // clamped to [0.1, 3600] when decoded
+  double heartbeat_seconds = 5;  // clamped to [0.1, 3600] when decoded
   std::string name;
-  std::optional<Secret> proof;          // Unix: what the descriptor that comes along holds
-  std::optional<Secret> ticket;         // server over TCP: offered; client over Unix: presented
-  std::string move_address;             // server over TCP: where the ticket is good
+  std::optional<Secret> proof;   // Unix: what the descriptor that comes along holds
+  std::optional<Secret> ticket;  // server over TCP: offered; client over Unix: presented
+  std::string move_address;      // server over TCP: where the ticket is good
 };
 
 Bytes encode_identity(const Identity& identity);

@@ -15,7 +15,9 @@ constexpr std::size_t small_buffer = 8 * 1024;     // what an idle connection ke
 constexpr std::size_t coalesce_limit = 64 * 1024;  // small messages that wait share a system call
 constexpr std::size_t kernel_max_fds = 253;        // SCM_MAX_FD: with this much room only a descriptor limit cuts a group short
 
-Status reset_status(int error) { return Status(Code::peer_lost, std::string("the connection broke: ") + std::strerror(error), error); }
+Status reset_status(int error) {
+  return Status(Code::peer_lost, std::string("the connection broke: ") + std::strerror(error), error);
+}
 
 }  // namespace
 
@@ -194,11 +196,17 @@ ssize_t Stream::transmit(ByteSpan first, ByteSpan second, const std::vector<Uniq
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return sent;
   switch (errno) {
-    case EAGAIN: outcome = Output::blocked; break;
+    case EAGAIN:
+      outcome = Output::blocked;
+      break;
     case ENOBUFS:
     case ENOMEM:
-    case ETOOMANYREFS: outcome = Output::later; break;  // too many descriptors under way: the peer must take some first
-    default: outcome = fail(reset_status(errno)); break;
+    case ETOOMANYREFS:
+      outcome = Output::later;
+      break;  // too many descriptors under way: the peer must take some first
+    default:
+      outcome = fail(reset_status(errno));
+      break;
   }
   return -1;
 }
@@ -245,7 +253,8 @@ Stream::Output Stream::encrypt(ByteSpan first, ByteSpan second) {
   plain.insert(plain.end(), second.begin(), second.end());
   Bytes cipher;
   for (ByteSpan rest(plain); !rest.empty(); rest = rest.subspan(std::min(rest.size(), TlsSession::chunk))) {
-    if (Status written = tls_->write(rest.first(std::min(rest.size(), TlsSession::chunk))); !written.ok()) return fail(std::move(written));
+    if (Status written = tls_->write(rest.first(std::min(rest.size(), TlsSession::chunk))); !written.ok())
+      return fail(std::move(written));
     tls_->take_output(cipher);
   }
   if (!cipher.empty()) enqueue(cipher, {}, {});

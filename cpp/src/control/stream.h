@@ -34,12 +34,17 @@ class InputBuffer {
 
 class Stream {
  public:
-  enum class Input { data, blocked, ended, failed };    // failed: status() says why
-  enum class Output { done, blocked, later, failed };  // blocked: flush when writable; later: out of kernel memory, flush in a while
+  enum class Input { data, blocked, ended, failed };  // failed: status() says why
+  enum class Output {
+    done,
+    blocked,
+    later,
+    failed
+  };  // blocked: flush when writable; later: out of kernel memory, flush in a while
 
   struct Frame {
     FrameHeader header;
-    ByteSpan payload;  // valid until the next call of read(), next_frame() or secure()
+    ByteSpan payload;           // valid until the next call of read(), next_frame() or secure()
     std::vector<UniqueFd> fds;  // as many as the header says, or none if this process's descriptor limit swallowed them
   };
 
@@ -95,7 +100,7 @@ class Stream {
   std::unique_ptr<TlsSession> tls_;
   InputBuffer input_;
   std::size_t received_ = 0;
-  std::size_t held_ = 0;  // bytes of the frame handed out last
+  std::size_t held_ = 0;    // bytes of the frame handed out last
   std::size_t wanted_ = 0;  // bytes missing of the frame at the front
   std::deque<FdGroup> groups_;
   std::deque<Chunk> output_;

@@ -29,7 +29,9 @@ int refuse_certificate(int, X509_STORE_CTX*) { return 0; }
 }  // namespace
 
 struct TlsCallbacks {
-  static const TlsContext* context_of(SSL* ssl) { return static_cast<const TlsContext*>(SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl))); }
+  static const TlsContext* context_of(SSL* ssl) {
+    return static_cast<const TlsContext*>(SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl)));
+  }
 
   static int use_session(SSL* ssl, const EVP_MD* digest, const unsigned char** id, std::size_t* length, SSL_SESSION** session) {
     *session = nullptr;
@@ -51,16 +53,17 @@ struct TlsCallbacks {
 
 Result<std::shared_ptr<TlsContext>> TlsContext::create(const PresharedKey& key) {
 #ifdef OPENSSL_INIT_NO_ATEXIT
-  // A Context may outlive main(): OpenSSL must not tear itself down under it. Without effect if the application initialised it first.
+  // A Context may outlive main(): OpenSSL must not tear itself down under it. Without effect if the application initialised it
+  // first.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
 #endif
   ERR_clear_error();
   const std::shared_ptr<TlsContext> self(new TlsContext(key));
   self->ctx_ = SSL_CTX_new(TLS_method());
   SSL_CTX* ctx = self->ctx_;
-  if (ctx == nullptr || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256") != 1 || SSL_CTX_set_num_tickets(ctx, 0) != 1 ||
-      SSL_CTX_set_max_early_data(ctx, 0) != 1) {
+  if (ctx == nullptr || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256") != 1 ||
+      SSL_CTX_set_num_tickets(ctx, 0) != 1 || SSL_CTX_set_max_early_data(ctx, 0) != 1) {
     return Status(Code::unsupported, "TLS 1.3 with AES-128-GCM cannot be set up: " + drain_errors());
   }
   SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
@@ -79,7 +82,8 @@ TlsContext::~TlsContext() { SSL_CTX_free(ctx_); }
 SSL_SESSION* TlsContext::psk_session(SSL* ssl) const {
   const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl, aes128_gcm_sha256.data());
   SSL_SESSION* session = SSL_SESSION_new();
-  if (cipher != nullptr && session != nullptr && SSL_SESSION_set1_master_key(session, key_.bytes().data(), key_.bytes().size()) == 1 &&
+  if (cipher != nullptr && session != nullptr &&
+      SSL_SESSION_set1_master_key(session, key_.bytes().data(), key_.bytes().size()) == 1 &&
       SSL_SESSION_set_cipher(session, cipher) == 1 && SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1) {
     return session;
   }
@@ -119,7 +123,8 @@ Status TlsSession::handshake() {
     const int error = SSL_get_error(ssl_, result);
     if (error == SSL_ERROR_WANT_READ) return {};
     const std::string detail = drain_errors();
-    return Status(Code::authentication, std::string("the job keys of both ends do not match, so ") + (server_ ? "the client" : "the server") +
+    return Status(Code::authentication, std::string("the job keys of both ends do not match, so ") +
+                                            (server_ ? "the client" : "the server") +
                                             " is refused: give both the same key= or HMC_JOB_KEY (TLS: " + detail + ")");
   }
   if (SSL_session_reused(ssl_) != 1 || SSL_version(ssl_) != TLS1_3_VERSION) {

@@ -1,5 +1,5 @@
-// TLS 1.3 with the job key as external pre-shared key: no certificates, no tickets, no early data. Works on memory; the caller moves
-// the bytes, so no write of OpenSSL's ever raises SIGPIPE. Engine lock held (one thread at a time per context).
+// TLS 1.3 with the job key as external pre-shared key: no certificates, no tickets, no early data. Works on memory; the caller
+// moves the bytes, so no write of OpenSSL's ever raises SIGPIPE. Engine lock held (one thread at a time per context).
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,8 @@ class TlsSession {
   Status handshake();
   [[nodiscard]] bool established() const noexcept { return established_; }
   Status feed(ByteSpan ciphertext);
-  // Plaintext into `out`: how much, 0 when more input is needed. Errors: protocol (forged or damaged bytes), peer_lost (TLS closed).
+  // Plaintext into `out`: how much, 0 when more input is needed. Errors: protocol (forged or damaged bytes), peer_lost (TLS
+  // closed).
   Result<std::size_t> read(std::span<std::byte> out);
   Status write(ByteSpan plaintext);
   // Appends what must go to the peer.

@@ -237,9 +237,7 @@ TEST_P(ChannelTest, AnswersFromInsideTheCallback) {
 }
 
 TEST_P(ChannelTest, LeavesNoDescriptorBehind) {
-  const auto settle = [this] {
-    return client->until([] { return true; }) && server->until([] { return true; });
-  };
+  const auto settle = [this] { return client->until([] { return true; }) && server->until([] { return true; }); };
   ASSERT_TRUE(settle());
   std::size_t before = 0;
   for (int round = 0; round < 6; ++round) {
