@@ -60,7 +60,8 @@ MemoryView buffer_view(py::handle object, bool writable) {
       refuse("a " + type_name(object) + " that is read-only cannot be received into");
     }
     PyErr_Clear();
-    refuse("a " + type_name(object) + " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
+    refuse("a " + type_name(object) +
+           " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
   }
   guard.held = true;
   if (guard.view.format != nullptr && std::string_view(guard.view.format).find('O') != std::string_view::npos) {
@@ -75,7 +76,8 @@ MemoryView cuda_interface_view(py::handle object, bool writable) {
   if (writable && data.second) refuse("a read-only device array cannot be received into");
   std::size_t items = 1;
   for (const auto& n : face["shape"].cast<std::vector<std::size_t>>()) items *= n;
-  if (face.contains("strides") && !face["strides"].is_none()) refuse("a strided device array cannot be transferred; make it contiguous");
+  if (face.contains("strides") && !face["strides"].is_none())
+    refuse("a strided device array cannot be transferred; make it contiguous");
   const auto typestr = face["typestr"].cast<std::string>();
   const std::size_t bytes = items * std::stoul(typestr.substr(2));
   // The protocol's name says nothing of the owner: ask the runtimes.
@@ -97,7 +99,8 @@ void drain_released() {
 
 std::shared_ptr<const void> shared_reference(py::handle object) {
   Py_INCREF(object.ptr());
-  return {static_cast<const void*>(object.ptr()), [](const void* p) { release_later(static_cast<PyObject*>(const_cast<void*>(p))); }};
+  return {static_cast<const void*>(object.ptr()),
+          [](const void* p) { release_later(static_cast<PyObject*>(const_cast<void*>(p))); }};
 }
 
 std::function<void()> keep_alive(py::handle object) {
@@ -119,8 +122,9 @@ MemoryView view_of(py::handle object, bool writable) {
     if (writable && taken.read_only) refuse("a read-only " + type_name(object) + " cannot be received into");
     return view;
   }
-  refuse("a " + type_name(object) +
-         " has no memory to transfer: pass an array (buffer protocol, DLPack or __cuda_array_interface__), a Memory or a ConnBuffer");
+  refuse(
+      "a " + type_name(object) +
+      " has no memory to transfer: pass an array (buffer protocol, DLPack or __cuda_array_interface__), a Memory or a ConnBuffer");
 }
 
 Memory memory_of(py::handle object) {
@@ -134,7 +138,8 @@ std::size_t item_size_of(py::handle object) {
   if (py::isinstance<ConnBuffer>(object) || py::isinstance<Memory>(object)) return 1;
   if (py::hasattr(object, "itemsize")) return object.attr("itemsize").cast<std::size_t>();
   BufferGuard guard;
-  if (PyObject_CheckBuffer(object.ptr()) != 0 && PyObject_GetBuffer(object.ptr(), &guard.view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
+  if (PyObject_CheckBuffer(object.ptr()) != 0 &&
+      PyObject_GetBuffer(object.ptr(), &guard.view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
     guard.held = true;
     return static_cast<std::size_t>(guard.view.itemsize);
   }
@@ -148,7 +153,8 @@ std::vector<std::uint64_t> offsets_of(py::handle object, const char* name) {
   const py::object array = numpy.attr("asarray")(object);
   const auto kind = array.attr("dtype").attr("kind").cast<std::string>();
   if (array.attr("size").cast<std::size_t>() > 0) {
-    if (kind != "i" && kind != "u") refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.attr("dtype")).cast<std::string>());
+    if (kind != "i" && kind != "u")
+      refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.attr("dtype")).cast<std::string>());
     if (kind == "i" && array.attr("min")().cast<std::int64_t>() < 0) refuse(std::string(name) + " holds a negative offset");
   }
   if (array.attr("ndim").cast<int>() != 1) refuse(std::string(name) + " must be one-dimensional");
@@ -175,7 +181,8 @@ Notify notify_of(py::handle object, std::string& payload) {
     }
     return {static_cast<std::uint64_t>(id)};
   }
-  if (PyBytes_Check(object.ptr()) == 0) refuse("notify must be None, an int (counted) or bytes (a payload), not a " + type_name(object));
+  if (PyBytes_Check(object.ptr()) == 0)
+    refuse("notify must be None, an int (counted) or bytes (a payload), not a " + type_name(object));
   payload = object.cast<std::string>();
   return {std::as_bytes(std::span(payload.data(), payload.size()))};
 }

@@ -27,13 +27,16 @@ double flag_half_round_trip(void* memory, int side, int iterations) {
 }  // namespace
 
 void bind_baseline(py::module_& module) {
-  module.def("baseline_flag", [](const py::object& shared, int side, int iterations) {
-    const MemoryView view = view_of(shared, true);
-    if (view.bytes < 128) refuse("the flags need 128 bytes");
-    const py::gil_scoped_release nogil;
-    return flag_half_round_trip(view.data, side, iterations);
-  }, py::arg("shared"), py::arg("side"), py::arg("iterations"),
-             "Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file). For hmc bench.");
+  module.def(
+      "baseline_flag",
+      [](const py::object& shared, int side, int iterations) {
+        const MemoryView view = view_of(shared, true);
+        if (view.bytes < 128) refuse("the flags need 128 bytes");
+        const py::gil_scoped_release nogil;
+        return flag_half_round_trip(view.data, side, iterations);
+      },
+      py::arg("shared"), py::arg("side"), py::arg("iterations"),
+      "Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file). For hmc bench.");
 }
 
 }  // namespace hmc::bindings

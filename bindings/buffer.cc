@@ -11,48 +11,63 @@ const char* access_name(Access access) { return access == Access::read ? "r" : "
 }  // namespace
 
 void bind_buffer(py::module_& module) {
-  py::class_<Descriptor>(module, "Descriptor", "What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.")
-      .def_static("parse", [](const py::bytes& data) {
-        const std::string_view text = data;
-        return check(Descriptor::parse(std::as_bytes(std::span(text.data(), text.size()))));
-      }, py::arg("data"), "The descriptor of these bytes. ProtocolError for anything else.")
-      .def("__bytes__", [](const Descriptor& self) {
-        const auto bytes = self.serialise();
-        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      })
+  py::class_<Descriptor>(module, "Descriptor",
+                         "What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.")
+      .def_static(
+          "parse",
+          [](const py::bytes& data) {
+            const std::string_view text = data;
+            return check(Descriptor::parse(std::as_bytes(std::span(text.data(), text.size()))));
+          },
+          py::arg("data"), "The descriptor of these bytes. ProtocolError for anything else.")
+      .def("__bytes__",
+           [](const Descriptor& self) {
+             const auto bytes = self.serialise();
+             return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+           })
       .def_readonly("nbytes", &Descriptor::size, "Size of the buffer in bytes.")
       .def_readonly("generation", &Descriptor::generation, "Differs for each registration.")
       .def_readonly("device", &Descriptor::device, "Device name at its owner.");
 
-  py::class_<ConnBuffer> local(module, "ConnBuffer", py::buffer_protocol(),
-                               "Registered memory that peers may read (access \"r\") or read and write (\"rw\"). Slices are ConnBuffers too.");
+  py::class_<ConnBuffer> local(
+      module, "ConnBuffer", py::buffer_protocol(),
+      "Registered memory that peers may read (access \"r\") or read and write (\"rw\"). Slices are ConnBuffers too.");
   bind_slices<ConnBuffer>(local);
   bind_views<ConnBuffer>(local);
   local.def_property_readonly("memory", &ConnBuffer::memory, "This slice's Memory.")
       .def_property_readonly("offset", &ConnBuffer::offset, "Of this slice in the registration, bytes.")
-      .def_property_readonly("access", [](const ConnBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
+      .def_property_readonly(
+          "access", [](const ConnBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
       .def_property_readonly("closed", &ConnBuffer::closed, "True once close() was called.")
-      .def("descriptor", [](const ConnBuffer& self) { return check(self.descriptor()); },
-           "Names the whole registration for a peer's import_buffer(). ClosedError once closed.")
-      .def("close", [](const ConnBuffer& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        wait_sliced(deadline, [&self](Deadline slice) { return self.close(slice); });
-      }, py::arg("timeout") = py::none(),
-           "Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: HMC keeps "
-           "the pages until then. Idempotent.")
+      .def(
+          "descriptor", [](const ConnBuffer& self) { return check(self.descriptor()); },
+          "Names the whole registration for a peer's import_buffer(). ClosedError once closed.")
+      .def(
+          "close",
+          [](const ConnBuffer& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            wait_sliced(deadline, [&self](Deadline slice) { return self.close(slice); });
+          },
+          py::arg("timeout") = py::none(),
+          "Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: "
+          "HMC keeps "
+          "the pages until then. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](const py::object& self, const py::args&) { self.attr("close")(py::arg("timeout") = 30.0); })
       .def("__repr__", [](const ConnBuffer& self) {
-        return "<hmc.ConnBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() + (self.closed() ? ", closed>" : ">");
+        return "<hmc.ConnBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
+               (self.closed() ? ", closed>" : ">");
       });
 
   py::class_<RemoteBuffer> remote(module, "RemoteBuffer", "A peer's ConnBuffer as imported here. Slices are RemoteBuffers too.");
   bind_slices<RemoteBuffer>(remote);
   remote.def_property_readonly("offset", &RemoteBuffer::offset, "Of this slice in the registration, bytes.")
-      .def_property_readonly("access", [](const RemoteBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
+      .def_property_readonly(
+          "access", [](const RemoteBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
       .def_property_readonly("alive", &RemoteBuffer::alive, "False once its owner closed it or died.")
       .def("__repr__", [](const RemoteBuffer& self) {
-        return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() + (self.alive() ? ">" : ", gone>");
+        return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
+               (self.alive() ? ">" : ", gone>");
       });
 
   py::class_<BlockBatch>(module, "BlockBatch", "Scattered blocks over buffer pairs, validated once, posted as often as wanted.")

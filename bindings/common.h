@@ -36,8 +36,8 @@ void set_error(const Status& status);           // PyErr_SetObject, for C functi
 // Seconds, None for ever. Throws ValueError (as InvalidArgumentError) for negative or NaN.
 Deadline deadline_of(py::handle timeout);
 Deadline deadline_of(const std::optional<double>& timeout);
-// Calls `attempt(deadline)` without the GIL in slices, so that signals are handled (KeyboardInterrupt); `attempt` must be safe to repeat after
-// a timeout. Throws the error unless ok.
+// Calls `attempt(deadline)` without the GIL in slices, so that signals are handled (KeyboardInterrupt); `attempt` must be safe to
+// repeat after a timeout. Throws the error unless ok.
 void wait_sliced(Deadline deadline, const std::function<Status(Deadline)>& attempt);
 // Work::wait in the same manner. A KeyboardInterrupt leaves the operation going.
 void wait_work(const Work& work, Deadline deadline);
@@ -46,8 +46,8 @@ void check_signals();
 
 // ---- arrays.cc ----
 // The bytes of `object`: Memory, ConnBuffer, NumPy and anything with the buffer protocol, DLPack or __cuda_array_interface__.
-// The view's owner keeps the Python object until the operation is over. Throws InvalidArgumentError for read-only (when `writable`),
-// non-contiguous or object arrays.
+// The view's owner keeps the Python object until the operation is over. Throws InvalidArgumentError for read-only (when
+// `writable`), non-contiguous or object arrays.
 MemoryView view_of(py::handle object, bool writable);
 // As a Memory handle (for registration).
 Memory memory_of(py::handle object);
@@ -68,7 +68,7 @@ const Work& work_from(py::handle object);  // throws TypeError
 bool is_work(py::handle object);
 py::object make_info(const MessageInfo& info);
 
-Device device_of(py::handle object);   // text or None (cpu)
+Device device_of(py::handle object);                        // text or None (cpu)
 Notify notify_of(py::handle object, std::string& payload);  // None, int, or bytes (kept in `payload`)
 
 // ---- one per public header ----

@@ -15,9 +15,15 @@ template <class T>
 struct RankedCaller {
   using Self = T;
   static constexpr bool ranked = true;
-  static Result<Work> isend(const T& self, const MemoryView& view, int dst, std::int64_t tag) { return member_of(self).isend(view, dst, tag); }
-  static Result<Work> irecv(const T& self, const MemoryView& view, int src, std::int64_t tag) { return member_of(self).irecv(view, src, tag); }
-  static Result<Work> put(const T& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) { return member_of(self).put(s, t, o); }
+  static Result<Work> isend(const T& self, const MemoryView& view, int dst, std::int64_t tag) {
+    return member_of(self).isend(view, dst, tag);
+  }
+  static Result<Work> irecv(const T& self, const MemoryView& view, int src, std::int64_t tag) {
+    return member_of(self).irecv(view, src, tag);
+  }
+  static Result<Work> put(const T& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) {
+    return member_of(self).put(s, t, o);
+  }
   static Result<Work> get(const T& self, const ConnBuffer& t, const RemoteBuffer& s) { return member_of(self).get(t, s); }
   static Status wait_notify(const T& self, int src, std::uint64_t id, std::uint64_t count, Deadline deadline) {
     return member_of(self).wait_notify(src, id, count, deadline);
@@ -27,7 +33,8 @@ struct RankedCaller {
 // Element counts and displacements of one side of an uneven all-to-all, in bytes.
 class LayoutArrays {
  public:
-  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name) : counts_(offsets_of(counts, name)) {
+  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name)
+      : counts_(offsets_of(counts, name)) {
     for (auto& count : counts_) count *= item;
     if (displacements && !displacements.is_none()) {
       displacements_ = offsets_of(displacements, "displacements");
@@ -50,85 +57,120 @@ class LayoutArrays {
 template <class T, class Class>
 void bind_ranked(Class& cls) {
   P2P<RankedCaller<T>>::bind(cls);
-  cls.def("prepare_blocks", [](const T& self, const py::iterable& pairs, std::size_t block) {
-       const Member member = member_of(self);
-       return prepare_from(pairs, block, [&](auto all, std::size_t size) { return member.prepare_blocks(all, size); });
-     }, py::arg("pairs"), py::arg("block"),
-         "Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all "
+  cls.def(
+         "prepare_blocks",
+         [](const T& self, const py::iterable& pairs, std::size_t block) {
+           const Member member = member_of(self);
+           return prepare_from(pairs, block, [&](auto all, std::size_t size) { return member.prepare_blocks(all, size); });
+         },
+         py::arg("pairs"), py::arg("block"),
+         "Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer "
+         "arrays; all "
          "remote buffers of one rank.")
-      .def("put_blocks", [](const T& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
-        std::string payload;
-        const PutOptions options = put_options(notify, complete, payload);
-        const py::gil_scoped_release nogil;
-        return check(member_of(self).put_blocks(batch, options));
-      }, py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", "Puts every block; one notification covers all.")
-      .def("get_blocks", [](const T& self, const BlockBatch& batch) {
-        const py::gil_scoped_release nogil;
-        return check(member_of(self).get_blocks(batch));
-      }, py::arg("batch"), "Gets every block.")
-      .def("notify", [](const T& self, int dst, const py::object& what) {
-        std::string payload;
-        const Notify notify = notify_of(what, payload);
-        const py::gil_scoped_release nogil;
-        check(member_of(self).notify(dst, notify));
-      }, py::arg("dst"), py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
-      .def("fence", [](const T& self, int dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
-           "What is posted to dst afterwards becomes visible only after everything posted before.")
-      .def("notifications", [](const T& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        auto all = check(member_of(self).notifications(deadline));
-        const py::gil_scoped_acquire gil;
-        return notifications_as_list(all);
-      }, py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
-      .def("exchange", [](const T& self, const ConnBuffer& buffer, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        return check(member_of(self).exchange(buffer, deadline));
-      }, py::arg("buffer"), py::arg("timeout") = py::none(), "Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.")
-      .def("exchange_bytes", [](const T& self, const py::bytes& data, const std::optional<double>& timeout) {
-        const std::string_view text = data;
-        std::vector<std::vector<std::byte>> all;
-        const Deadline deadline = deadline_of(timeout);
-        {
-          const py::gil_scoped_release nogil;
-          all = check(member_of(self).exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline));
-        }
-        py::list result;
-        for (const auto& one : all) result.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
-        return result;
-      }, py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
-      .def("iall_to_all", [](const T& self, const py::object& out, const py::object& inp) {
-        const MemoryView to = view_of(out, true);
-        const MemoryView from = view_of(inp, false);
-        const py::gil_scoped_release nogil;
-        return check(member_of(self).iall_to_all(to, from));
-      }, py::arg("out"), py::arg("inp"), "As all_to_all, but returns a Work at once.")
-      .def("iall_to_all_v", [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp,
-                               const py::object& in_counts, const py::object& out_displacements, const py::object& in_displacements) {
-        const MemoryView to = view_of(out, true);
-        const MemoryView from = view_of(inp, false);
-        const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
-        const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
-        const py::gil_scoped_release nogil;
-        return check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout()));
-      }, py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
-           py::arg("in_displacements") = py::none(), "As all_to_all_v, but returns a Work at once.")
-      .def("all_to_all_v", [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp,
-                              const py::object& in_counts, const py::object& out_displacements, const py::object& in_displacements,
-                              const std::optional<double>& timeout) {
-        const MemoryView to = view_of(out, true);
-        const MemoryView from = view_of(inp, false);
-        const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
-        const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(member_of(self).all_to_all_v(to, out_layout.layout(), from, in_layout.layout(), deadline));
-      }, py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
-           py::arg("in_displacements") = py::none(), py::arg("timeout") = py::none(),
-           "Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in "
-           "elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer "
-           "sent another amount than expected. Collective.");
+      .def(
+          "put_blocks",
+          [](const T& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
+            std::string payload;
+            const PutOptions options = put_options(notify, complete, payload);
+            const py::gil_scoped_release nogil;
+            return check(member_of(self).put_blocks(batch, options));
+          },
+          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote",
+          "Puts every block; one notification covers all.")
+      .def(
+          "get_blocks",
+          [](const T& self, const BlockBatch& batch) {
+            const py::gil_scoped_release nogil;
+            return check(member_of(self).get_blocks(batch));
+          },
+          py::arg("batch"), "Gets every block.")
+      .def(
+          "notify",
+          [](const T& self, int dst, const py::object& what) {
+            std::string payload;
+            const Notify notify = notify_of(what, payload);
+            const py::gil_scoped_release nogil;
+            check(member_of(self).notify(dst, notify));
+          },
+          py::arg("dst"), py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
+      .def(
+          "fence", [](const T& self, int dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
+          "What is posted to dst afterwards becomes visible only after everything posted before.")
+      .def(
+          "notifications",
+          [](const T& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            auto all = check(member_of(self).notifications(deadline));
+            const py::gil_scoped_acquire gil;
+            return notifications_as_list(all);
+          },
+          py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
+      .def(
+          "exchange",
+          [](const T& self, const ConnBuffer& buffer, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            return check(member_of(self).exchange(buffer, deadline));
+          },
+          py::arg("buffer"), py::arg("timeout") = py::none(),
+          "Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.")
+      .def(
+          "exchange_bytes",
+          [](const T& self, const py::bytes& data, const std::optional<double>& timeout) {
+            const std::string_view text = data;
+            std::vector<std::vector<std::byte>> all;
+            const Deadline deadline = deadline_of(timeout);
+            {
+              const py::gil_scoped_release nogil;
+              all = check(member_of(self).exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline));
+            }
+            py::list result;
+            for (const auto& one : all) result.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
+            return result;
+          },
+          py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
+      .def(
+          "iall_to_all",
+          [](const T& self, const py::object& out, const py::object& inp) {
+            const MemoryView to = view_of(out, true);
+            const MemoryView from = view_of(inp, false);
+            const py::gil_scoped_release nogil;
+            return check(member_of(self).iall_to_all(to, from));
+          },
+          py::arg("out"), py::arg("inp"), "As all_to_all, but returns a Work at once.")
+      .def(
+          "iall_to_all_v",
+          [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp, const py::object& in_counts,
+             const py::object& out_displacements, const py::object& in_displacements) {
+            const MemoryView to = view_of(out, true);
+            const MemoryView from = view_of(inp, false);
+            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
+            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
+            const py::gil_scoped_release nogil;
+            return check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout()));
+          },
+          py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
+          py::arg("in_displacements") = py::none(), "As all_to_all_v, but returns a Work at once.")
+      .def(
+          "all_to_all_v",
+          [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp, const py::object& in_counts,
+             const py::object& out_displacements, const py::object& in_displacements, const std::optional<double>& timeout) {
+            const MemoryView to = view_of(out, true);
+            const MemoryView from = view_of(inp, false);
+            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
+            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(member_of(self).all_to_all_v(to, out_layout.layout(), from, in_layout.layout(), deadline));
+          },
+          py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
+          py::arg("in_displacements") = py::none(), py::arg("timeout") = py::none(),
+          "Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and "
+          "displacements in "
+          "elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError "
+          "where a peer "
+          "sent another amount than expected. Collective.");
 }
 
 py::dict launch_dict() {
@@ -143,7 +185,8 @@ py::dict launch_dict() {
   return row;
 }
 
-Communicator init(int rank, int size, const std::string& rendezvous, const py::object& devices, double timeout, const py::kwargs& settings) {
+Communicator init(int rank, int size, const std::string& rendezvous, const py::object& devices, double timeout,
+                  const py::kwargs& settings) {
   InitOptions options;
   options.rank = rank;
   options.size = size;
@@ -164,109 +207,158 @@ void bind_communicator(py::module_& module) {
   module.def("init", init, py::arg("rank") = -1, py::arg("size") = -1, py::arg("rendezvous") = "", py::arg("devices") = py::none(),
              py::arg("timeout") = 60.0);
 
-  py::class_<Member> member(module, "Member",
-                            "A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.");
+  py::class_<Member> member(
+      module, "Member",
+      "A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.");
   member.def_property_readonly("rank", &Member::rank, "Rank of this Member.")
       .def_property_readonly("size", &Member::size, "Number of ranks.")
-      .def_property_readonly("device", [](const Member& self) { return self.device().str(); }, "Its device.")
-      .def("barrier", [](const Member& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.barrier(deadline));
-      }, py::arg("timeout") = py::none(), "Returns when every rank has arrived. Collective.")
-      .def("all_to_all", [](const Member& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
-        const MemoryView to = view_of(out, true);
-        const MemoryView from = view_of(inp, false);
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.all_to_all(to, from, deadline));
-      }, py::arg("out"), py::arg("inp"), py::arg("timeout") = py::none(), "Block r of inp goes to rank r, block r of out comes from it. Collective.")
-      .def("path", [](const Member& self, int dst) { return check(self.path(dst)); }, py::arg("dst"), "The Path to another rank.")
-      .def("__eq__", [](const Member& a, const py::object& b) {
-        return py::isinstance<Member>(b) && a.rank() == b.cast<const Member&>().rank() && a.state() == b.cast<const Member&>().state();
-      })
+      .def_property_readonly(
+          "device", [](const Member& self) { return self.device().str(); }, "Its device.")
+      .def(
+          "barrier",
+          [](const Member& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.barrier(deadline));
+          },
+          py::arg("timeout") = py::none(), "Returns when every rank has arrived. Collective.")
+      .def(
+          "all_to_all",
+          [](const Member& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
+            const MemoryView to = view_of(out, true);
+            const MemoryView from = view_of(inp, false);
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.all_to_all(to, from, deadline));
+          },
+          py::arg("out"), py::arg("inp"), py::arg("timeout") = py::none(),
+          "Block r of inp goes to rank r, block r of out comes from it. Collective.")
+      .def(
+          "path", [](const Member& self, int dst) { return check(self.path(dst)); }, py::arg("dst"), "The Path to another rank.")
+      .def("__eq__",
+           [](const Member& a, const py::object& b) {
+             return py::isinstance<Member>(b) && a.rank() == b.cast<const Member&>().rank() &&
+                    a.state() == b.cast<const Member&>().state();
+           })
       .def("__hash__", [](const Member& self) { return self.rank(); })
-      .def("__repr__", [](const Member& self) { return "<hmc.Member rank " + std::to_string(self.rank()) + " of " + std::to_string(self.size()) + ">"; });
+      .def("__repr__", [](const Member& self) {
+        return "<hmc.Member rank " + std::to_string(self.rank()) + " of " + std::to_string(self.size()) + ">";
+      });
   bind_ranked<Member>(member);
 
-  py::class_<Communicator> comm(module, "Communicator",
-                                "A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. "
-                                "Use it as a context manager. Any thread; collectives in the same order on every rank.");
-  comm.def_property_readonly("rank", [](const Communicator& self) { return member_of(self).rank(); }, "Rank of the only local Member.")
+  py::class_<Communicator> comm(
+      module, "Communicator",
+      "A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. "
+      "Use it as a context manager. Any thread; collectives in the same order on every rank.");
+  comm.def_property_readonly(
+          "rank", [](const Communicator& self) { return member_of(self).rank(); }, "Rank of the only local Member.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
-      .def_property_readonly("local", [](const Communicator& self) { return self.local(); }, "This process's Members, by rank.")
+      .def_property_readonly(
+          "local", [](const Communicator& self) { return self.local(); }, "This process's Members, by rank.")
       .def_property_readonly("context", &Communicator::context, "The Context underneath.")
       .def_property_readonly("lost", &Communicator::lost, "Ranks known to be dead.")
-      .def("peer", [](const Communicator& self, int rank) {
-        const py::gil_scoped_release nogil;
-        return check(self.peer(rank));
-      }, py::arg("rank"), "The Peer of a rank; connects if need be.")
-      .def("device", [](const Communicator& self, int rank) { return self.device(rank).str(); }, py::arg("rank"), "Device name of a rank.")
-      .def("buffer", [](const Communicator& self, std::size_t nbytes, const py::object& device) {
-        const Device where = device_of(device);
-        const py::gil_scoped_release nogil;
-        return check(self.buffer(nbytes, where));
-      }, py::arg("nbytes"), py::arg("device") = "cpu", "Allocates and registers zero-filled memory.")
-      .def("register", [](const Communicator& self, const py::object& array, const std::string& access) {
-        return py::cast(self.context()).attr("register")(array, access);
-      }, py::arg("array"), py::arg("access") = "rw", "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
-      .def("barrier", [](const Communicator& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.barrier(deadline));
-      }, py::arg("timeout") = py::none(), "Returns when every rank has arrived; joins with every local Member. Collective.")
-      .def("all_to_all", [](const Communicator& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
-        std::vector<MemberBuffers> buffers;
-        if (py::isinstance<py::dict>(out)) {
-          if (!inp.is_none()) refuse("all_to_all takes {member: (out, inp)} or out and inp, not both");
-          for (const auto& [who, pair] : py::cast<py::dict>(out)) {
-            const auto both = py::cast<py::tuple>(pair);
-            if (both.size() != 2) refuse("each Member needs a pair (out, inp)");
-            buffers.push_back({who.cast<Member>(), view_of(both[0], true), view_of(both[1], false)});
-          }
-        } else {
-          buffers.push_back({member_of(self), view_of(out, true), view_of(inp, false)});
-        }
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.all_to_all(buffers, deadline));
-      }, py::arg("out"), py::arg("inp") = py::none(), py::arg("timeout") = py::none(),
-           "Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.")
-      .def("split", [](const Communicator& self, const py::object& color, const py::object& key, const std::optional<double>& timeout) -> py::object {
-        const auto ints = [&](const py::object& value, int fallback) {
-          if (value.is_none()) return std::vector<int>(self.local().size(), fallback);
-          if (PyLong_Check(value.ptr()) != 0) return std::vector<int>(self.local().size(), value.cast<int>());
-          return value.cast<std::vector<int>>();
-        };
-        const std::vector<int> colors = ints(color, -1);
-        const std::vector<int> keys = ints(key, 0);
-        const Deadline deadline = deadline_of(timeout);
-        Communicator result;
-        {
-          const py::gil_scoped_release nogil;
-          result = check(self.split(colors, keys, deadline));
-        }
-        return result.valid() ? py::cast(result) : py::object(py::none());
-      }, py::arg("color"), py::arg("key") = py::none(), py::arg("timeout") = py::none(),
-           "Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists "
-           "give one entry per local Member. Collective.")
-      .def("path", [](const Communicator& self, int dst, const py::object& source, const py::object& target) {
-        if (source.is_none() && target.is_none()) return check(member_of(self).path(dst));
-        const Device from = device_of(source);
-        const Device to = device_of(target);
-        const py::gil_scoped_release nogil;
-        return check(check(self.peer(dst)).path(from, to));
-      }, py::arg("dst"), py::arg("source") = py::none(), py::arg("target") = py::none(), "The Path to a rank, or between two devices.")
-      .def("close", [](const Communicator& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.close(deadline));
-      }, py::arg("timeout") = 5.0, "Leaves the group; the world's Communicator closes its Context too. Idempotent.")
+      .def(
+          "peer",
+          [](const Communicator& self, int rank) {
+            const py::gil_scoped_release nogil;
+            return check(self.peer(rank));
+          },
+          py::arg("rank"), "The Peer of a rank; connects if need be.")
+      .def(
+          "device", [](const Communicator& self, int rank) { return self.device(rank).str(); }, py::arg("rank"),
+          "Device name of a rank.")
+      .def(
+          "buffer",
+          [](const Communicator& self, std::size_t nbytes, const py::object& device) {
+            const Device where = device_of(device);
+            const py::gil_scoped_release nogil;
+            return check(self.buffer(nbytes, where));
+          },
+          py::arg("nbytes"), py::arg("device") = "cpu", "Allocates and registers zero-filled memory.")
+      .def(
+          "register",
+          [](const Communicator& self, const py::object& array, const std::string& access) {
+            return py::cast(self.context()).attr("register")(array, access);
+          },
+          py::arg("array"), py::arg("access") = "rw",
+          "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
+      .def(
+          "barrier",
+          [](const Communicator& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.barrier(deadline));
+          },
+          py::arg("timeout") = py::none(), "Returns when every rank has arrived; joins with every local Member. Collective.")
+      .def(
+          "all_to_all",
+          [](const Communicator& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
+            std::vector<MemberBuffers> buffers;
+            if (py::isinstance<py::dict>(out)) {
+              if (!inp.is_none()) refuse("all_to_all takes {member: (out, inp)} or out and inp, not both");
+              for (const auto& [who, pair] : py::cast<py::dict>(out)) {
+                const auto both = py::cast<py::tuple>(pair);
+                if (both.size() != 2) refuse("each Member needs a pair (out, inp)");
+                buffers.push_back({who.cast<Member>(), view_of(both[0], true), view_of(both[1], false)});
+              }
+            } else {
+              buffers.push_back({member_of(self), view_of(out, true), view_of(inp, false)});
+            }
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.all_to_all(buffers, deadline));
+          },
+          py::arg("out"), py::arg("inp") = py::none(), py::arg("timeout") = py::none(),
+          "Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), "
+          "...}). Collective.")
+      .def(
+          "split",
+          [](const Communicator& self, const py::object& color, const py::object& key,
+             const std::optional<double>& timeout) -> py::object {
+            const auto ints = [&](const py::object& value, int fallback) {
+              if (value.is_none()) return std::vector<int>(self.local().size(), fallback);
+              if (PyLong_Check(value.ptr()) != 0) return std::vector<int>(self.local().size(), value.cast<int>());
+              return value.cast<std::vector<int>>();
+            };
+            const std::vector<int> colors = ints(color, -1);
+            const std::vector<int> keys = ints(key, 0);
+            const Deadline deadline = deadline_of(timeout);
+            Communicator result;
+            {
+              const py::gil_scoped_release nogil;
+              result = check(self.split(colors, keys, deadline));
+            }
+            return result.valid() ? py::cast(result) : py::object(py::none());
+          },
+          py::arg("color"), py::arg("key") = py::none(), py::arg("timeout") = py::none(),
+          "Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and "
+          "returns None. Lists "
+          "give one entry per local Member. Collective.")
+      .def(
+          "path",
+          [](const Communicator& self, int dst, const py::object& source, const py::object& target) {
+            if (source.is_none() && target.is_none()) return check(member_of(self).path(dst));
+            const Device from = device_of(source);
+            const Device to = device_of(target);
+            const py::gil_scoped_release nogil;
+            return check(check(self.peer(dst)).path(from, to));
+          },
+          py::arg("dst"), py::arg("source") = py::none(), py::arg("target") = py::none(),
+          "The Path to a rank, or between two devices.")
+      .def(
+          "close",
+          [](const Communicator& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.close(deadline));
+          },
+          py::arg("timeout") = 5.0, "Leaves the group; the world's Communicator closes its Context too. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](const Communicator& self, const py::args&) {
-        const py::gil_scoped_release nogil;
-        check(self.close());
-      })
+      .def("__exit__",
+           [](const Communicator& self, const py::args&) {
+             const py::gil_scoped_release nogil;
+             check(self.close());
+           })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });
   bind_ranked<Communicator>(comm);
 }

@@ -18,7 +18,9 @@ std::function<void(Args...)> on_dispatcher(const py::object& callable) {
       if constexpr (sizeof...(Args) == 1) {
         (*held)(py::cast(args)...);
       } else {
-        [&](const Peer& peer, const Status& reason) { (*held)(peer, reason.ok() ? py::object(py::none()) : make_error(reason)); }(args...);
+        [&](const Peer& peer, const Status& reason) {
+          (*held)(peer, reason.ok() ? py::object(py::none()) : make_error(reason));
+        }(args...);
       }
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("hmc.Context callback");
@@ -69,12 +71,14 @@ ContextOptions context_options(const py::kwargs& settings) {
 }
 
 void bind_context(py::module_& module) {
-  py::class_<Context>(module, "Context",
-                      "What this process is on the fabric: its transports, listener and peers, without ranks. Use it as a context manager. Keyword "
-                      "arguments, all optional: listen (address or list: \"unix:/path\", \"tcp://host:port\"; a private Unix socket is always there), "
-                      "key (job key; default HMC_JOB_KEY), insecure (allow TCP beyond this host without a key), name, transports (as "
-                      "HMC_TRANSPORTS), policy (\"auto\" or \"direct\"), heartbeat (seconds, default 5), progress (\"background\" or \"manual\"), "
-                      "on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.")
+  py::class_<Context>(
+      module, "Context",
+      "What this process is on the fabric: its transports, listener and peers, without ranks. Use it as a context manager. Keyword "
+      "arguments, all optional: listen (address or list: \"unix:/path\", \"tcp://host:port\"; a private Unix socket is always "
+      "there), "
+      "key (job key; default HMC_JOB_KEY), insecure (allow TCP beyond this host without a key), name, transports (as "
+      "HMC_TRANSPORTS), policy (\"auto\" or \"direct\"), heartbeat (seconds, default 5), progress (\"background\" or \"manual\"), "
+      "on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.")
       .def(py::init([](const py::kwargs& settings) {
         const ContextOptions options = context_options(settings);
         const py::gil_scoped_release nogil;
@@ -85,53 +89,78 @@ void bind_context(py::module_& module) {
       .def_property_readonly("addresses", &Context::addresses, "What peers pass to connect(), with real ports.")
       .def_property_readonly("closed", &Context::closed, "True after close().")
       .def_property_readonly("peers", &Context::peers, "Peers connected now.")
-      .def("connect", [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        return check(self.connect(address, deadline));
-      }, py::arg("address"), py::arg("timeout") = 30.0,
-           "Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another version).")
-      .def("accept", [](const Context& self, const std::optional<double>& timeout) {
-        Peer found;
-        wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-          auto result = self.accept(slice);
-          if (result.ok()) found = *result;
-          return result.status();
-        });
-        return found;
-      }, py::arg("timeout") = py::none(), "The next peer that connected and has not been accepted yet.")
-      .def("buffer", [](const Context& self, std::size_t nbytes, const py::object& device, const std::string& access) {
-        const Device where = device_of(device);
-        if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
-        const py::gil_scoped_release nogil;
-        return check(self.buffer(nbytes, where, access == "r" ? Access::read : Access::read_write));
-      }, py::arg("nbytes"), py::arg("device") = "cpu", py::arg("access") = "rw", "Allocates and registers zero-filled memory.")
-      .def("register", [](const Context& self, const py::object& array, const std::string& access) {
-        if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
-        if (access == "rw") static_cast<void>(view_of(array, true));
-        const Memory memory = memory_of(array);
-        const py::gil_scoped_release nogil;
-        return check(self.register_memory(memory, access == "r" ? Access::read : Access::read_write));
-      }, py::arg("array"), py::arg("access") = "rw", "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
-      .def("publish", [](const Context& self, const std::string& name, const ConnBuffer& buffer) { check(self.publish(name, buffer)); },
-           py::arg("name"), py::arg("buffer"), "Publishes a buffer for lookup(). InvalidArgumentError when the name is taken.")
-      .def("unpublish", [](const Context& self, const std::string& name) { check(self.unpublish(name)); }, py::arg("name"),
-           "Takes a published name back.")
-      .def("progress", [](const Context& self) {
-        const py::gil_scoped_release nogil;
-        return self.progress();
-      }, "progress=\"manual\": polls once; True if something moved.")
+      .def(
+          "connect",
+          [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            return check(self.connect(address, deadline));
+          },
+          py::arg("address"), py::arg("timeout") = 30.0,
+          "Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another "
+          "version).")
+      .def(
+          "accept",
+          [](const Context& self, const std::optional<double>& timeout) {
+            Peer found;
+            wait_sliced(deadline_of(timeout), [&](Deadline slice) {
+              auto result = self.accept(slice);
+              if (result.ok()) found = *result;
+              return result.status();
+            });
+            return found;
+          },
+          py::arg("timeout") = py::none(), "The next peer that connected and has not been accepted yet.")
+      .def(
+          "buffer",
+          [](const Context& self, std::size_t nbytes, const py::object& device, const std::string& access) {
+            const Device where = device_of(device);
+            if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
+            const py::gil_scoped_release nogil;
+            return check(self.buffer(nbytes, where, access == "r" ? Access::read : Access::read_write));
+          },
+          py::arg("nbytes"), py::arg("device") = "cpu", py::arg("access") = "rw", "Allocates and registers zero-filled memory.")
+      .def(
+          "register",
+          [](const Context& self, const py::object& array, const std::string& access) {
+            if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
+            if (access == "rw") static_cast<void>(view_of(array, true));
+            const Memory memory = memory_of(array);
+            const py::gil_scoped_release nogil;
+            return check(self.register_memory(memory, access == "r" ? Access::read : Access::read_write));
+          },
+          py::arg("array"), py::arg("access") = "rw",
+          "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
+      .def(
+          "publish",
+          [](const Context& self, const std::string& name, const ConnBuffer& buffer) { check(self.publish(name, buffer)); },
+          py::arg("name"), py::arg("buffer"), "Publishes a buffer for lookup(). InvalidArgumentError when the name is taken.")
+      .def(
+          "unpublish", [](const Context& self, const std::string& name) { check(self.unpublish(name)); }, py::arg("name"),
+          "Takes a published name back.")
+      .def(
+          "progress",
+          [](const Context& self) {
+            const py::gil_scoped_release nogil;
+            return self.progress();
+          },
+          "progress=\"manual\": polls once; True if something moved.")
       .def("counters", &Context::counters, "Counters by name since creation.")
-      .def("close", [](const Context& self, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        check(self.close(deadline));
-      }, py::arg("timeout") = 5.0, "Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.")
+      .def(
+          "close",
+          [](const Context& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            check(self.close(deadline));
+          },
+          py::arg("timeout") = 5.0,
+          "Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](const Context& self, const py::args&) {
-        const py::gil_scoped_release nogil;
-        check(self.close());
-      })
+      .def("__exit__",
+           [](const Context& self, const py::args&) {
+             const py::gil_scoped_release nogil;
+             check(self.close());
+           })
       .def("__repr__", [](const Context& self) { return "<hmc.Context " + self.name() + (self.closed() ? ", closed>" : ">"); });
 }
 

@@ -5,8 +5,8 @@
 
 namespace hmc::bindings {
 
-// `settings`: listen, key, insecure, name, transports, policy, heartbeat, progress, on_joined, on_left; absent or None means the default.
-// Throws TypeError for any other name.
+// `settings`: listen, key, insecure, name, transports, policy, heartbeat, progress, on_joined, on_left; absent or None means the
+// default. Throws TypeError for any other name.
 ContextOptions context_options(const py::kwargs& settings);
 
 }  // namespace hmc::bindings

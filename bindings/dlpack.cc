@@ -68,7 +68,8 @@ Managed* export_memory(const Memory& memory) {
   exported->memory = memory;
   exported->shape = static_cast<std::int64_t>(memory.size());
   DlTensor& tensor = exported->managed.tensor;
-  tensor = {memory.data(), {device_type(memory.device()), memory.device().index()}, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
+  tensor = {
+      memory.data(), {device_type(memory.device()), memory.device().index()}, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
   exported->managed.manager = exported;
   exported->managed.deleter = [](Managed* managed) { delete static_cast<Export<Managed>*>(managed->manager); };
   return &exported->managed;
@@ -126,7 +127,8 @@ py::object give_dlpack(const Memory& memory, py::handle max_version) {
     auto* managed = export_memory<DlManagedTensorVersioned>(memory);
     managed->major = 1;
     managed->minor = 0;
-    capsule = PyCapsule_New(managed, versioned_name, [](PyObject* c) { drop_capsule<DlManagedTensorVersioned>(c, versioned_name); });
+    capsule =
+        PyCapsule_New(managed, versioned_name, [](PyObject* c) { drop_capsule<DlManagedTensorVersioned>(c, versioned_name); });
   } else {
     auto* managed = export_memory<DlManagedTensor>(memory);
     capsule = PyCapsule_New(managed, plain_name, [](PyObject* c) { drop_capsule<DlManagedTensor>(c, plain_name); });

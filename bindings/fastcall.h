@@ -1,5 +1,5 @@
-// Methods that are called millions of times: METH_FASTCALL | METH_KEYWORDS functions on a pybind11 type, with arguments parsed by hand.
-// A keyword method of pybind11 costs about 0.5 us, this about 0.05 us.
+// Methods that are called millions of times: METH_FASTCALL | METH_KEYWORDS functions on a pybind11 type, with arguments parsed by
+// hand. A keyword method of pybind11 costs about 0.5 us, this about 0.05 us.
 #pragma once
 
 #include <array>
@@ -79,12 +79,12 @@ PyObject* guarded(Body body) noexcept {
   return nullptr;
 }
 
-using FastFunction = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
+using FastFunction = PyObject* (*)(PyObject * self, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
 
 // Installs `function` as method `name` of a pybind11 class. `doc` begins with the signature line that help() and sphinx show.
 inline void fast_method(py::handle cls, const char* name, FastFunction function, const char* doc) {
-  auto* definition = new PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS,
-                                     doc};  // lives as long as the type
+  auto* definition = new PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+                                     METH_FASTCALL | METH_KEYWORDS, doc};  // lives as long as the type
   PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(cls.ptr()), definition);
   if (method == nullptr) throw py::error_already_set();
   cls.attr(name) = py::reinterpret_steal<py::object>(method);

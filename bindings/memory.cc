@@ -6,40 +6,55 @@
 namespace hmc::bindings {
 
 void bind_memory(py::module_& module) {
-  py::class_<Memory> cls(module, "Memory", py::buffer_protocol(),
-                         "Bytes on one device. Memory(nbytes, device=\"cpu\") allocates (zero-filled on the CPU); slices and exported views "
-                         "share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.");
-  cls.def(py::init([](std::size_t nbytes, const py::object& device, bool huge_pages, bool pinned, std::size_t alignment) {
-    const MemoryOptions options{huge_pages, pinned, alignment};
-    const Device where = device_of(device);
-    const py::gil_scoped_release nogil;
-    return check(Memory::allocate(nbytes, where, options));
-  }), py::arg("nbytes"), py::arg("device") = "cpu", py::kw_only(), py::arg("huge_pages") = false, py::arg("pinned") = false,
-          py::arg("alignment") = 4096,
-          "Allocates nbytes (may be 0). huge_pages: asked for, not insisted on. pinned: locked, or OutOfMemoryError naming the limit. "
-          "alignment: bytes, a power of two up to 2 MiB.");
-  cls.def_static("from_array", [](const py::object& array) { return memory_of(array); }, py::arg("array"),
-                 "The memory of an array, in place; keeps the array alive.");
+  py::class_<Memory> cls(
+      module, "Memory", py::buffer_protocol(),
+      "Bytes on one device. Memory(nbytes, device=\"cpu\") allocates (zero-filled on the CPU); slices and exported views "
+      "share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.");
+  cls.def(
+      py::init([](std::size_t nbytes, const py::object& device, bool huge_pages, bool pinned, std::size_t alignment) {
+        const MemoryOptions options{huge_pages, pinned, alignment};
+        const Device where = device_of(device);
+        const py::gil_scoped_release nogil;
+        return check(Memory::allocate(nbytes, where, options));
+      }),
+      py::arg("nbytes"), py::arg("device") = "cpu", py::kw_only(), py::arg("huge_pages") = false, py::arg("pinned") = false,
+      py::arg("alignment") = 4096,
+      "Allocates nbytes (may be 0). huge_pages: asked for, not insisted on. pinned: locked, or OutOfMemoryError naming the limit. "
+      "alignment: bytes, a power of two up to 2 MiB.");
+  cls.def_static(
+      "from_array", [](const py::object& array) { return memory_of(array); }, py::arg("array"),
+      "The memory of an array, in place; keeps the array alive.");
   bind_slices<Memory>(cls);
   bind_views<Memory>(cls);
-  cls.def("copy_from", [](const Memory& self, const py::object& source) {
-    const Memory other = memory_of(source);
-    const py::gil_scoped_release nogil;
-    check(self.copy_from(other));
-  }, py::arg("source"), "Copies every byte of source (Memory or array, any device) here. Sizes must be equal. Blocks.");
-  cls.def("copy_to", [](const Memory& self, const py::object& target) {
-    static_cast<void>(view_of(target, true));
-    const Memory other = memory_of(target);
-    const py::gil_scoped_release nogil;
-    check(self.copy_to(other));
-  }, py::arg("target"), "Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.");
-  cls.def("fill", [](const Memory& self, int value) {
-    if (value < 0 || value > 255) refuse("fill takes a byte, 0 to 255");
-    const py::gil_scoped_release nogil;
-    check(self.fill(static_cast<std::uint8_t>(value)));
-  }, py::arg("value"), "Sets every byte.");
+  cls.def(
+      "copy_from",
+      [](const Memory& self, const py::object& source) {
+        const Memory other = memory_of(source);
+        const py::gil_scoped_release nogil;
+        check(self.copy_from(other));
+      },
+      py::arg("source"), "Copies every byte of source (Memory or array, any device) here. Sizes must be equal. Blocks.");
+  cls.def(
+      "copy_to",
+      [](const Memory& self, const py::object& target) {
+        static_cast<void>(view_of(target, true));
+        const Memory other = memory_of(target);
+        const py::gil_scoped_release nogil;
+        check(self.copy_to(other));
+      },
+      py::arg("target"), "Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.");
+  cls.def(
+      "fill",
+      [](const Memory& self, int value) {
+        if (value < 0 || value > 255) refuse("fill takes a byte, 0 to 255");
+        const py::gil_scoped_release nogil;
+        check(self.fill(static_cast<std::uint8_t>(value)));
+      },
+      py::arg("value"), "Sets every byte.");
   cls.def_property_readonly("shareable", &Memory::shareable, "True when peers on the host can map it: HMC allocated it.");
-  cls.def("__repr__", [](const Memory& self) { return "<hmc.Memory " + std::to_string(self.size()) + " bytes on " + self.device().str() + ">"; });
+  cls.def("__repr__", [](const Memory& self) {
+    return "<hmc.Memory " + std::to_string(self.size()) + " bytes on " + self.device().str() + ">";
+  });
 }
 
 }  // namespace hmc::bindings

@@ -104,21 +104,31 @@ struct P2P {
   static void bind(Class& cls) {
     const std::string to = Caller::ranked ? ", dst" : "";
     const std::string from = Caller::ranked ? ", src" : "";
-    install(cls, "send", send, "send($self, array" + to + ", tag=0, timeout=None)\n--\n\nSends an array's bytes; returns when it may be reused. tag: 0 to 2**62.");
+    install(cls, "send", send,
+            "send($self, array" + to +
+                ", tag=0, timeout=None)\n--\n\nSends an array's bytes; returns when it may be reused. tag: 0 to 2**62.");
     install(cls, "recv", recv,
-            "recv($self, array" + from + ", tag=0, timeout=None)\n--\n\nReceives into a writable contiguous array; returns MessageInfo(source, tag, bytes). "
-            "tag may be ANY_TAG" + (Caller::ranked ? ", src ANY_SOURCE" : "") +
-            ". A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the receive; the message says "
-            "whether the array may have been written.");
+            "recv($self, array" + from +
+                ", tag=0, timeout=None)\n--\n\nReceives into a writable contiguous array; returns MessageInfo(source, tag, bytes). "
+                "tag may be ANY_TAG" +
+                (Caller::ranked ? ", src ANY_SOURCE" : "") +
+                ". A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the "
+                "receive; the message says "
+                "whether the array may have been written.");
     install(cls, "isend", isend, "isend($self, array" + to + ", tag=0)\n--\n\nAs send, but returns a Work at once.");
-    install(cls, "irecv", irecv, "irecv($self, array" + from + ", tag=0)\n--\n\nAs recv, but returns a Work at once; work.info tells what came.");
+    install(cls, "irecv", irecv,
+            "irecv($self, array" + from + ", tag=0)\n--\n\nAs recv, but returns a Work at once; work.info tells what came.");
     install(cls, "put", put,
-            "put($self, source, target, notify=None, complete=\"remote\")\n--\n\nWrites a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. "
-            "notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: \"remote\" or \"local\".");
-    install(cls, "get", get, "get($self, target, source)\n--\n\nReads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.");
+            "put($self, source, target, notify=None, complete=\"remote\")\n--\n\nWrites a ConnBuffer slice into a RemoteBuffer "
+            "slice of equal size; returns a Work. "
+            "notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "
+            "\"remote\" or \"local\".");
+    install(cls, "get", get,
+            "get($self, target, source)\n--\n\nReads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.");
     install(cls, "wait_notify", wait_notify,
             std::string("wait_notify($self, ") + (Caller::ranked ? "src, " : "") +
-                "id, count=1, timeout=None)\n--\n\nWaits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.");
+                "id, count=1, timeout=None)\n--\n\nWaits until notification `id` was raised `count` times and consumes them. "
+                "HmcTimeoutError consumes nothing.");
   }
 
  private:
@@ -142,10 +152,13 @@ struct P2P {
     } catch (const StatusError& error) {
       if (error.status().code() != Code::timeout) throw;
       const Status cancelled = work.cancel();
-      if (cancelled.ok()) throw StatusError(Status(Code::timeout, "the deadline passed; the operation was withdrawn, nothing more is read or written"));
+      if (cancelled.ok())
+        throw StatusError(
+            Status(Code::timeout, "the deadline passed; the operation was withdrawn, nothing more is read or written"));
       if (work.done()) return check(work.status());
-      throw StatusError(Status(Code::timeout, "the deadline passed; the operation is under way and the memory may still be read or written (" +
-                                                  std::string(cancelled.message()) + ")"));
+      throw StatusError(
+          Status(Code::timeout, "the deadline passed; the operation is under way and the memory may still be read or written (" +
+                                    std::string(cancelled.message()) + ")"));
     }
   }
 

@@ -3,10 +3,13 @@
 namespace hmc::bindings {
 
 void bind_path(py::module_& module) {
-  py::class_<Path>(module, "Path", "The route between a local and a remote device, and why. A snapshot: ask again for current counters.")
+  py::class_<Path>(module, "Path",
+                   "The route between a local and a remote device, and why. A snapshot: ask again for current counters.")
       .def_readonly("transport", &Path::transport, "Name of the transport: \"local\", \"shm\", \"tcp\", ...")
-      .def_property_readonly("source", [](const Path& path) { return path.source.str(); }, "Device here.")
-      .def_property_readonly("target", [](const Path& path) { return path.target.str(); }, "Device at the peer.")
+      .def_property_readonly(
+          "source", [](const Path& path) { return path.source.str(); }, "Device here.")
+      .def_property_readonly(
+          "target", [](const Path& path) { return path.target.str(); }, "Device at the peer.")
       .def_readonly("direct", &Path::direct, "True when nothing is copied through a stage.")
       .def_readonly("encrypted", &Path::encrypted, "True when the payload is encrypted on the wire.")
       .def_readonly("detail", &Path::detail, "How the transport moves the bytes.")

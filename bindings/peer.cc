@@ -11,7 +11,9 @@ struct PeerCaller {
   static constexpr bool ranked = false;
   static Result<Work> isend(const Peer& self, const MemoryView& view, int, std::int64_t tag) { return self.isend(view, tag); }
   static Result<Work> irecv(const Peer& self, const MemoryView& view, int, std::int64_t tag) { return self.irecv(view, tag); }
-  static Result<Work> put(const Peer& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) { return self.put(s, t, o); }
+  static Result<Work> put(const Peer& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) {
+    return self.put(s, t, o);
+  }
   static Result<Work> get(const Peer& self, const ConnBuffer& t, const RemoteBuffer& s) { return self.get(t, s); }
   static Status wait_notify(const Peer& self, int, std::uint64_t id, std::uint64_t count, Deadline deadline) {
     return self.wait_notify(id, count, deadline);
@@ -30,65 +32,99 @@ void bind_peer(py::module_& module) {
       .def_property_readonly("epoch", &Peer::epoch, "Differs each time the same address comes back.")
       .def_property_readonly("alive", &Peer::alive, "False once it was lost or closed.")
       .def_property_readonly("same_host", &Peer::same_host, "True when a descriptor could be passed.")
-      .def("lookup", [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
-        RemoteBuffer found;
-        wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-          auto result = self.lookup(name, slice);
-          if (result.ok()) found = *result;
-          return result.status();
-        });
-        return found;
-      }, py::arg("name"), py::arg("timeout") = py::none(), "Imports the buffer published under name; waits for it to appear.")
-      .def("import_buffer", [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
-        const Deadline deadline = deadline_of(timeout);
-        const py::gil_scoped_release nogil;
-        return check(self.import(descriptor, deadline));
-      }, py::arg("descriptor"), py::arg("timeout") = 30.0,
-           "Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another Context).")
-      .def("prepare_blocks", [](const Peer& self, const py::iterable& pairs, std::size_t block) {
-        return prepare_from(pairs, block, [&](auto all, std::size_t size) { return self.prepare_blocks(all, size); });
-      }, py::arg("pairs"), py::arg("block"),
-           "Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays.")
-      .def("put_blocks", [](const Peer& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
-        std::string payload;
-        const PutOptions options = put_options(notify, complete, payload);
-        const py::gil_scoped_release nogil;
-        return check(self.put_blocks(batch, options));
-      }, py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", "Puts every block; one notification covers all.")
-      .def("get_blocks", [](const Peer& self, const BlockBatch& batch) {
-        const py::gil_scoped_release nogil;
-        return check(self.get_blocks(batch));
-      }, py::arg("batch"), "Gets every block.")
-      .def("notify", [](const Peer& self, const py::object& what) {
-        std::string payload;
-        const Notify notify = notify_of(what, payload);
-        const py::gil_scoped_release nogil;
-        check(self.notify(notify));
-      }, py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
-      .def("fence", [](const Peer& self) { check(self.fence()); }, "What is posted afterwards becomes visible only after everything posted before.")
-      .def("notifications", [](const Peer& self, const std::optional<double>& timeout) {
-        std::vector<Notification> all;
-        const Deadline deadline = deadline_of(timeout);
-        wait_sliced(deadline, [&](Deadline slice) {
-          auto result = self.notifications(slice);
-          if (!result.ok()) return result.status();
-          all = std::move(*result);
-          return all.empty() && !deadline.passed() ? Status(Code::timeout, "no notification") : Status();
-        });
-        return notifications_as_list(all);
-      }, py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
-      .def("path", [](const Peer& self, const py::object& source, const py::object& target) {
-        const Device from = device_of(source);
-        const Device to = device_of(target);
-        return check(self.path(from, to));
-      }, py::arg("source") = "cpu", py::arg("target") = "cpu", "The Path between a device here and one at the peer.")
-      .def("close", [](const Peer& self) {
-        const py::gil_scoped_release nogil;
-        self.close();
-      }, "Says goodbye: pending operations end with ClosedError; the peer sees this side leave.")
+      .def(
+          "lookup",
+          [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
+            RemoteBuffer found;
+            wait_sliced(deadline_of(timeout), [&](Deadline slice) {
+              auto result = self.lookup(name, slice);
+              if (result.ok()) found = *result;
+              return result.status();
+            });
+            return found;
+          },
+          py::arg("name"), py::arg("timeout") = py::none(), "Imports the buffer published under name; waits for it to appear.")
+      .def(
+          "import_buffer",
+          [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const py::gil_scoped_release nogil;
+            return check(self.import(descriptor, deadline));
+          },
+          py::arg("descriptor"), py::arg("timeout") = 30.0,
+          "Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another "
+          "Context).")
+      .def(
+          "prepare_blocks",
+          [](const Peer& self, const py::iterable& pairs, std::size_t block) {
+            return prepare_from(pairs, block, [&](auto all, std::size_t size) { return self.prepare_blocks(all, size); });
+          },
+          py::arg("pairs"), py::arg("block"),
+          "Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer "
+          "arrays.")
+      .def(
+          "put_blocks",
+          [](const Peer& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
+            std::string payload;
+            const PutOptions options = put_options(notify, complete, payload);
+            const py::gil_scoped_release nogil;
+            return check(self.put_blocks(batch, options));
+          },
+          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote",
+          "Puts every block; one notification covers all.")
+      .def(
+          "get_blocks",
+          [](const Peer& self, const BlockBatch& batch) {
+            const py::gil_scoped_release nogil;
+            return check(self.get_blocks(batch));
+          },
+          py::arg("batch"), "Gets every block.")
+      .def(
+          "notify",
+          [](const Peer& self, const py::object& what) {
+            std::string payload;
+            const Notify notify = notify_of(what, payload);
+            const py::gil_scoped_release nogil;
+            check(self.notify(notify));
+          },
+          py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
+      .def(
+          "fence", [](const Peer& self) { check(self.fence()); },
+          "What is posted afterwards becomes visible only after everything posted before.")
+      .def(
+          "notifications",
+          [](const Peer& self, const std::optional<double>& timeout) {
+            std::vector<Notification> all;
+            const Deadline deadline = deadline_of(timeout);
+            wait_sliced(deadline, [&](Deadline slice) {
+              auto result = self.notifications(slice);
+              if (!result.ok()) return result.status();
+              all = std::move(*result);
+              return all.empty() && !deadline.passed() ? Status(Code::timeout, "no notification") : Status();
+            });
+            return notifications_as_list(all);
+          },
+          py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
+      .def(
+          "path",
+          [](const Peer& self, const py::object& source, const py::object& target) {
+            const Device from = device_of(source);
+            const Device to = device_of(target);
+            return check(self.path(from, to));
+          },
+          py::arg("source") = "cpu", py::arg("target") = "cpu", "The Path between a device here and one at the peer.")
+      .def(
+          "close",
+          [](const Peer& self) {
+            const py::gil_scoped_release nogil;
+            self.close();
+          },
+          "Says goodbye: pending operations end with ClosedError; the peer sees this side leave.")
       .def("__eq__", [](const Peer& a, const py::object& b) { return py::isinstance<Peer>(b) && a == b.cast<const Peer&>(); })
       .def("__hash__", [](const Peer& self) { return std::hash<const void*>()(self.state().get()); })
-      .def("__repr__", [](const Peer& self) { return "<hmc.Peer " + self.name() + " at " + self.address() + (self.alive() ? ">" : ", gone>"); });
+      .def("__repr__", [](const Peer& self) {
+        return "<hmc.Peer " + self.name() + " at " + self.address() + (self.alive() ? ">" : ", gone>");
+      });
 }
 
 }  // namespace hmc::bindings

@@ -16,20 +16,26 @@ void bind_views(Class& cls) {
     if (!memory.device().is_cpu()) throw py::buffer_error("memory on " + memory.device().str() + " is not addressable by the CPU");
     return py::buffer_info(memory.data(), 1, py::format_descriptor<std::uint8_t>::format(), 1, {memory.size()}, {std::size_t{1}});
   });
-  cls.def("numpy", [](const py::object& self, const py::object& dtype, const py::object& shape) -> py::object {
-    const py::object numpy = py::module_::import("numpy");
-    py::object array = numpy.attr("asarray")(py::reinterpret_steal<py::object>(PyMemoryView_FromObject(self.ptr())));
-    if (!dtype.is_none()) array = array.attr("view")(dtype);
-    if (!shape.is_none()) array = array.attr("reshape")(shape);
-    return array;
-  }, py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
-          "The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory "
-          "alive. CPU memory only (BufferError otherwise).");
-  cls.def("__dlpack__", [](const T& self, const py::object&, const py::object& max_version, const py::object&, const py::object& copy) {
-    if (!copy.is_none() && copy.cast<bool>()) throw py::buffer_error("HMC exports memory without copying it");
-    return give_dlpack(memory_behind(self), max_version);
-  }, py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
-          py::arg("copy") = py::none(), "The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.");
+  cls.def(
+      "numpy",
+      [](const py::object& self, const py::object& dtype, const py::object& shape) -> py::object {
+        const py::object numpy = py::module_::import("numpy");
+        py::object array = numpy.attr("asarray")(py::reinterpret_steal<py::object>(PyMemoryView_FromObject(self.ptr())));
+        if (!dtype.is_none()) array = array.attr("view")(dtype);
+        if (!shape.is_none()) array = array.attr("reshape")(shape);
+        return array;
+      },
+      py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
+      "The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory "
+      "alive. CPU memory only (BufferError otherwise).");
+  cls.def(
+      "__dlpack__",
+      [](const T& self, const py::object&, const py::object& max_version, const py::object&, const py::object& copy) {
+        if (!copy.is_none() && copy.cast<bool>()) throw py::buffer_error("HMC exports memory without copying it");
+        return give_dlpack(memory_behind(self), max_version);
+      },
+      py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+      py::arg("copy") = py::none(), "The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.");
   cls.def("__dlpack_device__", [](const T& self) { return dlpack_device(memory_behind(self)); }, "DLPack device type and number.");
 }
 

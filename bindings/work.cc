@@ -69,24 +69,31 @@ py::object make_info(const MessageInfo& info) {
 
 void bind_work(py::module_& module) {
   module.attr("MessageInfo") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(info_type()));
-  py::class_<Work> cls(module, "Work",
-                       "One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does "
-                       "not cancel it. Any thread.");
+  py::class_<Work> cls(
+      module, "Work",
+      "One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does "
+      "not cancel it. Any thread.");
   fast_method(cls, "wait", wait,
-              "wait($self, timeout=None)\n--\n\nWaits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the "
+              "wait($self, timeout=None)\n--\n\nWaits until done; raises the operation's error, or HmcTimeoutError after `timeout` "
+              "seconds (the "
               "operation goes on).");
   cls.def_property_readonly("done", &Work::done, "True once complete.");
-  cls.def_property_readonly("info", [](const Work& work) { return make_info(work.info()); },
-                            "MessageInfo of a completed receive.");
-  cls.def("cancel", [](const Work& work) {
-    const py::gil_scoped_release nogil;
-    check(work.cancel());
-  }, "Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), "
-     "InvalidArgumentError when it is complete.");
-  cls.def("error", [](const Work& work) -> py::object {
-    if (!work.done() || work.status().ok()) return py::none();
-    return make_error(work.status());
-  }, "The exception of a failed operation, else None (also while under way).");
+  cls.def_property_readonly("info", [](const Work& work) { return make_info(work.info()); }, "MessageInfo of a completed receive.");
+  cls.def(
+      "cancel",
+      [](const Work& work) {
+        const py::gil_scoped_release nogil;
+        check(work.cancel());
+      },
+      "Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), "
+      "InvalidArgumentError when it is complete.");
+  cls.def(
+      "error",
+      [](const Work& work) -> py::object {
+        if (!work.done() || work.status().ok()) return py::none();
+        return make_error(work.status());
+      },
+      "The exception of a failed operation, else None (also while under way).");
   cls.def("add_done_callback", add_done_callback, py::arg("callback"),
           "Calls callback(work) once after completion, on the dispatcher thread; never inside this call.");
   cls.def("__await__", [](const py::object& self) { return py::module_::import("hmc._aio").attr("await_work")(self); });
@@ -96,22 +103,30 @@ void bind_work(py::module_& module) {
     for (const py::handle work : works) all.push_back(work_from(work));
     return all;
   };
-  module.def("wait_any", [works_of](const py::iterable& works, const std::optional<double>& timeout) {
-    const std::vector<Work> all = works_of(works);
-    std::size_t index = 0;
-    wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-      auto found = wait_any(all, slice);
-      if (found.ok()) index = *found;
-      return found.status();
-    });
-    return index;
-  }, py::arg("works"), py::arg("timeout") = py::none(), "Index of a completed Work, the lowest. The Works belong to one Context.");
-  module.def("wait_all", [works_of](const py::iterable& works, const std::optional<double>& timeout) {
-    const std::vector<Work> all = works_of(works);
-    wait_sliced(deadline_of(timeout), [&](Deadline slice) { return wait_all(all, slice); });
-  }, py::arg("works"), py::arg("timeout") = py::none(), "Waits for every Work; raises the first error by index after all are complete.");
+  module.def(
+      "wait_any",
+      [works_of](const py::iterable& works, const std::optional<double>& timeout) {
+        const std::vector<Work> all = works_of(works);
+        std::size_t index = 0;
+        wait_sliced(deadline_of(timeout), [&](Deadline slice) {
+          auto found = wait_any(all, slice);
+          if (found.ok()) index = *found;
+          return found.status();
+        });
+        return index;
+      },
+      py::arg("works"), py::arg("timeout") = py::none(), "Index of a completed Work, the lowest. The Works belong to one Context.");
+  module.def(
+      "wait_all",
+      [works_of](const py::iterable& works, const std::optional<double>& timeout) {
+        const std::vector<Work> all = works_of(works);
+        wait_sliced(deadline_of(timeout), [&](Deadline slice) { return wait_all(all, slice); });
+      },
+      py::arg("works"), py::arg("timeout") = py::none(),
+      "Waits for every Work; raises the first error by index after all are complete.");
 
-  py::class_<CompletionQueue>(module, "CompletionQueue", "Completed Works as readiness of one descriptor; what awaiting is made of.")
+  py::class_<CompletionQueue>(module, "CompletionQueue",
+                              "Completed Works as readiness of one descriptor; what awaiting is made of.")
       .def(py::init([] { return check(CompletionQueue::create()); }))
       .def("fileno", &CompletionQueue::fd, "Readable while completed tokens wait.")
       .def("watch", &CompletionQueue::watch, py::arg("work"), py::arg("token"), "Queues token once when work completes.")

@@ -31,8 +31,8 @@ int main() {
     }
 
     // Uneven blocks. This one runs in the background; something else could be computed meanwhile.
-    const hmc::Work work = must(me.iall_to_all_v({routed.data(), routed.size()}, {receives, receive_at}, {tokens.data(), tokens.size()},
-                                                 {sends, send_at}));
+    const hmc::Work work = must(
+        me.iall_to_all_v({routed.data(), routed.size()}, {receives, receive_at}, {tokens.data(), tokens.size()}, {sends, send_at}));
     must(work.wait(hmc::Deadline::after_seconds(30)));
     for (std::size_t from = 0; from < size; ++from) {
       for (std::size_t i = 0; i < receives[from]; ++i) {

@@ -22,7 +22,7 @@ int main() {
     const hmc::Communicator comm = must(hmc::Communicator::init(options));
     const hmc::Member me = must(comm.self());
 
-    std::vector<hmc::ConnBuffer> cache;               // one per layer
+    std::vector<hmc::ConnBuffer> cache;  // one per layer
     std::vector<std::vector<hmc::RemoteBuffer>> theirs;
     for (std::size_t layer = 0; layer < layers; ++layer) {
       cache.push_back(must(comm.buffer(pages * page)));

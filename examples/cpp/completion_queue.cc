@@ -36,7 +36,8 @@ int main() {
       for (const std::uint64_t token : queue.drain()) {
         --left;
         if (token % 2 != 0) continue;
-        for (const std::uint8_t byte : in[token / 2]) expect(byte == static_cast<std::uint8_t>(token / 2 * 3 + static_cast<std::size_t>(other)), "a byte");
+        for (const std::uint8_t byte : in[token / 2])
+          expect(byte == static_cast<std::uint8_t>(token / 2 * 3 + static_cast<std::size_t>(other)), "a byte");
       }
     }
     close(loop);

@@ -32,8 +32,9 @@ inline void expect(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Runs `body(options)` in `size` processes, as `hmc run` or mpirun would start them (then hmc::Communicator::init() needs no options).
-// A process that uses HMC must not be forked from one that has used it: all are started here, first. Returns the exit status for main.
+// Runs `body(options)` in `size` processes, as `hmc run` or mpirun would start them (then hmc::Communicator::init() needs no
+// options). A process that uses HMC must not be forked from one that has used it: all are started here, first. Returns the exit
+// status for main.
 inline int run_processes(int size, const std::function<void(const hmc::InitOptions&)>& body) {
   const std::string rendezvous = "unix:/tmp/hmc-example-" + std::to_string(getpid());
   for (int rank = 0; rank < size; ++rank) {

@@ -15,21 +15,37 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (decoded && !std::ranges::equal(encode(*decoded), in)) std::abort();
   };
   switch (data[0]) {
-    case wire::hello: check(wire::decode_hello(in)); break;
-    case wire::address: check(wire::decode_address(in)); break;
+    case wire::hello:
+      check(wire::decode_hello(in));
+      break;
+    case wire::address:
+      check(wire::decode_address(in));
+      break;
     case wire::endpoint_ready:
-    case wire::endpoint_failed: check(wire::decode_endpoint_note(in)); break;
-    case wire::import: check(wire::decode_import(in)); break;
+    case wire::endpoint_failed:
+      check(wire::decode_endpoint_note(in));
+      break;
+    case wire::import:
+      check(wire::decode_import(in));
+      break;
     case wire::imported:
-    case wire::found: check(wire::decode_answer(in)); break;
-    case wire::lookup: check(wire::decode_lookup(in)); break;
+    case wire::found:
+      check(wire::decode_answer(in));
+      break;
+    case wire::lookup:
+      check(wire::decode_lookup(in));
+      break;
     case wire::release:
     case wire::lookup_cancel:
-      if (const auto request = wire::decode_request(in); request && !std::ranges::equal(wire::encode_request(*request), in)) std::abort();
+      if (const auto request = wire::decode_request(in); request && !std::ranges::equal(wire::encode_request(*request), in))
+        std::abort();
       break;
     case wire::revoke:
-    case wire::revoked: check(wire::decode_buffer_name(in)); break;
-    default: break;
+    case wire::revoked:
+      check(wire::decode_buffer_name(in));
+      break;
+    default:
+      break;
   }
   return 0;
 }

@@ -37,10 +37,12 @@ Bootstrap::Bootstrap(ContextState& context, std::uint32_t who, std::uint32_t siz
   }
 }
 
-Result<std::vector<Bytes>> Bootstrap::gather(std::uint32_t round, Bytes value, const std::shared_ptr<PeerState>& board, Deadline deadline) {
+Result<std::vector<Bytes>> Bootstrap::gather(std::uint32_t round, Bytes value, const std::shared_ptr<PeerState>& board,
+                                             Deadline deadline) {
   if (value.size() > max_bootstrap_value) {
     return Status(Code::invalid_argument, "what this process brings to the job takes " + std::to_string(value.size()) +
-                                              " bytes to describe, more than " + std::to_string(max_bootstrap_value) + ": bring fewer devices");
+                                              " bytes to describe, more than " + std::to_string(max_bootstrap_value) +
+                                              ": bring fewer devices");
   }
   if (board == nullptr) return gather_here(round, std::move(value), deadline);
   {
@@ -90,7 +92,8 @@ Result<std::vector<Bytes>> Bootstrap::gather_there(std::uint32_t round, const By
   }
   const auto lock = engine->lock();
   if (!answered_) {
-    return Status(Code::timeout, "process 0 (" + board.identity().name + ") did not answer before the deadline; it may be stopped or overloaded");
+    return Status(Code::timeout,
+                  "process 0 (" + board.identity().name + ") did not answer before the deadline; it may be stopped or overloaded");
   }
   HMC_TRY(answer_);
   return std::move(gathered_);
@@ -122,7 +125,8 @@ void Bootstrap::on_gathered(PeerState& peer, ByteSpan payload) {
       const ByteSpan value = reader.bytes(max_bootstrap_value);
       gathered_.emplace_back(value.begin(), value.end());
     }
-    if (!reader.finish()) answer_ = Status(Code::protocol, "process 0 (" + peer.identity().name + ") sent a malformed table of the job");
+    if (!reader.finish())
+      answer_ = Status(Code::protocol, "process 0 (" + peer.identity().name + ") sent a malformed table of the job");
   }
   answered_ = true;
 }
@@ -137,15 +141,19 @@ void Bootstrap::on_arrive(PeerState& peer, ByteSpan payload) {
   if (!reader.finish() || round >= bootstrap_rounds) {
     return refuse(peer, round, Status(Code::protocol, "malformed arrival"));
   }
-  if (who_ != 0) return refuse(peer, round, Status(Code::invalid_argument, "this is process " + std::to_string(who_) + ", not process 0"));
+  if (who_ != 0)
+    return refuse(peer, round, Status(Code::invalid_argument, "this is process " + std::to_string(who_) + ", not process 0"));
   Round& board = rounds_[round];
   if (size != size_) {
-    return refuse(peer, round, Status(Code::invalid_argument, "process " + std::to_string(who) + " was started for a job of " + std::to_string(size) +
-                                                                  " processes, process 0 for one of " + std::to_string(size_)));
+    return refuse(
+        peer, round,
+        Status(Code::invalid_argument, "process " + std::to_string(who) + " was started for a job of " + std::to_string(size) +
+                                           " processes, process 0 for one of " + std::to_string(size_)));
   }
   if (who == 0 || who >= size_) {
-    return refuse(peer, round, Status(Code::invalid_argument, "process number " + std::to_string(who) + " of " + std::to_string(size_) +
-                                                                  (who == 0 ? ": process 0 is the one that listens here" : ": out of range")));
+    return refuse(peer, round,
+                  Status(Code::invalid_argument, "process number " + std::to_string(who) + " of " + std::to_string(size_) +
+                                                     (who == 0 ? ": process 0 is the one that listens here" : ": out of range")));
   }
   Arrival& arrival = board.arrivals[who];
   if (arrival.here && arrival.peer.get() == &peer) return;  // repeated because the answer is slow
@@ -154,9 +162,10 @@ void Bootstrap::on_arrive(PeerState& peer, ByteSpan payload) {
   }
   if (!board.failure.ok()) return refuse(peer, round, board.failure);
   if (arrival.here) {
-    return refuse(peer, round, Status(Code::invalid_argument, "rank " + std::to_string(who) + " is taken by " + arrival.peer->identity().name +
-                                                                  ", and " + peer.identity().name +
-                                                                  " claims it too: start every process with a rank of its own"));
+    return refuse(
+        peer, round,
+        Status(Code::invalid_argument, "rank " + std::to_string(who) + " is taken by " + arrival.peer->identity().name + ", and " +
+                                           peer.identity().name + " claims it too: start every process with a rank of its own"));
   }
   arrival = {true, peer.shared_from_this(), Bytes(value.begin(), value.end()), 0};
   ++board.count;
@@ -250,7 +259,8 @@ void Bootstrap::on_peer_gone(PeerState& peer, const Status& reason) {
       arrival = {};
       --board.count;
       // A process that said goodbye may come again; one that died takes the job with it.
-      if (reason.code() != Code::closed) fail(round, reason.with_context("rank " + std::to_string(who) + " while the job was forming"));
+      if (reason.code() != Code::closed)
+        fail(round, reason.with_context("rank " + std::to_string(who) + " while the job was forming"));
     }
   }
 }

@@ -1,5 +1,5 @@
-// Bootstrap: how the processes of a job meet. Process 0 keeps a board; everybody puts a value under its number for a round, and gets
-// everybody's once all have come. O(n) messages, no connections but to process 0.
+// Bootstrap: how the processes of a job meet. Process 0 keeps a board; everybody puts a value under its number for a round, and
+// gets everybody's once all have come. O(n) messages, no connections but to process 0.
 //
 // Control messages: arrive {u32 round, u32 who, u32 size, u32 wait_ms, bytes value} to process 0, which answers each with
 // gathered {u32 round, u8 code, text message, u32 n, n x bytes}.
@@ -27,9 +27,9 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   Bootstrap(ContextState& context, std::uint32_t who, std::uint32_t size);
 
   // ---- engine lock not held ----
-  // Puts `value` for `round` and waits for everybody's; index is the process number. `board`: the peer that is process 0, null there.
-  // Errors: timeout (names who is missing), invalid_argument (number taken, sizes differ), peer_lost, would_block: the board belongs to a
-  // job that is complete already; try again.
+  // Puts `value` for `round` and waits for everybody's; index is the process number. `board`: the peer that is process 0, null
+  // there. Errors: timeout (names who is missing), invalid_argument (number taken, sizes differ), peer_lost, would_block: the board
+  // belongs to a job that is complete already; try again.
   Result<std::vector<Bytes>> gather(std::uint32_t round, Bytes value, const std::shared_ptr<PeerState>& board, Deadline deadline);
 
   // ---- engine lock held ----
@@ -41,13 +41,13 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
     bool here = false;
     std::shared_ptr<PeerState> peer;  // null: this process
     Bytes value;
-    Engine::TimerId timer = 0;        // when its sender gives up
+    Engine::TimerId timer = 0;  // when its sender gives up
   };
   struct Round {
     std::vector<Arrival> arrivals;  // by process number, once this round has begun
     std::uint32_t count = 0;
     bool complete = false;
-    Status failure;                 // of the whole job
+    Status failure;  // of the whole job
   };
 
   void on_arrive(PeerState& peer, ByteSpan payload);

@@ -23,7 +23,8 @@ Communicator make_communicator(Context context, const std::shared_ptr<Group>& gr
 namespace {
 
 Status empty_status() {
-  return {Code::invalid_argument, "the Communicator is empty: this process is in none of the groups that split() made, or init() was not called"};
+  return {Code::invalid_argument,
+          "the Communicator is empty: this process is in none of the groups that split() made, or init() was not called"};
 }
 
 }  // namespace
@@ -50,7 +51,8 @@ namespace {
 
 Status check_rank(const Group& group, int rank) {
   if (rank >= 0 && static_cast<std::uint32_t>(rank) < group.size()) return {};
-  return {Code::invalid_argument, "rank " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
+  return {Code::invalid_argument,
+          "rank " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
 }
 
 }  // namespace

@@ -10,13 +10,14 @@
 
 namespace hmc {
 
-// A Communicator's state holds its local Members, and those hold a state of their own (without Members), so that handles of either kind
-// keep the group and nothing keeps itself. The group is left when the last handle is gone. Everything that works in the background
-// holds the Group only: handles, whose end may close the Context, end on the threads of those who hold them.
+// A Communicator's state holds its local Members, and those hold a state of their own (without Members), so that handles of either
+// kind keep the group and nothing keeps itself. The group is left when the last handle is gone. Everything that works in the
+// background holds the Group only: handles, whose end may close the Context, end on the threads of those who hold them.
 class CommunicatorState {
  public:
   // The state behind Members; leaves `group` at its end.
-  CommunicatorState(Context context_handle, std::shared_ptr<Group> joined) : context(std::move(context_handle)), group(std::move(joined)) {}
+  CommunicatorState(Context context_handle, std::shared_ptr<Group> joined)
+      : context(std::move(context_handle)), group(std::move(joined)) {}
   // The state behind a Communicator.
   explicit CommunicatorState(const std::shared_ptr<CommunicatorState>& members);
   ~CommunicatorState();
@@ -35,8 +36,8 @@ class CommunicatorState {
 Communicator make_communicator(Context context, const std::shared_ptr<Group>& group);
 
 // One byte string per rank, contributed by each of this process's `ranks`: mine[i] of ranks[i]. Collective.
-Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
-                                        std::string_view what, Deadline deadline);
+Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
+                                        std::vector<Bytes> mine, std::string_view what, Deadline deadline);
 
 inline constexpr std::size_t max_exchange_bytes = 64 << 10;
 

@@ -19,9 +19,10 @@ struct Gathered {
 };
 
 // One all-gather of each of this process's `ranks`; entry i of the result belongs to ranks[i].
-Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
-                                                           std::vector<Bytes> mine, std::span<const std::uint64_t> counts,
-                                                           std::string_view what, Deadline deadline) {
+Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr<Group>& group,
+                                                           std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
+                                                           std::span<const std::uint64_t> counts, std::string_view what,
+                                                           Deadline deadline) {
   std::uint64_t total = 0;
   for (const std::uint64_t count : counts) total += count;
   std::vector<std::shared_ptr<Gathered>> data;
@@ -58,10 +59,10 @@ std::vector<Bytes> split_up(const Bytes& packed, std::span<const std::uint64_t> 
 
 }  // namespace
 
-// Sizes first, then the bytes: with the sizes known the second all-gather is a fixed plan, and nobody allocates for what a peer claims
-// beyond the limit.
-Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
-                                        std::string_view what, Deadline deadline) {
+// Sizes first, then the bytes: with the sizes known the second all-gather is a fixed plan, and nobody allocates for what a peer
+// claims beyond the limit.
+Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
+                                        std::vector<Bytes> mine, std::string_view what, Deadline deadline) {
   std::vector<Bytes> sizes;
   for (const auto& bytes : mine) sizes.push_back(little_endian(bytes.size()));
   const std::vector<std::uint64_t> eight(group->size(), 8);
@@ -71,7 +72,8 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
   for (std::uint32_t r = 0; r < group->size(); ++r) {
     counts.push_back(reader.u64());
     if (counts.back() > max_exchange_bytes) {
-      return Status(Code::protocol, std::string(what) + ": " + group->describe(r) + " announced " + std::to_string(counts.back()) + " bytes");
+      return Status(Code::protocol,
+                    std::string(what) + ": " + group->describe(r) + " announced " + std::to_string(counts.back()) + " bytes");
     }
   }
   HMC_ASSIGN(const auto values, gather_once(group, ranks, std::move(mine), counts, what, deadline));
@@ -101,7 +103,8 @@ struct Offer {
   static Bytes serialise(const ConnBuffer& buffer) {
     Bytes bytes;
     WireWriter writer(bytes);
-    const auto descriptor = buffer.valid() ? buffer.descriptor() : Result<Descriptor>(Status(Code::invalid_argument, "the ConnBuffer is empty"));
+    const auto descriptor =
+        buffer.valid() ? buffer.descriptor() : Result<Descriptor>(Status(Code::invalid_argument, "the ConnBuffer is empty"));
     if (descriptor) {
       writer.u8(1).u64(buffer.offset()).u64(buffer.size()).bytes(descriptor->serialise());
     } else {
@@ -130,8 +133,8 @@ struct Offer {
 Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<const std::byte> bytes, Deadline deadline) const {
   HMC_TRY(check(state_));
   if (bytes.size() > max_exchange_bytes) {
-    return Status(Code::invalid_argument, "exchange_bytes takes at most " + std::to_string(max_exchange_bytes) + " bytes per rank, not " +
-                                              std::to_string(bytes.size()));
+    return Status(Code::invalid_argument, "exchange_bytes takes at most " + std::to_string(max_exchange_bytes) +
+                                              " bytes per rank, not " + std::to_string(bytes.size()));
   }
   return gather_of(*this, Bytes(bytes.begin(), bytes.end()), "exchange_bytes", deadline);
 }
@@ -193,7 +196,8 @@ std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
 }
 
 // The group of `color` under `wishes`, or null when this process is in none. Every rank computes the same ranks.
-std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const Wish> wishes, int color, std::uint32_t scope) {
+std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const Wish> wishes, int color,
+                                std::uint32_t scope) {
   std::vector<std::uint32_t> members;
   for (std::uint32_t r = 0; r < wishes.size(); ++r) {
     if (wishes[r].color == color) members.push_back(r);
@@ -222,17 +226,18 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
   HMC_TRY(group->open());
   const auto& local = group->local();
   if (colors.size() != local.size() || keys.size() != local.size()) {
-    return Status(Code::invalid_argument, "split takes one color and one key per local Member: " + std::to_string(local.size()) + ", not " +
-                                              std::to_string(colors.size()) + " and " + std::to_string(keys.size()));
+    return Status(Code::invalid_argument, "split takes one color and one key per local Member: " + std::to_string(local.size()) +
+                                              ", not " + std::to_string(colors.size()) + " and " + std::to_string(keys.size()));
   }
-  // Group numbers are of a process, and several threads may split several Communicators at once: propose, take the largest, see whether
-  // it is free everywhere, else again.
+  // Group numbers are of a process, and several threads may split several Communicators at once: propose, take the largest, see
+  // whether it is free everywhere, else again.
   constexpr int attempts = 64;
   for (int attempt = 0; attempt < attempts; ++attempt) {
     std::vector<Bytes> mine;
     {
       const auto lock = group->engine()->lock();
-      for (std::size_t i = 0; i < local.size(); ++i) mine.push_back(Wish{colors[i], keys[i], group->world()->next_scope()}.serialise());
+      for (std::size_t i = 0; i < local.size(); ++i)
+        mine.push_back(Wish{colors[i], keys[i], group->world()->next_scope()}.serialise());
     }
     HMC_ASSIGN(const auto said, gather_all(group, std::move(mine), deadline));
     std::vector<Wish> wishes;
@@ -267,7 +272,8 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
       made = make_communicator(state_->context, group_of(group, wishes, color, scope_of.at(color)));
     }
     // Everybody has joined its group once all have said so: messages of the new groups may come.
-    HMC_ASSIGN(const auto agreed, gather_all(group, std::vector<Bytes>(local.size(), Bytes(1, static_cast<std::byte>(free))), deadline));
+    HMC_ASSIGN(const auto agreed,
+               gather_all(group, std::vector<Bytes>(local.size(), Bytes(1, static_cast<std::byte>(free))), deadline));
     const auto yes = [](const Bytes& said_free) { return said_free.size() == 1 && said_free.front() == std::byte{1}; };
     if (std::all_of(agreed.begin(), agreed.end(), yes)) return made;
   }

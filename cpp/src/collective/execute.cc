@@ -99,7 +99,8 @@ void CollectiveWork::post_message(std::uint32_t index) {
 Status CollectiveWork::copy(const Step& step) const {
   if (step.bytes == 0) return {};
   const MemoryView to = slice(step.to, step.bytes), from = slice(step.from, step.bytes);
-  if (!to.device.is_cpu() || !from.device.is_cpu()) return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
+  if (!to.device.is_cpu() || !from.device.is_cpu())
+    return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
   std::memcpy(to.data, from.data, step.bytes);
   return {};
 }
@@ -131,8 +132,9 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
   if (!outcome_.ok()) return;
-  outcome_ = Status(Code::invalid_argument, std::string(what_) + ": " + group_->describe(step.peer) + " sent " + found + " bytes where " +
-                                                std::to_string(step.bytes) + " were expected; both sides must agree on every size");
+  outcome_ =
+      Status(Code::invalid_argument, std::string(what_) + ": " + group_->describe(step.peer) + " sent " + found + " bytes where " +
+                                         std::to_string(step.bytes) + " were expected; both sides must agree on every size");
 }
 
 void CollectiveWork::finish(std::uint32_t index) {
@@ -180,8 +182,9 @@ Status CollectiveWork::cancel_locked() {
   const auto self = shared_from_this();
   fail(Status(Code::cancelled, "cancelled by this rank; parts of the output may have been written"));
   if (done()) return {};
-  return {Code::unsupported, std::string(what_) + ": messages under way cannot be stopped; it will end as cancelled, and until then the "
-                                                  "output may be written"};
+  return {Code::unsupported, std::string(what_) +
+                                 ": messages under way cannot be stopped; it will end as cancelled, and until then the "
+                                 "output may be written"};
 }
 
 bool CollectiveWork::involves(std::uint32_t process) const {
@@ -221,8 +224,9 @@ void CollectiveWork::released() noexcept {
   if (buffers_.out.owner) engine()->retire(std::move(buffers_.out.owner));
 }
 
-Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank, std::string_view what,
-                                                         std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers) {
+Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
+                                                         std::string_view what, std::shared_ptr<const Schedule> schedule,
+                                                         CollectiveBuffers buffers) {
   auto work = std::make_shared<CollectiveWork>(group, rank, what, std::move(schedule), std::move(buffers));
   const auto lock = group->engine()->lock();
   HMC_TRY(work->start());
@@ -241,13 +245,16 @@ Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works
     const auto lock = work->engine()->lock();
     if (!work->done()) {
       const std::string missing = work->missing();
-      work->fail(Status(Code::timeout, "the deadline passed waiting for " + (missing.empty() ? std::string("this rank's own copies") : missing)));
+      work->fail(Status(Code::timeout,
+                        "the deadline passed waiting for " + (missing.empty() ? std::string("this rank's own copies") : missing)));
     }
     if (first.ok()) {
       first = work->done() ? work->status()
-                           : Status(Code::timeout, std::string(work->what()) +
-                                                       ": the deadline passed, and messages under way could not be stopped: until they end the "
-                                                       "output may still be written (missing: " + work->missing() + ")");
+                           : Status(Code::timeout,
+                                    std::string(work->what()) +
+                                        ": the deadline passed, and messages under way could not be stopped: until they end the "
+                                        "output may still be written (missing: " +
+                                        work->missing() + ")");
     }
   }
   return first;

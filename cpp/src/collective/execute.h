@@ -71,17 +71,18 @@ class CollectiveWork final : public WorkState {
   std::vector<Progress> progress_;
   std::vector<std::uint32_t> ready_;
   std::uint64_t sequence_ = 0;
-  std::uint32_t left_ = 0;      // steps not done
-  std::uint32_t under_way_ = 0; // messages posted and not complete
-  bool posting_ = false;        // advance() is on the stack
-  bool deferred_ = false;       // advance() will be called by the engine
+  std::uint32_t left_ = 0;       // steps not done
+  std::uint32_t under_way_ = 0;  // messages posted and not complete
+  bool posting_ = false;         // advance() is on the stack
+  bool deferred_ = false;        // advance() will be called by the engine
   bool failing_ = false;
   Status outcome_;
 };
 
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
-Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank, std::string_view what,
-                                                         std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers);
+Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
+                                                         std::string_view what, std::shared_ptr<const Schedule> schedule,
+                                                         CollectiveBuffers buffers);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);
 

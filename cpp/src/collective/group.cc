@@ -92,7 +92,8 @@ std::vector<int> Group::lost() const {
   if (engine()->forked()) return ranks;
   const auto lock = engine()->lock();
   for (std::uint32_t r = 0; r < size(); ++r) {
-    if (world_->processes()[ranks_[r].process].lost || ranks_[r].peer->phase() == PeerPhase::lost) ranks.push_back(static_cast<int>(r));
+    if (world_->processes()[ranks_[r].process].lost || ranks_[r].peer->phase() == PeerPhase::lost)
+      ranks.push_back(static_cast<int>(r));
   }
   return ranks;
 }
@@ -116,7 +117,8 @@ std::shared_ptr<const Schedule> Group::schedule(std::uint32_t r, std::uint64_t k
     const auto lock = engine()->lock();
     if (cached.schedule && cached.key == key && cached.inline_copy == tuning.inline_copy) return cached.schedule;
   }
-  auto made = std::make_shared<const Schedule>(key == barrier_key ? plan_barrier(r, size()) : plan_all_to_all(r, size(), key, tuning));
+  auto made =
+      std::make_shared<const Schedule>(key == barrier_key ? plan_barrier(r, size()) : plan_all_to_all(r, size(), key, tuning));
   const auto lock = engine()->lock();
   cached = {key, tuning.inline_copy, made};
   return made;

@@ -28,7 +28,8 @@ struct RankInfo {
 class Group : public std::enable_shared_from_this<Group> {
  public:
   // local: this process's ranks, ascending.
-  Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope, std::vector<RankInfo> ranks, std::vector<std::uint32_t> local);
+  Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope, std::vector<RankInfo> ranks,
+        std::vector<std::uint32_t> local);
 
   // ---- immutable: any thread ----
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }

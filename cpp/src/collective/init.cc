@@ -61,7 +61,8 @@ struct Registration {
 
 Status check_devices(const std::vector<Device>& devices) {
   if (devices.size() > max_devices) {
-    return {Code::invalid_argument, "a process brings at most " + std::to_string(max_devices) + " devices, not " + std::to_string(devices.size())};
+    return {Code::invalid_argument,
+            "a process brings at most " + std::to_string(max_devices) + " devices, not " + std::to_string(devices.size())};
   }
   if (std::all_of(devices.begin(), devices.end(), [](const Device& device) { return device.is_cpu(); })) return {};
   const auto usable = list_devices();
@@ -69,7 +70,8 @@ Status check_devices(const std::vector<Device>& devices) {
     if (std::any_of(usable.begin(), usable.end(), [&](const DeviceInfo& info) { return info.device == device; })) continue;
     std::string names;
     for (const auto& info : usable) names += (names.empty() ? "" : ", ") + info.device.str();
-    return {Code::unsupported, "there is no device " + device.str() + " in this process; usable: " + names + " (`hmc info` says why)"};
+    return {Code::unsupported,
+            "there is no device " + device.str() + " in this process; usable: " + names + " (`hmc info` says why)"};
   }
   return {};
 }
@@ -80,7 +82,8 @@ Result<ContextOptions> context_options(const InitOptions& options, const LaunchI
   if (launch.size == 1 || launch.rendezvous.starts_with("unix:")) return context;
   HMC_ASSIGN(const HostPort meeting, parse_tcp(launch.rendezvous));
   const std::string here = listen_address_for(meeting);
-  const bool has_tcp = std::any_of(context.listen.begin(), context.listen.end(), [](const auto& address) { return address.starts_with("tcp://"); });
+  const bool has_tcp =
+      std::any_of(context.listen.begin(), context.listen.end(), [](const auto& address) { return address.starts_with("tcp://"); });
   if (launch.rank == 0) {
     if (std::find(context.listen.begin(), context.listen.end(), here) == context.listen.end()) context.listen.push_back(here);
   } else if (!has_tcp) {
@@ -91,7 +94,8 @@ Result<ContextOptions> context_options(const InitOptions& options, const LaunchI
 
 bool worth_retrying(Code code) {
   // Nobody there yet, or a socket that a dead job left: process 0 may come last.
-  return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block || code == Code::closed;
+  return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block ||
+         code == Code::closed;
 }
 
 class Gathering {
@@ -160,8 +164,8 @@ class Gathering {
 
   Result<std::vector<Bytes>> visit_once(const Bytes& value) {
     const Deadline attempt = Deadline::after_seconds(5);
-    HMC_ASSIGN(const Peer peer,
-               context_.connect(launch_.rendezvous, deadline_.is_never() || attempt.when() < deadline_.when() ? attempt : deadline_));
+    HMC_ASSIGN(const Peer peer, context_.connect(launch_.rendezvous,
+                                                 deadline_.is_never() || attempt.when() < deadline_.when() ? attempt : deadline_));
     board_ = peer.state();
     return bootstrap_->gather(round_register, value, board_, deadline_);
   }
@@ -177,7 +181,8 @@ class Gathering {
       const Registration& entry = table[i];
       auto addresses = entry.addresses;
       // Elsewhere a Unix path names something else, or nothing.
-      if (entry.kernel != table[me].kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
+      if (entry.kernel != table[me].kernel)
+        std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
       const auto peer = i == me ? state.self() : state.expect_peer(entry.id, std::move(addresses), entry.name);
       processes.push_back({entry.id, entry.name, peer, false});
       for (const auto& device : entry.devices) {
@@ -204,7 +209,8 @@ Result<Communicator> Communicator::init(const InitOptions& options) {
   const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
   HMC_ASSIGN(const LaunchInfo launch, resolve_launch(options));
   if (static_cast<std::uint32_t>(launch.size) > max_processes) {
-    return Status(Code::invalid_argument, "a job has at most " + std::to_string(max_processes) + " processes, not " + std::to_string(launch.size));
+    return Status(Code::invalid_argument,
+                  "a job has at most " + std::to_string(max_processes) + " processes, not " + std::to_string(launch.size));
   }
   const std::vector<Device> devices = options.devices.empty() ? std::vector<Device>{Device::cpu()} : options.devices;
   HMC_TRY(check_devices(devices));

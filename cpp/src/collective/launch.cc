@@ -14,7 +14,8 @@ namespace hmc {
 namespace {
 
 constexpr std::string_view how_to_meet =
-    "set HMC_RENDEZVOUS=tcp://<host of rank 0>:<port> for every process (and HMC_JOB_KEY, made by `hmc keygen`), or pass rendezvous=";
+    "set HMC_RENDEZVOUS=tcp://<host of rank 0>:<port> for every process (and HMC_JOB_KEY, made by `hmc keygen`), or pass "
+    "rendezvous=";
 
 struct Numbers {
   std::string_view rank, size, local_rank, local_size;  // names of variables
@@ -48,9 +49,10 @@ class Reader {
   [[nodiscard]] Result<int> number(std::string_view name, std::string_view beside) const {
     const auto text = env_(name);
     if (!text) {
-      return Status(Code::invalid_argument, std::string(beside) + " is set but " + std::string(name) +
-                                                " is not: the launcher's environment is incomplete; set both, or unset both, or pass rank= "
-                                                "and size=");
+      return Status(Code::invalid_argument,
+                    std::string(beside) + " is set but " + std::string(name) +
+                        " is not: the launcher's environment is incomplete; set both, or unset both, or pass rank= "
+                        "and size=");
     }
     int value = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
@@ -109,15 +111,16 @@ class Reader {
   [[nodiscard]] std::string parent() const { return "parent " + std::to_string(parent_pid_); }
 
   static Status nowhere(std::string_view launcher) {
-    return {Code::invalid_argument, "the job spans several hosts, and " + std::string(launcher) + " does not say where rank 0 can be met; " +
-                                        std::string(how_to_meet)};
+    return {Code::invalid_argument, "the job spans several hosts, and " + std::string(launcher) +
+                                        " does not say where rank 0 can be met; " + std::string(how_to_meet)};
   }
 
   [[nodiscard]] Result<LaunchInfo> hmc_run() const {
     HMC_ASSIGN(auto info, numbers("hmc", {"HMC_RANK", "HMC_SIZE", "HMC_LOCAL_RANK", "HMC_LOCAL_SIZE"}));
     if (info.size > 1 && !env_("HMC_RENDEZVOUS")) {
-      return Status(Code::invalid_argument, "HMC_RANK and HMC_SIZE are set but HMC_RENDEZVOUS is not; set it to unix:/path (one host) or "
-                                            "tcp://host:port, where rank 0 will listen");
+      return Status(Code::invalid_argument,
+                    "HMC_RANK and HMC_SIZE are set but HMC_RENDEZVOUS is not; set it to unix:/path (one host) or "
+                    "tcp://host:port, where rank 0 will listen");
     }
     return meet(std::move(info), "", nowhere("hmc run"));
   }
@@ -127,7 +130,8 @@ class Reader {
     const auto address = env_("MASTER_ADDR");
     const std::string job = text("TORCHELASTIC_RUN_ID") + "\n" + text("MASTER_ADDR") + ":" + text("MASTER_PORT") + "\n" +
                             text("TORCHELASTIC_RESTART_COUNT");
-    if (info.size == 1 || info.local_size == info.size || env_("HMC_RENDEZVOUS")) return meet(std::move(info), job, nowhere("torchrun"));
+    if (info.size == 1 || info.local_size == info.size || env_("HMC_RENDEZVOUS"))
+      return meet(std::move(info), job, nowhere("torchrun"));
     if (!address) {
       return Status(Code::invalid_argument, "RANK and WORLD_SIZE are set but MASTER_ADDR is not; " + std::string(how_to_meet));
     }
@@ -165,7 +169,8 @@ class Reader {
     if (env_("SLURM_LOCALID")) {
       HMC_ASSIGN(info.local_rank, number("SLURM_LOCALID", "SLURM_PROCID"));
       const std::string nodes = env_("SLURM_STEP_NUM_NODES") ? text("SLURM_STEP_NUM_NODES") : text("SLURM_NNODES");
-      const std::string tasks = env_("SLURM_STEP_TASKS_PER_NODE") ? text("SLURM_STEP_TASKS_PER_NODE") : text("SLURM_TASKS_PER_NODE");
+      const std::string tasks =
+          env_("SLURM_STEP_TASKS_PER_NODE") ? text("SLURM_STEP_TASKS_PER_NODE") : text("SLURM_TASKS_PER_NODE");
       if (nodes == "1") {
         info.local_size = info.size;
       } else if (env_("SLURM_NODEID")) {
@@ -262,8 +267,9 @@ Result<LaunchInfo> resolve_launch(const InitOptions& options) {
   // From inside a launched job (mpi4py, torch.distributed) its meeting point serves, when the numbers are the same.
   const auto detected = detect_launch();
   if (detected && detected->rank == info.rank && detected->size == info.size) return *detected;
-  return Status(Code::invalid_argument, "rank and size are given but not where to meet; pass rendezvous=\"unix:/path\" (one host) or "
-                                        "\"tcp://host:port\", where rank 0 will listen, or set HMC_RENDEZVOUS");
+  return Status(Code::invalid_argument,
+                "rank and size are given but not where to meet; pass rendezvous=\"unix:/path\" (one host) or "
+                "\"tcp://host:port\", where rank 0 will listen, or set HMC_RENDEZVOUS");
 }
 
 }  // namespace hmc

@@ -10,8 +10,8 @@ namespace hmc {
 namespace {
 
 Status out_of_range(const char* what, int rank, const Group& group) {
-  return {Code::invalid_argument, std::string(what) + " " + std::to_string(rank) + " is outside this Communicator of size " +
-                                      std::to_string(group.size())};
+  return {Code::invalid_argument,
+          std::string(what) + " " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
 }
 
 // Errors: invalid_argument, closed.
@@ -32,7 +32,9 @@ Envelope envelope(const Group& group, int src, int dst) {
   return {group.scope(), src == any_source ? any_rank : static_cast<std::uint32_t>(src), static_cast<std::uint32_t>(dst)};
 }
 
-const std::shared_ptr<PeerState>& peer_of(const Group& group, int rank) { return group.rank(static_cast<std::uint32_t>(rank)).peer; }
+const std::shared_ptr<PeerState>& peer_of(const Group& group, int rank) {
+  return group.rank(static_cast<std::uint32_t>(rank)).peer;
+}
 
 Status check_source(const std::shared_ptr<CommunicatorState>& state, int src) {
   return src == any_source ? check(state) : check(state, "source rank", src);
@@ -60,7 +62,8 @@ Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline 
 Result<MessageInfo> Member::recv(const MemoryView& view, int src, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return group.messenger().recv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view, deadline);
+  return group.messenger().recv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view,
+                                deadline);
 }
 
 Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) const {
@@ -72,7 +75,8 @@ Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) co
 Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return as_work(group.messenger().irecv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view));
+  return as_work(
+      group.messenger().irecv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view));
 }
 
 Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
@@ -98,7 +102,8 @@ Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& optio
   const Group& group = *state_->group;
   Envelope notified = envelope(group, rank_, rank_);
   if (!options.notify.empty()) {
-    if (batch.state()->pairs.empty()) return Status(Code::invalid_argument, "a batch without pairs names no rank to notify; use notify()");
+    if (batch.state()->pairs.empty())
+      return Status(Code::invalid_argument, "a batch without pairs names no rank to notify; use notify()");
     HMC_ASSIGN(notified.dst, group.owner_rank(RemoteBuffer(batch.state()->pairs.front().remote, 0, 0)));
   }
   return as_work(group.context().put_blocks(batch, options, notified));

@@ -47,13 +47,15 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
                                               std::to_string(in.bytes) + " bytes, the output " + std::to_string(out.bytes));
   }
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective(group, rank, "all_to_all", group->schedule(rank, in.bytes / group->size(), tuning_for(out, in)), {in, out});
+  return start_collective(group, rank, "all_to_all", group->schedule(rank, in.bytes / group->size(), tuning_for(out, in)),
+                          {in, out});
 }
 
 Status check_layout(const char* which, const Layout& layout, const MemoryView& view, std::size_t size) {
   if (layout.counts.size() != size || layout.displacements.size() != size) {
-    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " layout has " + std::to_string(layout.counts.size()) +
-                                        " counts and " + std::to_string(layout.displacements.size()) + " displacements; the Communicator has " +
+    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " layout has " +
+                                        std::to_string(layout.counts.size()) + " counts and " +
+                                        std::to_string(layout.displacements.size()) + " displacements; the Communicator has " +
                                         std::to_string(size) + " ranks"};
   }
   for (std::size_t r = 0; r < size; ++r) {
@@ -75,7 +77,8 @@ Status check_disjoint(const Layout& layout) {
   for (const std::uint32_t r : order) {
     if (layout.counts[r] == 0) continue;
     if (layout.displacements[r] < end) {
-      return {Code::invalid_argument, "all_to_all_v: the output blocks of ranks " + std::to_string(last) + " and " + std::to_string(r) + " overlap"};
+      return {Code::invalid_argument,
+              "all_to_all_v: the output blocks of ranks " + std::to_string(last) + " and " + std::to_string(r) + " overlap"};
     }
     end = layout.displacements[r] + layout.counts[r];
     last = r;
@@ -92,8 +95,9 @@ Started start_all_to_all_v(const Member& member, const MemoryView& out, const La
   HMC_TRY(check_layout("input", in_layout, in, group->size()));
   HMC_TRY(check_disjoint(out_layout));
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  auto schedule = std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
-                                                                     {in_layout.counts, in_layout.displacements}, tuning_for(out, in)));
+  auto schedule =
+      std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
+                                                         {in_layout.counts, in_layout.displacements}, tuning_for(out, in)));
   return start_collective(group, rank, "all_to_all_v", std::move(schedule), {in, out});
 }
 
@@ -127,14 +131,17 @@ Status Member::all_to_all(const MemoryView& out, const MemoryView& in, Deadline 
   return finish(start_all_to_all(*this, out, in), deadline);
 }
 
-Result<Work> Member::iall_to_all(const MemoryView& out, const MemoryView& in) const { return as_work(start_all_to_all(*this, out, in)); }
+Result<Work> Member::iall_to_all(const MemoryView& out, const MemoryView& in) const {
+  return as_work(start_all_to_all(*this, out, in));
+}
 
 Status Member::all_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout,
                             Deadline deadline) const {
   return finish(start_all_to_all_v(*this, out, out_layout, in, in_layout), deadline);
 }
 
-Result<Work> Member::iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout) const {
+Result<Work> Member::iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                   const Layout& in_layout) const {
   return as_work(start_all_to_all_v(*this, out, out_layout, in, in_layout));
 }
 

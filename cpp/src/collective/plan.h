@@ -20,18 +20,18 @@ struct Slice {
 struct Step {
   StepKind kind = StepKind::copy;
   std::uint8_t round = 0;
-  std::uint32_t peer = 0;      // rank; own for copies
+  std::uint32_t peer = 0;  // rank; own for copies
   std::uint64_t bytes = 0;
-  Slice from;                  // send, copy
-  Slice to;                    // receive, copy
-  std::uint32_t waits = 0;     // steps that must be complete before
+  Slice from;                                    // send, copy
+  Slice to;                                      // receive, copy
+  std::uint32_t waits = 0;                       // steps that must be complete before
   std::uint32_t first_next = 0, next_count = 0;  // in Schedule::next: steps that wait for this one
 };
 
 struct Schedule {
-  std::vector<Step> steps;          // those without predecessors are posted in this order
+  std::vector<Step> steps;  // those without predecessors are posted in this order
   std::vector<std::uint32_t> next;
-  std::uint64_t scratch = 0;        // bytes of Area::scratch
+  std::uint64_t scratch = 0;  // bytes of Area::scratch
 };
 
 // Where the bytes of each rank lie in a buffer.
@@ -41,9 +41,10 @@ struct BlockLayout {
 };
 
 struct AllToAllTuning {
-  std::uint64_t large = 64 << 10;       // blocks from this size on are sent `window` at a time
+  std::uint64_t large = 64 << 10;  // blocks from this size on are sent `window` at a time
   std::uint32_t window = 4;
-  std::uint64_t relay_block = 1024;     // blocks up to this size, among at least relay_ranks ranks, are relayed (log2 n partners, not n)
+  std::uint64_t relay_block =
+      1024;  // blocks up to this size, among at least relay_ranks ranks, are relayed (log2 n partners, not n)
   std::uint32_t relay_ranks = 16;
   std::uint64_t inline_copy = 1 << 20;  // a rank's block to itself above this size goes as a message, in slices
 };
@@ -57,8 +58,8 @@ Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const
 // Equal blocks of `block` bytes: direct or relayed.
 Schedule plan_all_to_all(std::uint32_t rank, std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning = {});
 
-// Direct: all receives are posted first, then sends, staggered (rank + k) so that no rank is everybody's target at once, large ones at
-// most `window` under way. Empty blocks are sent too: every pair checks its size.
+// Direct: all receives are posted first, then sends, staggered (rank + k) so that no rank is everybody's target at once, large ones
+// at most `window` under way. Empty blocks are sent too: every pair checks its size.
 Schedule plan_all_to_all_v(std::uint32_t rank, std::uint32_t size, const BlockLayout& out, const BlockLayout& in,
                            const AllToAllTuning& tuning = {});
 

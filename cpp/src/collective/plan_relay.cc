@@ -15,7 +15,8 @@ void runs_with(std::uint32_t bit, std::uint32_t size, const Each& each) {
 
 }  // namespace
 
-// Scratch: `size` blocks by distance to go (block d leaves for rank + d), then per round one packed outgoing and one packed incoming area.
+// Scratch: `size` blocks by distance to go (block d leaves for rank + d), then per round one packed outgoing and one packed
+// incoming area.
 Schedule plan_relay(std::uint32_t rank, std::uint32_t size, std::uint64_t block) {
   ScheduleBuilder plan;
   const auto scratch = [block](std::uint64_t blocks) { return Slice{Area::scratch, blocks * block}; };
@@ -36,8 +37,8 @@ Schedule plan_relay(std::uint32_t rank, std::uint32_t size, std::uint64_t block)
   // Receives first: they are posted before anything is sent.
   for (std::size_t k = 0; k < rounds.size(); ++k) {
     Round& round = rounds[k];
-    round.received = plan.receive((rank + size - round.bit) % size, static_cast<std::uint8_t>(k), scratch(round.incoming),
-                                  round.blocks * block);
+    round.received =
+        plan.receive((rank + size - round.bit) % size, static_cast<std::uint8_t>(k), scratch(round.incoming), round.blocks * block);
   }
   // All else is one chain on this rank; only the receives come from outside it.
   auto last = plan.copy(rank, {Area::in, rank * block}, scratch(0), (size - rank) * block);
@@ -53,7 +54,8 @@ Schedule plan_relay(std::uint32_t rank, std::uint32_t size, std::uint64_t block)
       chain(plan.copy(rank, scratch(first), scratch(at), n * block));
       at += n;
     });
-    const auto sent = plan.send((rank + round.bit) % size, static_cast<std::uint8_t>(k), scratch(round.outgoing), round.blocks * block);
+    const auto sent =
+        plan.send((rank + round.bit) % size, static_cast<std::uint8_t>(k), scratch(round.outgoing), round.blocks * block);
     plan.order(last, sent);  // the chain does not wait for it to leave: its area is its own
     bool first_copy = true;
     at = round.incoming;

@@ -26,7 +26,8 @@ bool listens(const std::string& path) {
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // EAGAIN: alive, with a full queue of callers.
-  return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN || errno == EINPROGRESS;
+  return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN ||
+         errno == EINPROGRESS;
 }
 
 // The numeric address that packets to `host` leave from; empty if there is no route.
@@ -41,7 +42,8 @@ std::string source_address_towards(const HostPort& target) {
     sockaddr_storage own{};
     socklen_t length = sizeof own;
     std::array<char, NI_MAXHOST> text{};
-    if (fd && connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+    if (fd && connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 &&
+        getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
         getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
       return text.data();
     }
@@ -69,8 +71,8 @@ MeetingLink& MeetingLink::operator=(MeetingLink&& other) noexcept {
 
 Result<MeetingLink> MeetingLink::publish(const std::string& path, const std::string& target) {
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return Status(Code::invalid_argument, "the rendezvous path must have 1 to " + std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
-                                              " bytes: unix:" + path);
+    return Status(Code::invalid_argument, "the rendezvous path must have 1 to " +
+                                              std::to_string(sizeof(sockaddr_un::sun_path) - 1) + " bytes: unix:" + path);
   }
   for (int attempt = 0; attempt < 8; ++attempt) {
     if (symlink(target.c_str(), path.c_str()) == 0) {
@@ -83,7 +85,8 @@ Result<MeetingLink> MeetingLink::publish(const std::string& path, const std::str
     struct stat info{};
     if (lstat(path.c_str(), &info) != 0) continue;  // just removed
     if (!S_ISLNK(info.st_mode) && !S_ISSOCK(info.st_mode)) {
-      return Status(Code::invalid_argument, "the rendezvous " + path + " is an existing file that is no socket; choose another path");
+      return Status(Code::invalid_argument,
+                    "the rendezvous " + path + " is an existing file that is no socket; choose another path");
     }
     if (listens(path)) {
       return Status(Code::invalid_argument, "another process is rank 0 of this job: it listens at the rendezvous " + path +
@@ -124,7 +127,8 @@ std::string listen_address_for(const HostPort& rendezvous) {
   return tcp_text(is_loopback_name(rendezvous.host) ? rendezvous.host : "::", rendezvous.port);
 }
 
-std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0) {
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous,
+                                             bool process_0) {
   std::vector<std::string> addresses;
   const auto meeting = parse_tcp(rendezvous);
   std::string own;

@@ -9,8 +9,8 @@
 
 namespace hmc {
 
-// A Unix rendezvous is a symbolic link to the socket process 0 listens on anyway: it appears at once or not at all, what a dead job left
-// behind is told from a living one, and it is gone once everybody has met.
+// A Unix rendezvous is a symbolic link to the socket process 0 listens on anyway: it appears at once or not at all, what a dead job
+// left behind is told from a living one, and it is gone once everybody has met.
 class MeetingLink {
  public:
   MeetingLink() noexcept = default;
@@ -35,8 +35,10 @@ Result<HostPort> parse_tcp(std::string_view address);
 // "tcp://[::]:port" for what is beyond loopback: a host's own name often resolves to its loopback there and nowhere else.
 std::string listen_address_for(const HostPort& rendezvous);
 bool is_loopback_name(std::string_view host);
-// `listening` with wildcard hosts replaced by the address that this host has towards `rendezvous` (process 0: by the name others know).
-std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0);
+// `listening` with wildcard hosts replaced by the address that this host has towards `rendezvous` (process 0: by the name others
+// know).
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous,
+                                             bool process_0);
 
 // Equal for processes of one running kernel; only a hint for the order of addresses.
 std::string kernel_id();

@@ -1,4 +1,5 @@
-// World: the processes of one job as one of them sees them, what they tell each other about deaths, and the numbers of their groups.
+// World: the processes of one job as one of them sees them, what they tell each other about deaths, and the numbers of their
+// groups.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,11 @@ class Bootstrap;
 class Group;
 
 // 200..201: bootstrap.h.
-inline constexpr MessageType control_process_lost = 210;   // a process of the job is dead
-inline constexpr MessageType control_group_broken = 211;   // a group takes no more collectives
+inline constexpr MessageType control_process_lost = 210;  // a process of the job is dead
+inline constexpr MessageType control_group_broken = 211;  // a group takes no more collectives
 
-// Scopes of a group: its P2P calls use the number itself, its collectives the number with this bit, so that user tags never meet theirs.
+// Scopes of a group: its P2P calls use the number itself, its collectives the number with this bit, so that user tags never meet
+// theirs.
 inline constexpr std::uint32_t collective_scope_bit = 0x80000000U;
 inline constexpr std::uint32_t world_scope = 1;
 
@@ -38,8 +40,8 @@ struct Breakage {
   Status reason;
 };
 
-// Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context outlives
-// every call, because it makes them.
+// Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context
+// outlives every call, because it makes them.
 class World {
  public:
   World(ContextState& context, std::shared_ptr<Engine> engine) : context_(context), engine_(std::move(engine)) {}

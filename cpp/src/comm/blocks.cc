@@ -14,12 +14,13 @@ std::uint64_t largest(std::span<const std::uint64_t> offsets) noexcept {
   return most;
 }
 
-Status check_offsets(std::string_view side, std::size_t pair, std::span<const std::uint64_t> offsets, std::size_t block, std::size_t size) {
+Status check_offsets(std::string_view side, std::size_t pair, std::span<const std::uint64_t> offsets, std::size_t block,
+                     std::size_t size) {
   if (offsets.empty() || (block <= size && largest(offsets) <= size - block)) return {};
   std::size_t i = 0;
   while (block <= size && offsets[i] <= size - block) ++i;
-  return Status(Code::invalid_argument, "pair " + std::to_string(pair) + ": " + std::string(side) + " block " + std::to_string(i) + " of " +
-                                            std::to_string(block) + " bytes at offset " + std::to_string(offsets[i]) +
+  return Status(Code::invalid_argument, "pair " + std::to_string(pair) + ": " + std::string(side) + " block " + std::to_string(i) +
+                                            " of " + std::to_string(block) + " bytes at offset " + std::to_string(offsets[i]) +
                                             " leaves the buffer slice of " + std::to_string(size) + " bytes");
 }
 
@@ -63,10 +64,12 @@ Result<BlockBatch> ContextImpl::prepare_blocks(std::span<const BlockPair> pairs,
       return bad("both buffers must belong to the Context that the call is made on");
     }
     const auto& peer = pair.remote.state()->peer;
-    if (batch->peer && batch->peer != peer) return bad("all remote buffers of a batch must be of one peer; prepare one batch for each");
+    if (batch->peer && batch->peer != peer)
+      return bad("all remote buffers of a batch must be of one peer; prepare one batch for each");
     batch->peer = peer;
     if (pair.local_offsets.size() != pair.remote_offsets.size()) {
-      return bad(std::to_string(pair.local_offsets.size()) + " local offsets, " + std::to_string(pair.remote_offsets.size()) + " remote ones");
+      return bad(std::to_string(pair.local_offsets.size()) + " local offsets, " + std::to_string(pair.remote_offsets.size()) +
+                 " remote ones");
     }
     HMC_TRY(check_offsets("local", i, pair.local_offsets, block, pair.local.size()));
     HMC_TRY(check_offsets("remote", i, pair.remote_offsets, block, pair.remote.size()));
@@ -98,8 +101,9 @@ Status ContextImpl::resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bo
       auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.slot == route->slot; });
       if (group == groups.end()) group = groups.insert(groups.end(), BlockBatchState::Group{route->slot, {}, 0});
       const std::size_t count = pair.local_offsets.size();
-      group->runs.push_back(Run{pair.local->registration->find(route->transport)->get(), pair.remote->record->find(route->slot)->region.get(),
-                                pair.local_offsets.data(), pair.remote_offsets.data(), count, batch.block});
+      group->runs.push_back(Run{pair.local->registration->find(route->transport)->get(),
+                                pair.remote->record->find(route->slot)->region.get(), pair.local_offsets.data(),
+                                pair.remote_offsets.data(), count, batch.block});
       group->bytes += count * batch.block;
     }
     if (look_again) continue;
@@ -114,7 +118,8 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer_blocks(bool is_put, con
   if (!batch.valid()) return Status(Code::invalid_argument, "an empty BlockBatch; prepare one first");
   const auto& state = batch.state();
   if (state->context.get() != this) return Status(Code::invalid_argument, "the batch was prepared on another Context");
-  if (is_put && !state->writable) return Status(Code::invalid_argument, "put_blocks into a buffer that its owner registered for reading only");
+  if (is_put && !state->writable)
+    return Status(Code::invalid_argument, "put_blocks into a buffer that its owner registered for reading only");
   HMC_TRY(check_notify(options.notify));
   EncodedNotify notify(options.notify, envelope);
   const bool pays_credit = notify.cost() != 0;
@@ -124,10 +129,13 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer_blocks(bool is_put, con
   return post_work(work, pays_credit);
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::put_blocks(const BlockBatch& batch, const PutOptions& options, const Envelope& envelope) {
+Result<std::shared_ptr<WorkState>> ContextImpl::put_blocks(const BlockBatch& batch, const PutOptions& options,
+                                                           const Envelope& envelope) {
   return transfer_blocks(true, batch, options, envelope);
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::get_blocks(const BlockBatch& batch) { return transfer_blocks(false, batch, {}, {}); }
+Result<std::shared_ptr<WorkState>> ContextImpl::get_blocks(const BlockBatch& batch) {
+  return transfer_blocks(false, batch, {}, {});
+}
 
 }  // namespace hmc

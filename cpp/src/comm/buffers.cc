@@ -9,7 +9,8 @@ namespace {
 // "bytes [64, 128) of a buffer of 100 bytes"
 Status out_of_range(std::string_view what, std::size_t offset, std::size_t bytes, std::size_t size) {
   return Status(Code::invalid_argument, std::string(what) + " slice of " + std::to_string(bytes) + " bytes at offset " +
-                                            std::to_string(offset) + " of a buffer of " + std::to_string(size) + " bytes; stay within it");
+                                            std::to_string(offset) + " of a buffer of " + std::to_string(size) +
+                                            " bytes; stay within it");
 }
 
 Status invalid_handle() { return Status(Code::invalid_argument, "this buffer handle is empty; get one from a Context or a Peer"); }

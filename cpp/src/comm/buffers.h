@@ -29,10 +29,10 @@ struct Exposure {
   std::uint64_t size = 0;
   Access access = Access::read_write;
   Device device;
-  std::atomic<bool> closed{false};              // no new operation, no new import; readable without the lock
-  std::shared_ptr<Registration> registration;   // dropped when closed and quiet
+  std::atomic<bool> closed{false};             // no new operation, no new import; readable without the lock
+  std::shared_ptr<Registration> registration;  // dropped when closed and quiet
   std::unordered_map<PeerImpl*, std::uint32_t> importers;
-  std::uint32_t local_operations = 0;           // of this process, under way on the memory
+  std::uint32_t local_operations = 0;                // of this process, under way on the memory
   std::vector<std::atomic<std::uint32_t>*> closers;  // set when closed and quiet
 };
 
@@ -63,13 +63,13 @@ struct RemoteImport {
     bool prepared = false;
     bool preparing = false;  // one thread is at it; others wait
   };
-  std::vector<Entry> entries;                // one per transport that has carried an operation
+  std::vector<Entry> entries;  // one per transport that has carried an operation
   std::atomic<bool> alive{true};
-  Status dead;                               // why not alive
-  std::uint32_t operations = 0;              // under way, preparations included
-  bool retiring = false;                     // no operation will come; entries go once quiet
+  Status dead;                   // why not alive
+  std::uint32_t operations = 0;  // under way, preparations included
+  bool retiring = false;         // no operation will come; entries go once quiet
   bool flushing = false;
-  bool acknowledge = false;                  // the owner waits for `revoked`
+  bool acknowledge = false;  // the owner waits for `revoked`
 
   [[nodiscard]] Entry* find(const EndpointSlot* slot) noexcept {
     for (auto& entry : entries) {
@@ -106,8 +106,8 @@ class BlockBatchState {
   std::size_t blocks = 0;
   bool writable = true;  // every remote may be written
   std::vector<Pair> pairs;
-  std::vector<BufferState*> locals;          // distinct
-  std::vector<RemoteBufferState*> remotes;   // distinct
+  std::vector<BufferState*> locals;         // distinct
+  std::vector<RemoteBufferState*> remotes;  // distinct
 
   // Runs grouped by the endpoint that carries them.
   struct Group {

@@ -20,7 +20,7 @@ inline constexpr MessageType import = 110, imported = 111, release = 112, revoke
 inline constexpr MessageType lookup = 120, found = 121, lookup_cancel = 122;
 inline constexpr MessageType bye_ack = 130;
 
-inline constexpr std::size_t max_name = 255;            // published names
+inline constexpr std::size_t max_name = 255;  // published names
 inline constexpr std::size_t max_transport_name = 32;
 inline constexpr std::size_t max_transports = 32;
 inline constexpr std::size_t max_domain = 1024;

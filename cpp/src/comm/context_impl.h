@@ -62,7 +62,8 @@ class ContextImpl final : public ContextState, private Pollable {
   Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
                                          const Envelope& envelope) override;
   Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source) override;
-  Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options, const Envelope& envelope) override;
+  Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options,
+                                                const Envelope& envelope) override;
   Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch) override;
   Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) override;
   Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope) override;
@@ -93,8 +94,8 @@ class ContextImpl final : public ContextState, private Pollable {
   Status close(Deadline deadline);
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   Descriptor descriptor_of(const Exposure& exposure) const;
-  // Runs `task` soon under the engine lock; from destructors: any thread, lock held or not. Once the Context is shut down the task is
-  // destroyed instead.
+  // Runs `task` soon under the engine lock; from destructors: any thread, lock held or not. Once the Context is shut down the task
+  // is destroyed instead.
   void toss(std::function<void()> task);
 
   // ---- for PeerImpl and its kind ----
@@ -105,9 +106,9 @@ class ContextImpl final : public ContextState, private Pollable {
   std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] Worker& worker() noexcept { return worker_; }
   void peer_ready(PeerImpl& peer, bool connected_to_us);
-  void peer_ended(PeerImpl& peer);       // at once: it is no longer found
+  void peer_ended(PeerImpl& peer);  // at once: it is no longer found
   void peer_torn_down(PeerImpl& peer, const Status& reason);
-  void forget(PeerImpl& peer);           // gone for good
+  void forget(PeerImpl& peer);  // gone for good
   void deliver_control(PeerImpl& peer, MessageType type, ByteSpan payload);
   // The open buffer that `m` names. Errors: stale, authentication, invalid_argument.
   Result<std::shared_ptr<Exposure>> resolve(const wire::Import& m);
@@ -117,7 +118,9 @@ class ContextImpl final : public ContextState, private Pollable {
   // Ends the buffer without waiting: importers are told. Idempotent.
   void begin_close(const std::shared_ptr<Exposure>& exposure);
   void needs_pump(PeerImpl& peer);
-  [[nodiscard]] const std::map<std::string, std::shared_ptr<BufferState>, std::less<>>& published() const noexcept { return published_; }
+  [[nodiscard]] const std::map<std::string, std::shared_ptr<BufferState>, std::less<>>& published() const noexcept {
+    return published_;
+  }
 
  private:
   friend class PendingChannel;
@@ -148,15 +151,15 @@ class ContextImpl final : public ContextState, private Pollable {
   // Waits until the route between two devices is there (lock not held).
   Result<PeerRoute*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, Deadline deadline);
 
-  Result<std::shared_ptr<WorkState>> transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote, const PutOptions& options,
-                                              const Envelope& envelope);
+  Result<std::shared_ptr<WorkState>> transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote,
+                                              const PutOptions& options, const Envelope& envelope);
   Result<std::shared_ptr<WorkState>> transfer_blocks(bool is_put, const BlockBatch& batch, const PutOptions& options,
                                                      const Envelope& envelope);
   Result<std::shared_ptr<WorkState>> post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit);
   Status check_open(const Exposure& exposure, bool is_put) const;
   Status check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const;
-  // The route for one pair of buffers with the regions it needs. Lock held on entry and on return, released in between when something
-  // is missing; then `looked_again` is set and the caller starts over.
+  // The route for one pair of buffers with the regions it needs. Lock held on entry and on return, released in between when
+  // something is missing; then `looked_again` is set and the caller starts over.
   Result<PeerRoute*> usable_route(Engine::Lock& lock, BufferState& local, RemoteBufferState& remote, bool& look_again);
   Status resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bool is_put);
 
@@ -166,8 +169,8 @@ class ContextImpl final : public ContextState, private Pollable {
   std::shared_ptr<Engine> engine_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> shut_down_{false};
-  bool polled_ = false;            // added to the engine
-  std::mutex closing_mutex_;       // one thread closes, others wait for it
+  bool polled_ = false;       // added to the engine
+  std::mutex closing_mutex_;  // one thread closes, others wait for it
 
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<ControlPlane> control_;

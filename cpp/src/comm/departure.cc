@@ -155,7 +155,8 @@ void PeerImpl::tear_down() {
 }
 
 void PeerImpl::tear_down_now() {
-  if (phase_ != PeerPhase::lost && phase_ != PeerPhase::closed) end(Status(Code::closed, "the Context is closed"), PeerPhase::closed);
+  if (phase_ != PeerPhase::lost && phase_ != PeerPhase::closed)
+    end(Status(Code::closed, "the Context is closed"), PeerPhase::closed);
   leaving_ = false;
   tear_down();
   drop_channel();

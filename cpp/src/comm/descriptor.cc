@@ -24,8 +24,9 @@ Result<Descriptor> Descriptor::parse(std::span<const std::byte> bytes) {
   const std::uint32_t magic = in.u32();
   const std::uint16_t version = in.u16();
   if (!in.ok() || magic != descriptor_magic) {
-    return Status(Code::protocol, "these " + std::to_string(bytes.size()) +
-                                      " bytes are not a buffer descriptor; pass what ConnBuffer::descriptor().serialise() returned");
+    return Status(Code::protocol,
+                  "these " + std::to_string(bytes.size()) +
+                      " bytes are not a buffer descriptor; pass what ConnBuffer::descriptor().serialise() returned");
   }
   if (version != descriptor_version) {
     return Status(Code::protocol, "descriptor of version " + std::to_string(version) + "; this library reads version " +
@@ -41,12 +42,14 @@ Result<Descriptor> Descriptor::parse(std::span<const std::byte> bytes) {
   d.nonce[1] = in.u64();
   const std::uint8_t access = in.u8();
   d.device = in.text(max_descriptor_device);
-  if (!in.finish()) return Status(Code::protocol, "descriptor of " + std::to_string(bytes.size()) + " bytes is cut short or too long");
+  if (!in.finish())
+    return Status(Code::protocol, "descriptor of " + std::to_string(bytes.size()) + " bytes is cut short or too long");
   if (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write)) {
     return Status(Code::protocol, "descriptor with unknown access " + std::to_string(access));
   }
   d.access = static_cast<Access>(access);
-  if (const auto device = Device::parse(d.device); !device.ok()) return Status(Code::protocol, "descriptor with malformed device name");
+  if (const auto device = Device::parse(d.device); !device.ok())
+    return Status(Code::protocol, "descriptor with malformed device name");
   return d;
 }
 

@@ -18,7 +18,7 @@ struct TransportSlot {
   std::unique_ptr<Transport> transport;  // null: could not be made
   Capabilities capabilities;             // reason says why not, when unavailable
   Bytes domain;
-  bool self_only = false;                // kept for transfers within this Context although the filter leaves it out
+  bool self_only = false;  // kept for transfers within this Context although the filter leaves it out
   std::uint64_t puts = 0, put_bytes = 0, gets = 0, get_bytes = 0, staged_bytes = 0;
 };
 

@@ -43,7 +43,8 @@ PeerDomain PeerImpl::peer_domain(const Bytes& domain) const noexcept {
   return result;
 }
 
-// Usable transports between the two devices, best first: by bandwidth, then by the order of the table. The others end in `rejected`.
+// Usable transports between the two devices, best first: by bandwidth, then by the order of the table. The others end in
+// `rejected`.
 std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, std::vector<std::string>& rejected) {
   std::vector<Candidate> candidates;
   for (const auto& slot : context_.transports()) {
@@ -125,7 +126,8 @@ void PeerImpl::on_address(const wire::Address& address, std::vector<UniqueFd> fd
     if (phase_ == PeerPhase::connecting && !accepting_ && slot->state != EndpointSlot::State::failed) message_slot_ = slot;
   }
   if (slot->state == EndpointSlot::State::failed) return;  // it has been told
-  if (slot->state != EndpointSlot::State::waiting || slot->attempt() != address.attempt) return broken("an unexpected endpoint address");
+  if (slot->state != EndpointSlot::State::waiting || slot->attempt() != address.attempt)
+    return broken("an unexpected endpoint address");
   slot->state = EndpointSlot::State::connecting;
   const Blob blob{address.bytes, std::move(fds)};
   if (const Status started = slot->endpoint->connect(blob, slot); !started.ok()) slot_failed(*slot, started, true);
@@ -189,7 +191,8 @@ void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_p
   context_.count("endpoints.failed." + slot.transport().name, 1);
   const bool messages = &slot == message_slot_;
   if (phase_ == PeerPhase::ready && messages) {
-    end(Status(Code::peer_lost, "the " + slot.transport().name + " connection to " + describe() + " failed: " + std::string(reason.message()),
+    end(Status(Code::peer_lost,
+               "the " + slot.transport().name + " connection to " + describe() + " failed: " + std::string(reason.message()),
                reason.native()),
         PeerPhase::lost);
     return;
@@ -234,7 +237,8 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   EndpointSlot* slot = find_slot(best.transport->name);
   if (slot == nullptr) slot = open_endpoint(*best.transport, 0);
   if (slot->state == EndpointSlot::State::failed) return find_route(local, remote);  // now among the rejected
-  if (slot->state != EndpointSlot::State::ready) return Status(Code::would_block, "the " + best.transport->name + " endpoint is being made");
+  if (slot->state != EndpointSlot::State::ready)
+    return Status(Code::would_block, "the " + best.transport->name + " endpoint is being made");
 
   auto route = std::make_unique<PeerRoute>();
   route->transport = best.transport->transport.get();
@@ -251,7 +255,8 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   path.latency_us = best.reach.latency_us;
   path.bandwidth = best.reach.bandwidth;
   path.reason = best.reach.reason;
-  if (candidates.size() > 1) path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
+  if (candidates.size() > 1)
+    path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
   for (std::size_t i = 1; i < candidates.size(); ++i) {
     rejected.push_back(candidates[i].transport->name + ": slower (" + rate_text(candidates[i].reach.bandwidth) + " against " +
                        rate_text(best.reach.bandwidth) + ")");

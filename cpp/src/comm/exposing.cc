@@ -16,15 +16,16 @@ bool same_nonce(const std::uint64_t (&a)[2], const std::uint64_t (&b)[2]) noexce
 }
 
 Status forged(const wire::Import& m, std::string_view why) {
-  return Status(Code::authentication, "the descriptor of buffer " + std::to_string(m.buffer_id) + " is not one that was given away here (" +
-                                          std::string(why) + ")");
+  return Status(Code::authentication, "the descriptor of buffer " + std::to_string(m.buffer_id) +
+                                          " is not one that was given away here (" + std::string(why) + ")");
 }
 
 }  // namespace
 
 Result<std::shared_ptr<BufferState>> ContextImpl::expose(const Memory& memory, Access access) {
   HMC_TRY(usable());
-  if (!memory.valid()) return Status(Code::invalid_argument, "register_memory of an empty Memory; allocate or wrap some bytes first");
+  if (!memory.valid())
+    return Status(Code::invalid_argument, "register_memory of an empty Memory; allocate or wrap some bytes first");
   HMC_TRY(runtime_for(memory.device()).status());
   auto exposure = std::make_shared<Exposure>();
   exposure->size = memory.size();
@@ -71,7 +72,8 @@ Result<std::shared_ptr<Exposure>> ContextImpl::resolve(const wire::Import& m) {
   const BufferSlot& slot = buffer_slots_[m.buffer_id - 1];
   if (m.generation == 0 || m.generation > slot.generation) return forged(m, "no such generation");
   if (m.generation != slot.generation || !slot.open) {
-    return Status(Code::stale, "buffer " + std::to_string(m.buffer_id) + " was closed or registered anew since its descriptor was made; " +
+    return Status(Code::stale, "buffer " + std::to_string(m.buffer_id) +
+                                   " was closed or registered anew since its descriptor was made; " +
                                    "get a new descriptor from its owner");
   }
   if (!same_nonce(slot.open->nonce, m.nonce)) return forged(m, "wrong nonce");
@@ -131,8 +133,9 @@ Status ContextImpl::close_buffer(const std::shared_ptr<Exposure>& exposure, Dead
   std::string who;
   for (const auto& [peer, imports] : exposure->importers) who += (who.empty() ? "" : ", ") + peer->describe();
   if (who.empty()) who = std::to_string(exposure->local_operations) + " operations of this process";
-  return Status(Code::timeout, "the ConnBuffer is closed, but not yet let go by " + who +
-                                   "; HMC keeps its pages until then, and they may still be written. Call close again to go on waiting");
+  return Status(Code::timeout,
+                "the ConnBuffer is closed, but not yet let go by " + who +
+                    "; HMC keeps its pages until then, and they may still be written. Call close again to go on waiting");
 }
 
 Status ContextImpl::publish(std::string_view name, const ConnBuffer& buffer) {
@@ -144,11 +147,13 @@ Status ContextImpl::publish(std::string_view name, const ConnBuffer& buffer) {
     return Status(Code::invalid_argument, "publish \"" + std::string(name) + "\": the buffer is empty or of another Context");
   }
   if (buffer.offset() != 0 || buffer.size() != buffer.state()->exposure->size) {
-    return Status(Code::invalid_argument, "publish \"" + std::string(name) + "\": only whole buffers can be published, not slices; register the slice's memory");
+    return Status(Code::invalid_argument, "publish \"" + std::string(name) +
+                                              "\": only whole buffers can be published, not slices; register the slice's memory");
   }
   const auto lock = engine_->lock();
   HMC_TRY(usable());
-  if (buffer.state()->exposure->closed.load()) return Status(Code::closed, "publish \"" + std::string(name) + "\": the buffer is closed");
+  if (buffer.state()->exposure->closed.load())
+    return Status(Code::closed, "publish \"" + std::string(name) + "\": the buffer is closed");
   if (!published_.emplace(std::string(name), buffer.state()).second) {
     return Status(Code::invalid_argument, "the name \"" + std::string(name) + "\" is taken; unpublish it first");
   }

@@ -1,5 +1,6 @@
-// PeerImpl: joining. The connecting side says hello with its transports' domains; the accepting side answers with its own, names the
-// transport that will carry messages and sends that endpoint's address; the connecting side answers with its address; both say ready.
+// PeerImpl: joining. The connecting side says hello with its transports' domains; the accepting side answers with its own, names
+// the transport that will carry messages and sends that endpoint's address; the connecting side answers with its address; both say
+// ready.
 #include <unistd.h>
 
 #include "base/log.h"
@@ -31,14 +32,20 @@ void PeerImpl::expect(const ContextId& id, std::vector<std::string> addresses, s
 
 void PeerImpl::when_ready(std::function<void(const Status&)> action) {
   switch (phase_) {
-    case PeerPhase::ready: action({}); return;
+    case PeerPhase::ready:
+      action({});
+      return;
     case PeerPhase::lost:
-    case PeerPhase::closed: action(failure_); return;
+    case PeerPhase::closed:
+      action(failure_);
+      return;
     case PeerPhase::idle:
       ready_actions_.push_back(std::move(action));
       start_connecting();
       return;
-    case PeerPhase::connecting: ready_actions_.push_back(std::move(action)); return;
+    case PeerPhase::connecting:
+      ready_actions_.push_back(std::move(action));
+      return;
   }
 }
 
@@ -57,21 +64,21 @@ void PeerImpl::try_next_address(const Status& last) {
   }
   const std::string address = addresses_[next_address_++];
   auto self = std::static_pointer_cast<PeerImpl>(shared_from_this());
-  context_.control().connect(address, Deadline::after_seconds(handshake_seconds),
-                             [self, address](Result<std::unique_ptr<Channel>> result) {
-    if (self->phase_ != PeerPhase::connecting || self->channel_) return;  // met in the meantime; ours is dropped unsaid
-    if (!result.ok()) {
-      self->try_next_address(result.status());
-      return;
-    }
-    const PeerIdentity& found = (*result)->identity();
-    if (found.context_id != self->identity_.context_id) {
-      self->try_next_address(Status(Code::peer_lost, "at " + address + " answers another Context (" + found.name +
-                                                         "): the process was restarted or the address is somebody else's"));
-      return;
-    }
-    self->attach_outgoing(std::move(*result));
-  });
+  context_.control().connect(
+      address, Deadline::after_seconds(handshake_seconds), [self, address](Result<std::unique_ptr<Channel>> result) {
+        if (self->phase_ != PeerPhase::connecting || self->channel_) return;  // met in the meantime; ours is dropped unsaid
+        if (!result.ok()) {
+          self->try_next_address(result.status());
+          return;
+        }
+        const PeerIdentity& found = (*result)->identity();
+        if (found.context_id != self->identity_.context_id) {
+          self->try_next_address(Status(Code::peer_lost, "at " + address + " answers another Context (" + found.name +
+                                                             "): the process was restarted or the address is somebody else's"));
+          return;
+        }
+        self->attach_outgoing(std::move(*result));
+      });
 }
 
 wire::Hello PeerImpl::own_hello(std::string choice) const {
@@ -80,7 +87,8 @@ wire::Hello PeerImpl::own_hello(std::string choice) const {
   hello.session = session_;
   hello.choice = std::move(choice);
   for (const auto& slot : context_.transports()) {
-    if (!slot->transport || !slot->capabilities.available || slot->self_only || hello.transports.size() >= wire::max_transports) continue;
+    if (!slot->transport || !slot->capabilities.available || slot->self_only || hello.transports.size() >= wire::max_transports)
+      continue;
     hello.transports.push_back({slot->name, slot->domain});
   }
   hello.devices.emplace_back("cpu");
@@ -95,7 +103,8 @@ void PeerImpl::attach_outgoing(std::unique_ptr<Channel> channel) {
   greeted_ = false;
   accepting_ = false;
   channel_->set_sink(*this);
-  start_timer(handshake_seconds, [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
+  start_timer(handshake_seconds,
+              [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
   if (const Status sent = channel_->send(wire::hello, encode(own_hello({}))); !sent.ok()) end(sent, PeerPhase::lost);
 }
 
@@ -108,7 +117,8 @@ void PeerImpl::attach_incoming(std::unique_ptr<Channel> channel, const wire::Hel
   accepting_ = true;
   if (!take_hello(hello)) return;
   channel_->set_sink(*this);
-  start_timer(handshake_seconds, [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
+  start_timer(handshake_seconds,
+              [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
   choose_message_transport();
 }
 
@@ -278,7 +288,8 @@ void PeerImpl::handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> 
     case wire::bye_ack:
       if (leaving_) end(failure_, PeerPhase::closed);
       return;
-    default: break;
+    default:
+      break;
   }
   broken("a malformed control message of type " + std::to_string(type));
 }

@@ -137,7 +137,8 @@ void PeerImpl::settle(const std::shared_ptr<RemoteImport>& record) {
   if (!record->retiring || record->operations != 0 || record->flushing) return;
   class Drained final : public Completion {
    public:
-    Drained(std::shared_ptr<PeerImpl> peer, std::shared_ptr<RemoteImport> record) : peer_(std::move(peer)), record_(std::move(record)) {}
+    Drained(std::shared_ptr<PeerImpl> peer, std::shared_ptr<RemoteImport> record)
+        : peer_(std::move(peer)), record_(std::move(record)) {}
     void complete(Status) noexcept override {
       const std::unique_ptr<Drained> self(this);
       record_->flushing = false;
@@ -164,7 +165,8 @@ void PeerImpl::settle(const std::shared_ptr<RemoteImport>& record) {
   const auto keep = record;
   for (auto& entry : record->entries) {
     entry.region.reset();
-    if (entry.request != 0 && !record->acknowledge) static_cast<void>(send_control(wire::release, wire::encode_request(entry.request)));
+    if (entry.request != 0 && !record->acknowledge)
+      static_cast<void>(send_control(wire::release, wire::encode_request(entry.request)));
   }
   record->entries.clear();
   std::erase(records_, record);
@@ -270,7 +272,8 @@ void PeerImpl::revoke(const std::shared_ptr<Exposure>& exposure) {
 void PeerImpl::on_revoked(const wire::BufferName& name) {
   std::shared_ptr<Exposure> exposure;
   std::erase_if(granted_, [&](const auto& item) {
-    const bool match = item.second->id == name.buffer_id && item.second->generation == name.generation && item.second->closed.load();
+    const bool match =
+        item.second->id == name.buffer_id && item.second->generation == name.generation && item.second->closed.load();
     if (match) exposure = item.second;
     return match;
   });

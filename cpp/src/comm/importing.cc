@@ -9,8 +9,8 @@ Status ContextImpl::check_descriptor(PeerImpl& peer, const Descriptor& d) {
   const ContextId id{d.context_id[0], d.context_id[1]};
   const auto lock = engine_->lock();
   if (id == peer.identity().context_id) return {};
-  return Status(Code::invalid_argument, "the descriptor names a buffer of Context " + context_id_text(id) + ", and " + peer.describe() +
-                                            " is Context " + context_id_text(peer.identity().context_id) +
+  return Status(Code::invalid_argument, "the descriptor names a buffer of Context " + context_id_text(id) + ", and " +
+                                            peer.describe() + " is Context " + context_id_text(peer.identity().context_id) +
                                             "; import it from the peer that made it");
 }
 
@@ -63,7 +63,8 @@ Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::s
     HMC_TRY(wait_ready(peer, deadline));
     // Any route to that device will do to ask; others are imported when an operation needs them.
     auto route = wait_route(*peer, Device::cpu(), *device, deadline);
-    if (!route.ok() && route.status().code() == Code::unsupported && !device->is_cpu()) route = wait_route(*peer, *device, *device, deadline);
+    if (!route.ok() && route.status().code() == Code::unsupported && !device->is_cpu())
+      route = wait_route(*peer, *device, *device, deadline);
     if (!route.ok()) return route.status();
     const auto lock = engine_->lock();
     if ((states[i] = peer->known_remote(d)) != nullptr) continue;

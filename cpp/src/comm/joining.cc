@@ -1,8 +1,8 @@
 // ContextImpl: peers come and go.
 //
 // Two Contexts may connect to each other at the same time. The connection that the smaller ContextId made wins; the accepting side
-// of the other one refuses it (`duplicate`) and its maker waits for the winner. A hello carries the number of the sender's PeerState,
-// so that a peer which left and came back is told from one that connects twice.
+// of the other one refuses it (`duplicate`) and its maker waits for the winner. A hello carries the number of the sender's
+// PeerState, so that a peer which left and came back is told from one that connects twice.
 #include <algorithm>
 
 #include "base/log.h"
@@ -13,11 +13,13 @@ namespace {
 
 constexpr double hello_seconds = 10;
 constexpr std::size_t max_pending_channels = 256;
+constexpr std::size_t max_left_unaccepted = 64;
 constexpr std::size_t max_held_control = 4096;
 
 }  // namespace
 
-PendingChannel::PendingChannel(ContextImpl& context, std::unique_ptr<Channel> channel) : context_(context), channel_(std::move(channel)) {
+PendingChannel::PendingChannel(ContextImpl& context, std::unique_ptr<Channel> channel)
+    : context_(context), channel_(std::move(channel)) {
   channel_->set_sink(*this);
   timer_ = context_.engine()->at(Deadline::after_seconds(hello_seconds), [this] {
     timer_ = 0;
@@ -120,15 +122,15 @@ Result<std::shared_ptr<PeerImpl>> ContextImpl::connect(std::string_view address,
   {
     const auto lock = engine_->lock();
     HMC_TRY(usable());
-    control_->connect(address, deadline, [this, attempt](Result<std::unique_ptr<Channel>> channel) {
-      on_connected(attempt, std::move(channel));
-    });
+    control_->connect(address, deadline,
+                      [this, attempt](Result<std::unique_ptr<Channel>> channel) { on_connected(attempt, std::move(channel)); });
   }
   const bool done = engine_->drive_flag(deadline, attempt->done);
   const auto lock = engine_->lock();
   if (!done && attempt->done.load() == 0) {
     HMC_TRY(usable());
-    return Status(Code::timeout, "connect to " + std::string(address) + " did not finish in time; is a Context listening there, and does it make progress?");
+    return Status(Code::timeout, "connect to " + std::string(address) +
+                                     " did not finish in time; is a Context listening there, and does it make progress?");
   }
   if (!attempt->status.ok()) return attempt->status.with_context("connect to " + std::string(address));
   // Wanted by us, so nobody needs to accept it.
@@ -199,8 +201,10 @@ void ContextImpl::peer_ready(PeerImpl& peer, bool connected_to_us) {
 
 void ContextImpl::peer_ended(PeerImpl& peer) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
-  if (const auto found = peers_.find(peer.identity().context_id); found != peers_.end() && found->second == shared) peers_.erase(found);
-  std::erase(accept_queue_, shared);
+  if (const auto found = peers_.find(peer.identity().context_id); found != peers_.end() && found->second == shared)
+    peers_.erase(found);
+  // Who came, said something and left properly can still be accepted and heard, if it was not long ago.
+  if (peer.phase() == PeerPhase::lost || accept_queue_.size() > max_left_unaccepted) std::erase(accept_queue_, shared);
   if (!peer.is_self() && std::find(ending_.begin(), ending_.end(), shared) == ending_.end()) ending_.push_back(std::move(shared));
 }
 
@@ -303,6 +307,8 @@ void ContextImpl::deliver_control(PeerImpl& peer, MessageType type, ByteSpan pay
   held_control_.push_back({peer.shared_from_this(), type, Bytes(payload.begin(), payload.end())});
 }
 
-void ContextImpl::on_peer_gone(std::function<void(PeerState&, const Status&)> watcher) { gone_watchers_.push_back(std::move(watcher)); }
+void ContextImpl::on_peer_gone(std::function<void(PeerState&, const Status&)> watcher) {
+  gone_watchers_.push_back(std::move(watcher));
+}
 
 }  // namespace hmc

@@ -31,7 +31,8 @@ struct Address {
 struct AddressHash {
   std::size_t operator()(const Address& a) const noexcept {
     std::uint64_t h = reinterpret_cast<std::uintptr_t>(a.peer) >> 4;
-    for (const std::uint64_t part : {std::uint64_t{a.envelope.scope}, std::uint64_t{a.envelope.src}, std::uint64_t{a.envelope.dst}}) {
+    for (const std::uint64_t part :
+         {std::uint64_t{a.envelope.scope}, std::uint64_t{a.envelope.src}, std::uint64_t{a.envelope.dst}}) {
       h = (h ^ part) * 0x9E3779B97F4A7C15ULL;
     }
     return static_cast<std::size_t>(h ^ (h >> 32));

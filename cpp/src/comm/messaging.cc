@@ -18,23 +18,25 @@ constexpr std::int64_t largest_tag = std::int64_t{1} << 62;
 }  // namespace
 
 MessengerImpl::MessengerImpl(ContextState& context)
-    : context_(context),
-      matcher_([this](const Address& from) {
+    : context_(context), matcher_([this](const Address& from) {
         return from.envelope.scope == 0 || context_.scope_has(from.envelope.scope, from.envelope.src, *from.peer);
       }) {}
 
 MessengerImpl::~MessengerImpl() = default;
 
-Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, bool receiving) const {
+Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view,
+                            bool receiving) const {
   HMC_TRY(context_.usable());
   if ((tag < 0 || tag > largest_tag) && !(receiving && tag == any_tag)) {
-    return Status(Code::invalid_argument, "tag " + std::to_string(tag) + " is outside 0 .. 2^62" + (receiving ? " and not any_tag" : ""));
+    return Status(Code::invalid_argument,
+                  "tag " + std::to_string(tag) + " is outside 0 .. 2^62" + (receiving ? " and not any_tag" : ""));
   }
   if (view.data == nullptr && view.bytes > 0) {
     return Status(Code::invalid_argument, "a null pointer for " + std::to_string(view.bytes) + " bytes");
   }
   // What already came from a peer that is gone may still be received.
-  if (peer != nullptr && !receiving && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed)) return peer->failure();
+  if (peer != nullptr && !receiving && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed))
+    return peer->failure();
   return {};
 }
 
@@ -109,7 +111,8 @@ namespace {
 // After a timeout of a blocking call the caller takes its memory back: withdraw, or say that it is still in use.
 Status give_up(WorkState& work, const char* what) {
   const Status stopped = work.cancel();
-  if (stopped.ok()) return Status(Code::timeout, std::string(what) + ": the deadline passed; it was withdrawn, nothing more is read or written");
+  if (stopped.ok())
+    return Status(Code::timeout, std::string(what) + ": the deadline passed; it was withdrawn, nothing more is read or written");
   if (work.done()) return work.status();
   return Status(Code::timeout, std::string(what) + ": the deadline passed; it is under way and the memory may still be used: " +
                                    std::string(stopped.message()));
@@ -117,8 +120,8 @@ Status give_up(WorkState& work, const char* what) {
 
 }  // namespace
 
-Status MessengerImpl::send(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag, const MemoryView& view,
-                           Deadline deadline) {
+Status MessengerImpl::send(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
+                           const MemoryView& view, Deadline deadline) {
   HMC_TRY(context_.usable());
   std::shared_ptr<WorkState> work;
   {
@@ -146,12 +149,18 @@ void MessengerImpl::on_signal(PeerState& peer, ByteSpan signal) {
   const auto kind = kind_of(signal);
   if (!kind) return peer.fail(Status(Code::protocol, "unknown kind of message signal"));
   switch (*kind) {
-    case Kind::eager: return on_eager(peer, signal);
-    case Kind::announce: return on_announce(peer, signal);
-    case Kind::answer: return on_answer(peer, signal);
-    case Kind::finish: return on_finish(peer, signal);
-    case Kind::withdraw: return on_withdraw(peer, signal);
-    case Kind::credit: return on_credit(lane_of(peer), signal);
+    case Kind::eager:
+      return on_eager(peer, signal);
+    case Kind::announce:
+      return on_announce(peer, signal);
+    case Kind::answer:
+      return on_answer(peer, signal);
+    case Kind::finish:
+      return on_finish(peer, signal);
+    case Kind::withdraw:
+      return on_withdraw(peer, signal);
+    case Kind::credit:
+      return on_credit(lane_of(peer), signal);
   }
 }
 

@@ -14,8 +14,8 @@ namespace hmc::messaging {
 
 class MessengerImpl;
 
-// A send or receive. Its own transfer (put or get of a part) completes it as a Completion of its own, so that the operation ends only
-// when nothing touches its memory any more.
+// A send or receive. Its own transfer (put or get of a part) completes it as a Completion of its own, so that the operation ends
+// only when nothing touches its memory any more.
 class Operation : public WorkState {
  public:
   Status cancel_locked() override;
@@ -42,16 +42,16 @@ class Operation : public WorkState {
   std::int64_t tag;
   MemoryView view;
   const bool sending;
-  std::uint64_t id = 0;             // on the wire; 0 while it has none
-  bool queued = false;              // a send that waits for the peer, for credit or for room
-  bool announced = false;           // a send whose announcement is out
+  std::uint64_t id = 0;    // on the wire; 0 while it has none
+  bool queued = false;     // a send that waits for the peer, for credit or for room
+  bool announced = false;  // a send whose announcement is out
   bool matched = false;
-  bool moving = false;              // its own transfer is under way
-  bool part_over = true;            // nothing of its own to move (any more)
-  bool peer_over = false;           // the peer has said that its part is done
-  bool hopeless = false;            // the peer will never say
-  Status outcome;                   // first error met
-  std::uint64_t peer_op = 0;        // its number at the peer, once known
+  bool moving = false;        // its own transfer is under way
+  bool part_over = true;      // nothing of its own to move (any more)
+  bool peer_over = false;     // the peer has said that its part is done
+  bool hopeless = false;      // the peer will never say
+  Status outcome;             // first error met
+  std::uint64_t peer_op = 0;  // its number at the peer, once known
 
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;
@@ -63,7 +63,8 @@ class Operation : public WorkState {
   TransferOp transfer;
 
  protected:
-  Operation(MessengerImpl& messenger, std::shared_ptr<PeerState> other, const Envelope& e, std::int64_t t, const MemoryView& v, bool is_send);
+  Operation(MessengerImpl& messenger, std::shared_ptr<PeerState> other, const Envelope& e, std::int64_t t, const MemoryView& v,
+            bool is_send);
   void released() noexcept override;
   friend class MessengerImpl;
 };
@@ -76,7 +77,8 @@ class SendOperation final : public Operation {
 
 class ReceiveOperation final : public Operation {
  public:
-  ReceiveOperation(MessengerImpl& messenger, std::shared_ptr<PeerState> from, const Envelope& e, std::int64_t t, const MemoryView& v)
+  ReceiveOperation(MessengerImpl& messenger, std::shared_ptr<PeerState> from, const Envelope& e, std::int64_t t,
+                   const MemoryView& v)
       : Operation(messenger, std::move(from), e, t, v, false) {}
   void deliver(const Head& head, std::uint64_t bytes) {
     info_ = {head.envelope.scope == 0 ? -1 : static_cast<int>(head.envelope.src), head.tag, static_cast<std::size_t>(bytes)};

@@ -103,7 +103,8 @@ bool MessengerImpl::poll() {
     if (lane.idle()) continue;
     moved = pump(lane) || moved;
     // A lane that waits for credit alone needs no polling: the credit signal will ask for it.
-    idle = idle && (lane.idle() || lane.peer->phase() != PeerPhase::ready || (lane.signals.empty() && lane.transfers.empty() && lane.heads_out >= head_credit));
+    idle = idle && (lane.idle() || lane.peer->phase() != PeerPhase::ready ||
+                    (lane.signals.empty() && lane.transfers.empty() && lane.heads_out >= head_credit));
   }
   if (idle && polled_) {
     polled_ = false;
@@ -169,20 +170,22 @@ Status MessengerImpl::cancel(Operation& operation) {
       return {};
     }
     if (operation.announced && !operation.matched) emit(lane_of(*operation.peer), encode_withdraw(operation.id));
-    return Status(Code::unsupported, operation.describe() + " is announced to the peer: it ends when the peer has received or refused it");
+    return Status(Code::unsupported,
+                  operation.describe() + " is announced to the peer: it ends when the peer has received or refused it");
   }
   if (!operation.matched) {
     static_cast<void>(matcher_.posted().take_if([&](const Address&, const auto& receive) { return receive.get() == &operation; }));
     operation.complete(Status(Code::cancelled, operation.describe() + " was cancelled; nothing was written"));
     return {};
   }
-  return Status(Code::unsupported, operation.describe() + " is being written: it ends when the bytes are there or the peer is lost");
+  return Status(Code::unsupported,
+                operation.describe() + " is being written: it ends when the bytes are there or the peer is lost");
 }
 
 // ---- operations ----
 
-Operation::Operation(MessengerImpl& messenger, std::shared_ptr<PeerState> other, const Envelope& e, std::int64_t t, const MemoryView& v,
-                     bool is_send)
+Operation::Operation(MessengerImpl& messenger, std::shared_ptr<PeerState> other, const Envelope& e, std::int64_t t,
+                     const MemoryView& v, bool is_send)
     : WorkState(messenger.engine()), owner(messenger), peer(std::move(other)), envelope(e), tag(t), view(v), sending(is_send) {}
 
 Status Operation::cancel_locked() { return owner.cancel(*this); }

@@ -84,7 +84,10 @@ std::optional<Answer> decode_answer(ByteSpan signal) {
 
 Bytes encode(const Finish& finish) {
   Bytes out = begin(Kind::finish);
-  WireWriter(out).u64(finish.op).u32(static_cast<std::uint32_t>(finish.code)).text(std::string_view(finish.message).substr(0, max_text_bytes));
+  WireWriter(out)
+      .u64(finish.op)
+      .u32(static_cast<std::uint32_t>(finish.code))
+      .text(std::string_view(finish.message).substr(0, max_text_bytes));
   return out;
 }
 

@@ -23,7 +23,8 @@ enum class Kind : std::uint8_t {
   credit = 6,    // the receiver has consumed eager messages
 };
 
-// Head of an eager message and of an announcement: 24 bytes, so that 8 bytes of payload fit one cache line with the ring's own word.
+// Head of an eager message and of an announcement: 24 bytes, so that 8 bytes of payload fit one cache line with the ring's own
+// word.
 struct Head {
   Envelope envelope;
   std::int64_t tag = 0;

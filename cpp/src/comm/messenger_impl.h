@@ -26,9 +26,9 @@ struct Lane {
   std::uint64_t heads_held = 0;
   Credit owed;
   bool waiting_for_ready = false;
-  std::deque<Bytes> signals;                                // answers, finishes, credit: before any send
-  std::deque<std::shared_ptr<Operation>> transfers;         // puts and gets that found no room
-  std::deque<std::shared_ptr<SendOperation>> sends;         // in the order they were posted
+  std::deque<Bytes> signals;                         // answers, finishes, credit: before any send
+  std::deque<std::shared_ptr<Operation>> transfers;  // puts and gets that found no room
+  std::deque<std::shared_ptr<SendOperation>> sends;  // in the order they were posted
   [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty(); }
 };
 
@@ -41,14 +41,14 @@ class MessengerImpl final : public Messenger, public Pollable {
                                            const MemoryView& view) override;
   Result<std::shared_ptr<WorkState>> irecv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
                                            const MemoryView& view) override;
-  Result<std::shared_ptr<WorkState>> isend_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
-                                                  const MemoryView& view) override;
-  Result<std::shared_ptr<WorkState>> irecv_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
-                                                  const MemoryView& view) override;
+  Result<std::shared_ptr<WorkState>> isend_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                  std::int64_t tag, const MemoryView& view) override;
+  Result<std::shared_ptr<WorkState>> irecv_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                  std::int64_t tag, const MemoryView& view) override;
   Status send(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag, const MemoryView& view,
               Deadline deadline) override;
-  Result<MessageInfo> recv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag, const MemoryView& view,
-                           Deadline deadline) override;
+  Result<MessageInfo> recv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
+                           const MemoryView& view, Deadline deadline) override;
   void on_signal(PeerState& peer, ByteSpan signal) override;
   void on_peer_gone(PeerState& peer, const Status& reason) override;
   void on_context_closing(const Status& reason) override;
@@ -56,8 +56,8 @@ class MessengerImpl final : public Messenger, public Pollable {
 
   // ---- for operations ----
   Status cancel(Operation& operation);
-  void forget(Operation& operation);              // it has ended
-  void report_part(Operation& operation);         // this side's part is over: tell the peer
+  void forget(Operation& operation);       // it has ended
+  void report_part(Operation& operation);  // this side's part is over: tell the peer
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return context_.engine(); }
 
  private:

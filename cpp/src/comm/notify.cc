@@ -27,7 +27,8 @@ void NotifyWaiter::finish(Status outcome) {
 }
 
 std::size_t NotifySlot::KeyHash::operator()(const Key& key) const noexcept {
-  const std::uint64_t place = (std::uint64_t{key.envelope.scope} << 32) ^ (std::uint64_t{key.envelope.src} << 16) ^ key.envelope.dst;
+  const std::uint64_t place =
+      (std::uint64_t{key.envelope.scope} << 32) ^ (std::uint64_t{key.envelope.src} << 16) ^ key.envelope.dst;
   return static_cast<std::size_t>(mix(key.id ^ mix(place)));
 }
 
@@ -181,9 +182,8 @@ void NotifyTable::drop_scope(std::uint32_t scope) {
     });
     if (cost != 0) slot->consumed(cost);
     slot->hot_ = nullptr;
-    std::erase_if(slot->counted_, [scope](const auto& item) {
-      return item.first.envelope.scope == scope && item.second.first == nullptr;
-    });
+    std::erase_if(slot->counted_,
+                  [scope](const auto& item) { return item.first.envelope.scope == scope && item.second.first == nullptr; });
   }
 }
 

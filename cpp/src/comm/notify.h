@@ -19,7 +19,9 @@ namespace hmc {
 // Payload notifications of one peer that nobody has taken yet are bounded by credit: the sender holds back what would exceed it.
 inline constexpr std::uint64_t notify_window = 1 << 20;
 // Each payload costs its bytes and a share of the bookkeeping, so that at most 4096 are queued.
-constexpr std::uint64_t notify_cost(std::size_t payload_bytes) noexcept { return payload_bytes + 64 < 256 ? 256 : payload_bytes + 64; }
+constexpr std::uint64_t notify_cost(std::size_t payload_bytes) noexcept {
+  return payload_bytes + 64 < 256 ? 256 : payload_bytes + 64;
+}
 // Different counted ids one peer may have raised and not seen consumed.
 inline constexpr std::size_t max_counted_ids = 1 << 18;
 

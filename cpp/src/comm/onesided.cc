@@ -18,7 +18,8 @@ const char* verb(bool is_put) noexcept { return is_put ? "put" : "get"; }
 
 Status ContextImpl::check_open(const Exposure& exposure, bool is_put) const {
   if (!exposure.closed.load(std::memory_order_relaxed)) return {};
-  return Status(Code::closed, std::string(verb(is_put)) + (is_put ? " from" : " into") + " a closed ConnBuffer; register the memory again");
+  return Status(Code::closed,
+                std::string(verb(is_put)) + (is_put ? " from" : " into") + " a closed ConnBuffer; register the memory again");
 }
 
 Status ContextImpl::check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const {
@@ -35,7 +36,8 @@ Result<PeerRoute*> ContextImpl::usable_route(Engine::Lock& lock, BufferState& lo
   if (route.ok()) {
     const auto* region = local.registration->find((*route)->transport);
     const auto* entry = remote.record->find((*route)->slot);
-    if (region != nullptr && entry != nullptr && entry->prepared) [[likely]] return route;
+    if (region != nullptr && entry != nullptr && entry->prepared) [[likely]]
+      return route;
   }
   look_again = true;
   const Deadline deadline = Deadline::after_seconds(fetch_seconds);
@@ -65,16 +67,19 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
                                                          const PutOptions& options, const Envelope& envelope) {
   HMC_TRY(usable());
   if (!local.valid() || !remote.valid()) {
-    return Status(Code::invalid_argument, std::string(verb(is_put)) + " needs a ConnBuffer of this process and a RemoteBuffer of a peer; one is empty");
+    return Status(Code::invalid_argument,
+                  std::string(verb(is_put)) + " needs a ConnBuffer of this process and a RemoteBuffer of a peer; one is empty");
   }
   const auto& mine = local.state();
   const auto& theirs = remote.state();
   if (mine->context.get() != this || theirs->context.get() != this) {
-    return Status(Code::invalid_argument, std::string(verb(is_put)) + ": both buffers must belong to the Context that the call is made on");
+    return Status(Code::invalid_argument,
+                  std::string(verb(is_put)) + ": both buffers must belong to the Context that the call is made on");
   }
   if (local.size() != remote.size()) {
-    return Status(Code::invalid_argument, std::string(verb(is_put)) + " between " + std::to_string(local.size()) + " bytes here and " +
-                                              std::to_string(remote.size()) + " bytes at the peer; slice them to equal sizes");
+    return Status(Code::invalid_argument, std::string(verb(is_put)) + " between " + std::to_string(local.size()) +
+                                              " bytes here and " + std::to_string(remote.size()) +
+                                              " bytes at the peer; slice them to equal sizes");
   }
   if (is_put && theirs->record->access != Access::read_write) {
     return Status(Code::invalid_argument, "put into a buffer that its owner registered for reading only");
@@ -82,8 +87,8 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
   HMC_TRY(check_notify(options.notify));
   EncodedNotify notify(options.notify, envelope);
   const bool pays_credit = notify.cost() != 0;
-  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(), options.complete,
-                                                   std::move(notify));
+  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(),
+                                                   options.complete, std::move(notify));
   auto lock = engine_->lock();
   while (true) {
     HMC_TRY(usable());
@@ -129,7 +134,8 @@ Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify
   while (peer.pending_count() >= max_waiting_notifies) {
     lock.unlock();
     engine_->drive(Deadline::never(), [&] {
-      return peer.pending_count() < max_waiting_notifies || closed() || peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed;
+      return peer.pending_count() < max_waiting_notifies || closed() || peer.phase() == PeerPhase::lost ||
+             peer.phase() == PeerPhase::closed;
     });
     lock = engine_->lock();
     HMC_TRY(usable());
@@ -151,8 +157,8 @@ Status ContextImpl::fence(const std::shared_ptr<PeerState>& state) {
   return static_cast<PeerImpl&>(*state).fence();
 }
 
-Status ContextImpl::wait_notify(const std::shared_ptr<PeerState>& state, const Envelope& envelope, std::uint64_t id, std::uint64_t count,
-                                Deadline deadline) {
+Status ContextImpl::wait_notify(const std::shared_ptr<PeerState>& state, const Envelope& envelope, std::uint64_t id,
+                                std::uint64_t count, Deadline deadline) {
   HMC_TRY(usable());
   if ((id >> 63) != 0) return Status(Code::invalid_argument, "notification id " + std::to_string(id) + "; ids are below 2^63");
   if (count == 0) return {};

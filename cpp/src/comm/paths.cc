@@ -13,7 +13,8 @@ std::vector<std::string> known_transports() {
   return names;
 }
 
-std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvironment& environment, const TransportFilter& filter) {
+std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvironment& environment,
+                                                            const TransportFilter& filter) {
   std::vector<std::unique_ptr<TransportSlot>> slots;
   for (const TransportFactory* factory : transport_factories()) {
     auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
@@ -74,7 +75,8 @@ std::vector<TransportInfo> list_transports() {
   return infos;
 }
 
-Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline) {
+Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target,
+                               Deadline deadline) {
   HMC_TRY(wait_ready(peer, deadline));
   HMC_TRY(wait_route(*peer, source, target, deadline).status());
   const auto lock = engine_->lock();

@@ -37,7 +37,7 @@ struct Request {
   std::shared_ptr<RemoteImport> record;  // import: where the region goes
   EndpointSlot* slot = nullptr;
   Status status;
-  Bytes bytes;                           // lookup: the descriptor
+  Bytes bytes;                                      // lookup: the descriptor
   std::atomic<std::uint32_t>* remaining = nullptr;  // counted down when answered; `all_done` set at zero
   std::atomic<std::uint32_t>* all_done = nullptr;
 };
@@ -55,7 +55,9 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] bool is_self() const noexcept override { return self_; }
   void when_ready(std::function<void(const Status&)> action) override;
   [[nodiscard]] Endpoint& message_endpoint() noexcept override { return *message_slot_->endpoint; }
-  [[nodiscard]] const Capabilities& message_capabilities() const noexcept override { return message_slot_->transport().capabilities; }
+  [[nodiscard]] const Capabilities& message_capabilities() const noexcept override {
+    return message_slot_->transport().capabilities;
+  }
   Result<Route*> route(const Device& local, const Device& remote) override;
   Endpoint* endpoint(std::string_view transport_name) noexcept override;
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
@@ -181,26 +183,27 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void drop_channel();
   void forget_flush();
 
-  const std::shared_ptr<ContextImpl> owner_;  // a cycle until the Context is closed, which forgets its peers; null for self, which it keeps
+  const std::shared_ptr<ContextImpl>
+      owner_;  // a cycle until the Context is closed, which forgets its peers; null for self, which it keeps
   ContextImpl& context_;
   const std::uint64_t session_;
   const bool self_;
   PeerPhase phase_ = PeerPhase::idle;
   Status failure_;
   PeerIdentity identity_;
-  bool joined_ = false;      // on_joined was told
+  bool joined_ = false;  // on_joined was told
   bool torn_down_ = false;
-  bool leaving_ = false;     // bye was said, its acknowledgement is awaited
+  bool leaving_ = false;  // bye was said, its acknowledgement is awaited
 
-  bool expected_ = false;    // a rank that we know of: nobody accepts it
+  bool expected_ = false;               // a rank that we know of: nobody accepts it
   std::vector<std::string> addresses_;  // of an expected peer
   std::size_t next_address_ = 0;
   std::vector<std::function<void(const Status&)>> ready_actions_;
   std::unique_ptr<Channel> channel_;
   bool channel_over_ = false;
-  bool outgoing_ = false;    // this side made channel_
-  bool greeted_ = false;     // hello went both ways
-  bool accepting_ = false;   // this side chooses the message transport
+  bool outgoing_ = false;   // this side made channel_
+  bool greeted_ = false;    // hello went both ways
+  bool accepting_ = false;  // this side chooses the message transport
   std::uint64_t remote_session_ = 0;
   std::uint64_t timer_ = 0;
   std::vector<wire::Hello::TransportDomain> domains_;
@@ -215,7 +218,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
   bool pumping_ = false;
-  TransferWork* works_ = nullptr;  // every unfinished one
+  TransferWork* works_ = nullptr;      // every unfinished one
   std::shared_ptr<FlushCount> flush_;  // of the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;
   std::shared_ptr<NotifySlot> notify_slot_;
@@ -224,8 +227,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::unordered_map<std::uint64_t, std::shared_ptr<Request>> imports_, lookups_;
   std::vector<std::shared_ptr<RemoteImport>> records_;
   std::vector<std::weak_ptr<RemoteBufferState>> remotes_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Exposure>> granted_;           // by the peer's request
-  std::unordered_map<std::uint64_t, std::string> lookup_waiters_;                  // by the peer's request
+  std::unordered_map<std::uint64_t, std::shared_ptr<Exposure>> granted_;  // by the peer's request
+  std::unordered_map<std::uint64_t, std::string> lookup_waiters_;         // by the peer's request
 };
 
 }  // namespace hmc

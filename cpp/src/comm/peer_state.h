@@ -25,11 +25,11 @@ struct Route {
 };
 
 enum class PeerPhase : std::uint8_t {
-  idle,        // known by its addresses (a rank), nothing connected yet; the first operation connects
+  idle,  // known by its addresses (a rank), nothing connected yet; the first operation connects
   connecting,
   ready,
-  lost,        // died: failure() is peer_lost
-  closed,      // said goodbye, or this side did
+  lost,    // died: failure() is peer_lost
+  closed,  // said goodbye, or this side did
 };
 
 // All members with the engine lock held.
@@ -40,7 +40,7 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   [[nodiscard]] virtual PeerPhase phase() const noexcept = 0;
   [[nodiscard]] virtual const Status& failure() const noexcept = 0;  // why it is lost or closed
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
-  [[nodiscard]] virtual bool is_self() const noexcept = 0;           // this very Context (Members of one process)
+  [[nodiscard]] virtual bool is_self() const noexcept = 0;  // this very Context (Members of one process)
 
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
   virtual void when_ready(std::function<void(const Status&)> action) = 0;

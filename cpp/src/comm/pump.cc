@@ -17,7 +17,8 @@ class FenceOp final : public PendingOp {
 
 }  // namespace
 
-// Flushes of a fence: one per endpoint that has locally completed puts under way. Shared with the endpoints until all have answered.
+// Flushes of a fence: one per endpoint that has locally completed puts under way. Shared with the endpoints until all have
+// answered.
 class FlushCount final : public Completion, public std::enable_shared_from_this<FlushCount> {
  public:
   explicit FlushCount(PeerImpl& peer) noexcept : peer_(&peer) {}
@@ -73,7 +74,8 @@ void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
       }
       break;
     case NotifyKind::payload:
-      if (!context_.notify_table().queue(*notify_slot_, m->envelope, m->payload)) return broken("more payload notifications than its credit");
+      if (!context_.notify_table().queue(*notify_slot_, m->envelope, m->payload))
+        return broken("more payload notifications than its credit");
       break;
     case NotifyKind::credit:
       if (!notify_slot_->acknowledge(m->number)) return broken("an impossible notification credit");

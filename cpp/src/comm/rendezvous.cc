@@ -18,7 +18,11 @@ Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
     return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
   }
   if (send.id == 0) send.id = next_id_++;
-  const Bytes signal = encode(Announce{{send.envelope, send.tag}, send.view.bytes, send.id, route->path.transport, send.view.device.str(),
+  const Bytes signal = encode(Announce{{send.envelope, send.tag},
+                                       send.view.bytes,
+                                       send.id,
+                                       route->path.transport,
+                                       send.view.device.str(),
                                        std::move(exported.bytes)});
   HMC_TRY(lane.peer->message_endpoint().signal(signal, {}));
   ++lane.heads_out;
@@ -56,8 +60,9 @@ void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Une
   receive->deliver(message.head, announce.bytes);
   if (announce.bytes > receive->view.bytes) {
     finish(*message.peer, announce.sender_op, {});  // the sender did nothing wrong
-    receive->complete(Status(Code::invalid_argument, "a message of " + std::to_string(announce.bytes) + " bytes does not fit a receive of " +
-                                                         std::to_string(receive->view.bytes) + " bytes; nothing was written"));
+    receive->complete(Status(Code::invalid_argument, "a message of " + std::to_string(announce.bytes) +
+                                                         " bytes does not fit a receive of " + std::to_string(receive->view.bytes) +
+                                                         " bytes; nothing was written"));
     return;
   }
   if (const Status started = start_receive(*receive, announce); !started.ok()) {
@@ -66,15 +71,16 @@ void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Une
   }
 }
 
-// Transfers run under the receiver's direction: it gets the whole message, or, where both ends copying is faster, the upper half while the
-// sender puts the lower.
+// Transfers run under the receiver's direction: it gets the whole message, or, where both ends copying is faster, the upper half
+// while the sender puts the lower.
 Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& announce) {
   PeerState& peer = *receive.peer;
   HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
   HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device));
   Endpoint* endpoint = peer.endpoint(announce.transport);
   if (endpoint == nullptr || route->path.transport != announce.transport) {
-    return Status(Code::unsupported, "the sender's memory is reachable by " + announce.transport + " only, the receiver's by " + route->path.transport);
+    return Status(Code::unsupported, "the sender's memory is reachable by " + announce.transport + " only, the receiver's by " +
+                                         route->path.transport);
   }
   MemoryView exact = receive.view;
   exact.bytes = announce.bytes;
@@ -82,7 +88,8 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   Blob blob;
   blob.bytes = announce.region;
   HMC_ASSIGN(receive.remote, endpoint->import_region(blob));
-  if (receive.remote->bytes() < announce.bytes) return Status(Code::protocol, "the sender announced more bytes than its region holds");
+  if (receive.remote->bytes() < announce.bytes)
+    return Status(Code::protocol, "the sender announced more bytes than its region holds");
   HMC_TRY(receive.remote->prepare());  // a message's region maps nothing
 
   std::uint64_t lower = 0;
@@ -101,7 +108,8 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   // Asked for first, so that the sender's half starts while this side copies.
   if (lower > 0) emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::move(own_region)}));
   receive.local_offset = receive.remote_offset = lower;
-  receive.run = {receive.region.get(), receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1, announce.bytes - lower};
+  receive.run = {receive.region.get(),  receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1,
+                 announce.bytes - lower};
   start_transfer(lane, receive);
   return {};
 }
@@ -154,7 +162,8 @@ void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {
   if (!ready.ok()) return operation->part_done(ready);
   operation->remote = std::move(*remote);
   operation->finish_signal = encode(Finish{answer->receiver_op, Code::ok, {}});
-  operation->run = {operation->region.get(), operation->remote.get(), &operation->local_offset, &operation->remote_offset, 1, answer->lower};
+  operation->run = {
+      operation->region.get(), operation->remote.get(), &operation->local_offset, &operation->remote_offset, 1, answer->lower};
   start_transfer(lane_of(peer), *operation);
 }
 

@@ -14,13 +14,17 @@ std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept {
   m.envelope.dst = in.u32();
   switch (kind) {
     case static_cast<std::uint8_t>(NotifyKind::counted):
-    case static_cast<std::uint8_t>(NotifyKind::credit): m.number = in.u64(); break;
+    case static_cast<std::uint8_t>(NotifyKind::credit):
+      m.number = in.u64();
+      break;
     case static_cast<std::uint8_t>(NotifyKind::payload):
       m.payload = in.rest();
       if (m.payload.empty() || m.payload.size() > max_notify_payload) return std::nullopt;
       break;
-    case static_cast<std::uint8_t>(NotifyKind::bye): break;
-    default: return std::nullopt;
+    case static_cast<std::uint8_t>(NotifyKind::bye):
+      break;
+    default:
+      return std::nullopt;
   }
   m.kind = static_cast<NotifyKind>(kind);
   if (!in.finish()) return std::nullopt;

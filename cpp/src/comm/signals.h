@@ -18,8 +18,8 @@ enum class NotifyKind : std::uint8_t {
   bye = 19,      // envelope (zero): the last signal of a peer that leaves
 };
 
-inline constexpr std::size_t signal_head_bytes = 13;                          // kind and envelope
-inline constexpr std::size_t number_signal_bytes = signal_head_bytes + 8;     // counted and credit
+inline constexpr std::size_t signal_head_bytes = 13;                       // kind and envelope
+inline constexpr std::size_t number_signal_bytes = signal_head_bytes + 8;  // counted and credit
 using SignalHead = std::array<std::byte, signal_head_bytes>;
 using NumberSignal = std::array<std::byte, number_signal_bytes>;
 

@@ -31,15 +31,16 @@ Status check_notify(const Notify& notify) {
     return Status(Code::invalid_argument, "notification id " + std::to_string(*notify.id) + "; ids are below 2^63");
   }
   if (notify.payload.size() > max_notify_payload) {
-    return Status(Code::invalid_argument, "a notification payload of " + std::to_string(notify.payload.size()) + " bytes; at most " +
-                                              std::to_string(max_notify_payload) + ", send the rest by send or put");
+    return Status(Code::invalid_argument, "a notification payload of " + std::to_string(notify.payload.size()) +
+                                              " bytes; at most " + std::to_string(max_notify_payload) +
+                                              ", send the rest by send or put");
   }
   return {};
 }
 
 TransferWork::TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset,
-                           std::shared_ptr<RemoteBufferState> remote, std::uint64_t remote_offset, std::size_t bytes, Complete level,
-                           EncodedNotify notify)
+                           std::shared_ptr<RemoteBufferState> remote, std::uint64_t remote_offset, std::size_t bytes,
+                           Complete level, EncodedNotify notify)
     : WorkState(local->context->engine()),
       is_put_(is_put),
       level_(level),
@@ -50,7 +51,8 @@ TransferWork::TransferWork(bool is_put, std::shared_ptr<BufferState> local, std:
       notify_(std::move(notify)),
       offsets_{local_offset, remote_offset} {}
 
-TransferWork::TransferWork(bool is_put, std::shared_ptr<BlockBatchState> batch, std::size_t bytes, Complete level, EncodedNotify notify)
+TransferWork::TransferWork(bool is_put, std::shared_ptr<BlockBatchState> batch, std::size_t bytes, Complete level,
+                           EncodedNotify notify)
     : WorkState(batch->context->engine()),
       is_put_(is_put),
       level_(level),
@@ -256,7 +258,9 @@ Status TransferWork::explain(const Status& status) const {
   std::string text = describe() + (is_put_ ? " to " : " from ") + peer_->describe();
   if (slot_ != nullptr) text += " by " + slot_->transport().name;
   text += ": " + std::string(cause.message());
-  text += !posted_ ? "; nothing was written" : is_put_ ? "; part of the target may have been written" : "; part of the local buffer may have been written";
+  text += !posted_  ? "; nothing was written"
+          : is_put_ ? "; part of the target may have been written"
+                    : "; part of the local buffer may have been written";
   return Status(cause.code(), std::move(text), cause.native());
 }
 
@@ -299,10 +303,13 @@ Status TransferWork::cancel_locked() {
     finish(Status(Code::cancelled, describe() + " was cancelled before it was posted; nothing was written"));
     return {};
   }
-  if (parts_.empty()) return slot_->state == EndpointSlot::State::ready ? slot_->endpoint->cancel(this)
-                                                                        : Status(Code::unsupported, "its endpoint is going down");
-  if (parts_.size() == 1 && parts_[0].slot->state == EndpointSlot::State::ready) return parts_[0].slot->endpoint->cancel(&parts_[0]);
-  return Status(Code::unsupported, describe() + " is under way on several transports; it completes by itself, its target will be written");
+  if (parts_.empty())
+    return slot_->state == EndpointSlot::State::ready ? slot_->endpoint->cancel(this)
+                                                      : Status(Code::unsupported, "its endpoint is going down");
+  if (parts_.size() == 1 && parts_[0].slot->state == EndpointSlot::State::ready)
+    return parts_[0].slot->endpoint->cancel(&parts_[0]);
+  return Status(Code::unsupported,
+                describe() + " is under way on several transports; it completes by itself, its target will be written");
 }
 
 bool TransferWork::touches(const RemoteImport* record) const noexcept {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "comm/buffers.h"
-#include "comm/pending.h"
 #include "comm/peer_impl.h"
+#include "comm/pending.h"
 #include "comm/signals.h"
 #include "progress/work_state.h"
 
@@ -40,8 +40,9 @@ class EncodedNotify {
 class TransferWork final : public WorkState, public PendingOp {
  public:
   // One range. Offsets are in the registrations.
-  TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset, std::shared_ptr<RemoteBufferState> remote,
-               std::uint64_t remote_offset, std::size_t bytes, Complete level, EncodedNotify notify);
+  TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset,
+               std::shared_ptr<RemoteBufferState> remote, std::uint64_t remote_offset, std::size_t bytes, Complete level,
+               EncodedNotify notify);
   TransferWork(bool is_put, std::shared_ptr<BlockBatchState> batch, std::size_t bytes, Complete level, EncodedNotify notify);
 
   [[nodiscard]] PeerImpl& peer() noexcept { return *peer_; }
@@ -62,7 +63,8 @@ class TransferWork final : public WorkState, public PendingOp {
 
  private:
   friend class PeerImpl;
-  // One TransferOp on one endpoint. A batch over several endpoints has several, and then its notification is sent once all are done.
+  // One TransferOp on one endpoint. A batch over several endpoints has several, and then its notification is sent once all are
+  // done.
   class Part final : public Completion {
    public:
     void complete(Status status) noexcept override;
@@ -85,8 +87,8 @@ class TransferWork final : public WorkState, public PendingOp {
   const bool is_put_;
   const Complete level_;
   bool begun_ = false;
-  bool posted_ = false;       // at least one part
-  bool notified_ = false;     // the notification went out, or rides on the only part
+  bool posted_ = false;    // at least one part
+  bool notified_ = false;  // the notification went out, or rides on the only part
   bool finished_ = false;
   const std::size_t bytes_;
   std::shared_ptr<PeerImpl> peer_;
@@ -99,9 +101,9 @@ class TransferWork final : public WorkState, public PendingOp {
   EndpointSlot* slot_ = nullptr;  // of the single part
   std::vector<Part> parts_;
   std::size_t open_parts_ = 0;
-  Status failure_;            // first of the parts
+  Status failure_;  // first of the parts
   Status post_error_;
-  Status stop_reason_;        // what a cancelled part means
+  Status stop_reason_;  // what a cancelled part means
   TransferWork* next_ = nullptr;
   TransferWork* previous_ = nullptr;
 };

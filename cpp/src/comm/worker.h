@@ -1,5 +1,6 @@
 // Worker: one thread of a Context for what may be slow and must not run under the engine lock: registering memory that a peer asks
-// for, giving user memory back. Started at first use, asleep when idle. User callbacks do not run here, so it is never held up by them.
+// for, giving user memory back. Started at first use, asleep when idle. User callbacks do not run here, so it is never held up by
+// them.
 #pragma once
 
 #include <condition_variable>

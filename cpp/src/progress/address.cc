@@ -23,8 +23,9 @@ constexpr std::string_view tcp_prefix = "tcp://";
 constexpr std::size_t max_addresses = 8;
 
 Status malformed(std::string_view address) {
-  return {Code::invalid_argument, "\"" + std::string(address) +
-                                      "\" is no address; expected unix:/path, tcp://host:port or tcp://[v6]:port with a port of 0 to 65535"};
+  return {Code::invalid_argument,
+          "\"" + std::string(address) +
+              "\" is no address; expected unix:/path, tcp://host:port or tcp://[v6]:port with a port of 0 to 65535"};
 }
 
 struct HostPort {
@@ -87,7 +88,8 @@ Result<SocketAddress> unix_socket_address(std::string_view path) {
   if (!path.starts_with('/') || path.find('\0') != std::string_view::npos) return malformed("unix:" + std::string(path));
   if (path.size() >= sizeof name->sun_path) {
     return Status(Code::invalid_argument, "the socket path " + std::string(path) + " has " + std::to_string(path.size()) +
-                                              " bytes, the limit is " + std::to_string(sizeof name->sun_path - 1) + "; use a shorter directory");
+                                              " bytes, the limit is " + std::to_string(sizeof name->sun_path - 1) +
+                                              "; use a shorter directory");
   }
   name->sun_family = AF_UNIX;
   std::memcpy(name->sun_path, path.data(), path.size());

@@ -56,7 +56,8 @@ void Dispatcher::dispatch(std::function<void()> function) {
   }
   auto thread = start_thread("hmc-dispatch", [state = state_] { run(state); });
   if (!thread) {
-    log(LogLevel::error, "no thread for callbacks could be started (limit of processes reached?); trying again at the next callback");
+    log(LogLevel::error,
+        "no thread for callbacks could be started (limit of processes reached?); trying again at the next callback");
     return;
   }
   state_->running = true;

@@ -17,8 +17,8 @@ class Dispatcher {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   void dispatch(std::function<void()> function);
-  // Returns once everything dispatched so far has run; on the dispatcher thread itself it returns at once, and the rest runs when the
-  // callback has unwound. What is dispatched later runs on a thread that ends when it has nothing left.
+  // Returns once everything dispatched so far has run; on the dispatcher thread itself it returns at once, and the rest runs when
+  // the callback has unwound. What is dispatched later runs on a thread that ends when it has nothing left.
   void stop();
   // In a forked child: forgets the thread and the queue, touching neither.
   void abandon() noexcept;

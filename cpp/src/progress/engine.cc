@@ -16,7 +16,7 @@ namespace {
 
 // Empty rounds between looks at descriptors and timers: a look is a system call, a round over shared memory some ten nanoseconds.
 constexpr unsigned quiet_interval = 64;
-constexpr unsigned busy_interval = 8;  // when the last look found something
+constexpr unsigned busy_interval = 8;                            // when the last look found something
 constexpr auto outside_interval = std::chrono::microseconds(5);  // for poll_once(), whose callers come at any rate
 
 }  // namespace

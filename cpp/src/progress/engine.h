@@ -45,10 +45,10 @@ class Engine {
 
   // ---- engine lock held ----
   virtual void add(Pollable& pollable) = 0;
-  virtual void remove(Pollable& pollable) = 0;  // safe from inside poll()
+  virtual void remove(Pollable& pollable) = 0;                                 // safe from inside poll()
   virtual Status watch(int fd, std::uint32_t events, FdHandler& handler) = 0;  // level-triggered
   virtual void modify(int fd, std::uint32_t events) = 0;
-  virtual void unwatch(int fd) = 0;             // safe from inside on_ready()
+  virtual void unwatch(int fd) = 0;  // safe from inside on_ready()
   using TimerId = std::uint64_t;
   virtual TimerId at(Deadline when, std::function<void()> callback) = 0;  // runs once, engine lock held
   virtual void cancel_timer(TimerId id) = 0;
@@ -56,22 +56,22 @@ class Engine {
   virtual void defer(std::function<void()> function) = 0;
   // One round over Pollables (descriptors and timers every few rounds). True if anything moved.
   virtual bool poll_once() = 0;
-  // Something was queued that a poll() must pick up: see that somebody polls (waiter, else background thread). Cheap when somebody does.
-  // Not needed by a caller that drives right after.
+  // Something was queued that a poll() must pick up: see that somebody polls (waiter, else background thread). Cheap when somebody
+  // does. Not needed by a caller that drives right after.
   virtual void kick() = 0;
   // A condition that a drive() waits for changed outside a round (WorkState::complete calls it; rounds see by themselves).
   void wake_waiters() {
     if (has_sleepers_) wake_sleepers();
   }
-  // Drops `owner` soon, with the engine lock not held: for owners whose end runs user code (a Python reference) or takes other locks.
-  // It ends on a waiter's thread or the dispatcher, never on the background thread. Without either (manual progress, nobody waits),
-  // at the next drop_retired(), drive() or stop().
+  // Drops `owner` soon, with the engine lock not held: for owners whose end runs user code (a Python reference) or takes other
+  // locks. It ends on a waiter's thread or the dispatcher, never on the background thread. Without either (manual progress, nobody
+  // waits), at the next drop_retired(), drive() or stop().
   virtual void retire(std::shared_ptr<const void> owner) = 0;
 
   // ---- engine lock not held ----
-  // Drives until `done()` (evaluated under the lock when `locked`, must be cheap) or the deadline: spin, then sched_yield, then sleep.
-  // True: done. Works in every Progress mode. While the caller sleeps, `done` may be evaluated on another thread (under the lock);
-  // once it has returned true it is not called again. False at once in a forked child.
+  // Drives until `done()` (evaluated under the lock when `locked`, must be cheap) or the deadline: spin, then sched_yield, then
+  // sleep. True: done. Works in every Progress mode. While the caller sleeps, `done` may be evaluated on another thread (under the
+  // lock); once it has returned true it is not called again. False at once in a forked child.
   virtual bool drive(Deadline deadline, const std::function<bool()>& done) = 0;
   // The hot path of drive(): `flag` becomes non-zero under the engine lock, in a round or followed by wake_waiters().
   virtual bool drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) = 0;

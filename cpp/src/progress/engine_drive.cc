@@ -45,7 +45,7 @@ bool EngineImpl::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>&
 template <class Done>
 bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
   if (forked()) return false;
-  unsigned empty = 0;   // rounds since something moved
+  unsigned empty = 0;  // rounds since something moved
   unsigned rounds = 0;
   TimePoint idle_since{};
   for (;;) {
@@ -91,9 +91,12 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
       if (now >= deadline.when()) break;
       if (now - idle_since >= yield_time) {
         switch (sleep(deadline, done)) {
-          case Wake::done: return true;
-          case Wake::timed_out: return false;
-          case Wake::again: break;
+          case Wake::done:
+            return true;
+          case Wake::timed_out:
+            return false;
+          case Wake::again:
+            break;
         }
         empty = 0;
         continue;

@@ -2,8 +2,9 @@
 // watcher: the background thread, or in manual mode a sleeping waiter).
 //
 // Who polls. A waiter drives: it spins, yields, then goes to sleep on its Sleeper. Exactly one thread at a time holds the watcher's
-// role: it polls when nobody drives, and sleeps in ppoll with every Pollable armed when nothing moves. Drivers and watcher never wait
-// for each other: the watcher stays away from the lock while driver_present_ is set or driven_ advances, and looks again every tick.
+// role: it polls when nobody drives, and sleeps in ppoll with every Pollable armed when nothing moves. Drivers and watcher never
+// wait for each other: the watcher stays away from the lock while driver_present_ is set or driven_ advances, and looks again every
+// tick.
 #pragma once
 
 #include <atomic>
@@ -141,7 +142,7 @@ class EngineImpl final : public Engine {
   std::atomic<Watcher> watcher_{Watcher::none};
   std::atomic<bool> rung_{false};  // the doorbell has been written since the watcher woke last
   std::atomic<std::uint32_t> stopping_{0};
-  std::atomic<bool> threadless_;   // no background thread will take over from a waiter
+  std::atomic<bool> threadless_;  // no background thread will take over from a waiter
   std::atomic<std::uint64_t> late_wakeups_{0};
   const Progress progress_;
   UniqueFd doorbell_;

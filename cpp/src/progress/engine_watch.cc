@@ -23,7 +23,8 @@ constexpr auto linger_time = std::chrono::milliseconds(1);
 // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
 constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
 constexpr unsigned spin_rounds = 100;
-// A Pollable that keeps refusing to be armed though nothing moves (its peer is stopped with work half done) is polled ever more rarely.
+// A Pollable that keeps refusing to be armed though nothing moves (its peer is stopped with work half done) is polled ever more
+// rarely.
 constexpr unsigned patient_refusals = 4;
 constexpr unsigned patient_standbys = 2;
 constexpr auto first_backoff = std::chrono::microseconds(50);
@@ -96,7 +97,8 @@ void EngineImpl::need_watcher() {
   threadless_.store(!watcher_present_);
   if (!background_) {
     watcher_.store(Watcher::none);
-    warn_once("progress-thread", "no background thread could be started (limit of processes reached?): only waiting calls make progress");
+    warn_once("progress-thread",
+              "no background thread could be started (limit of processes reached?): only waiting calls make progress");
   }
 }
 
@@ -108,8 +110,9 @@ void EngineImpl::end_watch() {
 }
 
 void EngineImpl::background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak) {
-  // A reference is held while the lock may be, and never in sleep: the engine's end needs no help from this thread. If the reference
-  // let go here was the last one, the engine has ended on this very thread (see stop()); else its end joins this thread first.
+  // A reference is held while the lock may be, and never in sleep: the engine's end needs no help from this thread. If the
+  // reference let go here was the last one, the engine has ended on this very thread (see stop()); else its end joins this thread
+  // first.
   bool gone = false;
   engine->background_gone_ = &gone;
   WatchState state;
@@ -207,7 +210,8 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   if (nap) return nap;
   if (refused && state.refusals > patient_refusals) {
-    const auto backoff = std::min<Deadline::Clock::duration>(first_backoff * (1U << std::min(state.refusals - patient_refusals, 6U)), tick);
+    const auto backoff =
+        std::min<Deadline::Clock::duration>(first_backoff * (1U << std::min(state.refusals - patient_refusals, 6U)), tick);
     return standby(state, Nap{true, now + backoff});
   }
   if (contenders_.load(std::memory_order_relaxed) != 0) give_way();

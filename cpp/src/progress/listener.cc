@@ -90,7 +90,7 @@ ListenerImpl::~ListenerImpl() {
   for (Acceptor& acceptor : acceptors_) {
     if (acceptor.resume != 0) engine_->cancel_timer(acceptor.resume);
     engine_->unwatch(acceptor.fd.get());
-    struct stat info {};
+    struct stat info{};
     if (!acceptor.path.empty() && lstat(acceptor.path.c_str(), &info) == 0 && info.st_dev == acceptor.device &&
         info.st_ino == acceptor.inode) {
       unlink(acceptor.path.c_str());
@@ -121,7 +121,7 @@ Result<std::string> ListenerImpl::listen_unix(const std::string& path) {
   if (!fd) return errno_status("make a listening socket", errno);
   fchmod(fd.get(), 0600);  // the mode that bind() gives the file
   int bound = bind(fd.get(), name.get(), name.size);
-  struct stat info {};
+  struct stat info{};
   if (bound != 0 && errno == EADDRINUSE && lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode) && !unix_socket_alive(name)) {
     // Left over by a process that died.
     unlink(path.c_str());
@@ -252,7 +252,8 @@ bool ListenerImpl::may_become_route(const Pending& pending) const {
 
 void ListenerImpl::read_magic(Pending& pending) {
   // Never more than the eight bytes: what follows, and descriptors that travel with it, belong to the handler.
-  const ssize_t n = recv(pending.socket.fd.get(), pending.bytes.data() + pending.got, pending.bytes.size() - pending.got, MSG_DONTWAIT);
+  const ssize_t n =
+      recv(pending.socket.fd.get(), pending.bytes.data() + pending.got, pending.bytes.size() - pending.got, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
     drop(pending);

@@ -26,7 +26,7 @@ constexpr std::size_t longest_directory = 107 - sizeof("/4194304-0123456789abcde
 
 // A directory of this user: a stale variable (su, sudo) must not make us write into somebody else's.
 bool is_own_directory(const char* path) {
-  struct stat info {};
+  struct stat info{};
   return path[0] == '/' && stat(path, &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid();
 }
 
@@ -56,17 +56,19 @@ Result<std::string> private_directory() {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return errno_status("create the directory " + directory, errno);
   // Checked on the opened directory: a link or a swap in /tmp must not pass.
   const UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  struct stat info {};
+  struct stat info{};
   if (!fd || fstat(fd.get(), &info) != 0) {
-    return Status(Code::authentication, directory + " is not a directory that this user can open; remove it, or set XDG_RUNTIME_DIR", errno);
+    return Status(Code::authentication,
+                  directory + " is not a directory that this user can open; remove it, or set XDG_RUNTIME_DIR", errno);
   }
   if (info.st_uid != geteuid()) {
     return Status(Code::authentication, directory + " belongs to user " + std::to_string(info.st_uid) + ", not to " +
-                                            std::to_string(geteuid()) + "; remove it, or set XDG_RUNTIME_DIR to a directory of your own");
+                                            std::to_string(geteuid()) +
+                                            "; remove it, or set XDG_RUNTIME_DIR to a directory of your own");
   }
   if ((info.st_mode & 077) != 0) {
-    return Status(Code::authentication, directory + " is open to other users (mode " + octal(info.st_mode & 07777) +
-                                            "); run: chmod 700 " + directory);
+    return Status(Code::authentication,
+                  directory + " is open to other users (mode " + octal(info.st_mode & 07777) + "); run: chmod 700 " + directory);
   }
   return directory;
 }

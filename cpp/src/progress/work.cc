@@ -54,7 +54,8 @@ Result<std::size_t> wait_any(std::span<const Work> works, Deadline deadline) {
   Engine& engine = *works.front().state()->engine();
   if (engine.forked()) return forked_status();
   if (engine.drive(deadline, find_done)) return index;
-  return Status(Code::timeout, "the deadline passed before any of " + std::to_string(works.size()) + " operations completed; all are still under way");
+  return Status(Code::timeout, "the deadline passed before any of " + std::to_string(works.size()) +
+                                   " operations completed; all are still under way");
 }
 
 Status wait_all(std::span<const Work> works, Deadline deadline) {

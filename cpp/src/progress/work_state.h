@@ -30,7 +30,7 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
 
   // ---- any thread ----
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire) != 0; }
-  [[nodiscard]] const Status& status() const noexcept { return status_; }  // once done
+  [[nodiscard]] const Status& status() const noexcept { return status_; }   // once done
   [[nodiscard]] const MessageInfo& info() const noexcept { return info_; }  // once done
   Status wait(Deadline deadline);
   void then(std::function<void(const Status&)> callback);
@@ -40,8 +40,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   void on_complete_locked(std::function<void(const Status&)> hook);
 
  protected:
-  // complete() calls it last, engine lock held: drop buffers, regions, owners. An owner whose end runs user code (a Python reference)
-  // or takes other locks goes to engine()->retire(), which drops it without the lock.
+  // complete() calls it last, engine lock held: drop buffers, regions, owners. An owner whose end runs user code (a Python
+  // reference) or takes other locks goes to engine()->retire(), which drops it without the lock.
   virtual void released() noexcept {}
   MessageInfo info_;
 

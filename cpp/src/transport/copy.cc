@@ -18,8 +18,8 @@ void prefetch_block(const std::byte* source, std::size_t bytes) noexcept {
 
 #if defined(__x86_64__)
 
-// Each copies 64-byte lines to a 64-byte aligned target with non-temporal stores. Prefetching ahead crosses the page borders at which
-// the hardware prefetcher stops; the address may lie past the end, which a prefetch tolerates.
+// Each copies 64-byte lines to a 64-byte aligned target with non-temporal stores. Prefetching ahead crosses the page borders at
+// which the hardware prefetcher stops; the address may lie past the end, which a prefetch tolerates.
 constexpr std::size_t prefetch_distance = 1024;
 
 void stream_lines_sse2(std::byte* target, const std::byte* source, std::size_t lines) noexcept {

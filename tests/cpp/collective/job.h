@@ -74,8 +74,8 @@ struct Process {
 };
 
 struct JobOptions {
-  std::set<int> killed;  // processes that are expected to end by SIGKILL
-  unsigned limit = 50;   // seconds
+  std::set<int> killed;    // processes that are expected to end by SIGKILL
+  unsigned limit = 50;     // seconds
   std::string rendezvous;  // default: a Unix path of the job's own
 };
 
@@ -103,7 +103,8 @@ inline void run_job(int size, const std::function<void(const Process&)>& body, c
     int status = 0;
     ASSERT_EQ(waitpid(children[static_cast<std::size_t>(rank)], &status, 0), children[static_cast<std::size_t>(rank)]);
     if (options.killed.contains(rank)) {
-      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "process " << rank << " was to be killed, status " << status;
+      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+          << "process " << rank << " was to be killed, status " << status;
     } else {
       EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
           << "process " << rank << (WIFSIGNALED(status) ? " ended by signal " : " failed with status ")

@@ -88,8 +88,8 @@ class PlanSimulator {
     const Step& out = ranks_[from.rank].schedule.steps[from.index];
     const Step& in = ranks_[to.rank].schedule.steps[to.index];
     if (out.bytes != in.bytes) {
-      error_ = "rank " + std::to_string(from.rank) + " sends " + std::to_string(out.bytes) + ", rank " + std::to_string(to.rank) + " expects " +
-               std::to_string(in.bytes);
+      error_ = "rank " + std::to_string(from.rank) + " sends " + std::to_string(out.bytes) + ", rank " + std::to_string(to.rank) +
+               " expects " + std::to_string(in.bytes);
       return;
     }
     std::byte* target = at(to.rank, in.to, in.bytes);

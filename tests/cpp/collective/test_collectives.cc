@@ -16,14 +16,16 @@ std::uint64_t seed(std::size_t from, std::size_t to, std::size_t block) { return
 
 Bytes input(std::size_t me, std::size_t size, std::size_t block, std::size_t offset) {
   Bytes in(size * block + offset);
-  for (std::size_t to = 0; to < size; ++to) testing::fill_pattern(std::span(in).subspan(offset + to * block, block), seed(me, to, block));
+  for (std::size_t to = 0; to < size; ++to)
+    testing::fill_pattern(std::span(in).subspan(offset + to * block, block), seed(me, to, block));
   return in;
 }
 
 void check(const Bytes& out, std::size_t me, std::size_t size, std::size_t block, std::size_t offset) {
   for (std::size_t i = 0; i < offset; ++i) ASSERT_EQ(out[i], std::byte{0x5C}) << "written before the buffer";
   for (std::size_t from = 0; from < size; ++from) {
-    ASSERT_EQ(first_mismatch(std::span(out).subspan(offset + from * block, block), seed(from, me, block)), -1) << block << " bytes from " << from;
+    ASSERT_EQ(first_mismatch(std::span(out).subspan(offset + from * block, block), seed(from, me, block)), -1)
+        << block << " bytes from " << from;
   }
 }
 
@@ -101,7 +103,9 @@ TEST(AllToAll, SixteenRanksAreRelayed) {
   });
 }
 
-std::uint64_t count_of(std::size_t from, std::size_t to, std::size_t scale) { return (from + 2 * to) % 3 == 0 ? 0 : (from * 5 + to * 3 + 1) * scale; }
+std::uint64_t count_of(std::size_t from, std::size_t to, std::size_t scale) {
+  return (from + 2 * to) % 3 == 0 ? 0 : (from * 5 + to * 3 + 1) * scale;
+}
 
 struct Uneven {
   std::vector<std::uint64_t> counts, displacements;
@@ -132,7 +136,8 @@ TEST(AllToAllV, UnevenWithEmptyBlocks) {
       }
       HMC_ASSERT_OK(me.all_to_all_v(view(out), out_layout.layout(), view(in), in_layout.layout(), soon()));
       for (std::size_t r = 0; r < 4; ++r) {
-        EXPECT_EQ(first_mismatch(std::span(out).subspan(out_layout.displacements[r], out_layout.counts[r]), seed(r, rank, scale)), -1);
+        EXPECT_EQ(first_mismatch(std::span(out).subspan(out_layout.displacements[r], out_layout.counts[r]), seed(r, rank, scale)),
+                  -1);
         for (std::size_t gap = 1; gap <= 11; ++gap) EXPECT_EQ(out[out_layout.displacements[r] - gap], std::byte{0x5C});
       }
     }
@@ -149,7 +154,8 @@ TEST(AllToAllV, MismatchIsSeenAndHangsNobody) {
     struct Case {
       std::uint64_t sent, expected;
     };
-    for (const Case& one : {Case{50, 100}, Case{100, 50}, Case{0, 100}, Case{100, 0}, Case{300000, 200000}, Case{200000, 300000}, Case{0, 1}}) {
+    for (const Case& one :
+         {Case{50, 100}, Case{100, 50}, Case{0, 100}, Case{100, 0}, Case{300000, 200000}, Case{200000, 300000}, Case{0, 1}}) {
       Uneven in_layout, out_layout;
       for (std::size_t r = 0; r < 3; ++r) {
         in_layout.add(rank == 0 && r == 1 ? one.sent : 40 + r);
@@ -200,8 +206,11 @@ TEST(AllToAll, WrongBuffersAreRefusedBeforeAnythingMoves) {
     EXPECT_EQ(code(view(a), view(a)), Code::invalid_argument);
     EXPECT_EQ(code({a.data() + 32, 32}, {a.data() + 1, 32}), Code::invalid_argument);
     EXPECT_EQ(code({nullptr, 64}, view(a)), Code::invalid_argument);
-    const std::vector<std::uint64_t> counts{32, 32}, fine{0, 32}, overlapping{0, 31}, outside{0, 33}, huge{0, ~std::uint64_t{0} - 8}, one{0};
-    const auto code_v = [&](const Member::Layout& out, const Member::Layout& in) { return me.all_to_all_v(view(a), out, view(b), in, soon()).code(); };
+    const std::vector<std::uint64_t> counts{32, 32}, fine{0, 32}, overlapping{0, 31}, outside{0, 33},
+        huge{0, ~std::uint64_t{0} - 8}, one{0};
+    const auto code_v = [&](const Member::Layout& out, const Member::Layout& in) {
+      return me.all_to_all_v(view(a), out, view(b), in, soon()).code();
+    };
     EXPECT_EQ(code_v({counts, overlapping}, {counts, fine}), Code::invalid_argument);
     EXPECT_EQ(code_v({counts, outside}, {counts, fine}), Code::invalid_argument);
     EXPECT_EQ(code_v({counts, huge}, {counts, fine}), Code::invalid_argument);
@@ -252,8 +261,9 @@ TEST(Barrier, TimeoutNamesTheRankAndEndsCollectives) {
     HMC_ASSERT_OK(world.barrier(soon()));
     if (me.rank() == 2) {
       ASSERT_TRUE(process.board.wait(0, 2));
-      const Status late = world.barrier(soon());
-      EXPECT_EQ(late.code(), Code::closed) << late.str();
+      const Status late = world.barrier(soon());  // the news may come before it or meet it under way
+      EXPECT_TRUE(late.code() == Code::closed || late.code() == Code::timeout) << late.str();
+      EXPECT_EQ(world.barrier(soon()).code(), Code::closed);
     } else {
       const Status status = world.barrier(Deadline::after_seconds(0.3));
       // The first to time out tells the other, whichever rank that is waiting for.
@@ -286,8 +296,8 @@ TEST(AllToAll, CancelEndsItAndTellsTheOthers) {
       process.board[0].store(1);
     } else {
       ASSERT_TRUE(process.board.wait(0, 1));
-      const Status status = me.all_to_all(view(out), view(in), soon());
-      EXPECT_FALSE(status.ok());
+      static_cast<void>(me.all_to_all(view(out), view(in), soon()));  // may have all it needs
+      EXPECT_FALSE(world.barrier(soon()).ok());
     }
     process.board[1].fetch_add(1);
     EXPECT_TRUE(process.board.wait(1, 2));

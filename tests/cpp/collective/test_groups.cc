@@ -139,7 +139,9 @@ TEST(Members, SeveralInOneProcess) {
       HMC_ASSERT_OK(world.all_to_all(shares, soon()));
       for (std::size_t i = 0; i < 2; ++i) {
         for (std::uint64_t from = 0; from < 4; ++from) {
-          ASSERT_EQ(first_mismatch(std::span(outs[i]).subspan(from * block, block), from * 10 + static_cast<std::uint64_t>(world.local()[i].rank())), -1);
+          ASSERT_EQ(first_mismatch(std::span(outs[i]).subspan(from * block, block),
+                                   from * 10 + static_cast<std::uint64_t>(world.local()[i].rank())),
+                    -1);
         }
       }
       shares.pop_back();
@@ -195,7 +197,8 @@ TEST(Members, ExchangeAndNotifyReachTheRightMember) {
       const Member& me = world.local()[i];
       for (const int from : {0, 2}) {
         HMC_EXPECT_OK(me.wait_notify(from, 100 + static_cast<std::uint64_t>(me.rank()), 1, soon()));
-        EXPECT_EQ(me.wait_notify(from, 100 + static_cast<std::uint64_t>(me.rank() ^ 1), 1, Deadline::after_seconds(0.02)).code(), Code::timeout);
+        EXPECT_EQ(me.wait_notify(from, 100 + static_cast<std::uint64_t>(me.rank() ^ 1), 1, Deadline::after_seconds(0.02)).code(),
+                  Code::timeout);
       }
     }
     HMC_EXPECT_OK(world.barrier(soon()));

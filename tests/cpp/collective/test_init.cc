@@ -169,7 +169,8 @@ TEST(Init, DeathWhileTheJobForms) {
 TEST(Init, WrongKeyIsRefusedAtOnce) {
   run_job(2, [](const Process& process) {
     InitOptions options = process.options();
-    options.context.key = process.rank == 0 ? "hmc1-one-key-of-enough-length-000000000000000" : "hmc1-another-key-of-length-0000000000000000";
+    options.context.key =
+        process.rank == 0 ? "hmc1-one-key-of-enough-length-000000000000000" : "hmc1-another-key-of-length-0000000000000000";
     options.timeout_seconds = 3;
     const auto world = Communicator::init(options);
     ASSERT_FALSE(world.ok());
@@ -196,22 +197,24 @@ TEST(Init, BadOptionsAreRefused) {
 }
 
 TEST(Init, SixtyFourProcesses) {
-  run_job(
-      64,
-      [](const Process& process) {
-        const Communicator world = process.init();
-        ASSERT_TRUE(world.valid());
-        HMC_ASSERT_OK(world.barrier(soon(40)));
-        std::vector<std::byte> in(64 * 64), out(64 * 64);
-        for (std::size_t r = 0; r < 64; ++r) {
-          for (std::size_t i = 0; i < 64; ++i) in[r * 64 + i] = testing::pattern_byte(i, static_cast<std::uint64_t>(process.rank) * 64 + r);
-        }
-        HMC_ASSERT_OK(world.local()[0].all_to_all({out.data(), out.size()}, {in.data(), in.size()}, soon(40)));
-        for (std::size_t r = 0; r < 64; ++r) {
-          ASSERT_EQ(testing::first_mismatch(std::span(out).subspan(r * 64, 64), r * 64 + static_cast<std::uint64_t>(process.rank)), -1);
-        }
-      },
-      {.killed = {}, .limit = 100, .rendezvous = {}});
+  run_job(64,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            ASSERT_TRUE(world.valid());
+            HMC_ASSERT_OK(world.barrier(soon(40)));
+            std::vector<std::byte> in(64 * 64), out(64 * 64);
+            for (std::size_t r = 0; r < 64; ++r) {
+              for (std::size_t i = 0; i < 64; ++i)
+                in[r * 64 + i] = testing::pattern_byte(i, static_cast<std::uint64_t>(process.rank) * 64 + r);
+            }
+            HMC_ASSERT_OK(world.local()[0].all_to_all({out.data(), out.size()}, {in.data(), in.size()}, soon(40)));
+            for (std::size_t r = 0; r < 64; ++r) {
+              ASSERT_EQ(
+                  testing::first_mismatch(std::span(out).subspan(r * 64, 64), r * 64 + static_cast<std::uint64_t>(process.rank)),
+                  -1);
+            }
+          },
+          {.killed = {}, .limit = 100, .rendezvous = {}});
 }
 
 }  // namespace

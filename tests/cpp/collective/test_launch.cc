@@ -31,19 +31,29 @@ Env without(Env env, const std::string& name) {
   return env;
 }
 
-const Env hmc_env{{"HMC_RANK", "1"}, {"HMC_SIZE", "4"}, {"HMC_LOCAL_RANK", "1"}, {"HMC_LOCAL_SIZE", "4"}, {"HMC_RENDEZVOUS", "unix:/x"}};
-const Env torch_env{{"RANK", "5"},        {"WORLD_SIZE", "8"},         {"LOCAL_RANK", "1"},    {"LOCAL_WORLD_SIZE", "4"},
-                    {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"}};
+const Env hmc_env{
+    {"HMC_RANK", "1"}, {"HMC_SIZE", "4"}, {"HMC_LOCAL_RANK", "1"}, {"HMC_LOCAL_SIZE", "4"}, {"HMC_RENDEZVOUS", "unix:/x"}};
+const Env torch_env{{"RANK", "5"},
+                    {"WORLD_SIZE", "8"},
+                    {"LOCAL_RANK", "1"},
+                    {"LOCAL_WORLD_SIZE", "4"},
+                    {"MASTER_ADDR", "h"},
+                    {"MASTER_PORT", "29500"},
+                    {"TORCHELASTIC_RUN_ID", "none"}};
 const Env openmpi_env{{"OMPI_COMM_WORLD_RANK", "2"},
                       {"OMPI_COMM_WORLD_SIZE", "3"},
                       {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
                       {"PMIX_NAMESPACE", "prterun-1@1"}};
 const Env mpich_env{{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}};
-const Env slurm_env{{"SLURM_PROCID", "3"},   {"SLURM_NTASKS", "6"},
-                    {"SLURM_LOCALID", "0"},  {"SLURM_NODEID", "1"},
-                    {"SLURM_JOB_ID", "42"},  {"SLURM_STEP_ID", "0"},
-                    {"SLURM_NNODES", "2"},   {"SLURM_TASKS_PER_NODE", "3(x2)"},
+const Env slurm_env{{"SLURM_PROCID", "3"},
+                    {"SLURM_NTASKS", "6"},
+                    {"SLURM_LOCALID", "0"},
+                    {"SLURM_NODEID", "1"},
+                    {"SLURM_JOB_ID", "42"},
+                    {"SLURM_STEP_ID", "0"},
+                    {"SLURM_NNODES", "2"},
+                    {"SLURM_TASKS_PER_NODE", "3(x2)"},
                     {"SLURM_JOB_NODELIST", "gpu[07-08]"}};
 
 TEST(Launch, NothingMeansAJobOfOne) {
@@ -79,7 +89,8 @@ TEST(Launch, TorchrunOverHostsMeetsAboveTheMasterPort) {
 TEST(Launch, OneHostMeetsAtASocketNamedAfterTheJob) {
   const Env local = with(torch_env, {{"LOCAL_WORLD_SIZE", "8"}, {"LOCAL_RANK", "5"}});
   const auto one = read(local), again = read(with(local, {{"RANK", "6"}, {"LOCAL_RANK", "6"}})),
-             other = read(with(local, {{"MASTER_PORT", "29501"}})), restarted = read(with(local, {{"TORCHELASTIC_RESTART_COUNT", "1"}}));
+             other = read(with(local, {{"MASTER_PORT", "29501"}})),
+             restarted = read(with(local, {{"TORCHELASTIC_RESTART_COUNT", "1"}}));
   ASSERT_TRUE(one.ok()) << one.status().str();
   EXPECT_TRUE(one->rendezvous.starts_with("unix:/private/job-")) << one->rendezvous;
   EXPECT_EQ(one->rendezvous, again->rendezvous);
@@ -104,7 +115,8 @@ TEST(Launch, MpiOverHostsNeedsARendezvous) {
   ASSERT_FALSE(openmpi.ok());
   EXPECT_EQ(openmpi.status().code(), Code::invalid_argument);
   EXPECT_NE(openmpi.status().message().find("HMC_RENDEZVOUS"), std::string_view::npos) << openmpi.status().message();
-  const auto given = read(with(openmpi_env, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"HMC_RENDEZVOUS", "tcp://a:1"}}));
+  const auto given = read(with(
+      openmpi_env, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"HMC_RENDEZVOUS", "tcp://a:1"}}));
   ASSERT_TRUE(given.ok()) << given.status().str();
   EXPECT_EQ(given->rendezvous, "tcp://a:1");
   EXPECT_FALSE(read(without(without(mpich_env, "MPI_LOCALRANKID"), "MPI_LOCALNRANKS")).ok());
@@ -152,7 +164,8 @@ TEST(Launch, Precedence) {
 TEST(Launch, HalfSetAndWrongNumbersAreNamed) {
   const auto names = [](const Env& env, std::string_view name) {
     const auto info = read(env);
-    return !info.ok() && info.status().code() == Code::invalid_argument && info.status().message().find(name) != std::string_view::npos;
+    return !info.ok() && info.status().code() == Code::invalid_argument &&
+           info.status().message().find(name) != std::string_view::npos;
   };
   EXPECT_TRUE(names(without(hmc_env, "HMC_SIZE"), "HMC_SIZE"));
   EXPECT_TRUE(names(without(hmc_env, "HMC_RANK"), "HMC_RANK"));

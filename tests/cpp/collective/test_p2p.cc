@@ -13,7 +13,9 @@ using testing::run_job;
 using testing::soon;
 
 MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-std::uint64_t seed(int from, int to, std::size_t size) { return static_cast<std::uint64_t>(from) * 1000 + static_cast<std::uint64_t>(to) * 10 + size; }
+std::uint64_t seed(int from, int to, std::size_t size) {
+  return static_cast<std::uint64_t>(from) * 1000 + static_cast<std::uint64_t>(to) * 10 + size;
+}
 
 TEST(P2P, EveryPairAndSize) {
   run_job(3, [](const Process& process) {
@@ -98,7 +100,8 @@ TEST(P2P, ExchangePutGetAndNotify) {
     const auto size = static_cast<std::size_t>(world.size());
     auto source = *world.buffer(size * block), target = *world.buffer(size * block + 13);
     for (int to = 0; to < world.size(); ++to) {
-      testing::fill_pattern({static_cast<std::byte*>(source.memory().data()) + static_cast<std::size_t>(to) * block, block}, seed(me.rank(), to, 0));
+      testing::fill_pattern({static_cast<std::byte*>(source.memory().data()) + static_cast<std::size_t>(to) * block, block},
+                            seed(me.rank(), to, 0));
     }
     const auto shared = target.slice(13, size * block);  // a slice is exchanged as a slice
     const auto remotes = me.exchange(*shared, soon());
@@ -115,7 +118,8 @@ TEST(P2P, ExchangePutGetAndNotify) {
     }
     for (int from = 0; from < world.size(); ++from) HMC_ASSERT_OK(me.wait_notify(from, 40, 1, soon()));
     for (int from = 0; from < world.size(); ++from) {
-      const std::span bytes(static_cast<const std::byte*>(target.memory().data()) + 13 + static_cast<std::size_t>(from) * block, block);
+      const std::span bytes(static_cast<const std::byte*>(target.memory().data()) + 13 + static_cast<std::size_t>(from) * block,
+                            block);
       EXPECT_EQ(first_mismatch(bytes, seed(from, me.rank(), 0)), -1) << "from " << from;
     }
     HMC_ASSERT_OK(world.barrier(soon()));
@@ -166,7 +170,9 @@ TEST(P2P, BlocksWithOneNotification) {
       HMC_ASSERT_OK(me.wait_notify(0, 8, 1, soon()));
       const auto expected = pattern(block * count, 3);
       for (std::size_t i = 0; i < count; ++i) {
-        EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(buffer.memory().data()) + (i * 13 % count) * block, expected.data() + i * block, block), 0);
+        EXPECT_EQ(std::memcmp(static_cast<const std::byte*>(buffer.memory().data()) + (i * 13 % count) * block,
+                              expected.data() + i * block, block),
+                  0);
       }
     }
     HMC_EXPECT_OK(world.barrier(soon()));

@@ -18,7 +18,9 @@ using testing::SimulatedRank;
 std::uint64_t pair_seed(std::uint32_t from, std::uint32_t to) { return from * 1000ULL + to; }
 
 // Uneven on purpose, with empty blocks; both ends compute it.
-std::uint64_t uneven(std::uint32_t from, std::uint32_t to) { return (from * 7 + to * 3) % 5 == 0 ? 0 : (from * 31 + to * 17) % 97 + 1; }
+std::uint64_t uneven(std::uint32_t from, std::uint32_t to) {
+  return (from * 7 + to * 3) % 5 == 0 ? 0 : (from * 31 + to * 17) % 97 + 1;
+}
 
 struct Layouts {
   std::vector<std::uint64_t> counts, displacements;
@@ -58,7 +60,8 @@ std::string all_to_all_v(std::uint32_t size, const AllToAllTuning& tuning, unsig
     const Layouts out = layout(size, [&](std::uint32_t from) { return uneven(from, me); });
     std::vector<std::byte> expected(out.total, std::byte{0xAA});
     for (std::uint32_t from = 0; from < size; ++from) {
-      for (std::uint64_t i = 0; i < out.counts[from]; ++i) expected[out.displacements[from] + i] = pattern_byte(i, pair_seed(from, me));
+      for (std::uint64_t i = 0; i < out.counts[from]; ++i)
+        expected[out.displacements[from] + i] = pattern_byte(i, pair_seed(from, me));
     }
     if (network.rank(me).out != expected) return "rank " + std::to_string(me) + " has wrong bytes";
   }
@@ -94,7 +97,8 @@ TEST(Plan, AllToAllDirectOfEverySize) {
   AllToAllTuning direct;
   direct.relay_ranks = 1000;
   for (std::uint32_t size = 1; size <= 65; ++size) {
-    for (const std::uint64_t block : {0U, 1U, 7U, 64U}) ASSERT_EQ(all_to_all(size, block, direct, size), "") << size << " ranks, " << block << " bytes";
+    for (const std::uint64_t block : {0U, 1U, 7U, 64U})
+      ASSERT_EQ(all_to_all(size, block, direct, size), "") << size << " ranks, " << block << " bytes";
   }
 }
 
@@ -102,13 +106,15 @@ TEST(Plan, AllToAllRelayedOfEverySize) {
   AllToAllTuning relay;
   relay.relay_ranks = 1;
   for (std::uint32_t size = 1; size <= 65; ++size) {
-    for (const std::uint64_t block : {1U, 5U, 64U}) ASSERT_EQ(all_to_all(size, block, relay, size), "") << size << " ranks, " << block << " bytes";
+    for (const std::uint64_t block : {1U, 5U, 64U})
+      ASSERT_EQ(all_to_all(size, block, relay, size), "") << size << " ranks, " << block << " bytes";
   }
 }
 
 TEST(Plan, RelayTalksToFewRanks) {
   const Schedule schedule = plan_all_to_all(11, 64, 64);
-  EXPECT_EQ(std::count_if(schedule.steps.begin(), schedule.steps.end(), [](const Step& step) { return step.kind == StepKind::send; }), 6);
+  EXPECT_EQ(
+      std::count_if(schedule.steps.begin(), schedule.steps.end(), [](const Step& step) { return step.kind == StepKind::send; }), 6);
 }
 
 TEST(Plan, AllToAllVOfEverySize) {

@@ -60,10 +60,14 @@ TEST_F(Rendezvous, SecondRankZeroIsRefused) {
 TEST_F(Rendezvous, DeadOnesAreReplaced) {
   fs::create_symlink(folder_ + "/gone", folder_ + "/dangling");
   EXPECT_TRUE(MeetingLink::publish(folder_ + "/dangling", folder_ + "/socket").ok());
-  { const auto dead = listen_at(folder_ + "/dead"); }
+  {
+    const auto dead = listen_at(folder_ + "/dead");
+  }
   fs::create_symlink(folder_ + "/dead", folder_ + "/stale");
   EXPECT_TRUE(MeetingLink::publish(folder_ + "/stale", folder_ + "/socket").ok());
-  { const auto dead = listen_at(folder_ + "/bare"); }
+  {
+    const auto dead = listen_at(folder_ + "/bare");
+  }
   EXPECT_TRUE(MeetingLink::publish(folder_ + "/bare", folder_ + "/socket").ok());
 }
 
@@ -96,7 +100,8 @@ TEST(RendezvousAddress, Tcp) {
   const auto v6 = parse_tcp("tcp://[fd00::2]:1");
   ASSERT_TRUE(v6.ok());
   EXPECT_EQ(v6->host, "fd00::2");
-  for (const auto* wrong : {"", "tcp://", "tcp://h", "tcp://h:", "tcp://:1", "tcp://h:0", "tcp://h:65536", "tcp://h:1x", "udp://h:1", "h:1", "unix:/x"}) {
+  for (const auto* wrong : {"", "tcp://", "tcp://h", "tcp://h:", "tcp://:1", "tcp://h:0", "tcp://h:65536", "tcp://h:1x",
+                            "udp://h:1", "h:1", "unix:/x"}) {
     EXPECT_EQ(parse_tcp(wrong).status().code(), Code::invalid_argument) << wrong;
   }
   EXPECT_EQ(listen_address_for({"node7", "7000"}), "tcp://[::]:7000");

@@ -54,7 +54,8 @@ Role::Role(const std::string& name, const std::string& arguments, std::vector<st
   std::vector<char*> env;
   for (auto& e : all) env.push_back(e.data());
   env.push_back(nullptr);
-  std::vector<std::string> args{"role", "--gtest_also_run_disabled_tests", "--gtest_filter=Role.DISABLED_" + name, "--gtest_brief=1"};
+  std::vector<std::string> args{"role", "--gtest_also_run_disabled_tests", "--gtest_filter=Role.DISABLED_" + name,
+                                "--gtest_brief=1"};
   std::vector<char*> argv;
   for (auto& a : args) argv.push_back(a.data());
   argv.push_back(nullptr);

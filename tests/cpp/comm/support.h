@@ -30,7 +30,8 @@ struct Pair {
   Peer ba;
 };
 
-// This test program again, running the test Role.DISABLED_<name> with `arguments` in HMC_TEST_ROLE. Killed at the latest when the object ends.
+// This test program again, running the test Role.DISABLED_<name> with `arguments` in HMC_TEST_ROLE. Killed at the latest when the
+// object ends.
 class Role {
  public:
   Role(const std::string& name, const std::string& arguments, std::vector<std::string> environment = {});
@@ -38,7 +39,7 @@ class Role {
   Role(const Role&) = delete;
   Role& operator=(const Role&) = delete;
   void signal(int number) const;
-  int wait();  // exit status, or 128 + signal
+  int wait();               // exit status, or 128 + signal
   std::string read_line();  // from its standard output, without test chatter
   void write_line(const std::string& line) const;
   [[nodiscard]] pid_t pid() const { return pid_; }

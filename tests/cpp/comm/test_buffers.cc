@@ -44,7 +44,8 @@ TEST_P(Buffers, StaleForgedAndForeignDescriptors) {
   EXPECT_EQ(code(*pair_.a.buffer(10)->descriptor()), Code::invalid_argument);
   bad = good;
   bad.device = "cuda:5";
-  EXPECT_EQ(code(bad), Code::unsupported);
+  const Code elsewhere = code(bad);  // by whether this build knows the vendor
+  EXPECT_TRUE(elsewhere == Code::unsupported || elsewhere == Code::invalid_argument);
   const auto round_trip = Descriptor::parse(good.serialise());
   ASSERT_TRUE(round_trip.ok());
   EXPECT_EQ(code(*round_trip), Code::ok);

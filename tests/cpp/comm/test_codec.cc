@@ -93,16 +93,36 @@ TEST(CommCodec, EveryTruncationAndExtensionIsRefused) {
       cut.resize(size);
       bool accepted = false;
       switch (i) {
-        case 0: accepted = wire::decode_hello(cut).has_value(); break;
-        case 1: accepted = wire::decode_address(cut).has_value(); break;
-        case 2: accepted = wire::decode_endpoint_note(cut).has_value(); break;
-        case 3: accepted = wire::decode_import(cut).has_value(); break;
-        case 4: accepted = wire::decode_answer(cut).has_value(); break;
-        case 5: accepted = wire::decode_lookup(cut).has_value(); break;
-        case 6: accepted = wire::decode_request(cut).has_value(); break;
-        case 7: accepted = wire::decode_buffer_name(cut).has_value(); break;
-        case 8: accepted = Descriptor::parse(cut).ok(); break;
-        default: accepted = decode_notify_signal(cut).has_value(); break;
+        case 0:
+          accepted = wire::decode_hello(cut).has_value();
+          break;
+        case 1:
+          accepted = wire::decode_address(cut).has_value();
+          break;
+        case 2:
+          accepted = wire::decode_endpoint_note(cut).has_value();
+          break;
+        case 3:
+          accepted = wire::decode_import(cut).has_value();
+          break;
+        case 4:
+          accepted = wire::decode_answer(cut).has_value();
+          break;
+        case 5:
+          accepted = wire::decode_lookup(cut).has_value();
+          break;
+        case 6:
+          accepted = wire::decode_request(cut).has_value();
+          break;
+        case 7:
+          accepted = wire::decode_buffer_name(cut).has_value();
+          break;
+        case 8:
+          accepted = Descriptor::parse(cut).ok();
+          break;
+        default:
+          accepted = decode_notify_signal(cut).has_value();
+          break;
       }
       EXPECT_FALSE(accepted) << "message " << i << " of " << size << " bytes";
     }
@@ -120,7 +140,8 @@ TEST(CommCodec, BoundsHold) {
   EXPECT_TRUE(wire::decode_lookup(encode(wire::Lookup{1, std::string(255, 'x')})));
   EXPECT_FALSE(wire::decode_answer(encode(wire::Answer{1, Code::ok, "", Bytes(wire::max_exported + 1)})));
   // A text that is too long is cut by its sender, not refused by its reader.
-  EXPECT_EQ(wire::decode_answer(encode(wire::Answer{1, Code::stale, std::string(5000, 'y'), {}}))->message.size(), wire::max_message);
+  EXPECT_EQ(wire::decode_answer(encode(wire::Answer{1, Code::stale, std::string(5000, 'y'), {}}))->message.size(),
+            wire::max_message);
   Bytes import = encode(wire::Import{});
   import[48] = std::byte{2};  // access
   EXPECT_FALSE(wire::decode_import(import));

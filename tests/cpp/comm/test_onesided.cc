@@ -132,8 +132,8 @@ TEST_P(OneSided, BlocksOverManyPairs) {
     for (std::size_t i = 0; i < (p == 5 ? 0 : per_pair); ++i) local_offsets[p].push_back(order[i] * block + p % 3);
     std::shuffle(order.begin(), order.end(), random);
     for (std::size_t i = 0; i < (p == 5 ? 0 : per_pair); ++i) remote_offsets[p].push_back(order[i] * block + p % 5);
-    list.push_back({*locals[p].slice(11, locals[p].size() - 11), *import(targets[p]).slice(13, targets[p].size() - 13), local_offsets[p],
-                    remote_offsets[p]});
+    list.push_back({*locals[p].slice(11, locals[p].size() - 11), *import(targets[p]).slice(13, targets[p].size() - 13),
+                    local_offsets[p], remote_offsets[p]});
   }
   const auto batch = pair_.ab.prepare_blocks(list, block);
   ASSERT_TRUE(batch.ok()) << batch.status().str();
@@ -229,7 +229,8 @@ TEST_P(OneSided, RefusesWhatCannotBe) {
   EXPECT_TRUE(source.slice(100, 0).ok());
   EXPECT_EQ(code(pair_.ab.put(source, remote, {1ULL << 63, Complete::remote})), Code::invalid_argument);
   const std::vector<std::byte> long_payload(max_notify_payload + 1);
-  EXPECT_EQ(code(pair_.ab.put(source, remote, {std::span<const std::byte>(long_payload), Complete::remote})), Code::invalid_argument);
+  EXPECT_EQ(code(pair_.ab.put(source, remote, {std::span<const std::byte>(long_payload), Complete::remote})),
+            Code::invalid_argument);
   HMC_EXPECT_OK(pair_.ab.get(source, read_only)->wait(soon()));
   const std::uint64_t inside[] = {0, 60}, outside[] = {0, 61};
   const auto blocks = [&](std::span<const std::uint64_t> local, std::span<const std::uint64_t> far, std::size_t block,

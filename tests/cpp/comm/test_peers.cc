@@ -126,7 +126,8 @@ TEST(Peers, ManyThreadsConnectTheSameTwo) {
   std::vector<Result<Peer>> found(8, Status(Code::timeout, ""));
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < found.size(); ++t) {
-    threads.emplace_back([&, t] { found[t] = t % 2 == 0 ? a.connect(b.addresses().front(), soon()) : b.connect(a.addresses().front(), soon()); });
+    threads.emplace_back(
+        [&, t] { found[t] = t % 2 == 0 ? a.connect(b.addresses().front(), soon()) : b.connect(a.addresses().front(), soon()); });
   }
   for (auto& thread : threads) thread.join();
   for (const auto& peer : found) ASSERT_TRUE(peer.ok()) << peer.status().str();
@@ -316,7 +317,9 @@ TEST(Peers, LastHandleClosesEvenInACallback) {
 }
 
 TEST(Peers, NoDescriptorIsLeft) {
-  { Pair warm_up; }
+  {
+    Pair warm_up;
+  }
   const int before = open_descriptors();
   for (int round = 0; round < 5; ++round) {
     Pair pair;

@@ -287,7 +287,7 @@ TEST_P(ListenerTest, DescriptorLimitPausesAcceptingWithoutBurningCpu) {
 
 TEST_P(ListenerTest, SocketFileGoesWithItsListenerAndIsPrivate) {
   const std::string path = listen("unix").substr(5);
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(lstat(path.c_str(), &info), 0);
   EXPECT_TRUE(S_ISSOCK(info.st_mode));
   EXPECT_EQ(info.st_mode & 077U, 0U);
@@ -356,7 +356,7 @@ TEST_P(ListenerTest, TakenPortIsAnError) {
 TEST_P(ListenerTest, PrivateDirectoryOpenToOthersIsRefused) {
   const auto directory = private_directory();
   ASSERT_TRUE(directory.ok()) << directory.status().str();
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(stat(directory.value().c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777U, 0700U);
   ASSERT_EQ(chmod(directory.value().c_str(), 0750), 0);
@@ -374,9 +374,9 @@ TEST_P(ListenerTest, PrivateDirectoryOpenToOthersIsRefused) {
 }
 
 TEST(Address, MalformedOnesAreNamed) {
-  for (const char* address : {"", "unix", "unix:", "unix:relative", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:65536",
-                              "tcp://127.0.0.1:-1", "tcp://127.0.0.1:http", "tcp://::1:80", "tcp://[::1:80", "tcp://[127.0.0.1]:80",
-                              "http://127.0.0.1:80", "tcp://:80", "127.0.0.1:80"}) {
+  for (const char* address : {"", "unix", "unix:", "unix:relative", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:",
+                              "tcp://127.0.0.1:65536", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:http", "tcp://::1:80",
+                              "tcp://[::1:80", "tcp://[127.0.0.1]:80", "http://127.0.0.1:80", "tcp://:80", "127.0.0.1:80"}) {
     const auto fd = start_connect(address);
     EXPECT_EQ(fd.status().code(), Code::invalid_argument) << address << ": " << fd.status().str();
   }
@@ -387,11 +387,12 @@ TEST(Address, MalformedOnesAreNamed) {
 }
 
 TEST(Address, LocalMeansUnixAndLoopback) {
-  for (const char* address : {"unix", "unix:/tmp/x", "tcp://127.0.0.1:1", "tcp://127.8.9.10:1", "tcp://[::1]:1", "tcp://localhost:1",
-                              "tcp://[::ffff:127.0.0.1]:1"}) {
+  for (const char* address : {"unix", "unix:/tmp/x", "tcp://127.0.0.1:1", "tcp://127.8.9.10:1", "tcp://[::1]:1",
+                              "tcp://localhost:1", "tcp://[::ffff:127.0.0.1]:1"}) {
     EXPECT_TRUE(is_local_address(address)) << address;
   }
-  for (const char* address : {"tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://:1", "tcp://192.0.2.1:1", "tcp://[2001:db8::1]:1", "nonsense", ""}) {
+  for (const char* address :
+       {"tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://:1", "tcp://192.0.2.1:1", "tcp://[2001:db8::1]:1", "nonsense", ""}) {
     EXPECT_FALSE(is_local_address(address)) << address;
   }
 }

@@ -9,10 +9,14 @@ std::uint32_t raw(SlotState state) noexcept { return static_cast<std::uint32_t>(
 bool plausible(const SlotInfo& info, std::uint32_t kind, const Sizes& sizes) noexcept {
   if (kind > static_cast<std::uint32_t>(SlotKind::get_stop) || info.bytes > sizes.slot_payload()) return false;
   switch (info.kind) {
-    case SlotKind::put: return info.pieces <= max_put_pieces;
-    case SlotKind::get_request: return info.pieces != 0 && info.pieces * sizeof(Piece) == info.bytes;
-    case SlotKind::get_data: return info.pieces == 0;
-    case SlotKind::get_stop: return info.pieces == 0 && info.bytes == 0;
+    case SlotKind::put:
+      return info.pieces <= max_put_pieces;
+    case SlotKind::get_request:
+      return info.pieces != 0 && info.pieces * sizeof(Piece) == info.bytes;
+    case SlotKind::get_data:
+      return info.pieces == 0;
+    case SlotKind::get_stop:
+      return info.pieces == 0 && info.bytes == 0;
   }
   return false;
 }
@@ -55,7 +59,8 @@ bool BulkProducer::take_ack(std::uint64_t& number, Code& outcome, bool& broken) 
 
 BulkProducer::Revoke BulkProducer::revoke(std::uint64_t number) const noexcept {
   std::uint32_t expected = raw(SlotState::ready);
-  if (header(number)->state.compare_exchange_strong(expected, raw(SlotState::revoked), std::memory_order_seq_cst)) return Revoke::revoked;
+  if (header(number)->state.compare_exchange_strong(expected, raw(SlotState::revoked), std::memory_order_seq_cst))
+    return Revoke::revoked;
   const std::uint64_t head = channel_->control().bulk_head.load(std::memory_order_acquire);
   return head - acked_ > number - acked_ ? Revoke::consumed : Revoke::busy;
 }

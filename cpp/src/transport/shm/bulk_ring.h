@@ -42,9 +42,7 @@ class BulkProducer {
   void publish(const SlotInfo& info) noexcept;
 
   // Something to acknowledge?
-  [[nodiscard]] bool has_ack() const noexcept {
-    return channel_->control().bulk_head.load(std::memory_order_acquire) != acked_;
-  }
+  [[nodiscard]] bool has_ack() const noexcept { return channel_->control().bulk_head.load(std::memory_order_acquire) != acked_; }
   // Takes the oldest slot in flight that the consumer is done with: its outcome. False: none. `broken` is set when the consumer's
   // count cannot be.
   bool take_ack(std::uint64_t& number, Code& outcome, bool& broken) noexcept;

@@ -22,10 +22,11 @@ Result<std::size_t> verify_sealed(int fd, std::uint64_t bytes) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0) return Status(Code::protocol, "the peer passed a descriptor that is not a memfd", errno);
   if ((seals & F_SEAL_SHRINK) == 0) return Status(Code::protocol, "the peer passed a memfd that is not sealed against shrinking");
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) return errno_status("fstat of a peer's memfd", errno);
   if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes) {
-    return Status(Code::protocol, "the peer passed a memfd of " + std::to_string(info.st_size) + " bytes for " + std::to_string(bytes));
+    return Status(Code::protocol,
+                  "the peer passed a memfd of " + std::to_string(info.st_size) + " bytes for " + std::to_string(bytes));
   }
   return info.st_blksize > 0 ? static_cast<std::size_t>(info.st_blksize) : std::size_t{4096};
 }

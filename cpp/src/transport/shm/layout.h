@@ -49,7 +49,8 @@ enum class SlotKind : std::uint32_t {
   get_stop = 3,     // `token` is not wanted any more
 };
 
-// Who may touch a filled slot. The producer publishes `ready`; the consumer takes it (busy) or the producer takes it back (revoked).
+// Who may touch a filled slot. The producer publishes `ready`; the consumer takes it (busy) or the producer takes it back
+// (revoked).
 enum class SlotState : std::uint32_t { empty = 0, ready = 1, busy = 2, revoked = 3 };
 
 struct SlotHeader {
@@ -57,9 +58,9 @@ struct SlotHeader {
   std::atomic<std::uint32_t> outcome;  // Code, by the consumer before it moves bulk_head past the slot
   std::uint32_t kind;                  // SlotKind
   std::uint32_t pieces;
-  std::uint64_t token;  // names a get of the requester
-  std::uint32_t bytes;  // of payload
-  std::uint32_t code;   // get_data: Code
+  std::uint64_t token;      // names a get of the requester
+  std::uint32_t bytes;      // of payload
+  std::uint32_t code;       // get_data: Code
   std::uint32_t streaming;  // 1: part of an operation large enough for streaming stores
 };
 static_assert(sizeof(SlotHeader) <= line_bytes);

@@ -62,7 +62,8 @@ Result<AddressInfo> decode_address(ByteSpan bytes) {
   info.probe_word = reader.u64();
   if (!reader.finish()) return Status(Code::protocol, "malformed shm address");
   if (version != address_version) {
-    return Status(Code::protocol, "shm address of version " + std::to_string(version) + ", this is version " + std::to_string(address_version));
+    return Status(Code::protocol,
+                  "shm address of version " + std::to_string(version) + ", this is version " + std::to_string(address_version));
   }
   if (!info.sizes.valid()) return Status(Code::protocol, "shm address with impossible ring sizes");
   return info;
@@ -124,7 +125,8 @@ Status Link::not_ready() const {
 }
 
 Status Link::signal(ByteSpan head, ByteSpan body) {
-  if (!ready_) [[unlikely]] return not_ready();
+  if (!ready_) [[unlikely]]
+    return not_ready();
   const std::size_t bytes = head.size() + body.size();
   if (bytes > max_signal) [[unlikely]] {
     return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));

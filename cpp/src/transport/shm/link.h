@@ -1,7 +1,8 @@
-// Link: the working half of a shm endpoint. The transport polls it and keeps it alive while a callback that it made destroys the endpoint.
+// Link: the working half of a shm endpoint. The transport polls it and keeps it alive while a callback that it made destroys the
+// endpoint.
 //
-// Four ways to move bytes, chosen per region: the peer's memory mapped here (one copy by us), its address space by system call (one copy
-// by the kernel), or the shared ring (we copy in, the peer copies out; for a get the other way round).
+// Four ways to move bytes, chosen per region: the peer's memory mapped here (one copy by us), its address space by system call (one
+// copy by the kernel), or the shared ring (we copy in, the peer copies out; for a get the other way round).
 #pragma once
 
 #include <array>
@@ -29,9 +30,9 @@ struct Shared {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<RegionTable> regions = std::make_shared<RegionTable>();
   Sizes sizes;
-  bool ptrace_wanted = true;   // HMC_SHM_PTRACE
-  bool ptrace_refused = false;  // the last peer that was tried could not be read
-  std::uint64_t probe_word = 0;  // random; peers read it to prove that they can
+  bool ptrace_wanted = true;                   // HMC_SHM_PTRACE
+  bool ptrace_refused = false;                 // the last peer that was tried could not be read
+  std::uint64_t probe_word = 0;                // random; peers read it to prove that they can
   std::array<std::byte, max_signal> incoming;  // the signal being delivered, out of its sender's reach
 };
 
@@ -105,7 +106,8 @@ class Link {
     Completion* done;
   };
 
-  Link(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) noexcept : shared_(std::move(shared)), pid_(pid), sink_(&sink) {}
+  Link(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) noexcept
+      : shared_(std::move(shared)), pid_(pid), sink_(&sink) {}
 
   // link.cc
   Status not_ready() const;
@@ -113,7 +115,8 @@ class Link {
   void end_all(const Status& reason);
   void ring_doorbell() noexcept;
   void ring_peer() noexcept {
-    if (out_.control().armed.load(std::memory_order_seq_cst) != 0) [[unlikely]] ring_doorbell();
+    if (out_.control().armed.load(std::memory_order_seq_cst) != 0) [[unlikely]]
+      ring_doorbell();
   }
   [[nodiscard]] bool busy() const noexcept {
     return !ops_.empty() || !waiting_signals_.empty() || !serving_.empty() || !stops_.empty() || blocked_ || bulk_out_.in_flight();
@@ -154,7 +157,7 @@ class Link {
   EndpointSink* sink_;
   bool ready_ = false;
   bool closed_ = false;
-  bool blocked_ = false;          // a signal() met a full ring
+  bool blocked_ = false;           // a signal() met a full ring
   std::size_t blocked_bytes_ = 0;  // of that signal
   Status failure_;
 

@@ -172,10 +172,15 @@ bool Link::drain_bulk(std::size_t& budget) {
       switch (info.kind) {
         case SlotKind::put:
           outcome = land_put(info);
-          if (outcome == Code::protocol) broken = Status(Code::protocol, "the peer sent a chunk whose table does not match its size");
+          if (outcome == Code::protocol)
+            broken = Status(Code::protocol, "the peer sent a chunk whose table does not match its size");
           break;
-        case SlotKind::get_request: broken = accept_request(info); break;
-        case SlotKind::get_data: broken = land_data(info); break;
+        case SlotKind::get_request:
+          broken = accept_request(info);
+          break;
+        case SlotKind::get_data:
+          broken = land_data(info);
+          break;
         case SlotKind::get_stop:
           std::erase_if(serving_, [&](const Serving& job) { return job.token == info.token; });
           break;

@@ -11,11 +11,11 @@ namespace hmc::shm {
 
 namespace {
 
-constexpr std::size_t inline_bytes = 1 << 20;   // copied in the posting call
-constexpr std::size_t turn_bytes = 256 << 10;   // of one operation before the next has its turn
+constexpr std::size_t inline_bytes = 1 << 20;  // copied in the posting call
+constexpr std::size_t turn_bytes = 256 << 10;  // of one operation before the next has its turn
 constexpr int turns_per_poll = 64;
 constexpr std::size_t max_waiting_signals = 64;
-constexpr std::size_t max_vectors = 256;        // blocks per system call (IOV_MAX is 1024; beyond this the call's cost has vanished)
+constexpr std::size_t max_vectors = 256;  // blocks per system call (IOV_MAX is 1024; beyond this the call's cost has vanished)
 
 const ShmRemoteRegion& remote_of(const Run& run) noexcept { return static_cast<const ShmRemoteRegion&>(*run.remote); }
 std::byte* local_data(const Run& run) noexcept { return static_cast<std::byte*>(run.local->view().span.data); }
@@ -31,7 +31,8 @@ bool Link::ended(const Op& op) noexcept {
 }
 
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
-  if (!ready_) [[unlikely]] return not_ready();
+  if (!ready_) [[unlikely]]
+    return not_ready();
   HMC_ASSIGN(const std::size_t bytes, check_runs(transfer.runs));
   if (is_put) {
     for (const Run& run : transfer.runs) {
@@ -41,8 +42,8 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
     }
     if (!transfer.signal.empty()) {
       if (transfer.signal.size() > max_signal) {
-        return Status(Code::invalid_argument, "an attached signal of " + std::to_string(transfer.signal.size()) + " bytes; at most " +
-                                                  std::to_string(max_signal));
+        return Status(Code::invalid_argument, "an attached signal of " + std::to_string(transfer.signal.size()) +
+                                                  " bytes; at most " + std::to_string(max_signal));
       }
       HMC_TRY(out_.reserve_signals());
       if (waiting_signals_.size() >= max_waiting_signals) {
@@ -154,7 +155,8 @@ void Link::finish(std::unique_ptr<Op> op) {
 }
 
 Status Link::flush(Completion* done) {
-  if (!ready_) [[unlikely]] return not_ready();
+  if (!ready_) [[unlikely]]
+    return not_ready();
   flushes_.push_back({last_number_ + 1, done});
   end_flushes();
   return {};
@@ -209,12 +211,14 @@ bool Link::advance_ops(std::size_t& budget) {
     const bool progress = moved != 0 || op.awaiting != 0 || !op.failure.ok();
     moved_any = moved_any || (progress && !asked);
     after_move(op);
-    if (turn_bytes > moved && static_cast<std::size_t>(turn) + 1 >= ops_.size() && moved == 0) break;  // all had a turn, none can go on
+    if (turn_bytes > moved && static_cast<std::size_t>(turn) + 1 >= ops_.size() && moved == 0)
+      break;  // all had a turn, none can go on
   }
   return moved_any;
 }
 
-// Takes back every chunk of a put that the peer has not begun to copy. False when it is copying one: what was taken back is sent again.
+// Takes back every chunk of a put that the peer has not begun to copy. False when it is copying one: what was taken back is sent
+// again.
 bool Link::revoke_chunks(Op& op) {
   bool busy = false;
   const SlotUse* earliest = nullptr;
@@ -228,8 +232,11 @@ bool Link::revoke_chunks(Op& op) {
         op.moved -= use.bytes;
         if (earliest == nullptr) earliest = &use;
         break;
-      case BulkProducer::Revoke::consumed: break;
-      case BulkProducer::Revoke::busy: busy = true; break;
+      case BulkProducer::Revoke::consumed:
+        break;
+      case BulkProducer::Revoke::busy:
+        busy = true;
+        break;
     }
   }
   if (busy && earliest != nullptr) op.cursor = earliest->start;

@@ -31,8 +31,10 @@ Result<PeerMemory> PeerMemory::probe(int pid, std::uint64_t address, std::uint64
   const iovec remote{reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), sizeof found};
   const ssize_t moved = process_vm_readv(pid, &local, 1, &remote, 1, 0);
   if (moved < 0 && errno == EPERM) {
-    return Status(Code::unsupported, "ptrace of process " + std::to_string(pid) +
-                                         " is not permitted (kernel.yama.ptrace_scope, container security profile or another user)", EPERM);
+    return Status(Code::unsupported,
+                  "ptrace of process " + std::to_string(pid) +
+                      " is not permitted (kernel.yama.ptrace_scope, container security profile or another user)",
+                  EPERM);
   }
   if (moved < 0) return errno_status("process_vm_readv of process " + std::to_string(pid), errno);
   // The descriptor was opened before the word was read, so both name one process: the peer, not one that took over its number.
@@ -43,8 +45,8 @@ Result<PeerMemory> PeerMemory::probe(int pid, std::uint64_t address, std::uint64
   return memory;
 }
 
-// A dead peer's number may be given to another process, whose memory must not be touched. Numbers are given out in turn, so one cannot
-// come round within a millisecond of the last look.
+// A dead peer's number may be given to another process, whose memory must not be touched. Numbers are given out in turn, so one
+// cannot come round within a millisecond of the last look.
 Status PeerMemory::check_alive() {
   const auto now = std::chrono::steady_clock::now();
   if (now - checked_ < std::chrono::milliseconds(1)) return {};

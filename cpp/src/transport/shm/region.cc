@@ -42,7 +42,8 @@ Result<RegionInfo> decode_region(ByteSpan bytes) {
   info.file_offset = reader.u64();
   if (!reader.finish() || mapped > 1) return Status(Code::protocol, "malformed shm region");
   if (version != export_version) {
-    return Status(Code::protocol, "shm region of version " + std::to_string(version) + ", this is version " + std::to_string(export_version));
+    return Status(Code::protocol,
+                  "shm region of version " + std::to_string(version) + ", this is version " + std::to_string(export_version));
   }
   if (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write)) {
     return Status(Code::protocol, "shm region with an unknown access");
@@ -56,7 +57,8 @@ Result<RegionInfo> decode_region(ByteSpan bytes) {
   return info;
 }
 
-ShmLocalRegion::ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table) : LocalRegion(view), table_(std::move(table)) {}
+ShmLocalRegion::ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table)
+    : LocalRegion(view), table_(std::move(table)) {}
 
 ShmLocalRegion::~ShmLocalRegion() {
   if (id_ == 0) return;

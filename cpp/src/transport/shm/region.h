@@ -21,8 +21,8 @@ struct RegionInfo {
   std::uint64_t address = 0;  // in the owner
   std::uint64_t bytes = 0;
   Access access = Access::read;
-  bool mapped = false;             // a memfd comes along
-  std::uint64_t file_offset = 0;   // of the region in it
+  bool mapped = false;            // a memfd comes along
+  std::uint64_t file_offset = 0;  // of the region in it
 };
 void encode_region(const RegionInfo& info, Bytes& out);
 Result<RegionInfo> decode_region(ByteSpan bytes);  // errors: protocol

@@ -1,8 +1,8 @@
 // The shm transport: CPU memory of two processes on one host.
 //
-// Who may write where: a mapped region and the system-call path are guarded by the kernel's permissions between processes of one user
-// (the importer keeps to the exported bounds and access; a dishonest peer of the same user could always use ptrace). On the ring path
-// the owner's software checks every chunk.
+// Who may write where: a mapped region and the system-call path are guarded by the kernel's permissions between processes of one
+// user (the importer keeps to the exported bounds and access; a dishonest peer of the same user could always use ptrace). On the
+// ring path the owner's software checks every chunk.
 #include <algorithm>
 #include <string>
 
@@ -63,7 +63,7 @@ class ShmTransport final : public Transport {
     Capabilities result;
     const bool ptrace = shared_->ptrace_wanted && !shared_->ptrace_refused;
     result.reason = std::string("memory allocated by HMC is mapped; other memory ") +
-                    (ptrace                    ? "is copied between address spaces"
+                    (ptrace                   ? "is copied between address spaces"
                      : shared_->ptrace_wanted ? "goes through a shared ring (ptrace is not permitted)"
                                               : "goes through a shared ring (HMC_SHM_PTRACE=0)");
     result.max_signal = shm::max_signal;

@@ -33,13 +33,16 @@ bool plausible(const Header& header) noexcept {
     case FrameType::signal:
       return no_extents && header.length <= max_signal_bytes && header.op == 0 && header.a == 0 && header.b == 0;
     case FrameType::put:
-    case FrameType::get: return plausible_extents(header);
-    case FrameType::put_end: return no_extents && header.length <= max_signal_bytes && header.b == 0;
+    case FrameType::get:
+      return plausible_extents(header);
+    case FrameType::put_end:
+      return no_extents && header.length <= max_signal_bytes && header.b == 0;
     case FrameType::ack:
       return no_extents && header.length == 0 && header.b == 0 && header.a >= 1 &&
              header.op <= std::numeric_limits<std::uint64_t>::max() - header.a;
     case FrameType::refuse:
-      return no_extents && header.length == 0 && header.b == 0 && header.a >= 1 && header.a <= static_cast<std::uint64_t>(Refusal::access);
+      return no_extents && header.length == 0 && header.b == 0 && header.a >= 1 &&
+             header.a <= static_cast<std::uint64_t>(Refusal::access);
     case FrameType::get_data:
       return no_extents && header.length >= 1 && header.length <= max_payload && header.a == 0 && header.b == 0;
     case FrameType::get_end:
@@ -52,10 +55,14 @@ bool plausible(const Header& header) noexcept {
 
 Status to_status(Refusal refusal) {
   switch (refusal) {
-    case Refusal::none: return {};
-    case Refusal::stale: return Status(Code::stale, "the peer has closed that region");
-    case Refusal::range: return Status(Code::invalid_argument, "the peer found the range outside its region");
-    case Refusal::access: return Status(Code::invalid_argument, "the peer registered that region for reading only");
+    case Refusal::none:
+      return {};
+    case Refusal::stale:
+      return Status(Code::stale, "the peer has closed that region");
+    case Refusal::range:
+      return Status(Code::invalid_argument, "the peer found the range outside its region");
+    case Refusal::access:
+      return Status(Code::invalid_argument, "the peer registered that region for reading only");
   }
   return Status(Code::protocol, "unknown refusal");
 }
@@ -91,13 +98,16 @@ bool decode_header(const std::byte* in, Header& out) noexcept {
 std::size_t inline_bytes(const Header& header) noexcept {
   switch (header.type) {
     case FrameType::signal:
-    case FrameType::put_end: return header.length;
+    case FrameType::put_end:
+      return header.length;
     case FrameType::put:
-    case FrameType::get: return header.extents > 1 ? header.extents * extent_bytes : 0;
+    case FrameType::get:
+      return header.extents > 1 ? header.extents * extent_bytes : 0;
     case FrameType::ack:
     case FrameType::refuse:
     case FrameType::get_data:
-    case FrameType::get_end: return 0;
+    case FrameType::get_end:
+      return 0;
   }
   return 0;
 }

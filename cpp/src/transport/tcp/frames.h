@@ -17,9 +17,9 @@ namespace hmc::tcp {
 
 inline constexpr std::uint16_t wire_version = 1;
 inline constexpr std::size_t header_bytes = 32;
-inline constexpr std::size_t extent_bytes = 12;            // u64 offset, u32 length
-inline constexpr std::size_t max_extents = 1024;           // per frame
-inline constexpr std::size_t max_payload = 1 << 20;        // data bytes per frame
+inline constexpr std::size_t extent_bytes = 12;      // u64 offset, u32 length
+inline constexpr std::size_t max_extents = 1024;     // per frame
+inline constexpr std::size_t max_payload = 1 << 20;  // data bytes per frame
 inline constexpr std::size_t max_signal_bytes = 32 << 10;
 inline constexpr std::size_t max_streams = 16;
 inline constexpr std::size_t max_addresses = 16;
@@ -29,9 +29,10 @@ inline constexpr std::size_t hello_bytes = 32;
 
 // What is not listed per type is zero on the wire, and checked to be.
 enum class FrameType : std::uint8_t {
-  signal = 1,    // length bytes of signal follow
-  put = 2,       // op, a = region, extents; `length` bytes of data follow (after the extent list)
-  put_end = 3,   // op, a = bytes of the whole op; `length` bytes of its attached signal follow. On any stream, after its own stream's data
+  signal = 1,  // length bytes of signal follow
+  put = 2,     // op, a = region, extents; `length` bytes of data follow (after the extent list)
+  put_end =
+      3,  // op, a = bytes of the whole op; `length` bytes of its attached signal follow. On any stream, after its own stream's data
   ack = 4,       // ops [op, op + a) are in the target memory
   refuse = 5,    // op was not (wholly) written, a = Refusal. All its bytes have been read
   get = 6,       // op, a = region, extents of `length` bytes together; only the extent list follows
@@ -81,9 +82,9 @@ void encode_hello(std::byte* out, const Hello& hello) noexcept;  // writes hello
 
 // What Endpoint::address() gives away: how to reach this side, and the one-time right to do so.
 struct Address {
-  std::uint64_t link = 0;      // names the endpoint within its process
-  std::uint64_t order[2] = {0, 0};  // random: the lower side dials first
-  std::vector<Ticket> tickets;      // one per stream
+  std::uint64_t link = 0;            // names the endpoint within its process
+  std::uint64_t order[2] = {0, 0};   // random: the lower side dials first
+  std::vector<Ticket> tickets;       // one per stream
   std::vector<std::string> listens;  // "tcp://10.0.0.1:7000", best first
 };
 [[nodiscard]] Bytes encode_address(const Address& address);
