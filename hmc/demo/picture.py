@@ -32,7 +32,7 @@ def draw(results: Results, ranks: int, file: str) -> str:
             if row.phase == phase:
                 amount = row.size / 2**20
                 panel.text(
-                    row.dst, row.src, f"{amount:.0f} MiB\n{row.speed / 1e9:.1f} GB/s\n{row.path.split(' ')[0]}",
+                    row.dst, row.src, f"{amount:.1f} MiB\n{row.speed / 1e9:.2f} GB/s\n{row.path.split(' ')[0]}",
                     ha="center", va="center", fontsize=8, color="white" if amount > 0.75 * top else "black",
                 )  # fmt: skip
         panel.set_title(phase, fontsize=11)
@@ -44,8 +44,8 @@ def draw(results: Results, ranks: int, file: str) -> str:
         panel.grid(which="minor", color="0.85", linewidth=0.8)
         panel.tick_params(which="both", length=0)
     panels[0][0].set_ylabel("from")
-    paths = ", ".join(sorted({row.path for row in rows}))
-    figure.suptitle(f"HMC demo: who sent how much to whom, by which path ({paths}; CPU memory)", fontsize=11)
+    paths = ", ".join(sorted({row.path.split(" ")[0] for row in rows}))
+    figure.suptitle(f"HMC demo: who sent how much to whom, by which path ({paths}); CPU memory", fontsize=11)
     figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"picture: {file}"
