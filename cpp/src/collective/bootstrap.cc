@@ -167,7 +167,7 @@ void Bootstrap::on_arrive(PeerState& peer, ByteSpan payload) {
         Status(Code::invalid_argument, "rank " + std::to_string(who) + " is taken by " + arrival.peer->identity().name + ", and " +
                                            peer.identity().name + " claims it too: start every process with a rank of its own"));
   }
-  arrival = {true, peer.shared_from_this(), Bytes(value.begin(), value.end()), 0};
+  arrival = {true, false, peer.shared_from_this(), Bytes(value.begin(), value.end()), 0};
   ++board.count;
   if (wait > 0) {
     arrival.timer = context_.engine()->at(Deadline::after(std::chrono::milliseconds(wait)), [weak = weak_from_this(), round, who] {
@@ -185,12 +185,13 @@ void Bootstrap::give_up_on(std::uint32_t round, std::uint32_t who) {
   const auto sender = late.peer;
   const Status reason(Code::timeout, missing(round));
   late = {};
+  late.gave_up = true;
   --rounds_[round].count;
   refuse(*sender, round, reason);
 }
 
 void Bootstrap::arrive_here(std::uint32_t round, Bytes value) {
-  rounds_[round].arrivals[0] = {true, nullptr, std::move(value), 0};
+  rounds_[round].arrivals[0] = {true, false, nullptr, std::move(value), 0};
   ++rounds_[round].count;
   settle(round);
 }
@@ -230,16 +231,17 @@ void Bootstrap::refuse(PeerState& peer, std::uint32_t round, const Status& reaso
 }
 
 std::string Bootstrap::missing(std::uint32_t round) const {
+  constexpr std::uint32_t shown = 32;
   const Round& board = rounds_[round];
   std::string ranks;
   std::uint32_t count = 0;
   for (std::uint32_t i = 0; i < size_; ++i) {
-    if (board.arrivals[i].here) continue;
-    if (count++ < 32) ranks += (ranks.empty() ? "" : ", ") + std::to_string(i);
+    if (board.arrivals[i].here || board.arrivals[i].gave_up) continue;
+    if (count++ < shown) ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
   }
-  if (count > 32) ranks += " and " + std::to_string(count - 32) + " more";
-  return "of " + std::to_string(size_) + " processes, " + std::to_string(count) + " did not come before the deadline: rank" +
-         (count == 1 ? " " : "s ") + ranks;
+  if (count == 0) return "of " + std::to_string(size_) + " processes some gave up before the last one came; allow more time";
+  if (count > shown) ranks += " and " + std::to_string(count - shown) + " more";
+  return "of " + std::to_string(size_) + " processes " + std::to_string(count) + " did not come before the deadline: " + ranks;
 }
 
 void Bootstrap::on_peer_gone(PeerState& peer, const Status& reason) {

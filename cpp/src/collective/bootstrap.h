@@ -39,6 +39,7 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
  private:
   struct Arrival {
     bool here = false;
+    bool gave_up = false;             // came, and its deadline passed
     std::shared_ptr<PeerState> peer;  // null: this process
     Bytes value;
     Engine::TimerId timer = 0;  // when its sender gives up

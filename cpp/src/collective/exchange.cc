@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/random.h"
 #include "base/wire.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
@@ -170,7 +171,7 @@ namespace {
 // What every rank says in a split.
 struct Wish {
   int color = 0, key = 0;
-  std::uint32_t scope = 0;  // the lowest group number free there
+  std::uint32_t scope = 0;  // proposed for the first new group; that of rank 0 counts
 
   [[nodiscard]] Bytes serialise() const {
     Bytes bytes;
@@ -187,6 +188,8 @@ struct Wish {
     return wish;
   }
 };
+
+std::uint32_t random_scope() { return static_cast<std::uint32_t>(random_u64()) & ~collective_scope_bit; }
 
 std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
   std::uint64_t id = parent ^ (std::uint64_t{scope} << 32 | static_cast<std::uint32_t>(color));
@@ -229,25 +232,19 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
     return Status(Code::invalid_argument, "split takes one color and one key per local Member: " + std::to_string(local.size()) +
                                               ", not " + std::to_string(colors.size()) + " and " + std::to_string(keys.size()));
   }
-  // Group numbers are of a process, and several threads may split several Communicators at once: propose, take the largest, see
-  // whether it is free everywhere, else again.
-  constexpr int attempts = 64;
+  // Group numbers must be free in every process of a group, and several threads may split several Communicators at once: rank 0
+  // picks at random, everybody looks, and in the unlikely case that somebody has it already they do it again.
+  constexpr int attempts = 16;
   for (int attempt = 0; attempt < attempts; ++attempt) {
     std::vector<Bytes> mine;
-    {
-      const auto lock = group->engine()->lock();
-      for (std::size_t i = 0; i < local.size(); ++i)
-        mine.push_back(Wish{colors[i], keys[i], group->world()->next_scope()}.serialise());
-    }
+    for (std::size_t i = 0; i < local.size(); ++i) mine.push_back(Wish{colors[i], keys[i], random_scope()}.serialise());
     HMC_ASSIGN(const auto said, gather_all(group, std::move(mine), deadline));
     std::vector<Wish> wishes;
     std::map<int, std::uint32_t> scope_of;  // colors in order
-    std::uint32_t first = 0;
     std::map<std::uint32_t, int> color_of_process;
     for (std::uint32_t r = 0; r < group->size(); ++r) {
       HMC_ASSIGN(const Wish wish, Wish::parse(said[r]));
       wishes.push_back(wish);
-      first = std::max(first, wish.scope);
       if (wish.color < 0) continue;
       scope_of.emplace(wish.color, 0);
       const auto [other, fresh] = color_of_process.emplace(group->rank(r).process, wish.color);
@@ -257,19 +254,19 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
                                                   std::to_string(wish.color));
       }
     }
-    const auto count = static_cast<std::uint32_t>(scope_of.size());
-    std::uint32_t next = first;
-    for (auto& [color, scope] : scope_of) scope = next++;
-    bool free = false;
-    {
-      const auto lock = group->engine()->lock();
-      free = group->world()->reserve_scopes(first, count);
-    }
+    std::uint32_t next = wishes.front().scope;
+    for (auto& [color, scope] : scope_of) scope = next++ & ~collective_scope_bit;
+    bool free = true;
     Communicator made;
     const auto own_color = color_of_process.find(group->rank(local.front()).process);
-    if (free && own_color != color_of_process.end()) {
+    if (own_color != color_of_process.end()) {
       const int color = own_color->second;
-      made = make_communicator(state_->context, group_of(group, wishes, color, scope_of.at(color)));
+      const std::uint32_t scope = scope_of.at(color);
+      {
+        const auto lock = group->engine()->lock();
+        free = scope != 0 && group->world()->reserve_scope(scope);  // 0: plain Peer calls
+      }
+      if (free) made = make_communicator(state_->context, group_of(group, wishes, color, scope));
     }
     // Everybody has joined its group once all have said so: messages of the new groups may come.
     HMC_ASSIGN(const auto agreed,
@@ -277,8 +274,7 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
     const auto yes = [](const Bytes& said_free) { return said_free.size() == 1 && said_free.front() == std::byte{1}; };
     if (std::all_of(agreed.begin(), agreed.end(), yes)) return made;
   }
-  return Status(Code::transport, "split: no group number was free on every rank after " + std::to_string(attempts) +
-                                     " attempts; split fewer Communicators at the same time");
+  return Status(Code::transport, "split: no group number was free everywhere after " + std::to_string(attempts) + " attempts");
 }
 
 }  // namespace hmc

@@ -37,16 +37,9 @@ void World::set_processes(std::vector<Process> processes) {
 }
 
 void World::add(Group& group) { groups_.push_back(&group); }
-void World::remove(Group& group) { std::erase(groups_, &group); }
-
-bool World::reserve_scopes(std::uint32_t first, std::uint32_t count) {
-  // Numbers only grow, so a number below the next one may be in use here; one that is never reused cannot be mistaken.
-  if (first < next_scope_ || first + count >= collective_scope_bit) {
-    next_scope_ = std::max(next_scope_, std::min(first, collective_scope_bit - 1));
-    return false;
-  }
-  next_scope_ = first + count;
-  return true;
+void World::remove(Group& group) {
+  std::erase(groups_, &group);
+  release_scope(group.scope());
 }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload) {

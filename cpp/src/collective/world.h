@@ -57,9 +57,9 @@ class World {
 
   void add(Group& group);
   void remove(Group& group);
-  // Takes `count` group numbers from `first` on for groups being made, or none when one of them is taken here.
-  bool reserve_scopes(std::uint32_t first, std::uint32_t count);
-  [[nodiscard]] std::uint32_t next_scope() const noexcept { return next_scope_; }
+  // False: a group of that number is here already.
+  bool reserve_scope(std::uint32_t scope) { return scopes_.insert(scope).second; }
+  void release_scope(std::uint32_t scope) { scopes_.erase(scope); }
 
   // Tells whoever is connected that a group broke; to be called once per group (others forward it once each).
   void tell_broken(const Breakage& breakage);
@@ -80,7 +80,7 @@ class World {
   std::unordered_map<const PeerState*, std::size_t> index_;
   std::vector<Group*> groups_;
   std::unordered_set<std::uint64_t> told_broken_;  // ids of groups
-  std::uint32_t next_scope_ = world_scope + 1;
+  std::unordered_set<std::uint32_t> scopes_{world_scope};
 };
 
 }  // namespace hmc

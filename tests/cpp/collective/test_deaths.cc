@@ -11,20 +11,25 @@ using testing::soon;
 using Bytes = std::vector<std::byte>;
 MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
+void expect_named(const Communicator& world, int dead) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (world.lost().empty() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(world.lost(), std::vector<int>{dead});
+}
+
 // What survivors of rank `dead` must see after a collective in which it died.
 void expect_lost(const Process& process, const Communicator& world, const Status& status, int dead) {
   EXPECT_EQ(status.code(), Code::peer_lost) << "rank " << process.rank << ": " << status.str();
   EXPECT_NE(status.message().find("rank " + std::to_string(dead)), std::string_view::npos) << status.str();
   const Status next = world.barrier(soon());
   EXPECT_EQ(next.code(), Code::closed) << next.str();
-  const auto known = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (world.lost().empty() && std::chrono::steady_clock::now() < known)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(world.lost(), std::vector<int>{dead});
+  expect_named(world, dead);
 }
 
 // Every pair of survivors, two-sided.
 void expect_messages(const Process& process, const Communicator& world, int dead) {
+  expect_named(world, dead);
   const Member me = *world.self();
   std::vector<Bytes> sent, received;
   std::vector<Work> works;
@@ -111,10 +116,7 @@ TEST(Death, OfARankNobodyHasTalkedTo) {
             } else {
               EXPECT_EQ(work.status().code(), Code::peer_lost);
             }
-            const auto known = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-            while (world.lost().empty() && std::chrono::steady_clock::now() < known)
-              std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            EXPECT_EQ(world.lost(), std::vector<int>{3});
+            expect_named(world, 3);
             expect_messages(process, world, 3);
           },
           {.killed = {3}, .rendezvous = {}});

@@ -84,6 +84,8 @@ TEST(P2P, UserTagsNeverMeetCollectives) {
     ASSERT_TRUE(any.ok());
     for (int i = 0; i < 3; ++i) HMC_ASSERT_OK(world.barrier(soon()));
     EXPECT_FALSE(any->done());
+    process.board[0].fetch_add(1);
+    ASSERT_TRUE(process.board.wait(0, 2));
     auto message = pattern(64, 9);
     HMC_ASSERT_OK(me.send(view(message), other, 0, soon()));
     HMC_ASSERT_OK(any->wait(soon()));
