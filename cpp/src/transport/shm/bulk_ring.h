@@ -42,7 +42,7 @@ class BulkProducer {
   void publish(const SlotInfo& info) noexcept;
 
   // Something to acknowledge?
-  [[nodiscard]] bool has_ack() const noexcept { return channel_->control().bulk_head.load(std::memory_order_acquire) != acked_; }
+  [[nodiscard]] bool has_ack() const noexcept { return channel_->control().bulk_head.load(std::memory_order_seq_cst) != acked_; }
   // Takes the oldest slot in flight that the consumer is done with: its outcome. False: none. `broken` is set when the consumer's
   // count cannot be.
   bool take_ack(std::uint64_t& number, Code& outcome, bool& broken) noexcept;
@@ -66,7 +66,7 @@ class BulkConsumer {
   BulkConsumer() noexcept = default;
   explicit BulkConsumer(const ChannelMemory& channel) noexcept : channel_(&channel) {}
 
-  [[nodiscard]] bool ready() const noexcept { return channel_->control().bulk_tail.load(std::memory_order_acquire) != consumed_; }
+  [[nodiscard]] bool ready() const noexcept { return channel_->control().bulk_tail.load(std::memory_order_seq_cst) != consumed_; }
   // Takes the next slot that was not revoked; its header is copied out and checked. `skipped` is set when revoked ones were passed
   // (look at `armed`). After `slot`, read the payload and call finish().
   Next take(SlotInfo& info, bool& skipped) noexcept;

@@ -217,7 +217,7 @@ bool Link::can_work() {
   if (bulk_out_.has_free() && (!serving_.empty() || !stops_.empty())) return true;
   for (const auto& [number, op] : ops_) {
     if (op->cursor.at_end() || !op->failure.ok() || op->awaiting != 0) continue;
-    if (!uses_ring(op->cursor) || bulk_out_.has_free()) return true;
+    if (!uses_ring(op->cursor) || (op->is_put ? bulk_out_.has_free() : can_request())) return true;
   }
   return false;
 }

@@ -121,6 +121,7 @@ class Link {
   [[nodiscard]] bool busy() const noexcept {
     return !ops_.empty() || !waiting_signals_.empty() || !serving_.empty() || !stops_.empty() || blocked_ || bulk_out_.in_flight();
   }
+  [[nodiscard]] bool can_request() const noexcept;
   [[nodiscard]] bool can_work();
   bool drain_signals(std::size_t& budget);
   void send_attached(ByteSpan signal);

@@ -47,9 +47,14 @@ std::size_t Link::fill_put(Op& op, std::size_t budget) {
   return use.bytes;
 }
 
+bool Link::can_request() const noexcept {
+  // Stops go first: the peer counts a cancelled get until it reads them.
+  return bulk_out_.has_free() && stops_.empty() && requests_out_ < max_requests_out;
+}
+
 // Asks the peer for the next pieces of a get; they come back as a stream that lands at the cursor.
 void Link::request(Op& op) {
-  if (!bulk_out_.has_free() || !stops_.empty() || requests_out_ >= max_requests_out) return;
+  if (!can_request()) return;
   if (Status reserved = out_.reserve_slots(); !reserved.ok()) {
     op.failure = std::move(reserved);
     return;

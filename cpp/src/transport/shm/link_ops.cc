@@ -200,19 +200,19 @@ Status Link::cancel(Completion* done) {
 
 bool Link::advance_ops(std::size_t& budget) {
   bool moved_any = false;
-  for (int turn = 0; turn < turns_per_poll && budget != 0 && ready_ && !ops_.empty(); ++turn) {
+  std::size_t idle = 0;  // operations in a row that could not go on
+  for (int turn = 0; turn < turns_per_poll && budget != 0 && ready_ && idle < ops_.size(); ++turn) {
     auto place = ops_.upper_bound(last_served_);
     if (place == ops_.end()) place = ops_.begin();
     last_served_ = place->first;
     Op& op = *place->second;
-    const bool asked = op.awaiting != 0;
-    const std::size_t moved = move(op, std::min(budget, turn_bytes));
+    const bool waits = op.awaiting != 0 || !op.failure.ok() || op.cursor.at_end();
+    const std::size_t moved = waits ? 0 : move(op, std::min(budget, turn_bytes));
+    const bool progress = !waits && (moved != 0 || op.awaiting != 0 || !op.failure.ok());
     budget -= moved;
-    const bool progress = moved != 0 || op.awaiting != 0 || !op.failure.ok();
-    moved_any = moved_any || (progress && !asked);
+    idle = progress ? 0 : idle + 1;
+    moved_any = moved_any || progress;
     after_move(op);
-    if (turn_bytes > moved && static_cast<std::size_t>(turn) + 1 >= ops_.size() && moved == 0)
-      break;  // all had a turn, none can go on
   }
   return moved_any;
 }

@@ -26,7 +26,7 @@ class SignalProducer {
   bool has_room(std::size_t payload) noexcept {
     const std::uint64_t need = skip_before(payload) + record_bytes(payload);
     if (position_ + need - seen_head_ <= bytes_) return true;
-    seen_head_ = head_->load(std::memory_order_acquire);
+    seen_head_ = head_->load(std::memory_order_seq_cst);
     return position_ + need - seen_head_ <= bytes_;
   }
   // Writes and publishes one signal; has_room() was true. The publishing exchange is seq_cst: look at `armed` after it.

@@ -1,0 +1,336 @@
+// Pair: two ends of one transport, connected, in one process. Every transport's tests stand on it.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
+#include "hmc/memory.h"
+#include "progress/engine.h"
+#include "progress/listener.h"
+#include "testing.h"
+#include "transport/transport.h"
+
+namespace hmc::testing {
+
+// Counts its completions: exactly one is right.
+class Done final : public Completion {
+ public:
+  void complete(Status status) noexcept override {
+    status_ = std::move(status);
+    count_.fetch_add(1);
+    if (then) then();
+  }
+  [[nodiscard]] int count() const noexcept { return count_.load(); }
+  [[nodiscard]] bool done() const noexcept { return count() != 0; }
+  [[nodiscard]] const Status& status() const noexcept { return status_; }
+  std::function<void()> then;
+
+ private:
+  Status status_;
+  std::atomic<int> count_{0};
+};
+
+class TestSink final : public EndpointSink {
+ public:
+  void on_signal(ByteSpan signal) override {
+    if (handler) return handler(signal);
+    signals.emplace_back(signal.begin(), signal.end());
+  }
+  void on_failed(const Status& reason) override {
+    EXPECT_TRUE(failure.ok()) << "on_failed came twice";
+    failure = reason;
+  }
+  std::function<void(ByteSpan)> handler;
+  std::vector<Bytes> signals;
+  Status failure;
+};
+
+// One Context's worth below comm: engine, listener and one transport.
+class Node {
+ public:
+  static Result<std::unique_ptr<Node>> create(const TransportFactory& factory, Progress progress = Progress::manual) {
+    auto node = std::unique_ptr<Node>(new Node);
+    HMC_ASSIGN(node->engine, Engine::create(progress));
+    const auto lock = node->engine->lock();
+    HMC_ASSIGN(node->listener, Listener::create(node->engine));
+    TransportEnvironment environment{node->engine, node->listener.get(), {}};
+    for (const char* address : {"unix", "tcp://127.0.0.1:0"}) {
+      HMC_TRY(node->listener->listen(address).status());
+    }
+    environment.listen_addresses = node->listener->addresses();
+    HMC_ASSIGN(node->transport, factory.create(environment));
+    node->engine->add(*node->transport);
+    return node;
+  }
+  ~Node() {
+    {
+      const auto lock = engine->lock();
+      if (transport) engine->remove(*transport);
+      transport.reset();
+      listener.reset();
+    }
+    engine->stop();
+  }
+  bool poll() {
+    const auto lock = engine->lock();
+    return engine->poll_once();
+  }
+
+  std::shared_ptr<Engine> engine;
+  std::unique_ptr<Listener> listener;
+  std::unique_ptr<Transport> transport;
+
+ private:
+  Node() = default;
+};
+
+// One end of the connection.
+struct Side {
+  Node* node = nullptr;
+  TestSink sink;
+  std::unique_ptr<Endpoint> endpoint;
+
+  [[nodiscard]] Engine::Lock lock() const { return node->engine->lock(); }
+  void close() {
+    const auto held = lock();
+    endpoint.reset();
+  }
+};
+
+// Bytes with a guard on both sides, in memory that peers can map or not, registered.
+class Area {
+ public:
+  static constexpr std::size_t guard = 4096 + 64;  // so that the area itself is aligned to no page
+
+  Area(Node& node, std::size_t bytes, bool shareable, Access access = Access::read_write, bool transient = false)
+      : node_(&node), bytes_(bytes) {
+    const std::size_t whole = bytes + 2 * guard;
+    if (shareable) {
+      memory_ = Memory::allocate(whole).value();
+      base_ = static_cast<std::byte*>(memory_.data());
+    } else {
+      heap_.resize(whole);
+      base_ = heap_.data();
+    }
+    fill_pattern({base_, guard}, 901);
+    fill_pattern({base_ + guard + bytes, guard}, 902);
+    const RegionView view{{data(), bytes, Device::cpu()}, memory_.block(), access, transient};
+    region_ = node.transport->register_region(view).value();
+  }
+  Area(Area&&) = default;
+  ~Area() { deregister(); }
+
+  void deregister() {
+    if (!region_) return;
+    const auto lock = node_->engine->lock();
+    region_.reset();
+  }
+  [[nodiscard]] std::byte* data() const noexcept { return base_ + guard; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::span<std::byte> span() const noexcept { return {data(), bytes_}; }
+  [[nodiscard]] LocalRegion* region() const noexcept { return region_.get(); }
+  [[nodiscard]] bool guards_intact() const {
+    return first_mismatch({base_, guard}, 901) < 0 && first_mismatch({base_ + guard + bytes_, guard}, 902) < 0;
+  }
+
+ private:
+  Node* node_;
+  std::size_t bytes_;
+  Memory memory_;
+  std::vector<std::byte> heap_;
+  std::byte* base_ = nullptr;
+  std::unique_ptr<LocalRegion> region_;
+};
+
+class Pair {
+ public:
+  // Empty, with the reason, when the transport cannot run here or cannot be paired like this.
+  static std::unique_ptr<Pair> create(const TransportFactory& factory, std::string& reason, Progress progress = Progress::manual) {
+    auto pair = std::unique_ptr<Pair>(new Pair);
+    auto first = Node::create(factory, progress);
+    if (!first.ok()) return reason = first.status().str(), nullptr;
+    pair->first_ = std::move(*first);
+    const Capabilities capabilities = pair->first_->transport->capabilities();
+    if (!capabilities.available) return reason = capabilities.reason, nullptr;
+
+    // Either to another node, or, for transports that reach only themselves, back to the first.
+    auto second = Node::create(factory, progress);
+    if (!second.ok()) return reason = second.status().str(), nullptr;
+    const Bytes other_domain = (*second)->transport->domain();
+    const Bytes own_domain = pair->first_->transport->domain();
+    const Reach there = pair->first_->transport->reach(peer_domain(other_domain), Device::cpu(), Device::cpu());
+    pair->a_.node = pair->first_.get();
+    if (there.ok) {
+      pair->second_ = std::move(*second);
+      pair->b_.node = pair->second_.get();
+      pair->far_ = &pair->b_;
+    } else {
+      const Reach self = pair->first_->transport->reach(peer_domain(own_domain), Device::cpu(), Device::cpu());
+      if (!self.ok) return reason = there.reason, nullptr;
+      pair->far_ = &pair->a_;
+    }
+    const Status status = pair->connect();
+    if (!status.ok()) {
+      ADD_FAILURE() << "connecting: " << status.str();
+      return reason = status.str(), nullptr;
+    }
+    return pair;
+  }
+  ~Pair() {
+    if (a_.endpoint) a_.close();
+    if (b_.endpoint) b_.close();
+  }
+
+  static PeerDomain peer_domain(ByteSpan domain) {
+    PeerDomain peer;
+    peer.same_process = true;
+    peer.same_host = true;
+    peer.pid = getpid();
+    peer.domain = domain;
+    return peer;
+  }
+
+  Side& a() noexcept { return a_; }
+  Side& b() noexcept { return *far_; }  // a() itself for a transport that loops back
+  [[nodiscard]] bool loops_back() const noexcept { return far_ == &a_; }
+  [[nodiscard]] Capabilities capabilities() const { return first_->transport->capabilities(); }
+
+  bool poll() {
+    bool moved = a_.node->poll();
+    if (!loops_back()) moved = b_.node->poll() || moved;
+    return moved;
+  }
+  // Polls both ends until `condition`, at most 30 s.
+  [[nodiscard]] bool until(const std::function<bool()>& condition) {
+    const Deadline deadline = Deadline::after_seconds(30);
+    while (!condition()) {
+      if (deadline.passed()) return false;
+      if (!poll()) sched_yield();
+    }
+    return true;
+  }
+  void settle(int rounds = 200) {
+    for (int i = 0; i < rounds; ++i) poll();
+  }
+  // `area` of the other side, imported at `side` and prepared.
+  std::unique_ptr<RemoteRegion> import(Side& side, const Area& area) {
+    Blob exported;
+    {
+      const auto lock = other(side).lock();
+      exported = area.region()->exported().value();
+    }
+    std::unique_ptr<RemoteRegion> region;
+    {
+      const auto lock = side.lock();
+      region = side.endpoint->import_region(exported).value();
+    }
+    const Status prepared = region->prepare();
+    EXPECT_TRUE(prepared.ok()) << prepared.str();
+    return region;
+  }
+  Side& other(Side& side) noexcept { return &side == &a_ ? *far_ : a_; }
+
+ private:
+  Pair() = default;
+
+  Status connect() {
+    for (Side* side : ends()) {
+      const Bytes domain = other(*side).node->transport->domain();
+      const auto lock = side->lock();
+      HMC_ASSIGN(side->endpoint, side->node->transport->create_endpoint(peer_domain(domain), side->sink));
+    }
+    std::vector<Blob> addresses;
+    for (Side* side : ends()) {
+      const auto lock = side->lock();
+      HMC_ASSIGN(Blob blob, side->endpoint->address());
+      addresses.push_back(std::move(blob));
+    }
+    std::vector<Done> done(ends().size());
+    for (std::size_t i = 0; i < ends().size(); ++i) {
+      Side* side = ends()[i];
+      const auto lock = side->lock();
+      HMC_TRY(side->endpoint->connect(addresses[addresses.size() - 1 - i], &done[i]));
+    }
+    const bool connected = until([&] { return std::ranges::all_of(done, [](const Done& d) { return d.done(); }); });
+    if (!connected) return Status(Code::timeout, "the two ends did not connect");
+    for (const Done& d : done) HMC_TRY(Status(d.status()));
+    return {};
+  }
+  std::vector<Side*> ends() { return loops_back() ? std::vector<Side*>{&a_} : std::vector<Side*>{&a_, &b_}; }
+
+  std::unique_ptr<Node> first_;
+  std::unique_ptr<Node> second_;
+  Side a_;
+  Side b_;
+  Side* far_ = nullptr;
+};
+
+// One contiguous put or get; keeps what the operation points to.
+class Transfer {
+ public:
+  Transfer(Side& side, const Area& local, RemoteRegion& remote) : Transfer(side, local, remote, {0}, {0}, local.bytes()) {}
+  Transfer(Side& side, const Area& local, RemoteRegion& remote, std::vector<std::uint64_t> local_offsets,
+           std::vector<std::uint64_t> remote_offsets, std::size_t block)
+      : side_(&side) {
+    add(local, remote, std::move(local_offsets), std::move(remote_offsets), block);
+  }
+  // Another pair of regions in the same operation.
+  void add(const Area& local, RemoteRegion& remote, std::vector<std::uint64_t> local_offsets,
+           std::vector<std::uint64_t> remote_offsets, std::size_t block) {
+    offsets_.push_back(std::make_unique<std::vector<std::uint64_t>>(std::move(local_offsets)));
+    const auto& locals = *offsets_.back();
+    offsets_.push_back(std::make_unique<std::vector<std::uint64_t>>(std::move(remote_offsets)));
+    const auto& remotes = *offsets_.back();
+    runs_.push_back({local.region(), &remote, locals.data(), remotes.data(), locals.size(), block});
+  }
+  void set_signal(ByteSpan signal) { signal_.assign(signal.begin(), signal.end()); }
+  void set_level(Complete level) { level_ = level; }
+  Status put() { return post(true); }
+  Status get() { return post(false); }
+  // Without an own locking: for posts from a sink or a completion.
+  Status post_locked(bool is_put) {
+    TransferOp op;
+    op.runs = runs_;
+    for (const Run& run : runs_) op.bytes += run.count * run.block;
+    op.level = level_;
+    op.signal = signal_;
+    return is_put ? side_->endpoint->put(op, &done) : side_->endpoint->get(op, &done);
+  }
+  Status cancel() {
+    const auto lock = side_->lock();
+    return side_->endpoint->cancel(&done);
+  }
+
+  Done done;
+
+ private:
+  Status post(bool is_put) {
+    const auto lock = side_->lock();
+    return post_locked(is_put);
+  }
+
+  Side* side_;
+  std::vector<std::unique_ptr<std::vector<std::uint64_t>>> offsets_;
+  std::vector<Run> runs_;
+  Bytes signal_;
+  Complete level_ = Complete::remote;
+};
+
+inline Status send_signal(Side& side, ByteSpan head, ByteSpan body = {}) {
+  const auto lock = side.lock();
+  return side.endpoint->signal(head, body);
+}
+
+}  // namespace hmc::testing
