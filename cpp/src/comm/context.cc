@@ -132,10 +132,11 @@ void ContextImpl::needs_pump(PeerImpl& peer) {
 }
 
 void ContextImpl::toss(std::function<void()> task) {
-  if (fork_epoch_ != fork_epoch() || shut_down_.load()) return;
+  if (fork_epoch_ != fork_epoch()) return;
   bool first = false;
   {
     const std::scoped_lock lock(toss_mutex_);
+    if (shut_down_.load()) return;
     first = tossed_.empty();
     tossed_.push_back(std::move(task));
     has_tossed_.store(true);
@@ -249,7 +250,7 @@ void ContextImpl::shut_down() {
       exposures.swap(closing_buffers_);
       for (const auto& exposure : exposures) {
         exposure->importers.clear();
-        if (exposure->registration) exposure->registration->clear();
+        settle(exposure);
       }
       if (polled_) engine_->remove(*this);
       for (const auto& slot : transports_) {
@@ -258,15 +259,14 @@ void ContextImpl::shut_down() {
       for (const auto& slot : transports_) slot->transport.reset();
       control_.reset();
       listener_.reset();
-      shut_down_.store(true);
       engine_->wake_waiters();
     }
     engine_->stop();
   }
-  shut_down_.store(true);
   std::vector<std::function<void()>> tasks;
   {
     const std::scoped_lock lock(toss_mutex_);
+    shut_down_.store(true);
     tasks.swap(tossed_);
   }
 }

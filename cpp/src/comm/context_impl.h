@@ -89,6 +89,9 @@ class ContextImpl final : public ContextState, private Pollable {
   Result<Path> path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
   Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
   void leave(const std::shared_ptr<PeerImpl>& peer);
+  // As Messenger's, in scope 0, behind the peer's fences.
+  Result<std::shared_ptr<WorkState>> isend(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view);
+  Status send(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, Deadline deadline);
   std::map<std::string, std::uint64_t> counters();
   bool progress();
   Status close(Deadline deadline);

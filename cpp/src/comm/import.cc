@@ -234,9 +234,11 @@ void PeerImpl::on_import(const wire::Import& m) {
   if (const auto* region = exposure->registration->find(transport)) return finish_import(m, exposure, **region);
   // Registering may pin memory for seconds: not under the lock, and not on the caller's time.
   auto self = std::static_pointer_cast<PeerImpl>(shared_from_this());
-  context_.worker().run([self, m, exposure, transport, registration = exposure->registration] {
-    auto region = transport->register_region(registration->view());
+  context_.worker().run([self, m, exposure, transport, held = exposure->registration]() mutable {
+    auto region = transport->register_region(held->view());
     const auto lock = self->context_.engine()->lock();
+    const auto registration = held;
+    self->context_.engine()->retire(std::move(held));  // perhaps the last reference to user memory
     if (self->phase_ != PeerPhase::ready) return;
     if (!region.ok()) return self->answer(m.request, region.status());
     LocalRegion& kept = registration->add(transport, std::move(*region));

@@ -266,7 +266,7 @@ Status ContextImpl::wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline d
 }
 
 void ContextImpl::leave(const std::shared_ptr<PeerImpl>& peer) {
-  if (!usable().ok()) return;
+  if (!usable().ok() || peer->is_self()) return;
   const auto lock = engine_->lock();
   peer->leave();
   engine_->kick();

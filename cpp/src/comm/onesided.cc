@@ -96,8 +96,10 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
     HMC_TRY(check_remote(*theirs->peer, *theirs->record, is_put));
     if (local.size() == 0) break;
     bool look_again = false;
-    HMC_TRY(usable_route(lock, *mine, *theirs, look_again).status());
-    if (!look_again) break;
+    HMC_ASSIGN(PeerRoute * route, usable_route(lock, *mine, *theirs, look_again));
+    if (look_again) continue;
+    work->use_route(route);
+    break;
   }
   return post_work(work, pays_credit);
 }
@@ -109,6 +111,7 @@ Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<
   if (in_turn && work->post() == PendingOp::Outcome::posted) {
     if (!work->post_error().ok()) return work->post_error();
   } else {
+    work->use_route(nullptr);  // it may have failed by the time
     peer.enqueue(work);
   }
   if (!work->done()) engine_->kick();
@@ -129,7 +132,7 @@ Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify
   if (notify.empty()) return Status(Code::invalid_argument, "an empty notification; give it an id or a payload");
   HMC_TRY(check_notify(notify));
   PeerImpl& peer = static_cast<PeerImpl&>(*state);
-  const auto op = std::make_shared<NotifyOp>(peer, EncodedNotify(notify, envelope));
+  EncodedNotify encoded(notify, envelope);
   auto lock = engine_->lock();
   while (peer.pending_count() >= max_waiting_notifies) {
     lock.unlock();
@@ -141,12 +144,11 @@ Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify
     HMC_TRY(usable());
   }
   if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context("notify");
-  if (peer.may_post() && peer.nothing_pending() && op->post() == PendingOp::Outcome::posted) {
-    engine_->wake_waiters();
-    return op->failure();
-  }
+  Status failure;
+  if (peer.may_post() && peer.nothing_pending() && post_notify(peer, encoded, failure) == PendingOp::Outcome::posted)
+    return failure;
   if (peer.phase() == PeerPhase::idle) peer.start_connecting();
-  peer.enqueue(op);
+  peer.enqueue(std::make_shared<NotifyOp>(peer, std::move(encoded)));
   engine_->kick();
   return {};
 }

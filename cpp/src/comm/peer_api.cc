@@ -19,7 +19,7 @@ auto locked(const std::shared_ptr<PeerState>& state, F read) -> decltype(read(im
 // One-sided calls name their peer by the RemoteBuffer; the Peer they are made on must be that one.
 Status check_owner(const std::shared_ptr<PeerState>& state, const RemoteBuffer& remote) {
   if (!state) return no_peer();
-  if (remote.valid() && owner_of(remote) != state) {
+  if (remote.valid() && remote.state()->peer.get() != state.get()) {
     return Status(Code::invalid_argument, "the RemoteBuffer belongs to another peer than the one that the call is made on");
   }
   return {};
@@ -109,8 +109,7 @@ Result<std::vector<Notification>> Peer::notifications(Deadline deadline) const {
 
 Status Peer::send(const MemoryView& view, std::int64_t tag, Deadline deadline) const {
   if (!state_) return no_peer();
-  HMC_TRY(impl(state_).impl().usable());
-  return impl(state_).impl().messenger().send(state_, {}, tag, view, deadline);
+  return impl(state_).impl().send(state_, tag, view, deadline);
 }
 
 Result<MessageInfo> Peer::recv(const MemoryView& view, std::int64_t tag, Deadline deadline) const {
@@ -121,8 +120,7 @@ Result<MessageInfo> Peer::recv(const MemoryView& view, std::int64_t tag, Deadlin
 
 Result<Work> Peer::isend(const MemoryView& view, std::int64_t tag) const {
   if (!state_) return no_peer();
-  HMC_TRY(impl(state_).impl().usable());
-  return to_work(impl(state_).impl().messenger().isend(state_, {}, tag, view));
+  return to_work(impl(state_).impl().isend(state_, tag, view));
 }
 
 Result<Work> Peer::irecv(const MemoryView& view, std::int64_t tag) const {

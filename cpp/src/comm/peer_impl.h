@@ -112,6 +112,10 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // Posts what can be posted. True if anything moved.
   bool pump();
   Status fence();
+  // Fences, and sends behind them, that are still pending: another send must queue up too. Any thread.
+  [[nodiscard]] bool fenced() const noexcept { return fences_.load(std::memory_order_relaxed) != 0; }
+  void add_fence() noexcept { fences_.fetch_add(1); }
+  void remove_fence() noexcept { fences_.fetch_sub(1); }
   [[nodiscard]] std::size_t pending_count() const noexcept { return pending_.size() + credit_wait_.size(); }
   void link(TransferWork& work) noexcept;
   void unlink(TransferWork& work) noexcept;
@@ -218,6 +222,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
   bool pumping_ = false;
+  std::atomic<std::uint32_t> fences_{0};
   TransferWork* works_ = nullptr;      // every unfinished one
   std::shared_ptr<FlushCount> flush_;  // of the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;

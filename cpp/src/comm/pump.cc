@@ -139,6 +139,7 @@ bool PeerImpl::pump() {
     if (op->is_fence()) {
       if (!release_fence()) break;
       pending_.pop_front();
+      remove_fence();
       moved = true;
       continue;
     }
@@ -186,6 +187,7 @@ Status PeerImpl::fence() {
     return slot->state == EndpointSlot::State::ready && (slot->operations != 0 || slot->unflushed);
   });
   if (!outstanding) return {};
+  add_fence();
   enqueue(std::make_shared<FenceOp>());
   pump();
   return {};

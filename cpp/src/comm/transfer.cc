@@ -75,7 +75,6 @@ void TransferWork::begin() {
 }
 
 PendingOp::Outcome TransferWork::post() {
-  const auto keep = shared_from_this();
   if (finished_) return Outcome::posted;
   if (!posted_ && !notify_.empty() && notify_.cost() != 0 && !notified_) {
     if (!peer_->notify_slot()->has_credit(notify_.cost())) return Outcome::no_credit;
@@ -100,12 +99,16 @@ PendingOp::Outcome TransferWork::post() {
 // The hot path: one range on one endpoint, the notification riding on it.
 Status TransferWork::post_single(bool& blocked) {
   if (!remote_->record->alive.load(std::memory_order_relaxed)) return remote_->record->dead;
-  const auto found = peer_->find_route(local_->exposure->device, remote_->record->device);
-  if (!found.ok()) {
-    blocked = found.status().code() == Code::would_block;
-    return blocked ? Status() : found.status();
+  PeerRoute* known = std::exchange(known_route_, nullptr);
+  if (known == nullptr) {
+    const auto found = peer_->find_route(local_->exposure->device, remote_->record->device);
+    if (!found.ok()) {
+      blocked = found.status().code() == Code::would_block;
+      return blocked ? Status() : found.status();
+    }
+    known = *found;
   }
-  PeerRoute& route = **found;
+  PeerRoute& route = *known;
   const auto* region = local_->registration->find(route.transport);
   RemoteImport::Entry* entry = remote_->record->find(route.slot);
   if (region == nullptr || entry == nullptr || !entry->prepared) {
@@ -218,8 +221,7 @@ void TransferWork::Part::complete(Status status) noexcept {
 void TransferWork::complete(Status status) noexcept { part_done(*slot_, std::move(status)); }
 
 void TransferWork::part_done(EndpointSlot& slot, Status status) {
-  const auto keep = shared_from_this();
-  const auto peer = peer_;
+  PeerImpl& peer = *peer_;  // outlives its endpoints, not this Work, which may end in finish()
   --open_parts_;
   if (status.ok() && is_put_ && level_ == Complete::local) slot.unflushed = true;
   if (!status.ok() && failure_.ok()) failure_ = std::move(status);
@@ -229,10 +231,10 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
     if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
       finish(failure_);
     } else if (all) {
-      peer->enqueue(std::static_pointer_cast<TransferWork>(keep));  // the notification of several parts
+      peer.enqueue(std::static_pointer_cast<TransferWork>(shared_from_this()));  // the notification of several parts
     }
   }
-  peer->operation_done(slot);
+  peer.operation_done(slot);
 }
 
 void TransferWork::moved(PeerRoute& route, std::size_t bytes) {
@@ -333,13 +335,18 @@ void TransferWork::stop(const Status& reason) {
   if (!cancel_locked().ok()) stop_reason_ = {};
 }
 
+PendingOp::Outcome post_notify(PeerImpl& peer, const EncodedNotify& notify, Status& failure) {
+  if (notify.cost() != 0 && !peer.notify_slot()->has_credit(notify.cost())) return PendingOp::Outcome::no_credit;
+  Status status = peer.message_endpoint().signal(notify.span(), {});
+  if (status.code() == Code::would_block) return PendingOp::Outcome::blocked;
+  if (status.ok() && notify.cost() != 0) peer.notify_slot()->spend(notify.cost());
+  failure = std::move(status);
+  return PendingOp::Outcome::posted;
+}
+
 PendingOp::Outcome NotifyOp::post() {
-  if (notify_.cost() != 0 && !peer_.notify_slot()->has_credit(notify_.cost())) return Outcome::no_credit;
-  const Status status = peer_.message_endpoint().signal(notify_.span(), {});
-  if (status.code() == Code::would_block) return Outcome::blocked;
-  if (status.ok() && notify_.cost() != 0) peer_.notify_slot()->spend(notify_.cost());
-  failure_ = status;
-  return Outcome::posted;
+  Status failure;  // ends the peer, which its user learns by other means
+  return post_notify(peer_, notify_, failure);
 }
 
 }  // namespace hmc

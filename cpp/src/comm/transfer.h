@@ -18,6 +18,10 @@ namespace hmc {
 // Errors: invalid_argument, with the limit that is not kept.
 Status check_notify(const Notify& notify);
 
+class EncodedNotify;
+// Signals `notify` to `peer`, spending its credit. `failure` is set when it was refused for good.
+PendingOp::Outcome post_notify(PeerImpl& peer, const EncodedNotify& notify, Status& failure);
+
 // The notification of a put, encoded: small ones in place.
 class EncodedNotify {
  public:
@@ -51,8 +55,10 @@ class TransferWork final : public WorkState, public PendingOp {
 
   // Counts itself on the buffers and takes its place among the peer's operations.
   void begin();
+  // The route that was found for it under the present locking; spares post() the look.
+  void use_route(PeerRoute* route) noexcept { known_route_ = route; }
   // Posts what is not posted yet. When it fails, the Work completes with the reason, and `post_error` has it.
-  Outcome post() override;
+  Outcome post() override;  // the caller holds a reference
   void abandon(const Status& reason) override { finish(reason); }
   void complete(Status status) noexcept override;  // of a part; the Work's own completion is finish()
   Status cancel_locked() override;
@@ -99,6 +105,7 @@ class TransferWork final : public WorkState, public PendingOp {
   std::uint64_t offsets_[2] = {0, 0};
   Run run_;
   EndpointSlot* slot_ = nullptr;  // of the single part
+  PeerRoute* known_route_ = nullptr;
   std::vector<Part> parts_;
   std::size_t open_parts_ = 0;
   Status failure_;  // first of the parts
@@ -114,12 +121,10 @@ class NotifyOp final : public PendingOp {
   NotifyOp(PeerImpl& peer, EncodedNotify notify) : peer_(peer), notify_(std::move(notify)) {}
   Outcome post() override;
   void abandon(const Status&) override {}
-  [[nodiscard]] const Status& failure() const noexcept { return failure_; }  // of the post
 
  private:
   PeerImpl& peer_;
   EncodedNotify notify_;
-  Status failure_;
 };
 
 }  // namespace hmc

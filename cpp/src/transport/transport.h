@@ -144,8 +144,8 @@ class Endpoint {
   virtual Status cancel(Completion* done) = 0;
 };
 
-// Pollable: the engine turns every transport of a Context. Whoever creates a transport adds it to the engine, and removes it from there
-// before destroying it (after its endpoints).
+// Pollable: the engine turns every transport of a Context. Whoever creates a transport adds it to the engine, and removes it from
+// there before destroying it (after its endpoints).
 class Transport : public Pollable {
  public:
   virtual ~Transport() = default;

@@ -186,6 +186,33 @@ TEST_P(OneSided, FenceOrdersWhatFollows) {
   }
 }
 
+TEST_P(OneSided, FenceOrdersSendsToo) {
+  constexpr std::size_t size = 3 << 20;
+  auto far = pattern(size, 0);
+  const auto source = *pair_.a.buffer(size);
+  const auto target = *pair_.b.register_memory(*Memory::wrap(far.data(), size));
+  const auto remote = import(target);
+  for (std::uint64_t round = 1; round < 6; ++round) {
+    fill_pattern(span_of(source), round);
+    auto put = pair_.ab.put(source, remote, {{}, Complete::local});
+    ASSERT_TRUE(put.ok()) << put.status().str();
+    HMC_ASSERT_OK(pair_.ab.fence());
+    std::uint64_t first = round, second = round + 100, got = 0;
+    auto one = pair_.ab.isend(MemoryView(&first, sizeof first), 4);
+    ASSERT_TRUE(one.ok()) << one.status().str();
+    auto two = pair_.ab.isend(MemoryView(&second, sizeof second), 4);
+    ASSERT_TRUE(two.ok()) << two.status().str();
+    HMC_ASSERT_OK(pair_.ba.recv(MemoryView(&got, sizeof got), 4, soon()).status());
+    ASSERT_EQ(got, round);
+    ASSERT_EQ(first_mismatch(far, round), -1);
+    HMC_ASSERT_OK(pair_.ba.recv(MemoryView(&got, sizeof got), 4, soon()).status());
+    ASSERT_EQ(got, round + 100);
+    HMC_ASSERT_OK(one->wait(soon()));
+    HMC_ASSERT_OK(two->wait(soon()));
+    HMC_ASSERT_OK(put->wait(soon()));
+  }
+}
+
 TEST_P(OneSided, MoreThanFourGigabytes) {
   constexpr std::size_t size = (std::size_t{4} << 30) + 12345;
   const long pages = sysconf(_SC_AVPHYS_PAGES);
@@ -199,7 +226,7 @@ TEST_P(OneSided, MoreThanFourGigabytes) {
   };
   // Untouched pages stay untouched: every 64 MiB, and both sides of the 4 GiB line.
   std::vector<std::size_t> places{(std::size_t{4} << 30) - 2048, size - 4096};
-  for (std::size_t at = 0; at + 4096 < size; at += std::size_t{64} << 20) places.push_back(at + 17);
+  for (std::size_t at = 0; at + (2 << 20) < size; at += std::size_t{64} << 20) places.push_back(at + (1 << 20) + 17);
   for (const std::size_t at : places) fill_pattern({bytes_of(source) + at, 4096}, at);
   const auto remote = import(target);
   const auto work = pair_.ab.put(source, remote, {1, Complete::remote});

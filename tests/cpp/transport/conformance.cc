@@ -55,8 +55,8 @@ TEST_P(Conformance, RefusesForgedBlobs) {
 class ConformanceTransfer : public Conformance {
  protected:
   void run(bool is_put, std::size_t bytes, bool local_shareable, bool remote_shareable) {
-    SCOPED_TRACE(std::string(is_put ? "put " : "get ") + std::to_string(bytes) + (local_shareable ? " shareable" : " foreign") + " -> " +
-                 (remote_shareable ? "shareable" : "foreign"));
+    SCOPED_TRACE(std::string(is_put ? "put " : "get ") + std::to_string(bytes) + (local_shareable ? " shareable" : " foreign") +
+                 " -> " + (remote_shareable ? "shareable" : "foreign"));
     constexpr std::size_t local_offset = 13, remote_offset = 4099;
     const Area local(*pair->a().node, bytes + local_offset + 5, local_shareable);
     const Area remote(*pair->b().node, bytes + remote_offset + 7, remote_shareable);
@@ -116,7 +116,7 @@ class ConformanceBlocks : public Conformance {
   void run(bool is_put, std::size_t count, std::size_t block) {
     SCOPED_TRACE(std::string(is_put ? "put " : "get ") + std::to_string(count) + " x " + std::to_string(block));
     const std::size_t local_stride = block + 24, remote_stride = block + 40;
-    const auto local_offsets = scrambled(count, local_stride, 3, 7);    // 7 and 11 divide no count used here
+    const auto local_offsets = scrambled(count, local_stride, 3, 7);  // 7 and 11 divide no count used here
     const auto remote_offsets = scrambled(count, remote_stride, 9, 11);
     std::vector<Area> locals;
     std::vector<Area> remotes;

@@ -9,7 +9,7 @@ namespace hmc::testing {
 
 struct Subject {
   const TransportFactory* factory;
-  std::string variant;  // empty: as it comes
+  std::string variant;   // empty: as it comes
   std::string variable;  // set while the subject is made
   std::string value;
 };
@@ -47,8 +47,8 @@ class Conformance : public ::testing::TestWithParam<Subject> {
 };
 
 // In a test body: pairs the subject, or skips with the reason why it cannot be.
-#define HMC_PAIR_OR_SKIP(...)                     \
-  pair = make(__VA_ARGS__);                       \
+#define HMC_PAIR_OR_SKIP(...) \
+  pair = make(__VA_ARGS__);   \
   if (!pair) GTEST_SKIP() << GetParam().factory->name << ": " << reason
 
 }  // namespace hmc::testing

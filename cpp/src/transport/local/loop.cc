@@ -61,8 +61,8 @@ Status Loop::not_ready() const {
 Status Loop::signal(ByteSpan head, ByteSpan body) {
   if (!ready_) return not_ready();
   if (head.size() + body.size() > max_signal) {
-    return Status(Code::invalid_argument, "a signal of " + std::to_string(head.size() + body.size()) + " bytes; at most " +
-                                              std::to_string(max_signal));
+    return Status(Code::invalid_argument,
+                  "a signal of " + std::to_string(head.size() + body.size()) + " bytes; at most " + std::to_string(max_signal));
   }
   if (!waiting_signals_.empty() || !ring_.push(head, body)) return Status(Code::would_block, "the local signal queue is full");
   shared_->engine->kick();
@@ -85,8 +85,8 @@ Status Loop::post(const TransferOp& transfer, Completion* done, bool is_put) {
   }
   const ByteSpan signal = is_put ? transfer.signal : ByteSpan();
   if (signal.size() > max_signal) {
-    return Status(Code::invalid_argument, "an attached signal of " + std::to_string(signal.size()) + " bytes; at most " +
-                                              std::to_string(max_signal));
+    return Status(Code::invalid_argument,
+                  "an attached signal of " + std::to_string(signal.size()) + " bytes; at most " + std::to_string(max_signal));
   }
   if (!signal.empty() && waiting_signals_.size() >= max_waiting_signals) {
     return Status(Code::would_block, "too many attached signals wait for room in the local queue");
@@ -122,8 +122,8 @@ std::size_t Loop::move(Op& op, std::size_t budget) {
     }
     const RegionView& local = run.local->view();
     const bool host = local.span.device.is_cpu() && remote->span.device.is_cpu();
-    const std::size_t step = host ? copy_run(op.cursor, data_of(local), data_of(*remote), op.is_put, budget - moved, op.kind)
-                                  : move_device(op, *remote);
+    const std::size_t step =
+        host ? copy_run(op.cursor, data_of(local), data_of(*remote), op.is_put, budget - moved, op.kind) : move_device(op, *remote);
     if (step == 0) break;
     moved += step;
     op.moved += step;

@@ -70,7 +70,7 @@ class Loop {
   bool ready_ = false;
   bool closed_ = false;
   LoopRing ring_;
-  std::deque<Bytes> waiting_signals_;  // attached ones that met a full ring
+  std::deque<Bytes> waiting_signals_;    // attached ones that met a full ring
   std::deque<std::unique_ptr<Op>> ops_;  // the next to have its turn first
   std::deque<Flush> flushes_;
   std::uint64_t last_number_ = 0;
