@@ -200,7 +200,7 @@ std::string Operation::describe() const {
 void Operation::part_done(Status status) noexcept {
   moving = false;
   part_over = true;
-  if (!status.ok() && outcome.ok()) outcome = status;
+  if (!status.ok() && outcome.ok()) outcome = peer != nullptr ? peer->meaning_of(std::move(status)) : std::move(status);
   owner.report_part(*this);
   settle();
 }

@@ -42,6 +42,13 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
   [[nodiscard]] virtual bool is_self() const noexcept = 0;  // this very Context (Members of one process)
 
+  // What an endpoint's completion means to a user: the endpoints of a dead peer are closed by this side, but its operations failed
+  // because it died.
+  [[nodiscard]] Status meaning_of(Status status) const {
+    if (status.code() != Code::closed || phase() != PeerPhase::lost) return status;
+    return failure().with_context(status.message());
+  }
+
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
   virtual void when_ready(std::function<void(const Status&)> action) = 0;
   // Ready only. The endpoint that carries two-sided signals (one per peer, fixed), and its capabilities.

@@ -224,7 +224,7 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
   PeerImpl& peer = *peer_;  // outlives its endpoints, not this Work, which may end in finish()
   --open_parts_;
   if (status.ok() && is_put_ && level_ == Complete::local) slot.unflushed = true;
-  if (!status.ok() && failure_.ok()) failure_ = std::move(status);
+  if (!status.ok() && failure_.ok()) failure_ = peer.meaning_of(std::move(status));
   if (open_parts_ == 0) {
     bool all = true;
     for (const Part& part : parts_) all = all && part.done;

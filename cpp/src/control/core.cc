@@ -276,10 +276,10 @@ void ChannelCore::detach() {
   if (state_ == State::closing) {
     if (const auto keeper = lingering_.lock()) return keeper->push_back(shared_from_this());
   }
-  abort();
+  plane_gone();
 }
 
-void ChannelCore::abort() {
+void ChannelCore::plane_gone() {
   sink_ = nullptr;
   finish(closed_here());
 }

@@ -25,7 +25,7 @@ class ChannelCore final : public FdHandler, public std::enable_shared_from_this<
   Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void close();
   void detach();  // the Channel goes: no more callbacks, the socket closes (after close(): once the goodbye is through)
-  void abort();   // the plane goes
+  void plane_gone();
   [[nodiscard]] const PeerIdentity& identity() const noexcept { return identity_; }
 
   void on_ready(std::uint32_t events) override;

@@ -35,7 +35,7 @@ class Plane final : public ControlPlane, public HandshakeHost {
       handshake->abandon(Status(Code::closed, "the context was closed during the handshake with " + handshake->remote()));
     }
     const Lingering rest = std::move(*lingering_);
-    for (const auto& core : rest) core->abort();
+    for (const auto& core : rest) core->plane_gone();
   }
 
   void on_accept(std::function<void(std::unique_ptr<Channel>)> handler) override { on_accept_ = std::move(handler); }

@@ -1,0 +1,103 @@
+// Stream: one socket of a link. It writes bursts (whole frames) and reads into a small buffer and, past it, straight to where the
+// payload belongs. What frames mean is the Link's business.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/fd.h"
+#include "progress/engine.h"
+#include "transport/tcp/frames.h"
+
+namespace hmc::tcp {
+
+class Link;
+
+// Frames on their way into the socket: headers, memory that is sent from where it lies, headers.
+struct Burst {
+  Bytes head;
+  std::vector<iovec> pieces;
+  Bytes tail;
+  std::size_t payload = 0;   // bytes of the pieces
+  std::size_t sent = 0;      // of all
+  std::uint64_t op = 0;      // put whose slice this is; 0: none
+  std::uint64_t region = 0;  // that the pieces lie in, for a peer's get; 0: none
+  Bytes copy;                // owns what the pieces point to, once that region is gone
+
+  [[nodiscard]] std::size_t size() const noexcept { return head.size() + payload + tail.size(); }
+  [[nodiscard]] bool done() const noexcept { return sent == size(); }
+  void clear() noexcept;  // keeps capacities
+};
+
+// A get of ours that the peer has been asked for on this stream: where its bytes go.
+struct Request {
+  std::uint64_t id = 0;
+  std::uint64_t op = 0;  // 0: cancelled, the bytes are dropped
+  std::vector<iovec> pieces;
+  std::uint32_t length = 0;
+};
+
+// A peer's get, to be answered on this stream.
+struct Serving {
+  std::uint64_t id = 0;
+  std::uint64_t region = 0;
+  std::vector<Extent> extents;
+  std::uint32_t length = 0;
+};
+
+// The frame whose payload is being read.
+struct Payload {
+  Header header;
+  std::vector<Extent> extents;  // put
+  std::size_t piece = 0;        // index into the extents, or the pieces of the request
+  std::size_t offset = 0;       // within that one
+  std::size_t left = 0;         // bytes of the frame to come; 0: no payload is being read
+};
+
+class Stream final : public FdHandler {
+ public:
+  Stream(Link& link, UniqueFd socket) noexcept : fd(std::move(socket)), link_(&link) {}
+  void on_ready(std::uint32_t events) override;
+
+  enum class Io : std::uint8_t { moved, blocked, failed };
+  // Writes what it can of the burst. `failed`: errno says why.
+  Io send_burst();
+  // Reads into `targets` and, when these are all of the `expected` payload, on into the buffer. `bytes` in all; 0 with `moved`: the
+  // peer closed.
+  Io receive(std::span<const iovec> targets, std::size_t expected, std::size_t& bytes);
+
+  [[nodiscard]] std::span<std::byte> unread() noexcept { return {buffer.data() + begin, end - begin}; }
+  void consume(std::size_t bytes) noexcept { begin += bytes; }
+  // Makes room for `bytes` of one frame in the buffer.
+  void make_room(std::size_t bytes);
+
+  UniqueFd fd;
+  bool dead = false;     // the peer's end is gone
+  bool blocked = false;  // the socket took no more
+  bool writing = false;  // in Link::write, further up the call chain
+  bool reading = false;
+  bool serve_first = true;
+  bool answered = false;     // the bytes of the oldest request are here; its end is not
+  bool watched = false;      // the engine reports it
+  bool watches_out = false;  // ... for room, too
+  int heat = 0;              // polls for which reading without being asked to may be worth it
+  Bytes small;               // frames to go out with the next burst
+  Burst burst;
+  std::deque<Request> requests;
+  std::deque<Serving> serving;
+  Payload payload;
+
+ private:
+  Link* link_;
+  std::vector<std::byte> buffer;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+}  // namespace hmc::tcp
