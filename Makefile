@@ -8,7 +8,7 @@ SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml REA
 TEST_SOURCES := $(shell find tests/cpp examples/cpp bench/cpp -type f 2>/dev/null)
 DEMO_ARGS ?=
 
-.PHONY: demo test test-cpp test-python check format docs bench asan tsan clean
+.PHONY: bench-peers demo test test-cpp test-python check format docs bench asan tsan clean
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -51,6 +51,13 @@ docs: $(BUILD)/.installed
 
 bench: $(BUILD)/.tests-built
 	$(PYTHON) bench/run.py $(BENCH_ARGS)
+
+# Open MPI, NIXL, UCX, gloo: in an environment of their own.
+bench-peers:
+	test -d build/peers || $(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install -q --disable-pip-version-check -r requirements/bench.txt
+	build/peers/bin/python -m pip install -q --disable-pip-version-check .
+	build/peers/bin/python bench/peers/run.py $(BENCH_ARGS)
 
 asan tsan:
 	tools/bootstrap.sh test

@@ -17,11 +17,14 @@ OPERATIONS = ("send", "put", "get", "blocks", "alltoall")
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """Runs two pinned processes per transport; prints the table, writes JSON and a plot. Exit status 2 for wrong usage."""
+    """Runs pinned processes per transport; prints the table, writes JSON and a plot. Exit status 2 for wrong usage."""
     operations = [name for name in options.operations.split(",") if name]
     unknown = sorted(set(operations) - set(OPERATIONS))
     if unknown:
         print(f"hmc bench: unknown operations {', '.join(unknown)}; known: {', '.join(OPERATIONS)}", file=sys.stderr)
+        return 2
+    if options.ranks < 2 or (options.ranks > 2 and operations != ["alltoall"]):
+        print("hmc bench: --ranks is at least 2, and only alltoall takes more", file=sys.stderr)
         return 2
     try:
         sizes = parse_sizes(options.sizes)
@@ -31,7 +34,7 @@ def run_bench(options: argparse.Namespace) -> int:
         return 2
     points: list[dict[str, Any]] = []
     for transport in options.transports.split(",") if options.transports else [""]:
-        status = _measure(transport, operations, sizes, blocks, options.repeat, points)
+        status = _measure(transport, operations, sizes, blocks, options, points)
         if status != 0:
             return 1
     from hmc.bench.report import draw, table
@@ -49,10 +52,12 @@ def _measure(
     operations: list[str],
     sizes: list[int],
     blocks: list[tuple[int, int]],
-    repeat: int,
+    options: argparse.Namespace,
     points: list[dict[str, Any]],
 ) -> int:
-    task = json.dumps({"transport": transport, "operations": operations, "sizes": sizes, "blocks": blocks, "repeat": repeat})
+    task = json.dumps(
+        {"transport": transport, "operations": operations, "sizes": sizes, "blocks": blocks, "repeat": options.repeat}
+    )
 
     def on_line(rank: int, line: str) -> None:
         if line.startswith('{"hmc-bench"'):
@@ -60,7 +65,7 @@ def _measure(
         else:
             sys.stderr.write(f"[{rank}] {line}")
 
-    job = Job(command=[sys.executable, str(Path(__file__).with_name("worker.py")), task], processes=2, output=on_line)
+    job = Job(command=[sys.executable, str(Path(__file__).with_name("worker.py")), task], processes=options.ranks, output=on_line)
     job.start()
     try:
         return job.wait()

@@ -36,6 +36,12 @@ const std::shared_ptr<PeerState>& peer_of(const Group& group, int rank) {
   return group.rank(static_cast<std::uint32_t>(rank)).peer;
 }
 
+// Null for any source.
+const std::shared_ptr<PeerState>& source_of(const Group& group, int src) {
+  static const std::shared_ptr<PeerState> anyone;
+  return src == any_source ? anyone : peer_of(group, src);
+}
+
 Status check_source(const std::shared_ptr<CommunicatorState>& state, int src) {
   return src == any_source ? check(state) : check(state, "source rank", src);
 }
@@ -62,8 +68,7 @@ Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline 
 Result<MessageInfo> Member::recv(const MemoryView& view, int src, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return group.messenger().recv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view,
-                                deadline);
+  return group.messenger().recv(source_of(group, src), envelope(group, src, rank_), tag, view, deadline);
 }
 
 Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) const {
@@ -75,8 +80,7 @@ Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) co
 Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return as_work(
-      group.messenger().irecv(src == any_source ? nullptr : peer_of(group, src), envelope(group, src, rank_), tag, view));
+  return as_work(group.messenger().irecv(source_of(group, src), envelope(group, src, rank_), tag, view));
 }
 
 Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {

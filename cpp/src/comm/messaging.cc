@@ -2,6 +2,7 @@
 #include "comm/messaging.h"
 
 #include <cstring>
+#include <utility>
 
 #include "comm/messenger_impl.h"
 #include "device/runtime.h"
@@ -24,9 +25,7 @@ MessengerImpl::MessengerImpl(ContextState& context)
 
 MessengerImpl::~MessengerImpl() = default;
 
-Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view,
-                            bool receiving) const {
-  HMC_TRY(context_.usable());
+Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, bool receiving) {
   if ((tag < 0 || tag > largest_tag) && !(receiving && tag == any_tag)) {
     return Status(Code::invalid_argument,
                   "tag " + std::to_string(tag) + " is outside 0 .. 2^62" + (receiving ? " and not any_tag" : ""));
@@ -138,11 +137,50 @@ Status MessengerImpl::send(const std::shared_ptr<PeerState>& peer, const Envelop
 
 Result<MessageInfo> MessengerImpl::recv(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::int64_t tag,
                                         const MemoryView& view, Deadline deadline) {
-  HMC_ASSIGN(const std::shared_ptr<WorkState> work, irecv(peer, envelope, tag, view));
+  HMC_TRY(context_.usable());
+  std::shared_ptr<WorkState> work;
+  if (peer != nullptr) {
+    DirectReceive direct{{peer.get(), envelope}, tag, view, {}, {}, {}, {}};
+    Engine::Lock lock = engine()->lock();
+    HMC_TRY(check(peer, tag, view, true));
+    if (install(direct)) {
+      lock.unlock();
+      if (!engine()->drive_flag(deadline, direct.done)) {
+        lock = engine()->lock();
+        if (direct.done.load(std::memory_order_relaxed) == 0) {
+          direct_ = nullptr;
+          return Status(Code::timeout, "recv: the deadline passed; it was withdrawn, nothing more is read or written");
+        }
+        lock.unlock();
+      }
+      if (!direct.operation) {
+        if (!direct.status.ok()) return std::move(direct.status);
+        return direct.info;
+      }
+      work = std::move(direct.operation);
+    }
+  }
+  if (!work) {
+    HMC_ASSIGN(work, irecv(peer, envelope, tag, view));
+  }
   Status status = work->wait(deadline);
   if (status.code() == Code::timeout && !work->done()) status = give_up(*work, "recv");
   if (!status.ok()) return status;
   return work->info();
+}
+
+bool MessengerImpl::install(DirectReceive& receive) noexcept {
+  const bool open = direct_ == nullptr && receive.wanted.peer->phase() == PeerPhase::ready && matcher_.posted().size() == 0 &&
+                    matcher_.unexpected().size() == 0 && !engine()->forked();
+  if (open) direct_ = &receive;
+  return open;
+}
+
+void MessengerImpl::end_direct(Status status) {
+  DirectReceive& receive = *std::exchange(direct_, nullptr);
+  receive.status = std::move(status);
+  receive.done.store(1, std::memory_order_release);
+  engine()->wake_waiters();
 }
 
 void MessengerImpl::on_signal(PeerState& peer, ByteSpan signal) {
@@ -170,8 +208,15 @@ void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
   const ByteSpan payload = signal.subspan(head_bytes);
   Lane& lane = lane_of(peer);
   const Address from{&peer, head->envelope};
+  if (direct_ != nullptr && direct_->fits(from, head->tag)) {
+    direct_->info = info_of(*head, payload.size());
+    Status status = copy_in(direct_->view, payload);
+    consumed(lane, payload.size());
+    return end_direct(std::move(status));
+  }
   if (const auto receive = matcher_.match_message(from, head->tag)) {
-    const Status status = copy_in(*receive, *head, payload);
+    receive->deliver(*head, payload.size());
+    const Status status = copy_in(receive->view, payload);
     consumed(lane, payload.size());
     receive->complete(status);
     return;
@@ -188,18 +233,17 @@ void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
   matcher_.stash(from, head->tag, std::move(message));
 }
 
-Status MessengerImpl::copy_in(ReceiveOperation& receive, const Head& head, ByteSpan payload) {
-  receive.deliver(head, payload.size());
-  if (payload.size() > receive.view.bytes) {
+Status MessengerImpl::copy_in(const MemoryView& view, ByteSpan payload) {
+  if (payload.size() > view.bytes) {
     return Status(Code::invalid_argument, "a message of " + std::to_string(payload.size()) + " bytes does not fit a receive of " +
-                                              std::to_string(receive.view.bytes) + " bytes; nothing was written");
+                                              std::to_string(view.bytes) + " bytes; nothing was written");
   }
   if (payload.empty()) return {};
-  if (receive.view.device.is_cpu()) {
-    std::memcpy(receive.view.data, payload.data(), payload.size());
+  if (view.device.is_cpu()) {
+    std::memcpy(view.data, payload.data(), payload.size());
     return {};
   }
-  return copy_blocking({receive.view.data, payload.size(), receive.view.device},
+  return copy_blocking({view.data, payload.size(), view.device},
                        {const_cast<std::byte*>(payload.data()), payload.size(), Device::cpu()});
 }
 
@@ -213,7 +257,8 @@ void MessengerImpl::deliver(const std::shared_ptr<ReceiveOperation>& receive, st
   lane.payload_held -= message->payload.size();
   --lane.heads_held;
   consumed(lane, message->payload.size());
-  const Status status = copy_in(*receive, message->head, message->payload);
+  receive->deliver(message->head, message->payload.size());
+  const Status status = copy_in(receive->view, message->payload);
   receive->complete(status);
 }
 

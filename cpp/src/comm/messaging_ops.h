@@ -75,14 +75,16 @@ class SendOperation final : public Operation {
       : Operation(messenger, std::move(to), e, t, v, true) {}
 };
 
+inline MessageInfo info_of(const Head& head, std::uint64_t bytes) {
+  return {head.envelope.scope == 0 ? -1 : static_cast<int>(head.envelope.src), head.tag, static_cast<std::size_t>(bytes)};
+}
+
 class ReceiveOperation final : public Operation {
  public:
   ReceiveOperation(MessengerImpl& messenger, std::shared_ptr<PeerState> from, const Envelope& e, std::int64_t t,
                    const MemoryView& v)
       : Operation(messenger, std::move(from), e, t, v, false) {}
-  void deliver(const Head& head, std::uint64_t bytes) {
-    info_ = {head.envelope.scope == 0 ? -1 : static_cast<int>(head.envelope.src), head.tag, static_cast<std::size_t>(bytes)};
-  }
+  void deliver(const Head& head, std::uint64_t bytes) { info_ = info_of(head, bytes); }
 };
 
 // A message that nobody had asked for when it came.

@@ -6,16 +6,18 @@
 namespace hmc::messaging {
 
 Lane& MessengerImpl::lane_of(PeerState& peer) {
-  const auto found = lanes_.find(&peer);
-  if (found != lanes_.end()) return found->second;
+  if (peer.lane != nullptr) return *peer.lane;
   // A new peer is the occasion to forget those that are gone and left nothing to receive.
   std::erase_if(lanes_, [](const auto& entry) {
     const Lane& lane = entry.second;
     const bool gone = lane.peer->phase() == PeerPhase::lost || lane.peer->phase() == PeerPhase::closed;
-    return gone && lane.idle() && lane.heads_held == 0;
+    const bool forget = gone && lane.idle() && lane.heads_held == 0;
+    if (forget) lane.peer->lane = nullptr;
+    return forget;
   });
   Lane& lane = lanes_[&peer];
   lane.peer = peer.shared_from_this();
+  peer.lane = &lane;
   return lane;
 }
 
@@ -131,6 +133,9 @@ void MessengerImpl::end_operations(const PeerState* peer, const Status& reason) 
     for (const auto& send : sends) send->complete(reason.with_context(send->describe() + ", not sent"));
     for (const auto& operation : transfers) operation->part_done(reason);
   }
+  if (direct_ != nullptr && (peer == nullptr || direct_->wanted.peer == peer)) {
+    end_direct(reason.with_context("receive of up to " + std::to_string(direct_->view.bytes) + " bytes, nothing was written"));
+  }
   for (const auto& receive : matcher_.posted().take_if([&](const Address&, const auto& r) { return concerns(*r); })) {
     receive->complete(reason.with_context(receive->describe() + ", nothing was written"));
   }
@@ -153,6 +158,7 @@ void MessengerImpl::on_context_closing(const Status& reason) {
   static_cast<void>(matcher_.unexpected().take_if([](const Address&, const auto&) { return true; }));
   if (polled_) engine()->remove(*this);
   polled_ = false;
+  for (const auto& [peer, lane] : lanes_) lane.peer->lane = nullptr;
   lanes_.clear();
 }
 

@@ -32,6 +32,22 @@ struct Lane {
   [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty(); }
 };
 
+// A blocking receive on its caller's stack, while nothing else is posted: the short way for small messages. It comes before every
+// receive that is posted later.
+struct DirectReceive {
+  Address wanted;
+  std::int64_t tag;
+  const MemoryView& view;
+  std::atomic<std::uint32_t> done{0};
+  Status status;
+  MessageInfo info;
+  std::shared_ptr<WorkState> operation;  // what it became, when the message was announced instead
+
+  [[nodiscard]] bool fits(const Address& from, std::int64_t its_tag) const noexcept {
+    return wanted == from && tag_fits(tag, its_tag);
+  }
+};
+
 class MessengerImpl final : public Messenger, public Pollable {
  public:
   explicit MessengerImpl(ContextState& context);
@@ -62,12 +78,15 @@ class MessengerImpl final : public Messenger, public Pollable {
 
  private:
   // ---- messaging.cc ----
-  Status check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, bool receiving) const;
+  static Status check(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, bool receiving);
   // ok: sent. would_block: queue it. unsupported: too large or out of payload credit, announce it.
   Status try_eager(Lane& lane, const Envelope& envelope, std::int64_t tag, const MemoryView& view);
+  Status copy_in(const MemoryView& view, ByteSpan payload);
+  // Installs `receive` if the short way is open. Lock held.
+  [[nodiscard]] bool install(DirectReceive& receive) noexcept;
+  void end_direct(Status status);
   void on_eager(PeerState& peer, ByteSpan signal);
   void on_credit(Lane& lane, ByteSpan signal);
-  Status copy_in(ReceiveOperation& receive, const Head& head, ByteSpan payload);
   void consumed(Lane& lane, std::uint64_t payload);
   void deliver(const std::shared_ptr<ReceiveOperation>& receive, std::unique_ptr<Unexpected> message);
 
@@ -95,6 +114,7 @@ class MessengerImpl final : public Messenger, public Pollable {
 
   ContextState& context_;
   Matcher<std::shared_ptr<ReceiveOperation>, std::unique_ptr<Unexpected>> matcher_;
+  DirectReceive* direct_ = nullptr;
   std::unordered_map<const PeerState*, Lane> lanes_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;  // with an id: announced or matched
   std::uint64_t next_id_ = 1;

@@ -17,6 +17,10 @@ namespace hmc {
 
 class ContextState;
 
+namespace messaging {
+struct Lane;
+}
+
 // How operations between one local and one remote device travel. Chosen once per pair, kept until it fails.
 struct Route {
   Transport* transport = nullptr;
@@ -41,6 +45,8 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   [[nodiscard]] virtual const Status& failure() const noexcept = 0;  // why it is lost or closed
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
   [[nodiscard]] virtual bool is_self() const noexcept = 0;  // this very Context (Members of one process)
+
+  messaging::Lane* lane = nullptr;  // the messenger's state of this peer
 
   // What an endpoint's completion means to a user: the endpoints of a dead peer are closed by this side, but its operations failed
   // because it died.

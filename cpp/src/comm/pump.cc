@@ -53,9 +53,9 @@ class FlushCount final : public Completion, public std::enable_shared_from_this<
 
 void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
   if (slot.state == EndpointSlot::State::failed || phase_ == PeerPhase::lost || phase_ == PeerPhase::closed) return;
-  const auto keep = shared_from_this();
   // The other side may know that we are ready before we have read its word.
   if (phase_ == PeerPhase::connecting && &slot == message_slot_ && slot.connected) {
+    const auto keep = shared_from_this();
     slot.peer_ready = true;
     maybe_ready(slot);
     if (phase_ != PeerPhase::ready) return;
@@ -65,6 +65,7 @@ void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
     context_.messenger().on_signal(*this, signal);
     return;
   }
+  const auto keep = shared_from_this();
   const auto m = decode_notify_signal(signal);
   if (!m) return broken("a malformed signal of kind " + std::to_string(kind));
   switch (m->kind) {

@@ -41,6 +41,15 @@ void MessengerImpl::on_announce(PeerState& peer, ByteSpan signal) {
   message.peer = lane.peer;
   message.head = announce->head;
   message.announce = std::make_unique<Announce>(std::move(*announce));
+  if (direct_ != nullptr && direct_->fits(from, message.head.tag)) {
+    const auto receive =
+        std::make_shared<ReceiveOperation>(*this, lane.peer, direct_->wanted.envelope, direct_->tag, direct_->view);
+    receive->accepted();
+    direct_->operation = receive;
+    end_direct({});
+    consumed(lane, 0);
+    return accept(receive, message);
+  }
   if (const auto receive = matcher_.match_message(from, message.head.tag)) {
     consumed(lane, 0);
     return accept(receive, message);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "progress/engine_impl.h"
 #include "progress/futex.h"
@@ -12,6 +13,7 @@ namespace {
 
 // Empty rounds before yielding. Few: with more runnable threads than cores, spinning delays the very thread that is waited for.
 constexpr unsigned spin_rounds = 100;
+constexpr unsigned looks_per_locking = 16;
 // Rounds between looks at the clock while yielding (each costs a system call anyhow), and while things move.
 constexpr unsigned clock_interval = 16;
 constexpr unsigned moving_clock_interval = 64;
@@ -47,6 +49,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
   if (forked()) return false;
   unsigned empty = 0;  // rounds since something moved
   unsigned rounds = 0;
+  bool looked_at_clock = false;
   TimePoint idle_since{};
   for (;;) {
     bool moved = false;
@@ -58,6 +61,15 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
         if (armed_) take_over();
         moved = round(empty > spin_rounds && empty % 4 == 0) != nothing;
         finished = done.locked();
+        // Taking the lock anew for every look would double what a look costs. Whoever wants it says so in contenders_.
+        for (unsigned look = 1; look < looks_per_locking && !moved && !finished && empty + 1 < spin_rounds; ++look) {
+          if (contenders_.load(std::memory_order_relaxed) != 0) break;
+          cpu_relax();
+          ++rounds;
+          ++empty;
+          moved = round(false) != nothing;
+          finished = done.locked();
+        }
       }
       if (finished) {
         const bool owners = leave_locked();
@@ -81,7 +93,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
       continue;
     }
     if (empty < spin_rounds) {
-      if (rounds == 1 && deadline.passed()) break;
+      if (!std::exchange(looked_at_clock, true) && deadline.passed()) break;
       cpu_relax();
       continue;
     }
