@@ -1,6 +1,6 @@
 """`make bench-peers`: HMC's Python against Open MPI, NIXL, UCX and gloo in one run on this machine, as ratios.
 
-Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--json FILE]. A peer that is not installed is named and left out.
+Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--json FILE]. A peer that does not run is named and left out.
 Ratios above 1 mean that HMC takes less time.
 """
 

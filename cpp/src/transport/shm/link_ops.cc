@@ -207,7 +207,7 @@ bool Link::advance_ops(std::size_t& budget) {
     last_served_ = place->first;
     Op& op = *place->second;
     const bool waits = op.awaiting != 0 || !op.failure.ok() || op.cursor.at_end();
-    const std::size_t moved = waits ? 0 : move(op, std::min(budget, turn_bytes));
+    const std::size_t moved = waits ? 0 : move(op, ops_.size() == 1 ? budget : std::min(budget, turn_bytes));
     const bool progress = !waits && (moved != 0 || op.awaiting != 0 || !op.failure.ok());
     budget -= moved;
     idle = progress ? 0 : idle + 1;
