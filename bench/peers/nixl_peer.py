@@ -33,10 +33,10 @@ def await_notification(agent: Any, name: str) -> None:
 
 
 def side(rank: int, pipe: Connection, repeat: int, sizes: list[int]) -> None:
-    """One of the two agents, on a core of its own."""
+    """One of the two agents, on a core of its own. Without NIXL's progress thread, which would compete for that core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    agent = nixl_agent(f"rank{rank}", nixl_agent_config(backends=["UCX"]))
+    agent = nixl_agent(f"rank{rank}", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     memory = np.full(max(*sizes, 2 * BLOCKS * BLOCK), rank + 1, np.uint8)
     base = memory.ctypes.data
     agent.register_memory([(base, memory.nbytes, 0, "")], "DRAM")

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def ucx(sizes: list[int], repeat: int, transports: str) -> Points:
             samples = []
             for _ in range(repeat):
                 with subprocess.Popen(["taskset", "-c", "1", *command], env=environment, stdout=subprocess.DEVNULL) as server:
+                    time.sleep(0.5)  # until it listens
                     try:
                         client = subprocess.run(
                             ["taskset", "-c", "0", *command, "127.0.0.1"],
@@ -100,7 +102,7 @@ def ucx(sizes: list[int], repeat: int, transports: str) -> Points:
                         server.kill()
                         break
                     server.kill()
-                found = re.findall(r"[\d.]+", client.stdout.strip().splitlines()[-1]) if client.stdout.strip() else []
+                found = re.findall(r"\d+(?:\.\d+)?", client.stdout.strip().splitlines()[-1]) if client.stdout.strip() else []
                 if len(found) >= 6:  # iterations, three latencies in us, two bandwidths in MB/s, two rates
                     latency, bandwidth = float(found[3]), float(found[5])
                     samples.append(latency * 1e-6 if operation == "send" else size / (bandwidth * (1 << 20)))

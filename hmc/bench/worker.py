@@ -114,6 +114,7 @@ class Bench:
                 self.point(name, size, self.median(calls_for(size), transfer))
             else:
                 self.median(1, lambda: None)
+        comm.barrier()  # the target's buffer lives until here
         if name == "put":
             self.notified(buf[:8], remote[:8])
 
@@ -149,6 +150,7 @@ class Bench:
                 return None
 
             seconds = self.median(1, watch if comm.rank else post)
+            comm.barrier()  # the target's buffer lives until here
             self.point(f"blocks {count}x{block}", count * block, seconds)
 
     def all_to_all(self) -> None:
