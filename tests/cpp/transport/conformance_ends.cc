@@ -1,0 +1,296 @@
+// Conformance: cancelling, deregistering under way, closing, and progress by the background thread.
+#include <thread>
+
+#include "transport/conformance.h"
+
+namespace hmc::testing {
+namespace {
+
+class ConformanceEnds : public Conformance {
+ protected:
+  // Polls one side only: the other is as if stopped.
+  static void poll_side(Side& side, int rounds) {
+    for (int i = 0; i < rounds; ++i) side.node->poll();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, ConformanceEnds, ::testing::ValuesIn(subjects()), subject_name);
+
+TEST_P(ConformanceEnds, CancelTellsTheTruth) {
+  HMC_PAIR_OR_SKIP();
+  constexpr std::size_t bytes = 24U << 20;
+  for (const bool is_put : {true, false}) {
+    for (const int rounds : {0, 1, 3, 30}) {
+      const Area local(*pair->a().node, bytes, false);
+      const Area remote(*pair->b().node, bytes, false);
+      fill_pattern(local.span(), 1);
+      fill_pattern(remote.span(), 2);
+      const auto imported = pair->import(pair->a(), remote);
+      Transfer transfer(pair->a(), local, *imported);
+      HMC_ASSERT_OK(is_put ? transfer.put() : transfer.get());
+      poll_side(pair->a(), rounds);
+      const Status stopped = transfer.cancel();
+      if (stopped.ok()) {
+        ASSERT_EQ(transfer.done.count(), 1);
+        EXPECT_EQ(transfer.done.status().code(), Code::cancelled);
+        const Area& target = is_put ? remote : local;
+        fill_pattern(target.span(), 3);
+        pair->settle(500);
+        EXPECT_EQ(first_mismatch(target.span(), 3), -1) << "written after it was cancelled";
+        EXPECT_EQ(transfer.done.count(), 1);
+      } else {
+        EXPECT_EQ(stopped.code(), Code::unsupported) << stopped.str();
+        ASSERT_TRUE(pair->until([&] { return transfer.done.done(); }));
+        HMC_EXPECT_OK(Status(transfer.done.status()));
+        EXPECT_EQ(first_mismatch((is_put ? remote : local).span(), is_put ? 1 : 2), -1);
+        EXPECT_EQ(transfer.done.count(), 1);
+      }
+      // What was cancelled harms nothing that follows.
+      fill_pattern(local.span(), 4);
+      Transfer next(pair->a(), local, *imported);
+      HMC_ASSERT_OK(next.put());
+      ASSERT_TRUE(pair->until([&] { return next.done.done(); }));
+      HMC_EXPECT_OK(Status(next.done.status()));
+      EXPECT_EQ(first_mismatch(remote.span(), 4), -1);
+      EXPECT_EQ(transfer.done.count(), 1);
+    }
+  }
+}
+
+TEST_P(ConformanceEnds, CancellingSomeOfMany) {
+  HMC_PAIR_OR_SKIP();
+  constexpr std::size_t bytes = 3'000'001;
+  constexpr std::size_t count = 12;
+  for (const int rounds : {0, 2, 7}) {
+    std::vector<std::unique_ptr<Area>> locals, remotes;
+    std::vector<std::unique_ptr<RemoteRegion>> imported;
+    std::vector<std::unique_ptr<Transfer>> all;
+    for (std::size_t i = 0; i < count; ++i) {
+      locals.push_back(std::make_unique<Area>(*pair->a().node, bytes, false));
+      remotes.push_back(std::make_unique<Area>(*pair->b().node, bytes, i % 3 == 0));
+      fill_pattern(locals[i]->span(), 100 + i);
+      fill_pattern(remotes[i]->span(), 200 + i);
+      imported.push_back(pair->import(pair->a(), *remotes[i]));
+      all.push_back(std::make_unique<Transfer>(pair->a(), *locals[i], *imported[i]));
+    }
+    for (std::size_t i = 0; i < count; ++i) HMC_ASSERT_OK(i % 2 == 0 ? all[i]->put() : all[i]->get());
+    pair->settle(rounds);
+    std::vector<bool> stopped(count);
+    for (std::size_t i = 0; i < count; i += 3) {
+      stopped[i] = all[i]->cancel().ok();
+      if (stopped[i]) fill_pattern((i % 2 == 0 ? remotes : locals)[i]->span(), 300 + i);
+    }
+    ASSERT_TRUE(pair->until([&] { return std::ranges::all_of(all, [](const auto& one) { return one->done.done(); }); }));
+    pair->settle(100);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(all[i]->done.count(), 1);
+      const std::uint64_t expected = stopped[i] ? 300 + i : i % 2 == 0 ? 100 + i : 200 + i;
+      EXPECT_EQ(first_mismatch((i % 2 == 0 ? remotes : locals)[i]->span(), expected), -1) << i;
+      EXPECT_EQ(all[i]->done.status().code(), stopped[i] ? Code::cancelled : Code::ok);
+    }
+  }
+}
+
+// After the owner has let go of its region, nothing of a peer lands there where the owner's software is on the path: the owner
+// writes something else there at once, and finds it later.
+TEST_P(ConformanceEnds, RegionsGoneUnderWay) {
+  HMC_PAIR_OR_SKIP();
+  constexpr std::size_t bytes = 12U << 20;
+  const bool by_system_call = GetParam().factory->name == "shm" && GetParam().variant.empty();
+  for (const bool is_put : {true, false}) {
+    for (const int rounds : {0, 1, 2, 5, 10}) {
+      SCOPED_TRACE(std::string(is_put ? "put " : "get ") + std::to_string(rounds));
+      const Area local(*pair->a().node, bytes, false);
+      Area remote(*pair->b().node, bytes, false);
+      fill_pattern(local.span(), 1);
+      fill_pattern(remote.span(), 2);
+      const auto imported = pair->import(pair->a(), remote);
+      Transfer transfer(pair->a(), local, *imported);
+      bool heard = false;
+      pair->b().sink.handler = [&](ByteSpan) { heard = true; };
+      if (is_put) transfer.set_signal(pattern(4, 4));
+      HMC_ASSERT_OK(is_put ? transfer.put() : transfer.get());
+      pair->settle(rounds);
+      remote.deregister();
+      const bool landed = first_mismatch(remote.span(), 1) == -1;
+      fill_pattern(remote.span(), 3);
+      ASSERT_TRUE(pair->until([&] { return transfer.done.done(); }));
+      pair->settle(50);
+      const Status& status = transfer.done.status();
+      if (!status.ok()) {
+        EXPECT_EQ(status.code(), Code::stale) << status.str();
+        EXPECT_FALSE(heard) << "the signal of a failed put came";
+      }
+      if (!by_system_call) {
+        EXPECT_EQ(first_mismatch(remote.span(), 3), -1) << "written after it was deregistered";
+        if (status.ok() && is_put) EXPECT_TRUE(landed);
+        if (status.ok() && !is_put) EXPECT_EQ(first_mismatch(local.span(), 2), -1);
+      }
+      EXPECT_TRUE(local.guards_intact() && remote.guards_intact());
+      EXPECT_EQ(transfer.done.count(), 1);
+      pair->b().sink.handler = nullptr;
+      // The connection lives on.
+      fill_pattern(local.span(), 5);
+      const Area next(*pair->b().node, 100, true);
+      const auto again = pair->import(pair->a(), next);
+      Transfer small(pair->a(), local, *again, {0}, {0}, 100);
+      HMC_ASSERT_OK(small.put());
+      ASSERT_TRUE(pair->until([&] { return small.done.done(); }));
+      HMC_EXPECT_OK(Status(small.done.status()));
+      EXPECT_EQ(first_mismatch(next.span(), 5), -1);
+    }
+  }
+}
+
+// The requester's own end: a cancelled get, or one that ended because its endpoint closed, writes nothing any more.
+TEST_P(ConformanceEnds, NothingIsWrittenAfterTheEnd) {
+  constexpr std::size_t bytes = 12U << 20;
+  for (const int rounds : {0, 1, 3, 8}) {
+    HMC_PAIR_OR_SKIP();
+    {
+      const Area local(*pair->a().node, bytes, false);
+      const Area remote(*pair->b().node, bytes, false);
+      fill_pattern(remote.span(), 2);
+      const auto imported = pair->import(pair->a(), remote);
+      Transfer get(pair->a(), local, *imported);
+      HMC_ASSERT_OK(get.get());
+      pair->settle(rounds);
+      pair->a().close();
+      ASSERT_EQ(get.done.count(), 1);
+      fill_pattern(local.span(), 3);
+      pair->settle(500);
+      EXPECT_EQ(first_mismatch(local.span(), 3), -1);
+      EXPECT_TRUE(local.guards_intact());
+    }
+    pair.reset();
+  }
+}
+
+class ConformanceClosing : public Conformance {
+ protected:
+  static constexpr std::size_t bytes = 20U << 20;
+  static constexpr int count = 8;
+
+  // Operations of both sides under way, then one side closes. Every operation of both ends ends once, with ok, closed (of the
+  // closing side) or peer_lost (of the other).
+  void run(int rounds, bool near) {
+    SCOPED_TRACE(std::to_string(rounds) + (near ? " near" : " far"));
+    HMC_PAIR_OR_SKIP();
+    {
+      const Area at_a(*pair->a().node, bytes, false);
+      const Area at_b(*pair->b().node, bytes, false);
+      fill_pattern(at_a.span(), 1);
+      fill_pattern(at_b.span(), 1);
+      const auto to_b = pair->import(pair->a(), at_b);
+      const auto to_a = pair->import(pair->b(), at_a);
+      std::vector<std::unique_ptr<Transfer>> of_a, of_b;
+      Done flushed;
+      for (int i = 0; i < count; ++i) {
+        of_a.push_back(std::make_unique<Transfer>(pair->a(), at_a, *to_b));
+        of_b.push_back(std::make_unique<Transfer>(pair->b(), at_b, *to_a));
+        HMC_ASSERT_OK(i % 2 == 0 ? of_a.back()->put() : of_a.back()->get());
+        HMC_ASSERT_OK(i % 2 == 0 ? of_b.back()->get() : of_b.back()->put());
+      }
+      {
+        const auto lock = pair->a().lock();
+        HMC_ASSERT_OK(pair->a().endpoint->flush(&flushed));
+      }
+      pair->settle(rounds);
+      Side& closing = near ? pair->a() : pair->b();
+      Side& staying = near ? pair->b() : pair->a();
+      bool heard = false;
+      closing.sink.handler = [&](ByteSpan) { heard = true; };
+      closing.close();
+      const auto& own = near || pair->loops_back() ? of_a : of_b;
+      for (const auto& one : own) {
+        ASSERT_EQ(one->done.count(), 1) << "pending after the endpoint was closed";
+        const Status& status = one->done.status();
+        EXPECT_TRUE(status.ok() || status.code() == Code::closed) << status.str();
+      }
+      // The other end: its operations end by themselves, or when the loss of the peer is noticed, or when it is closed in turn
+      // (what control does in a whole Context).
+      pair->settle(2000);
+      if (staying.endpoint) staying.close();
+      for (const auto* all : {&of_a, &of_b}) {
+        for (const auto& one : *all) EXPECT_EQ(one->done.count(), 1);
+      }
+      EXPECT_EQ(flushed.count(), 1);
+      pair->settle(20);
+      EXPECT_TRUE(closing.sink.failure.ok()) << "the side that closed was told of a failure";
+      EXPECT_FALSE(heard);
+      EXPECT_TRUE(at_a.guards_intact() && at_b.guards_intact());
+    }
+    pair.reset();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, ConformanceClosing, ::testing::ValuesIn(subjects()), subject_name);
+
+TEST_P(ConformanceClosing, NearSideEndsWhatIsPending) {
+  for (const int rounds : {0, 1, 4, 16}) run(rounds, true);
+}
+TEST_P(ConformanceClosing, FarSideEndsWhatIsPending) {
+  for (const int rounds : {0, 1, 4, 16}) run(rounds, false);
+}
+
+// A completion may destroy the endpoint that completes it; so may a sink.
+TEST_P(ConformanceClosing, FromWithinCallbacks) {
+  for (const int where : {0, 1, 2}) {
+    HMC_PAIR_OR_SKIP();
+    {
+      const Area at_a(*pair->a().node, bytes, false);
+      const Area at_b(*pair->b().node, bytes, false);
+      const auto to_b = pair->import(pair->a(), at_b);
+      std::vector<std::unique_ptr<Transfer>> all;
+      for (int i = 0; i < 4; ++i) {
+        all.push_back(std::make_unique<Transfer>(pair->a(), at_a, *to_b));
+        if (i % 2 == 0) all.back()->set_signal(pattern(5, 1));
+      }
+      // Only from a poll: the posting call is inside the endpoint.
+      bool posted = false;
+      const auto destroy = [&] {
+        if (posted) (where == 2 ? pair->b() : pair->a()).endpoint.reset();
+      };
+      if (where == 0) all[0]->done.then = destroy;
+      if (where == 1) all[1]->done.then = destroy;
+      if (where == 2) pair->b().sink.handler = [&](ByteSpan) { destroy(); };
+      for (std::size_t i = 0; i < all.size(); ++i) HMC_ASSERT_OK(i % 2 == 0 ? all[i]->put() : all[i]->get());
+      posted = true;
+      ASSERT_TRUE(pair->until([&] { return (where == 2 ? pair->b() : pair->a()).endpoint == nullptr; }));
+      pair->settle(500);
+      if (pair->a().endpoint) pair->a().close();
+      for (const auto& one : all) EXPECT_EQ(one->done.count(), 1);
+    }
+    pair.reset();
+  }
+}
+
+// Nobody calls: the background threads carry signals and transfers, and are woken for them.
+TEST_P(ConformanceEnds, SleepersAreWoken) {
+  HMC_PAIR_OR_SKIP(Progress::background);
+  constexpr std::size_t bytes = 5'000'001;
+  const Area local(*pair->a().node, bytes, false);
+  const Area remote(*pair->b().node, bytes, false);
+  const auto imported = pair->import(pair->a(), remote);
+  for (std::uint64_t round = 1; round < 6; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // long enough for everybody to fall asleep
+    std::atomic<int> heard{0};
+    {
+      const auto lock = pair->b().lock();
+      pair->b().sink.handler = [&](ByteSpan signal) { heard.fetch_add(static_cast<int>(signal.size())); };
+    }
+    fill_pattern(local.span(), round);
+    HMC_ASSERT_OK(send_signal(pair->a(), pattern(3, 1)));
+    Transfer put(pair->a(), local, *imported);
+    put.set_signal(pattern(4, 1));
+    HMC_ASSERT_OK(put.put());
+    const Deadline deadline = Deadline::after_seconds(30);
+    while ((!put.done.done() || heard.load() != 7) && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(heard.load(), 7);
+    ASSERT_TRUE(put.done.done());
+    const auto lock = pair->b().lock();
+    EXPECT_EQ(first_mismatch(remote.span(), round), -1);
+    pair->b().sink.handler = nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace hmc::testing
