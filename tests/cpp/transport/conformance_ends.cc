@@ -122,8 +122,8 @@ TEST_P(ConformanceEnds, RegionsGoneUnderWay) {
       }
       if (!by_system_call) {
         EXPECT_EQ(first_mismatch(remote.span(), 3), -1) << "written after it was deregistered";
-        if (status.ok() && is_put) EXPECT_TRUE(landed);
-        if (status.ok() && !is_put) EXPECT_EQ(first_mismatch(local.span(), 2), -1);
+        EXPECT_TRUE(landed || !status.ok() || !is_put);
+        EXPECT_TRUE(!status.ok() || is_put || first_mismatch(local.span(), 2) == -1);
       }
       EXPECT_TRUE(local.guards_intact() && remote.guards_intact());
       EXPECT_EQ(transfer.done.count(), 1);
@@ -160,104 +160,6 @@ TEST_P(ConformanceEnds, NothingIsWrittenAfterTheEnd) {
       pair->settle(500);
       EXPECT_EQ(first_mismatch(local.span(), 3), -1);
       EXPECT_TRUE(local.guards_intact());
-    }
-    pair.reset();
-  }
-}
-
-class ConformanceClosing : public Conformance {
- protected:
-  static constexpr std::size_t bytes = 20U << 20;
-  static constexpr int count = 8;
-
-  // Operations of both sides under way, then one side closes. Every operation of both ends ends once, with ok, closed (of the
-  // closing side) or peer_lost (of the other).
-  void run(int rounds, bool near) {
-    SCOPED_TRACE(std::to_string(rounds) + (near ? " near" : " far"));
-    HMC_PAIR_OR_SKIP();
-    {
-      const Area at_a(*pair->a().node, bytes, false);
-      const Area at_b(*pair->b().node, bytes, false);
-      fill_pattern(at_a.span(), 1);
-      fill_pattern(at_b.span(), 1);
-      const auto to_b = pair->import(pair->a(), at_b);
-      const auto to_a = pair->import(pair->b(), at_a);
-      std::vector<std::unique_ptr<Transfer>> of_a, of_b;
-      Done flushed;
-      for (int i = 0; i < count; ++i) {
-        of_a.push_back(std::make_unique<Transfer>(pair->a(), at_a, *to_b));
-        of_b.push_back(std::make_unique<Transfer>(pair->b(), at_b, *to_a));
-        HMC_ASSERT_OK(i % 2 == 0 ? of_a.back()->put() : of_a.back()->get());
-        HMC_ASSERT_OK(i % 2 == 0 ? of_b.back()->get() : of_b.back()->put());
-      }
-      {
-        const auto lock = pair->a().lock();
-        HMC_ASSERT_OK(pair->a().endpoint->flush(&flushed));
-      }
-      pair->settle(rounds);
-      Side& closing = near ? pair->a() : pair->b();
-      Side& staying = near ? pair->b() : pair->a();
-      bool heard = false;
-      closing.sink.handler = [&](ByteSpan) { heard = true; };
-      closing.close();
-      const auto& own = near || pair->loops_back() ? of_a : of_b;
-      for (const auto& one : own) {
-        ASSERT_EQ(one->done.count(), 1) << "pending after the endpoint was closed";
-        const Status& status = one->done.status();
-        EXPECT_TRUE(status.ok() || status.code() == Code::closed) << status.str();
-      }
-      // The other end: its operations end by themselves, or when the loss of the peer is noticed, or when it is closed in turn
-      // (what control does in a whole Context).
-      pair->settle(2000);
-      if (staying.endpoint) staying.close();
-      for (const auto* all : {&of_a, &of_b}) {
-        for (const auto& one : *all) EXPECT_EQ(one->done.count(), 1);
-      }
-      EXPECT_EQ(flushed.count(), 1);
-      pair->settle(20);
-      EXPECT_TRUE(closing.sink.failure.ok()) << "the side that closed was told of a failure";
-      EXPECT_FALSE(heard);
-      EXPECT_TRUE(at_a.guards_intact() && at_b.guards_intact());
-    }
-    pair.reset();
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Transports, ConformanceClosing, ::testing::ValuesIn(subjects()), subject_name);
-
-TEST_P(ConformanceClosing, NearSideEndsWhatIsPending) {
-  for (const int rounds : {0, 1, 4, 16}) run(rounds, true);
-}
-TEST_P(ConformanceClosing, FarSideEndsWhatIsPending) {
-  for (const int rounds : {0, 1, 4, 16}) run(rounds, false);
-}
-
-// A completion may destroy the endpoint that completes it; so may a sink.
-TEST_P(ConformanceClosing, FromWithinCallbacks) {
-  for (const int where : {0, 1, 2}) {
-    HMC_PAIR_OR_SKIP();
-    {
-      const Area at_a(*pair->a().node, bytes, false);
-      const Area at_b(*pair->b().node, bytes, false);
-      const auto to_b = pair->import(pair->a(), at_b);
-      std::vector<std::unique_ptr<Transfer>> all;
-      for (int i = 0; i < 4; ++i) {
-        all.push_back(std::make_unique<Transfer>(pair->a(), at_a, *to_b));
-        if (i % 2 == 0) all.back()->set_signal(pattern(5, 1));
-      }
-      // Only from a poll: the posting call is inside the endpoint.
-      bool posted = false;
-      const auto destroy = [&] {
-        if (posted) (where == 2 ? pair->b() : pair->a()).endpoint.reset();
-      };
-      if (where == 0) all[0]->done.then = destroy;
-      if (where == 1) all[1]->done.then = destroy;
-      if (where == 2) pair->b().sink.handler = [&](ByteSpan) { destroy(); };
-      for (std::size_t i = 0; i < all.size(); ++i) HMC_ASSERT_OK(i % 2 == 0 ? all[i]->put() : all[i]->get());
-      posted = true;
-      ASSERT_TRUE(pair->until([&] { return (where == 2 ? pair->b() : pair->a()).endpoint == nullptr; }));
-      pair->settle(500);
-      if (pair->a().endpoint) pair->a().close();
-      for (const auto& one : all) EXPECT_EQ(one->done.count(), 1);
     }
     pair.reset();
   }

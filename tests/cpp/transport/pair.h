@@ -154,6 +154,64 @@ class Area {
   std::unique_ptr<LocalRegion> region_;
 };
 
+// Two ends of one link, or one end that loops back when both are the same.
+inline PeerDomain same_process_domain(ByteSpan domain) {
+  PeerDomain peer;
+  peer.same_process = true;
+  peer.same_host = true;
+  peer.pid = getpid();
+  peer.domain = domain;
+  return peer;
+}
+
+inline Status open_endpoints(Side& a, Side& b) {
+  const auto open = [](Side& side, Side& other) -> Status {
+    const Bytes domain = other.node->transport->domain();
+    const auto lock = side.lock();
+    HMC_ASSIGN(side.endpoint, side.node->transport->create_endpoint(same_process_domain(domain), side.sink));
+    return {};
+  };
+  HMC_TRY(open(a, b));
+  return &a == &b ? Status() : open(b, a);
+}
+
+template <class Until>
+Status connect_endpoints(Side& a, Side& b, const Until& until) {
+  const std::vector<Side*> ends = &a == &b ? std::vector<Side*>{&a} : std::vector<Side*>{&a, &b};
+  std::vector<Blob> addresses;
+  for (Side* side : ends) {
+    const auto lock = side->lock();
+    HMC_ASSIGN(Blob blob, side->endpoint->address());
+    addresses.push_back(std::move(blob));
+  }
+  std::vector<Done> done(ends.size());
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    const auto lock = ends[i]->lock();
+    HMC_TRY(ends[i]->endpoint->connect(addresses[addresses.size() - 1 - i], &done[i]));
+  }
+  const bool connected = until([&] { return std::ranges::all_of(done, [](const Done& d) { return d.done(); }); });
+  if (!connected) return Status(Code::timeout, "the two ends did not connect");
+  for (const Done& d : done) HMC_TRY(Status(d.status()));
+  return {};
+}
+
+// `area` of the other side, imported at `side` and prepared.
+inline std::unique_ptr<RemoteRegion> import_area(Side& side, Side& other, const Area& area) {
+  Blob exported;
+  {
+    const auto lock = other.lock();
+    exported = area.region()->exported().value();
+  }
+  std::unique_ptr<RemoteRegion> region;
+  {
+    const auto lock = side.lock();
+    region = side.endpoint->import_region(exported).value();
+  }
+  const Status prepared = region->prepare();
+  EXPECT_TRUE(prepared.ok()) << prepared.str();
+  return region;
+}
+
 class Pair {
  public:
   // Empty, with the reason, when the transport cannot run here or cannot be paired like this.
@@ -193,14 +251,7 @@ class Pair {
     if (b_.endpoint) b_.close();
   }
 
-  static PeerDomain peer_domain(ByteSpan domain) {
-    PeerDomain peer;
-    peer.same_process = true;
-    peer.same_host = true;
-    peer.pid = getpid();
-    peer.domain = domain;
-    return peer;
-  }
+  static PeerDomain peer_domain(ByteSpan domain) { return same_process_domain(domain); }
 
   Side& a() noexcept { return a_; }
   Side& b() noexcept { return *far_; }  // a() itself for a transport that loops back
@@ -224,57 +275,47 @@ class Pair {
   void settle(int rounds = 200) {
     for (int i = 0; i < rounds; ++i) poll();
   }
-  // `area` of the other side, imported at `side` and prepared.
-  std::unique_ptr<RemoteRegion> import(Side& side, const Area& area) {
-    Blob exported;
-    {
-      const auto lock = other(side).lock();
-      exported = area.region()->exported().value();
-    }
-    std::unique_ptr<RemoteRegion> region;
-    {
-      const auto lock = side.lock();
-      region = side.endpoint->import_region(exported).value();
-    }
-    const Status prepared = region->prepare();
-    EXPECT_TRUE(prepared.ok()) << prepared.str();
-    return region;
-  }
+  std::unique_ptr<RemoteRegion> import(Side& side, const Area& area) { return import_area(side, other(side), area); }
   Side& other(Side& side) noexcept { return &side == &a_ ? *far_ : a_; }
 
  private:
   Pair() = default;
 
   Status connect() {
-    for (Side* side : ends()) {
-      const Bytes domain = other(*side).node->transport->domain();
-      const auto lock = side->lock();
-      HMC_ASSIGN(side->endpoint, side->node->transport->create_endpoint(peer_domain(domain), side->sink));
-    }
-    std::vector<Blob> addresses;
-    for (Side* side : ends()) {
-      const auto lock = side->lock();
-      HMC_ASSIGN(Blob blob, side->endpoint->address());
-      addresses.push_back(std::move(blob));
-    }
-    std::vector<Done> done(ends().size());
-    for (std::size_t i = 0; i < ends().size(); ++i) {
-      Side* side = ends()[i];
-      const auto lock = side->lock();
-      HMC_TRY(side->endpoint->connect(addresses[addresses.size() - 1 - i], &done[i]));
-    }
-    const bool connected = until([&] { return std::ranges::all_of(done, [](const Done& d) { return d.done(); }); });
-    if (!connected) return Status(Code::timeout, "the two ends did not connect");
-    for (const Done& d : done) HMC_TRY(Status(d.status()));
-    return {};
+    HMC_TRY(open_endpoints(a_, *far_));
+    return connect_endpoints(a_, *far_, [this](const std::function<bool()>& condition) { return until(condition); });
   }
-  std::vector<Side*> ends() { return loops_back() ? std::vector<Side*>{&a_} : std::vector<Side*>{&a_, &b_}; }
 
   std::unique_ptr<Node> first_;
   std::unique_ptr<Node> second_;
   Side a_;
   Side b_;
   Side* far_ = nullptr;
+};
+
+// One more link between the nodes of a Pair, which outlives it.
+class Link {
+ public:
+  ~Link() { close(); }
+  Status connect(Pair& pair) {
+    near.node = pair.a().node;
+    far_.node = pair.b().node;
+    loops_ = pair.loops_back();
+    HMC_TRY(open_endpoints(near, far_side()));
+    return connect_endpoints(near, far_side(), [&](const std::function<bool()>& condition) { return pair.until(condition); });
+  }
+  Side& far_side() noexcept { return loops_ ? near : far_; }
+  std::unique_ptr<RemoteRegion> import(const Area& area) { return import_area(near, far_side(), area); }
+  void close() {
+    if (near.endpoint) near.close();
+    if (far_.endpoint) far_.close();
+  }
+
+  Side near;
+
+ private:
+  Side far_;
+  bool loops_ = false;
 };
 
 // One contiguous put or get; keeps what the operation points to.

@@ -1,0 +1,217 @@
+// Raw sockets against a node that listens: whatever they send, honest links go on, and a link whose peer breaks the protocol fails.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "transport/pair.h"
+#include "transport/tcp/connect.h"
+#include "transport/tcp/frames.h"
+
+namespace hmc::testing {
+namespace {
+
+const TransportFactory& tcp_factory() {
+  for (const TransportFactory* factory : transport_factories()) {
+    if (factory->name == "tcp") return *factory;
+  }
+  std::abort();
+}
+
+// A blocking connection to "tcp://127.0.0.1:PORT".
+UniqueFd dial(const std::string& address) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const timeval patience{5, 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  return fd;
+}
+
+void say(const UniqueFd& fd, ByteSpan bytes) {
+  EXPECT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+class Abuse : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    honest_ = Pair::create(tcp_factory(), reason);
+    ASSERT_TRUE(honest_) << reason;
+    Node& node = *honest_->a().node;
+    // An endpoint whose peer is this test: it listens nowhere, so it dials.
+    const auto lock = honest_->a().lock();
+    auto endpoint = node.transport->create_endpoint(Pair::peer_domain(tcp::encode_domain({false})), sink_);
+    ASSERT_TRUE(endpoint.ok()) << endpoint.status().str();
+    victim_ = std::move(*endpoint);
+    address_ = tcp::decode_address(victim_->address().value().bytes).value();
+    ASSERT_FALSE(address_.listens.empty());
+    tcp::Address own;
+    own.link = 4711;
+    own.order[0] = 1;
+    own.tickets.resize(1);
+    Blob blob;
+    blob.bytes = tcp::encode_address(own);
+    HMC_ASSERT_OK(victim_->connect(blob, &connected_));
+  }
+  void TearDown() override {
+    if (honest_) {
+      expect_honest_link_works();
+      const auto lock = honest_->a().lock();
+      victim_.reset();
+    }
+  }
+  Bytes hello(std::uint64_t link, std::uint8_t stream, const tcp::Ticket& ticket) const {
+    Bytes bytes(8 + tcp::hello_bytes);
+    std::memcpy(bytes.data(), tcp::data_magic.data(), 8);
+    tcp::encode_hello(bytes.data() + 8, {link, stream, ticket});
+    return bytes;
+  }
+  // Everything the other side sends until it closes, or until `most` bytes.
+  std::size_t read_until_closed(const UniqueFd& fd, std::size_t most = 1 << 20) {
+    std::size_t total = 0;
+    const Deadline deadline = Deadline::after_seconds(10);
+    while (total < most && !deadline.passed()) {
+      honest_->poll();
+      std::byte bytes[4096];
+      const ssize_t got = recv(fd.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && errno != EAGAIN)) return total;
+      if (got > 0) total += static_cast<std::size_t>(got);
+    }
+    if (total < most) ADD_FAILURE() << "the connection stayed open";
+    return total;
+  }
+  UniqueFd good_connection() {
+    UniqueFd fd = dial(address_.listens.front());
+    say(fd, hello(address_.link, 0, address_.tickets[0]));
+    EXPECT_EQ(read_until_closed(fd, 1), 1U);  // welcome
+    EXPECT_TRUE(honest_->until([&] { return connected_.done(); }));
+    HMC_EXPECT_OK(Status(connected_.status()));
+    return fd;
+  }
+  void expect_honest_link_works() {
+    const Area local(*honest_->a().node, 70'001, false);
+    const Area remote(*honest_->b().node, 70'001, false);
+    fill_pattern(local.span(), 6);
+    const auto imported = honest_->import(honest_->a(), remote);
+    Transfer put(honest_->a(), local, *imported);
+    HMC_ASSERT_OK(put.put());
+    ASSERT_TRUE(honest_->until([&] { return put.done.done(); }));
+    HMC_EXPECT_OK(Status(put.done.status()));
+    EXPECT_EQ(first_mismatch(remote.span(), 6), -1);
+  }
+  static Bytes frame(tcp::FrameType type, std::uint16_t extents, std::uint32_t length, std::uint64_t op, std::uint64_t a = 0,
+                     std::uint64_t b = 0) {
+    tcp::Header header;
+    header.type = type;
+    header.extents = extents;
+    header.length = length;
+    header.op = op;
+    header.a = a;
+    header.b = b;
+    Bytes bytes(tcp::header_bytes);
+    tcp::encode_header(bytes.data(), header);
+    return bytes;
+  }
+  void expect_broken_by(const std::vector<Bytes>& frames) {
+    const UniqueFd fd = good_connection();
+    for (const Bytes& bytes : frames) say(fd, bytes);
+    ASSERT_TRUE(honest_->until([&] { return !sink_.failure.ok(); }));
+    EXPECT_EQ(sink_.failure.code(), Code::protocol) << sink_.failure.str();
+  }
+
+  std::unique_ptr<Pair> honest_;
+  std::unique_ptr<Endpoint> victim_;
+  TestSink sink_;
+  Done connected_;
+  tcp::Address address_;
+};
+
+TEST_F(Abuse, WrongTicketsAreRefused) {
+  tcp::Ticket wrong = address_.tickets[0];
+  wrong[3] ^= std::byte{1};
+  for (const Bytes& bytes : {hello(address_.link, 0, wrong), hello(address_.link + 1, 0, address_.tickets[0]),
+                             hello(address_.link, 1, address_.tickets[0]), hello(address_.link, 15, address_.tickets[0])}) {
+    const UniqueFd fd = dial(address_.listens.front());
+    say(fd, bytes);
+    EXPECT_EQ(read_until_closed(fd), 0U);
+  }
+  EXPECT_FALSE(connected_.done());
+  const UniqueFd fd = good_connection();
+  const UniqueFd twice = dial(address_.listens.front());
+  say(twice, hello(address_.link, 0, address_.tickets[0]));
+  EXPECT_EQ(read_until_closed(twice), 0U) << "a ticket is good once";
+}
+
+TEST_F(Abuse, ScannersAndSilentOnes) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 90; ++i) {
+    silent.push_back(dial(address_.listens.front()));
+    if (i % 2 == 0) say(silent.back(), ByteSpan(hello(1, 0, address_.tickets[0])).first(20));
+    honest_->poll();
+  }
+  const UniqueFd scanner = dial(address_.listens.front());
+  say(scanner, pattern(4000, 1));
+  honest_->settle();
+  expect_honest_link_works();
+}
+
+TEST_F(Abuse, GarbageEndsTheLink) { expect_broken_by({pattern(3000, 200)}); }
+TEST_F(Abuse, AckForNothing) { expect_broken_by({frame(tcp::FrameType::ack, 0, 0, 1, 1)}); }
+TEST_F(Abuse, RefusalOfNothing) { expect_broken_by({frame(tcp::FrameType::refuse, 0, 0, 1, 1)}); }
+TEST_F(Abuse, DataNobodyAskedFor) { expect_broken_by({frame(tcp::FrameType::get_data, 0, 100, 1)}); }
+TEST_F(Abuse, EndNobodyAskedFor) { expect_broken_by({frame(tcp::FrameType::get_end, 0, 0, 1)}); }
+TEST_F(Abuse, TwoEndsOfOnePut) {
+  const Bytes end = frame(tcp::FrameType::put_end, 0, 0, 1, 100);
+  expect_broken_by({end, end});
+}
+TEST_F(Abuse, MoreThanAPutHas) {
+  expect_broken_by({frame(tcp::FrameType::put, 1, 200, 1, 5), pattern(200, 1), frame(tcp::FrameType::put_end, 0, 0, 1, 100)});
+}
+TEST_F(Abuse, EndlessBeginnings) {
+  std::vector<Bytes> frames;
+  for (std::uint64_t op = 0; op < 5000; ++op) frames.push_back(frame(tcp::FrameType::put_end, 0, 0, op, 100));
+  Bytes all;
+  for (const Bytes& one : frames) all.insert(all.end(), one.begin(), one.end());
+  expect_broken_by({all});
+}
+
+// A put and a get of regions that do not exist, or beyond their end: refused, and the link lives.
+TEST_F(Abuse, ForeignRegionsAreRefused) {
+  Area area(*honest_->a().node, 5000, false);
+  fill_pattern(area.span(), 3);
+  std::uint64_t id = 0;
+  {
+    const auto lock = honest_->a().lock();
+    id = tcp::decode_region(area.region()->exported().value().bytes)->id;
+  }
+  const UniqueFd fd = good_connection();
+  say(fd, frame(tcp::FrameType::put, 1, 100, 1, id + 1, 0));
+  say(fd, pattern(100, 9));
+  say(fd, frame(tcp::FrameType::put_end, 0, 3, 1, 100));
+  say(fd, pattern(3, 9));
+  say(fd, frame(tcp::FrameType::put, 1, 100, 2, id, 4901));
+  say(fd, pattern(100, 9));
+  say(fd, frame(tcp::FrameType::put_end, 0, 0, 2, 100));
+  say(fd, frame(tcp::FrameType::get, 1, 100, 3, id, ~std::uint64_t{0} - 5));
+  EXPECT_EQ(read_until_closed(fd, 3 * tcp::header_bytes), 3 * tcp::header_bytes);  // two refusals and an end with one
+  EXPECT_TRUE(sink_.failure.ok()) << sink_.failure.str();
+  EXPECT_TRUE(sink_.signals.empty());
+  EXPECT_EQ(first_mismatch(area.span(), 3), -1);
+  EXPECT_TRUE(area.guards_intact());
+}
+
+TEST_F(Abuse, AVanishedPeerIsLost) {
+  UniqueFd fd = good_connection();
+  say(fd, frame(tcp::FrameType::signal, 0, 50, 0));  // half of it never comes
+  fd.reset();
+  ASSERT_TRUE(honest_->until([&] { return !sink_.failure.ok(); }));
+  EXPECT_EQ(sink_.failure.code(), Code::peer_lost) << sink_.failure.str();
+}
+
+}  // namespace
+}  // namespace hmc::testing
