@@ -1,0 +1,93 @@
+// What a peer's blobs and descriptors may say, and what is refused.
+#include <fcntl.h>
+
+#include "testing.h"
+#include "transport/shm/files.h"
+#include "transport/shm/link.h"
+
+namespace hmc::testing {
+namespace {
+
+using shm::ChannelMemory;
+
+TEST(ShmMemory, UnsealedOrSmallOrForeignFilesAreRefused) {
+  EXPECT_TRUE(shm::verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), 8192).ok());
+  EXPECT_EQ(shm::verify_sealed(memfd(8192, 0).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(shm::verify_sealed(memfd(8192, F_SEAL_GROW).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(shm::verify_sealed(memfd(8191, F_SEAL_SHRINK).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(shm::verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), ~std::uint64_t{0}).status().code(), Code::protocol);
+  const UniqueFd null(open("/dev/zero", O_RDWR | O_CLOEXEC));
+  EXPECT_EQ(shm::verify_sealed(null.get(), 0).status().code(), Code::protocol);
+  EXPECT_FALSE(shm::verify_sealed(-1, 0).ok());
+
+  const shm::Sizes sizes = shm::sizes_for(0);
+  EXPECT_TRUE(ChannelMemory::attach(memfd(sizes.total(), F_SEAL_SHRINK), sizes).ok());
+  EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total() - 1, F_SEAL_SHRINK), sizes).ok());
+  EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total(), 0), sizes).ok());
+  EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total(), F_SEAL_SHRINK | F_SEAL_WRITE), sizes).ok());
+}
+
+TEST(ShmMemory, ImpossibleSizesAreRefused) {
+  const shm::Sizes good = shm::sizes_for(0);
+  EXPECT_TRUE(good.valid());
+  for (std::size_t ring = 0; ring < 200U << 20; ring = ring * 2 + 4097) EXPECT_TRUE(shm::sizes_for(ring).valid()) << ring;
+  const std::size_t huge = ~std::size_t{0};
+  for (const auto& [signals, slot] : std::vector<std::pair<std::size_t, std::size_t>>{{0, good.slot_bytes},
+                                                                                      {good.signal_bytes + 64, good.slot_bytes},
+                                                                                      {good.signal_bytes / 2, good.slot_bytes},
+                                                                                      {std::size_t{1} << 63, good.slot_bytes},
+                                                                                      {good.signal_bytes, 0},
+                                                                                      {good.signal_bytes, 4096},
+                                                                                      {good.signal_bytes, 8193},
+                                                                                      {good.signal_bytes, huge / 4096 * 4096},
+                                                                                      {huge, huge}}) {
+    shm::Sizes sizes;
+    sizes.signal_bytes = signals;
+    sizes.slot_bytes = slot;
+    EXPECT_FALSE(sizes.valid()) << signals << " " << slot;
+  }
+}
+
+TEST(ShmMemory, EveryChangedByteOfABlobKeepsTheLimits) {
+  shm::AddressInfo address;
+  address.sizes = shm::sizes_for(0);
+  address.key = 77;
+  Bytes good;
+  shm::encode_address(address, good);
+  Bytes region;
+  shm::RegionInfo info{5, 4096, 100, Access::read_write, true, 8192};
+  shm::encode_region(info, region);
+  ASSERT_TRUE(shm::decode_address(good).ok());
+  ASSERT_TRUE(shm::decode_region(region).ok());
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    EXPECT_FALSE(shm::decode_address(ByteSpan(good).first(at)).ok());
+    for (int value = 0; value < 256; ++value) {
+      Bytes bytes = good;
+      bytes[at] = static_cast<std::byte>(value);
+      if (const auto decoded = shm::decode_address(bytes); decoded.ok()) {
+        Bytes again;
+        shm::encode_address(*decoded, again);
+        EXPECT_EQ(again, bytes);
+        EXPECT_TRUE(decoded->sizes.valid());
+      }
+    }
+  }
+  for (std::size_t at = 0; at < region.size(); ++at) {
+    EXPECT_FALSE(shm::decode_region(ByteSpan(region).first(at)).ok());
+    for (int value = 0; value < 256; ++value) {
+      Bytes bytes = region;
+      bytes[at] = static_cast<std::byte>(value);
+      if (const auto decoded = shm::decode_region(bytes); decoded.ok()) {
+        Bytes again;
+        shm::encode_region(*decoded, again);
+        EXPECT_EQ(again, bytes);
+        EXPECT_LE(decoded->bytes, std::uint64_t{1} << 62);
+        EXPECT_LE(decoded->file_offset, std::uint64_t{1} << 62);
+        EXPECT_GE(decoded->address + decoded->bytes, decoded->address);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hmc::testing
