@@ -43,7 +43,7 @@ struct P2P {
 
   static PyObject* isend(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
-      const Arguments a = parse<IsendTag>("isend", "dst", args, count, keywords);
+      const Arguments a = parse_posted<IsendTag>("isend", "dst", args, count, keywords);
       const MemoryView view = view_of(a.array, false);
       return make_work(post([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }));
     });
@@ -51,7 +51,7 @@ struct P2P {
 
   static PyObject* irecv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
-      const Arguments a = parse<IrecvTag>("irecv", "src", args, count, keywords);
+      const Arguments a = parse_posted<IrecvTag>("irecv", "src", args, count, keywords);
       const MemoryView view = view_of(a.array, true);
       return make_work(post([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }));
     });
@@ -181,6 +181,20 @@ struct P2P {
       static const Signature<3> signature(function, {"array", "tag", "timeout"}, 1);
       const auto [array, tag, timeout] = signature.parse(args, count, keywords);
       return {array, 0, integer_or(tag, 0), deadline_of(timeout)};
+    }
+  }
+  // The same without a timeout: a Work has its own.
+  template <class Tag>
+  static Arguments parse_posted(const char* function, const char* rank_name, PyObject* const* args, Py_ssize_t count,
+                                PyObject* keywords) {
+    if constexpr (Caller::ranked) {
+      static const Signature<3> signature(function, {"array", rank_name, "tag"}, 2);
+      const auto [array, rank, tag] = signature.parse(args, count, keywords);
+      return {array, static_cast<int>(integer_or(rank, any_source)), integer_or(tag, 0), Deadline::never()};
+    } else {
+      static const Signature<2> signature(function, {"array", "tag"}, 1);
+      const auto [array, tag] = signature.parse(args, count, keywords);
+      return {array, 0, integer_or(tag, 0), Deadline::never()};
     }
   }
   struct SendTag;

@@ -75,7 +75,7 @@ class Job:
                 self._readers.append(reader)
 
     def wait(self) -> int:
-        """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0."""
+        """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0, and names every rank that failed."""
         status = 0
         deadline: float | None = None
         waiting = set(range(len(self._running)))
@@ -85,7 +85,11 @@ class Job:
                 if code is None:
                     continue
                 waiting.discard(index)
-                if code != 0 and status == 0:
+                if code == 0:
+                    continue
+                how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+                print(f"hmc run: rank {self.first_rank + index} {how}", file=sys.stderr)
+                if status == 0:
                     status = code if code > 0 else 128 - code
                     deadline = time.monotonic() + self.grace
             if waiting and deadline is not None and time.monotonic() > deadline:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 SIZES = [0, 1, 7, 4095, 4096, 4097, 8191, 8192, 8193, 65537, (1 << 20) + 3, (16 << 20) + 1]
-ENVIRONMENTS = [{}, {"HMC_SHM_PTRACE": "0"}]
+ENVIRONMENTS: list[dict[str, str]] = [{}, {"HMC_SHM_PTRACE": "0"}, {"HMC_TRANSPORTS": "tcp"}]
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["default", "no-ptrace"])
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["default", "no-ptrace", "tcp"])
 def test_send_recv(run_job: Callable[..., str], environment: dict[str, str]) -> None:
     run_job(
         f"""
@@ -30,7 +30,7 @@ def test_send_recv(run_job: Callable[..., str], environment: dict[str, str]) -> 
     )
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["default", "no-ptrace"])
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["default", "no-ptrace", "tcp"])
 def test_put_get_and_notification(run_job: Callable[..., str], environment: dict[str, str]) -> None:
     run_job(
         f"""

@@ -84,6 +84,9 @@ std::vector<std::string> dialable(const std::vector<std::string>& listens, bool 
   return all;
 }
 
+Dial::Dial(Link& link, std::size_t index, const Address& peer)
+    : link_(link), shared_(link.shared()), index_(index), peer_(peer) {}
+
 void Dial::start() { next(""); }
 
 void Dial::next(const std::string& why) {
@@ -94,10 +97,10 @@ void Dial::next(const std::string& why) {
     auto socket = is_numeric_address(address) ? start_connect(address) : Status(Code::invalid_argument, "not a numeric address");
     if (socket.ok()) {
       socket_ = std::move(*socket);
-      link_.shared().tune(socket_.get());
-      const Status watched = link_.shared().engine->watch(socket_.get(), EPOLLOUT, *this);
+      shared_->tune(socket_.get());
+      const Status watched = shared_->engine->watch(socket_.get(), EPOLLOUT, *this);
       if (watched.ok()) {
-        timer_ = link_.shared().engine->at(Deadline::after_seconds(attempt_seconds), [this] {
+        timer_ = shared_->engine->at(Deadline::after_seconds(attempt_seconds), [this] {
           timer_ = 0;
           next("no answer within " + std::to_string(static_cast<int>(attempt_seconds)) + " s");
         });
@@ -125,19 +128,19 @@ void Dial::on_ready(std::uint32_t) {
       return next("the greeting could not be sent");
     }
     said_hello_ = true;
-    link_.shared().engine->modify(socket_.get(), EPOLLIN);
+    shared_->engine->modify(socket_.get(), EPOLLIN);
     return;
   }
   std::byte answer{};
   const ssize_t got = recv(socket_.get(), &answer, 1, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got != 1 || answer != welcome) return next("the peer refused the connection");
-  link_.shared().engine->unwatch(socket_.get());
+  shared_->engine->unwatch(socket_.get());
   end(std::move(socket_));
 }
 
 void Dial::stop() {
-  Engine& engine = *link_.shared().engine;
+  Engine& engine = *shared_->engine;
   if (timer_ != 0) engine.cancel_timer(std::exchange(timer_, 0));
   if (socket_) engine.unwatch(socket_.get());
   socket_.reset();
@@ -146,9 +149,9 @@ void Dial::stop() {
 
 // Deferred: the Link drops this object then.
 void Dial::end(Result<UniqueFd> result) {
-  if (timer_ != 0) link_.shared().engine->cancel_timer(std::exchange(timer_, 0));
+  if (timer_ != 0) shared_->engine->cancel_timer(std::exchange(timer_, 0));
   auto kept = std::make_shared<Result<UniqueFd>>(std::move(result));
-  link_.shared().engine->defer([link = link_.weak_from_this(), index = index_, kept] {
+  shared_->engine->defer([link = link_.weak_from_this(), index = index_, kept] {
     if (const auto alive = link.lock()) alive->dialled(index, std::move(*kept));
   });
 }

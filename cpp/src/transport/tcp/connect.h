@@ -24,7 +24,7 @@ inline constexpr Magic data_magic{'H', 'M', 'C', '-', 'D', 'A', 'T', '\n'};
 // One connection on its way out. Engine lock held.
 class Dial final : public FdHandler {
  public:
-  Dial(Link& link, std::size_t index, const Address& peer) : link_(link), index_(index), peer_(peer) {}
+  Dial(Link& link, std::size_t index, const Address& peer);
   ~Dial() { stop(); }
   // Tries the peer's addresses in turn; ends with Link::dialled, never inside this call.
   void start();
@@ -35,7 +35,8 @@ class Dial final : public FdHandler {
   void next(const std::string& why);
   void end(Result<UniqueFd> result);
 
-  Link& link_;
+  Link& link_;  // may be gone once stopped
+  std::shared_ptr<Shared> shared_;
   std::size_t index_;
   const Address& peer_;
   std::size_t at_ = 0;  // address to try next

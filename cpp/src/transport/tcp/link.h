@@ -56,10 +56,15 @@ class Link : public std::enable_shared_from_this<Link> {
   void accepted(std::size_t index, UniqueFd socket);
   // A connection that this side dialled: the peer said yes, or every address failed.
   void dialled(std::size_t index, Result<UniqueFd> socket);
-  [[nodiscard]] Shared& shared() noexcept { return *shared_; }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
   [[nodiscard]] std::size_t stream_count() const noexcept { return count_; }
 
  private:
+  // Puts whose parts are under way at once. A peer keeps a record of each that it has part of, and takes more than max_incoming for
+  // an attack: a stream that lags behind the others must not make an honest sender look like one.
+  static constexpr std::size_t max_split = 512;
+  static constexpr std::size_t max_incoming = 1024;
+
   // One put or get that has not ended.
   struct Op {
     RunCursor cursor;
@@ -71,6 +76,7 @@ class Link : public std::enable_shared_from_this<Link> {
     Complete level = Complete::remote;
     bool is_put = true;
     bool begun = false;
+    bool split = false;     // put: more than one slice, so its parts may arrive far apart
     bool end_sent = false;  // put: everything including its end has been given to a stream
     Status failure;
     Bytes signal;
@@ -122,6 +128,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void build_reply(Stream& stream);
   void burst_sent(Stream& stream);
   [[nodiscard]] bool can_build(const Stream& stream) const noexcept;
+  [[nodiscard]] bool may_send(const Op& put) const noexcept { return put.begun || split_ < max_split; }
 
   // link_receive.cc
   bool read(Stream& stream, std::size_t& budget);
@@ -165,6 +172,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::deque<std::uint64_t> turns_;                   // operations with something left to send or to ask for
   std::uint64_t last_number_ = 0;
   std::uint64_t last_request_ = 0;
+  std::size_t split_ = 0;  // puts of several slices that are begun and have not ended
   std::unordered_map<std::uint64_t, Incoming> incoming_;
   std::uint64_t ack_first_ = 0;  // of puts that are in place and not acknowledged yet
   std::uint64_t ack_count_ = 0;

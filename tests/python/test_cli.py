@@ -1,0 +1,102 @@
+"""The ``hmc`` command as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HMC = Path(sys.executable).with_name("hmc")
+
+
+def run(*arguments: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """The finished command with its output."""
+    return subprocess.run([str(HMC), *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_info_names_every_transport() -> None:
+    result = run("info")
+    assert result.returncode == 0, result.stderr
+    for name in ("local", "shm", "tcp"):
+        assert name in result.stdout
+
+
+def test_doctor_checks() -> None:
+    result = run("doctor")
+    assert result.returncode in (0, 1), result.stderr
+    assert "shared memory" in result.stdout.lower() or "/dev/shm" in result.stdout
+
+
+def test_keygen_gives_a_fresh_key() -> None:
+    first, second = run("keygen"), run("keygen")
+    assert first.returncode == second.returncode == 0
+    assert first.stdout != second.stdout
+    assert len(first.stdout.strip()) >= 32
+
+
+def test_run_starts_every_rank(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import hmc, sys\n"
+        "with hmc.init() as comm:\n"
+        "    comm.barrier(timeout=30)\n"
+        "    sys.stdout.write(f'rank {comm.rank} of {comm.size}\\n')\n"
+    )
+    result = run("run", "-n", "3", str(script), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for rank in range(3):
+        assert f"rank {rank} of 3" in result.stdout
+
+
+def test_run_reports_the_rank_that_failed(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import hmc, sys\n"
+        "comm = hmc.init()\n"
+        "comm.barrier(timeout=30)\n"
+        "if comm.rank == 1:\n"
+        "    sys.exit(3)\n"
+        "comm.barrier(timeout=30)\n"
+    )
+    result = run("run", "-n", "3", str(script), cwd=tmp_path)
+    assert result.returncode != 0
+    assert "rank 1 exited with status 3" in result.stderr
+
+
+@pytest.mark.parametrize("transports", ["", "tcp"], ids=["default", "tcp"])
+def test_demo_checks_every_byte(tmp_path: Path, transports: str) -> None:
+    arguments = ["demo", "--quick", *(["--transports", transports] if transports else [])]
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "checks passed" in result.stdout
+    assert any(tmp_path.glob("*.png")) or any(tmp_path.glob("*.svg")) or "matplotlib" in result.stdout
+
+
+def test_bench_writes_json(tmp_path: Path) -> None:
+    file = tmp_path / "points.json"
+    result = run(
+        "bench",
+        "--sizes",
+        "8,64K",
+        "--repeat",
+        "1",
+        "--operations",
+        "send,put,get,blocks",
+        "--blocks",
+        "64x4K",
+        "--json",
+        str(file),
+    )
+    assert result.returncode == 0, result.stderr
+    operations = {point["hmc-bench"] for point in json.loads(file.read_text())}
+    assert {"raw flag", "memcpy", "send", "put", "get", "put+notify", "blocks 64x4096"} <= operations
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bench", "--operations", "fly"], ["bench", "--sizes", "many"], ["bench", "--ranks", "3"], ["run"], ["nonsense"]]
+)
+def test_wrong_usage_is_status_two(arguments: list[str]) -> None:
+    assert run(*arguments).returncode == 2

@@ -1,0 +1,94 @@
+"""Wrong input from Python: the right exception, at once, and nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hmc
+
+
+@pytest.fixture
+def comm() -> Iterator[hmc.Communicator]:
+    """One rank on its own."""
+    with hmc.init(rank=0, size=1) as alone:
+        yield alone
+
+
+def test_posted_calls_take_no_timeout(comm: hmc.Communicator) -> None:
+    array = np.zeros(8, np.uint8)
+    with pytest.raises(TypeError, match="timeout"):
+        comm.isend(array, 0, timeout=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="timeout"):
+        comm.irecv(array, 0, timeout=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("rank", [-1, 1, 1000])
+def test_ranks_outside_the_group(comm: hmc.Communicator, rank: int) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match="rank"):
+        comm.send(np.zeros(8, np.uint8), rank)
+
+
+@pytest.mark.parametrize("tag", [-5, (1 << 62) + 1])
+def test_tags_outside_their_range(comm: hmc.Communicator, tag: int) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match="tag"):
+        comm.isend(np.zeros(8, np.uint8), 0, tag=tag)
+
+
+def test_arrays_that_cannot_be_received_into(comm: hmc.Communicator) -> None:
+    read_only = np.zeros(8, np.uint8)
+    read_only.flags.writeable = False
+    with pytest.raises(hmc.InvalidArgumentError, match="read-only"):
+        comm.irecv(read_only, 0)
+    with pytest.raises(hmc.InvalidArgumentError, match="contiguous"):
+        comm.irecv(np.zeros((8, 8), np.uint8)[:, ::2], 0)
+    with pytest.raises(hmc.InvalidArgumentError):
+        comm.irecv(np.array([object()]), 0)
+    with pytest.raises((TypeError, hmc.InvalidArgumentError)):
+        comm.irecv(7, 0)
+
+
+def test_a_message_too_long_is_an_error_and_writes_nothing(comm: hmc.Communicator) -> None:
+    short = np.full(4, 9, np.uint8)
+    receive = comm.irecv(short, 0, tag=3)
+    comm.send(np.arange(8, dtype=np.uint8), 0, tag=3, timeout=10)
+    with pytest.raises(hmc.InvalidArgumentError, match="8 bytes"):
+        receive.wait(10)
+    assert (short == 9).all()
+
+
+def test_a_timeout_withdraws_the_receive(comm: hmc.Communicator) -> None:
+    late = np.zeros(8, np.uint8)
+    with pytest.raises(hmc.HmcTimeoutError):
+        comm.recv(late, 0, tag=1, timeout=0.05)
+    comm.send(np.arange(8, dtype=np.uint8), 0, tag=1, timeout=10)
+    assert (late == 0).all()
+    fresh = np.zeros(8, np.uint8)
+    comm.recv(fresh, 0, tag=1, timeout=10)
+    assert np.array_equal(fresh, np.arange(8))
+
+
+def test_closed_objects_say_so() -> None:
+    comm = hmc.init(rank=0, size=1)
+    buf = comm.buffer(64)
+    comm.close()
+    comm.close()
+    with pytest.raises(hmc.ClosedError):
+        comm.barrier()
+    with pytest.raises(hmc.HmcError):
+        comm.put(buf, comm.exchange(buf)[0])
+
+
+def test_unknown_devices_are_named(comm: hmc.Communicator) -> None:
+    with pytest.raises(hmc.HmcError, match="warp"):
+        comm.buffer(64, device="warp:0")
+
+
+def test_unequal_slices_are_refused(comm: hmc.Communicator) -> None:
+    buf = comm.buffer(64)
+    remote = comm.exchange(buf)[0]
+    with pytest.raises(hmc.InvalidArgumentError, match="equal"):
+        comm.put(buf[:8], remote[:9])
+    comm.put(buf[:0], remote[:0]).wait(10)
