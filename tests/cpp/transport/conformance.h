@@ -21,6 +21,7 @@ inline std::vector<Subject> subjects() {
     all.push_back({factory, "", "", ""});
     if (factory->name == "shm") all.push_back({factory, "ring", "HMC_SHM_PTRACE", "0"});
     if (factory->name == "tcp") all.push_back({factory, "one_stream", "HMC_TCP_STREAMS", "1"});
+    if (factory->name == "tcp") all.push_back({factory, "small_buffers", "HMC_TCP_BUFFER", "150000"});
   }
   return all;
 }

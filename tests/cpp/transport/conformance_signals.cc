@@ -160,6 +160,34 @@ TEST_P(ConformanceSignals, CallbacksMayPost) {
   for (const auto& put : posted) HMC_EXPECT_OK(Status(put->done.status()));
 }
 
+// More operations at once than any table of a transport holds, each just above what transports move in one piece.
+TEST_P(ConformanceSignals, MoreAtOnceThanTablesHold) {
+  HMC_PAIR_OR_SKIP();
+  constexpr std::size_t bytes = (256 << 10) + 1;
+  constexpr std::size_t count = 1300;
+  const Area local(*pair->a().node, bytes, false);
+  const Area remote(*pair->b().node, bytes, false);
+  fill_pattern(local.span(), 1);
+  const auto imported = pair->import(pair->a(), remote);
+  std::vector<std::unique_ptr<Transfer>> all;
+  for (std::size_t i = 0; i < count; ++i) {
+    all.push_back(std::make_unique<Transfer>(pair->a(), local, *imported));
+    if (i % 100 == 0) all.back()->set_signal(pattern(10, i));
+    HMC_ASSERT_OK(i % 13 == 5 ? all.back()->get() : all.back()->put());  // one get of them has a signal, which means nothing
+    if (i == 0) {
+      ASSERT_TRUE(pair->until([&] { return all[0]->done.done(); }));  // gets bring pattern 1, too
+    }
+  }
+  ASSERT_TRUE(pair->until([&] { return std::ranges::all_of(all, [](const auto& one) { return one->done.done(); }); }));
+  for (const auto& one : all) {
+    HMC_EXPECT_OK(Status(one->done.status()));
+    EXPECT_EQ(one->done.count(), 1);
+  }
+  ASSERT_TRUE(pair->until([&] { return pair->b().sink.signals.size() == 12; }));
+  EXPECT_EQ(first_mismatch(remote.span(), 1), -1);
+  EXPECT_EQ(first_mismatch(local.span(), 1), -1);
+}
+
 // Puts and gets of many sizes in both directions at once, every byte.
 TEST_P(ConformanceSignals, ManyAtOnceInBothDirections) {
   HMC_PAIR_OR_SKIP();

@@ -29,8 +29,8 @@ class Done final : public Completion {
  public:
   void complete(Status status) noexcept override {
     status_ = std::move(status);
-    count_.fetch_add(1);
     if (then) then();
+    count_.fetch_add(1);  // last: who sees it may destroy this
   }
   [[nodiscard]] int count() const noexcept { return count_.load(); }
   [[nodiscard]] bool done() const noexcept { return count() != 0; }

@@ -1,8 +1,10 @@
 #include "transport/shm/channel_memory.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -80,6 +82,10 @@ Result<ChannelMemory> ChannelMemory::create(const Sizes& sizes) {
 Result<ChannelMemory> ChannelMemory::attach(const UniqueFd& fd, const Sizes& sizes) {
   if (!sizes.valid()) return Status(Code::protocol, "the peer's ring has impossible sizes");
   HMC_TRY(verify_sealed(fd.get(), sizes.total()).status());
+  // Huge pages can run out under a mapping, which is a SIGBUS; those of tmpfs cannot but by the host's memory.
+  struct statfs system{};
+  if (fstatfs(fd.get(), &system) != 0) return errno_status("fstatfs of a peer's ring", errno);
+  if (system.f_type != TMPFS_MAGIC) return Status(Code::protocol, "the peer's ring is not plain shared memory");
   ChannelMemory channel;
   channel.sizes_ = sizes;
   channel.fd_ = fd.duplicate();

@@ -34,21 +34,22 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
     return not_ready();
   HMC_ASSIGN(const std::size_t bytes, check_runs(transfer.runs));
+  const ByteSpan signal = is_put ? transfer.signal : ByteSpan();
   if (is_put) {
     for (const Run& run : transfer.runs) {
       if (run.count != 0 && run.block != 0 && !remote_of(run).writable()) {
         return Status(Code::invalid_argument, "put into a region that its owner exported for reading only");
       }
     }
-    if (!transfer.signal.empty()) {
-      if (transfer.signal.size() > max_signal) {
-        return Status(Code::invalid_argument, "an attached signal of " + std::to_string(transfer.signal.size()) +
-                                                  " bytes; at most " + std::to_string(max_signal));
+    if (!signal.empty()) {
+      if (signal.size() > max_signal) {
+        return Status(Code::invalid_argument,
+                      "an attached signal of " + std::to_string(signal.size()) + " bytes; at most " + std::to_string(max_signal));
       }
       HMC_TRY(out_.reserve_signals());
       if (waiting_signals_.size() >= max_waiting_signals) {
         blocked_ = true;
-        blocked_bytes_ = transfer.signal.size();
+        blocked_bytes_ = signal.size();
         return Status(Code::would_block, "too many attached signals wait for room in the peer's signal ring");
       }
     }
@@ -64,11 +65,11 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!op.cursor.at_end() && uses_ring(op.cursor)) HMC_TRY(out_.reserve_slots());
   move(op, inline_bytes);
   if (ended(op)) {
-    if (op.failure.ok() && !transfer.signal.empty()) send_attached(transfer.signal);
+    if (op.failure.ok() && !signal.empty()) send_attached(signal);
     done->complete(std::move(op.failure));
     return {};
   }
-  op.signal.assign(transfer.signal.begin(), transfer.signal.end());
+  op.signal.assign(signal.begin(), signal.end());
   Op& queued = *ops_.emplace(op.number, std::make_unique<Op>(std::move(op))).first->second;
   shared_->engine->kick();
   after_move(queued);

@@ -112,6 +112,7 @@ std::unique_ptr<Link::Op> Link::take(std::uint64_t number) {
   const auto place = ops_.find(number);
   std::unique_ptr<Op> op = std::move(place->second);
   ops_.erase(place);
+  if (op->split) --split_;
   std::erase(turns_, number);
   return op;
 }

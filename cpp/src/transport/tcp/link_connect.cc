@@ -133,9 +133,12 @@ void Link::maybe_ready() {
   if (timer_ != 0) shared_->engine->cancel_timer(std::exchange(timer_, 0));
   if (deadline_ != 0) shared_->engine->cancel_timer(std::exchange(deadline_, 0));
   shared_->links.erase(id_);
-  shared_->engine->defer(
-      [dials = std::make_shared<std::vector<std::unique_ptr<Dial>>>(std::move(dials_)), keep = shared_from_this()] {});
-  dials_.clear();
+  // We may be inside one of the dials. They look at this link to the last, which may be closed and dropped meanwhile.
+  struct Ended {
+    std::shared_ptr<Link> link;
+    std::vector<std::unique_ptr<Dial>> dials;  // gone first
+  };
+  shared_->engine->defer([ended = std::make_shared<Ended>(shared_from_this(), std::exchange(dials_, {}))] {});
   std::exchange(connected_, nullptr)->complete({});
 }
 

@@ -11,9 +11,9 @@
 namespace hmc::tcp {
 namespace {
 
-constexpr std::size_t max_incoming = 1024;  // puts begun and not ended; honest peers alternate between 64
-constexpr std::size_t max_serving = 64;     // gets per stream; honest peers ask for 4
-constexpr std::size_t max_pieces = 512;     // of one read
+constexpr std::size_t max_backlog = 16 << 20;  // bytes of answers that a peer does not read; far more than honest peers let gather
+constexpr std::size_t max_serving = 64;        // gets per stream; honest peers ask for 4
+constexpr std::size_t max_pieces = 512;        // of one read
 
 }  // namespace
 
@@ -193,7 +193,7 @@ void Link::payload_ended(Stream& stream) {
   if (header.type != FrameType::put) return;  // get_end follows
   const auto incoming = incoming_.find(header.op);
   if (incoming != incoming_.end()) incoming->second.received += header.length;
-  if (incoming == incoming_.end() || !put_maybe_done(header.op)) broken("more bytes than a put has");
+  if (incoming == incoming_.end() || !put_maybe_done(header.op)) broken("more bytes than a put has, or answers left unread");
 }
 
 bool Link::on_put_end(const Header& header, ByteSpan signal) {
@@ -207,7 +207,7 @@ bool Link::on_put_end(const Header& header, ByteSpan signal) {
   return put_maybe_done(header.op);
 }
 
-// False: the peer sent more than it said.
+// False: the peer sent more than it said, or reads nothing of what we answer.
 bool Link::put_maybe_done(std::uint64_t number) {
   const auto place = incoming_.find(number);
   const Incoming& incoming = place->second;
@@ -216,6 +216,7 @@ bool Link::put_maybe_done(std::uint64_t number) {
   const Refusal refusal = incoming.refusal;
   const Bytes signal = std::move(place->second.signal);
   incoming_.erase(place);
+  if (streams_[0]->small.size() > max_backlog) return false;
   if (refusal != Refusal::none) {
     Header header;
     header.type = FrameType::refuse;

@@ -192,7 +192,10 @@ bool Link::can_build(const Stream& stream) const noexcept {
   if (!stream.serving.empty()) return true;
   if (turns_.empty()) return false;
   if (stream.requests.size() < max_requests) return true;
-  return std::any_of(turns_.begin(), turns_.end(), [&](std::uint64_t number) { return ops_.at(number)->is_put; });
+  return std::any_of(turns_.begin(), turns_.end(), [&](std::uint64_t number) {
+    const Op& op = *ops_.at(number);
+    return op.is_put && may_send(op);
+  });
 }
 
 bool Link::next_burst(Stream& stream) {
@@ -241,13 +244,18 @@ bool Link::build_slice(Stream& stream) {
 }
 
 bool Link::build_put(Stream& stream, Op& op) {
+  if (!may_send(op)) return false;
   Burst& burst = stream.burst;
-  op.begun = true;
+  const bool first = !std::exchange(op.begun, true);
   if (!op.cursor.at_end()) {
     cut(op.cursor, scratch_slice);
     append_request(burst.head, FrameType::put, op.number, scratch_slice);
     burst.pieces.swap(scratch_slice.pieces);
     burst.payload = scratch_slice.bytes;
+  }
+  if (first && !op.cursor.at_end()) {
+    op.split = true;
+    ++split_;
   }
   burst.op = op.number;
   ++op.under_way;

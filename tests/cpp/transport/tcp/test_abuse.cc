@@ -205,6 +205,61 @@ TEST_F(Abuse, ForeignRegionsAreRefused) {
   EXPECT_TRUE(area.guards_intact());
 }
 
+// A get of ours that is answered wrongly: ends before its bytes, with another name or length, twice.
+TEST_F(Abuse, GetsAnsweredWrongly) {
+  constexpr std::uint32_t bytes = 1000;
+  using Frames = std::function<std::vector<Bytes>(std::uint64_t)>;
+  const auto data = [&](std::uint64_t id, std::uint32_t length) { return frame(tcp::FrameType::get_data, 0, length, id); };
+  const auto end = [&](std::uint64_t id, std::uint64_t refusal = 0) { return frame(tcp::FrameType::get_end, 0, 0, id, refusal); };
+  for (const Frames& answer : std::vector<Frames>{
+           [&](std::uint64_t id) { return std::vector<Bytes>{end(id)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{end(id + 1, 1)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{data(id + 1, bytes)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{data(id, bytes - 1)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{data(id, bytes + 1)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{data(id, bytes), pattern(bytes, 8), end(id, 1)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{data(id, bytes), pattern(bytes, 8), data(id, bytes)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{frame(tcp::FrameType::ack, 0, 0, id, 1)}; },
+           [&](std::uint64_t id) { return std::vector<Bytes>{frame(tcp::FrameType::refuse, 0, 0, id, 1)}; }}) {
+    TearDown();
+    connected_.~Done();
+    new (&connected_) Done;
+    sink_.failure = Status();
+    SetUp();
+    const UniqueFd fd = good_connection();
+    Side side;
+    side.node = honest_->a().node;
+    const Area local(*side.node, bytes, false);
+    Blob blob;
+    blob.bytes = tcp::encode_region({42, bytes, Access::read_write});
+    std::unique_ptr<RemoteRegion> imported;
+    {
+      const auto lock = side.lock();
+      imported = victim_->import_region(blob).value();
+      side.endpoint = std::move(victim_);
+    }
+    Transfer get(side, local, *imported);
+    HMC_ASSERT_OK(get.get());
+    victim_ = std::move(side.endpoint);
+    Bytes request(tcp::header_bytes);
+    std::size_t have = 0;
+    ASSERT_TRUE(honest_->until([&] {
+      const ssize_t got = recv(fd.get(), request.data() + have, request.size() - have, MSG_DONTWAIT);
+      if (got > 0) have += static_cast<std::size_t>(got);
+      return have == request.size();
+    }));
+    tcp::Header header;
+    ASSERT_TRUE(tcp::decode_header(request.data(), header));
+    ASSERT_EQ(header.type, tcp::FrameType::get);
+    for (const Bytes& bytes_out : answer(header.op)) say(fd, bytes_out);
+    ASSERT_TRUE(honest_->until([&] { return !sink_.failure.ok(); }));
+    EXPECT_EQ(sink_.failure.code(), Code::protocol) << sink_.failure.str();
+    EXPECT_EQ(get.done.count(), 1);
+    EXPECT_EQ(get.done.status().code(), Code::protocol);
+    EXPECT_TRUE(local.guards_intact());
+  }
+}
+
 TEST_F(Abuse, AVanishedPeerIsLost) {
   UniqueFd fd = good_connection();
   say(fd, frame(tcp::FrameType::signal, 0, 50, 0));  // half of it never comes
