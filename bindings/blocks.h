@@ -14,7 +14,9 @@ BlockBatch prepare_from(const py::iterable& pairs, std::size_t block, Prepare pr
   for (const py::handle item : pairs) tuples.push_back(py::cast<py::tuple>(item));
   offsets.reserve(2 * tuples.size());  // spans into it stay valid
   for (const py::tuple& pair : tuples) {
-    if (pair.size() != 4) refuse("each pair is (local buffer, local offsets, remote buffer, remote offsets)");
+    constexpr const char* wanted = "each pair is (ConnBuffer, local offsets, RemoteBuffer, remote offsets)";
+    if (pair.size() != 4) refuse(wanted);
+    if (!py::isinstance<ConnBuffer>(pair[0]) || !py::isinstance<RemoteBuffer>(pair[2])) throw py::type_error(wanted);
     offsets.push_back(offsets_of(pair[1], "local offsets"));
     const std::span<const std::uint64_t> local = offsets.back();
     offsets.push_back(offsets_of(pair[3], "remote offsets"));
@@ -30,6 +32,19 @@ inline py::list notifications_as_list(const std::vector<Notification>& all) {
     result.append(py::make_tuple(one.source, py::bytes(reinterpret_cast<const char*>(one.payload.data()), one.payload.size())));
   }
   return result;
+}
+
+// Payload notifications, waiting up to the deadline for the first. `take(deadline)` returns those that are there, or none.
+template <class Take>
+py::list notifications_until(Deadline deadline, Take take) {
+  std::vector<Notification> all;
+  wait_sliced(deadline, [&](Deadline slice) {
+    auto result = take(slice);
+    if (!result.ok()) return result.status();
+    all = std::move(*result);
+    return all.empty() && !deadline.passed() ? Status(Code::timeout, "no notification") : Status();
+  });
+  return notifications_as_list(all);
 }
 
 inline PutOptions put_options(const py::object& notify, const std::string& complete, std::string& payload) {

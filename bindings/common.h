@@ -41,6 +41,26 @@ Deadline deadline_of(const std::optional<double>& timeout);
 void wait_sliced(Deadline deadline, const std::function<Status(Deadline)>& attempt);
 // Work::wait in the same manner. A KeyboardInterrupt leaves the operation going.
 void wait_work(const Work& work, Deadline deadline);
+// Runs a blocking call without the GIL. A signal whose handler raises ends it early (hmc/interrupt.h): what it was about fails, and
+// the handler's exception is thrown. For calls that cannot be repeated after a timeout.
+template <class Call>
+auto interruptible(Call call) {
+  std::optional<py::error_already_set> raised;
+  std::optional<decltype(call())> outcome;
+  {
+    const py::gil_scoped_release nogil;
+    const Interruptible scope([&raised] {
+      const py::gil_scoped_acquire gil;
+      if (PyErr_CheckSignals() == 0) return false;
+      raised.emplace();
+      return true;
+    });
+    outcome.emplace(call());
+    if (raised) outcome.reset();  // its end may wait for threads that need the GIL
+  }
+  if (raised) throw py::error_already_set(*raised);
+  return check(*std::move(outcome));
+}
 // Signals that arrived meanwhile; throws py::error_already_set. GIL held.
 void check_signals();
 

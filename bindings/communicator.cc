@@ -100,18 +100,16 @@ void bind_ranked(Class& cls) {
           "notifications",
           [](const T& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            auto all = check(member_of(self).notifications(deadline));
-            const py::gil_scoped_acquire gil;
-            return notifications_as_list(all);
+            const Member member = member_of(self);
+            return notifications_until(deadline, [&member](Deadline slice) { return member.notifications(slice); });
           },
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(
           "exchange",
           [](const T& self, const ConnBuffer& buffer, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            return check(member_of(self).exchange(buffer, deadline));
+            const Member member = member_of(self);
+            return interruptible([&] { return member.exchange(buffer, deadline); });
           },
           py::arg("buffer"), py::arg("timeout") = py::none(),
           "Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.")
@@ -119,12 +117,10 @@ void bind_ranked(Class& cls) {
           "exchange_bytes",
           [](const T& self, const py::bytes& data, const std::optional<double>& timeout) {
             const std::string_view text = data;
-            std::vector<std::vector<std::byte>> all;
             const Deadline deadline = deadline_of(timeout);
-            {
-              const py::gil_scoped_release nogil;
-              all = check(member_of(self).exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline));
-            }
+            const Member member = member_of(self);
+            const auto all =
+                interruptible([&] { return member.exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline); });
             py::list result;
             for (const auto& one : all) result.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
             return result;
@@ -161,8 +157,8 @@ void bind_ranked(Class& cls) {
             const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
             const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            check(member_of(self).all_to_all_v(to, out_layout.layout(), from, in_layout.layout(), deadline));
+            const Member member = member_of(self);
+            interruptible([&] { return member.all_to_all_v(to, out_layout.layout(), from, in_layout.layout(), deadline); });
           },
           py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
           py::arg("in_displacements") = py::none(), py::arg("timeout") = py::none(),
@@ -196,8 +192,7 @@ Communicator init(int rank, int size, const std::string& rendezvous, const py::o
   }
   options.timeout_seconds = timeout;
   options.context = context_options(settings);
-  const py::gil_scoped_release nogil;
-  return check(Communicator::init(options));
+  return interruptible([&] { return Communicator::init(options); });
 }
 
 }  // namespace
@@ -218,8 +213,7 @@ void bind_communicator(py::module_& module) {
           "barrier",
           [](const Member& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            check(self.barrier(deadline));
+            interruptible([&] { return self.barrier(deadline); });
           },
           py::arg("timeout") = py::none(), "Returns when every rank has arrived. Collective.")
       .def(
@@ -228,8 +222,7 @@ void bind_communicator(py::module_& module) {
             const MemoryView to = view_of(out, true);
             const MemoryView from = view_of(inp, false);
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            check(self.all_to_all(to, from, deadline));
+            interruptible([&] { return self.all_to_all(to, from, deadline); });
           },
           py::arg("out"), py::arg("inp"), py::arg("timeout") = py::none(),
           "Block r of inp goes to rank r, block r of out comes from it. Collective.")
@@ -258,11 +251,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("context", &Communicator::context, "The Context underneath.")
       .def_property_readonly("lost", &Communicator::lost, "Ranks known to be dead.")
       .def(
-          "peer",
-          [](const Communicator& self, int rank) {
-            const py::gil_scoped_release nogil;
-            return check(self.peer(rank));
-          },
+          "peer", [](const Communicator& self, int rank) { return interruptible([&] { return self.peer(rank); }); },
           py::arg("rank"), "The Peer of a rank; connects if need be.")
       .def(
           "device", [](const Communicator& self, int rank) { return self.device(rank).str(); }, py::arg("rank"),
@@ -286,8 +275,7 @@ void bind_communicator(py::module_& module) {
           "barrier",
           [](const Communicator& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            check(self.barrier(deadline));
+            interruptible([&] { return self.barrier(deadline); });
           },
           py::arg("timeout") = py::none(), "Returns when every rank has arrived; joins with every local Member. Collective.")
       .def(
@@ -305,8 +293,7 @@ void bind_communicator(py::module_& module) {
               buffers.push_back({member_of(self), view_of(out, true), view_of(inp, false)});
             }
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            check(self.all_to_all(buffers, deadline));
+            interruptible([&] { return self.all_to_all(buffers, deadline); });
           },
           py::arg("out"), py::arg("inp") = py::none(), py::arg("timeout") = py::none(),
           "Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), "
@@ -323,11 +310,7 @@ void bind_communicator(py::module_& module) {
             const std::vector<int> colors = ints(color, -1);
             const std::vector<int> keys = ints(key, 0);
             const Deadline deadline = deadline_of(timeout);
-            Communicator result;
-            {
-              const py::gil_scoped_release nogil;
-              result = check(self.split(colors, keys, deadline));
-            }
+            const Communicator result = interruptible([&] { return self.split(colors, keys, deadline); });
             return result.valid() ? py::cast(result) : py::object(py::none());
           },
           py::arg("color"), py::arg("key") = py::none(), py::arg("timeout") = py::none(),
@@ -340,8 +323,9 @@ void bind_communicator(py::module_& module) {
             if (source.is_none() && target.is_none()) return check(member_of(self).path(dst));
             const Device from = device_of(source);
             const Device to = device_of(target);
+            const Peer peer = interruptible([&] { return self.peer(dst); });
             const py::gil_scoped_release nogil;
-            return check(check(self.peer(dst)).path(from, to));
+            return check(peer.path(from, to));
           },
           py::arg("dst"), py::arg("source") = py::none(), py::arg("target") = py::none(),
           "The Path to a rank, or between two devices.")

@@ -93,8 +93,7 @@ void bind_context(py::module_& module) {
           "connect",
           [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            return check(self.connect(address, deadline));
+            return interruptible([&] { return self.connect(address, deadline); });
           },
           py::arg("address"), py::arg("timeout") = 30.0,
           "Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another "

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <limits>
 
 #include "fastcall.h"
 
@@ -65,8 +66,8 @@ struct P2P {
       PutOptions options;
       options.notify = notify_of(notify, payload);
       options.complete = complete_of(complete);
-      const auto& from = source.cast<const ConnBuffer&>();
-      const auto& to = target.cast<const RemoteBuffer&>();
+      const auto& from = buffer_of<ConnBuffer>(source, "put() takes a ConnBuffer as source");
+      const auto& to = buffer_of<RemoteBuffer>(target, "put() takes a RemoteBuffer as target");
       return make_work(post([&] { return Caller::put(self_as<Self>(self), from, to, options); }));
     });
   }
@@ -75,8 +76,8 @@ struct P2P {
     static const Signature<2> signature("get", {"target", "source"}, 2);
     return guarded([&]() -> py::object {
       const auto [target, source] = signature.parse(args, count, keywords);
-      const auto& to = target.cast<const ConnBuffer&>();
-      const auto& from = source.cast<const RemoteBuffer&>();
+      const auto& to = buffer_of<ConnBuffer>(target, "get() takes a ConnBuffer as target");
+      const auto& from = buffer_of<RemoteBuffer>(source, "get() takes a RemoteBuffer as source");
       return make_work(post([&] { return Caller::get(self_as<Self>(self), to, from); }));
     });
   }
@@ -91,11 +92,15 @@ struct P2P {
         static const Signature<3> signature("wait_notify", {"id", "count", "timeout"}, 1);
         std::tie(id, times, timeout) = std::tuple_cat(signature.parse(args, count, keywords));
       }
-      const auto number = static_cast<std::uint64_t>(integer_or(id, 0));
-      const auto n = static_cast<std::uint64_t>(integer_or(times, 1));
-      const int src = static_cast<int>(integer_or(rank, 0));
+      const std::int64_t number = integer_or(id, 0), n = integer_or(times, 1);
+      if (number < 0) refuse("a notification id must be from 0 to 2**63 - 1, not " + std::to_string(number));
+      if (n < 0) refuse("wait_notify: count must not be negative, and is " + std::to_string(n));
+      const int src = rank_of(rank);
       const Deadline deadline = deadline_of(timeout);
-      wait_sliced(deadline, [&](Deadline slice) { return Caller::wait_notify(self_as<Self>(self), src, number, n, slice); });
+      wait_sliced(deadline, [&](Deadline slice) {
+        return Caller::wait_notify(self_as<Self>(self), src, static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(n),
+                                   slice);
+      });
       return py::none();
     });
   }
@@ -162,6 +167,21 @@ struct P2P {
     }
   }
 
+  // A rank as Python gives it; what does not fit an int is no rank of any group.
+  static int rank_of(py::handle value) {
+    const std::int64_t rank = integer_or(value, any_source);
+    if (rank < std::numeric_limits<int>::min() || rank > std::numeric_limits<int>::max())
+      refuse("rank " + std::to_string(rank) + " is outside every Communicator");
+    return static_cast<int>(rank);
+  }
+
+  template <class Buffer>
+  static const Buffer& buffer_of(py::handle object, const char* wanted) {
+    if (py::isinstance<Buffer>(object)) return object.cast<const Buffer&>();
+    throw py::type_error(std::string(wanted) + ", not a " + Py_TYPE(object.ptr())->tp_name +
+                         "; buffer() and register() make ConnBuffers, exchange(), lookup() and import_buffer() RemoteBuffers");
+  }
+
   static Complete complete_of(py::handle value) {
     if (!value) return Complete::remote;
     const auto text = py::str(value).cast<std::string>();
@@ -176,7 +196,7 @@ struct P2P {
     if constexpr (Caller::ranked) {
       static const Signature<4> signature(function, {"array", rank_name, "tag", "timeout"}, 2);
       const auto [array, rank, tag, timeout] = signature.parse(args, count, keywords);
-      return {array, static_cast<int>(integer_or(rank, any_source)), integer_or(tag, 0), deadline_of(timeout)};
+      return {array, rank_of(rank), integer_or(tag, 0), deadline_of(timeout)};
     } else {
       static const Signature<3> signature(function, {"array", "tag", "timeout"}, 1);
       const auto [array, tag, timeout] = signature.parse(args, count, keywords);
@@ -190,7 +210,7 @@ struct P2P {
     if constexpr (Caller::ranked) {
       static const Signature<3> signature(function, {"array", rank_name, "tag"}, 2);
       const auto [array, rank, tag] = signature.parse(args, count, keywords);
-      return {array, static_cast<int>(integer_or(rank, any_source)), integer_or(tag, 0), Deadline::never()};
+      return {array, rank_of(rank), integer_or(tag, 0), Deadline::never()};
     } else {
       static const Signature<2> signature(function, {"array", "tag"}, 1);
       const auto [array, tag] = signature.parse(args, count, keywords);

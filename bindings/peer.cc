@@ -48,8 +48,7 @@ void bind_peer(py::module_& module) {
           "import_buffer",
           [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
-            return check(self.import(descriptor, deadline));
+            return interruptible([&] { return self.import(descriptor, deadline); });
           },
           py::arg("descriptor"), py::arg("timeout") = 30.0,
           "Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another "
@@ -94,15 +93,7 @@ void bind_peer(py::module_& module) {
       .def(
           "notifications",
           [](const Peer& self, const std::optional<double>& timeout) {
-            std::vector<Notification> all;
-            const Deadline deadline = deadline_of(timeout);
-            wait_sliced(deadline, [&](Deadline slice) {
-              auto result = self.notifications(slice);
-              if (!result.ok()) return result.status();
-              all = std::move(*result);
-              return all.empty() && !deadline.passed() ? Status(Code::timeout, "no notification") : Status();
-            });
-            return notifications_as_list(all);
+            return notifications_until(deadline_of(timeout), [&self](Deadline slice) { return self.notifications(slice); });
           },
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(

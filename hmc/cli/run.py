@@ -75,7 +75,10 @@ class Job:
                 self._readers.append(reader)
 
     def wait(self) -> int:
-        """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0, and names every rank that failed."""
+        """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0.
+
+        Names every rank that failed on stderr.
+        """
         status = 0
         deadline: float | None = None
         waiting = set(range(len(self._running)))

@@ -7,6 +7,7 @@
 #include "hmc/context.h"
 #include "hmc/deadline.h"
 #include "hmc/device.h"
+#include "hmc/interrupt.h"
 #include "hmc/memory.h"
 #include "hmc/path.h"
 #include "hmc/peer.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/wire.h"
+#include "collective/interruption.h"
 
 namespace hmc {
 namespace {
@@ -61,7 +62,10 @@ Result<std::vector<Bytes>> Bootstrap::gather_here(std::uint32_t round, Bytes val
   }
   const bool done = engine->drive(deadline, [&board] { return board.complete || !board.failure.ok(); });
   const auto lock = engine->lock();
-  if (!done && !board.complete && board.failure.ok()) fail(round, Status(Code::timeout, missing(round)));
+  if (!done && !board.complete && board.failure.ok()) {
+    fail(round,
+         interrupted() ? Status(Code::cancelled, "process 0 was interrupted by a signal") : Status(Code::timeout, missing(round)));
+  }
   if (!board.complete) return board.failure;
   std::vector<Bytes> values;
   for (auto& arrival : board.arrivals) values.push_back(std::move(arrival.value));
@@ -89,6 +93,7 @@ Result<std::vector<Bytes>> Bootstrap::gather_there(std::uint32_t round, const By
     Deadline next = Deadline::after(repeat_every);
     late = !deadline.is_never() && deadline.when() <= next.when();
     if (engine->drive(late ? deadline : next, [this] { return answered_; })) break;
+    if (interrupted()) return interrupted_status();
   }
   const auto lock = engine->lock();
   if (!answered_) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/interruption.h"
 #include "comm/messaging.h"
 #include "device/runtime.h"
 
@@ -245,8 +246,9 @@ Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works
     const auto lock = work->engine()->lock();
     if (!work->done()) {
       const std::string missing = work->missing();
-      work->fail(Status(Code::timeout,
-                        "the deadline passed waiting for " + (missing.empty() ? std::string("this rank's own copies") : missing)));
+      const std::string awaited = missing.empty() ? std::string("this rank's own copies") : missing;
+      work->fail(interrupted() ? Status(Code::cancelled, "interrupted by a signal while waiting for " + awaited)
+                               : Status(Code::timeout, "the deadline passed waiting for " + awaited));
     }
     if (first.ok()) {
       first = work->done() ? work->status()

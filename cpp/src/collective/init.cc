@@ -7,6 +7,7 @@
 #include "base/wire.h"
 #include "collective/bootstrap.h"
 #include "collective/communicator_state.h"
+#include "collective/interruption.h"
 #include "collective/launch.h"
 #include "collective/rendezvous.h"
 
@@ -151,6 +152,7 @@ class Gathering {
       // Process 0 died after it took this process in, or answered that it is over: no use in trying again.
       if (board_ && outcome.status().code() != Code::would_block && outcome.status().code() != Code::closed) return outcome;
       if (board_) Peer(std::exchange(board_, nullptr)).close();
+      if (ask_interrupted()) return interrupted_status();
       const Deadline next = Deadline::after(pause);
       if (!deadline_.is_never() && next.when() >= deadline_.when()) {
         return Status(Code::timeout, "rank " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.size) +

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "hmc/interrupt.h"
 #include "progress/engine_impl.h"
 #include "progress/futex.h"
 
@@ -37,11 +38,26 @@ struct FunctionDone {
 
 }  // namespace
 
-bool EngineImpl::drive(Deadline deadline, const std::function<bool()>& done) { return drive_loop(deadline, FunctionDone{done}); }
+bool EngineImpl::drive(Deadline deadline, const std::function<bool()>& done) { return drive_slices(deadline, FunctionDone{done}); }
 
 bool EngineImpl::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) {
   if (flag.load(std::memory_order_acquire) != 0) return true;
-  return drive_loop(deadline, FlagDone{flag});
+  return drive_slices(deadline, FlagDone{flag});
+}
+
+// Up to the deadline, or until this thread is interrupted.
+template <class Done>
+bool EngineImpl::drive_slices(Deadline deadline, const Done& done) {
+  Interruptible* const interruptible = Interruptible::current();
+  if (interruptible == nullptr) [[likely]]
+    return drive_loop(deadline, done);
+  while (!interruptible->ask()) {
+    const auto look = interruptible->next_look();
+    if (deadline.when() <= look) return drive_loop(deadline, done);
+    if (drive_loop(Deadline::at(look), done)) return true;
+    if (forked()) return false;
+  }
+  return drive_loop(Deadline::after_seconds(0), done);
 }
 
 template <class Done>

@@ -107,6 +107,8 @@ class EngineImpl final : public Engine {
   static void background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak);
   // ---- lock not held: engine_drive.cc ----
   template <class Done>
+  bool drive_slices(Deadline deadline, const Done& done);
+  template <class Done>
   bool drive_loop(Deadline deadline, const Done& done);
   template <class Done>
   Wake sleep(Deadline deadline, const Done& done);

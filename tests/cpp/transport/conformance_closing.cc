@@ -114,16 +114,16 @@ TEST_P(ConformanceClosing, ManyLinks) {
     all.push_back(std::make_unique<Link>());
     HMC_ASSERT_OK(all[i]->connect(*pair));
   }
-  std::vector<std::unique_ptr<Area>> froms, tos;
+  std::vector<std::unique_ptr<Area>> sources, targets;
   std::vector<std::unique_ptr<RemoteRegion>> imported;
   std::vector<std::unique_ptr<Transfer>> puts;
   for (std::size_t i = 0; i < links; ++i) {
-    froms.push_back(std::make_unique<Area>(*pair->a().node, size, false));
-    tos.push_back(std::make_unique<Area>(*pair->b().node, size, i % 2 == 0));
-    fill_pattern(froms[i]->span(), i);
-    fill_pattern(tos[i]->span(), 1000 + i);
-    imported.push_back(all[i]->import(*tos[i]));
-    puts.push_back(std::make_unique<Transfer>(all[i]->near, *froms[i], *imported[i]));
+    sources.push_back(std::make_unique<Area>(*pair->a().node, size, false));
+    targets.push_back(std::make_unique<Area>(*pair->b().node, size, i % 2 == 0));
+    fill_pattern(sources[i]->span(), i);
+    fill_pattern(targets[i]->span(), 1000 + i);
+    imported.push_back(all[i]->import(*targets[i]));
+    puts.push_back(std::make_unique<Transfer>(all[i]->near, *sources[i], *imported[i]));
     puts[i]->set_signal(pattern(20 + i, i));
   }
   for (int round = 0; round < 3; ++round) {
@@ -141,7 +141,7 @@ TEST_P(ConformanceClosing, ManyLinks) {
   for (std::size_t i = 0; i < links; ++i) {
     if (!survives(i)) continue;
     HMC_EXPECT_OK(Status(puts[i]->done.status()));
-    EXPECT_EQ(first_mismatch(tos[i]->span(), i), -1);
+    EXPECT_EQ(first_mismatch(targets[i]->span(), i), -1);
     const std::vector<Bytes> expected{pattern(10 + i, i), pattern(10 + i, i), pattern(10 + i, i), pattern(20 + i, i)};
     EXPECT_EQ(all[i]->far_side().sink.signals.size(), 4U);
     // Attached signals and others have no order among each other.

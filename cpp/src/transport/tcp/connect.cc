@@ -84,8 +84,7 @@ std::vector<std::string> dialable(const std::vector<std::string>& listens, bool 
   return all;
 }
 
-Dial::Dial(Link& link, std::size_t index, const Address& peer)
-    : link_(link), shared_(link.shared()), index_(index), peer_(peer) {}
+Dial::Dial(Link& link, std::size_t index, const Address& peer) : link_(link), shared_(link.shared()), index_(index), peer_(peer) {}
 
 void Dial::start() { next(""); }
 
