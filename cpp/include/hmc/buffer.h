@@ -36,8 +36,8 @@ struct HMC_API Descriptor {
   static Result<Descriptor> parse(std::span<const std::byte> bytes);
 };
 
-// Registered memory that peers may read or write; a slice of one is one too.
-// Thread rules: any thread.
+// Registered memory that peers may read or write; a slice of one is one too. The last handle's end closes it, without waiting.
+// Thread rules: any thread. Errors besides those named: closed after close(), invalid_argument on an empty handle.
 class HMC_API ConnBuffer {
  public:
   ConnBuffer() noexcept = default;
@@ -47,6 +47,7 @@ class HMC_API ConnBuffer {
   [[nodiscard]] Memory memory() const;                                   // this slice's bytes
   [[nodiscard]] Device device() const;
   [[nodiscard]] Access access() const;
+  // A view of [offset, offset + bytes). Errors: invalid_argument when out of range.
   [[nodiscard]] Result<ConnBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // Names the whole registration (not the slice). Errors: closed.
   [[nodiscard]] Result<Descriptor> descriptor() const;
@@ -64,15 +65,17 @@ class HMC_API ConnBuffer {
   std::size_t size_ = 0;
 };
 
-// A peer's ConnBuffer as imported here; a slice of one is one too.
+// A peer's ConnBuffer as imported here; a slice of one is one too. It grants what the peer registered it for, until the peer closes
+// it. Thread rules: any thread.
 class HMC_API RemoteBuffer {
  public:
   RemoteBuffer() noexcept = default;
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
-  [[nodiscard]] Device device() const;
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }      // bytes
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }  // of this slice in the registration
+  [[nodiscard]] Device device() const;                                   // at its owner
   [[nodiscard]] Access access() const;
+  // A view of [offset, offset + bytes). Errors: invalid_argument when out of range.
   [[nodiscard]] Result<RemoteBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // False once the owner closed it or died: operations then fail with stale or peer_lost.
   [[nodiscard]] bool alive() const;
@@ -96,6 +99,7 @@ struct BlockPair {
 
 class BlockBatchState;
 // Many scattered blocks of one size over many buffer pairs: validated once, posted many times. Offsets are copied at preparation.
+// Thread rules: any thread; immutable, so that several posts may be under way at once.
 class HMC_API BlockBatch {
  public:
   BlockBatch() noexcept = default;

@@ -35,6 +35,8 @@ struct InitOptions {
 
 // One card (or the CPU) in a Communicator: every rank-addressed call. Buffer sizes are in bytes.
 // Blocking calls take a deadline; after a timeout of a collective the Communicator is unusable on this rank (error: closed).
+// Errors besides those named: invalid_argument (a rank, tag, size or buffer that does not fit, an empty handle), peer_lost (a rank
+// that the call needs is dead), closed. Collectives also: the error of a rank that failed in the same call, with its number.
 // Thread rules: any thread; collectives of one Communicator must be called in the same order by every Member.
 class HMC_API Member {
  public:
@@ -97,11 +99,14 @@ struct MemberBuffers {
   MemoryView in;
 };
 
+// Thread rules: any thread; collectives as for Member. Errors besides those named: as for Member.
 class HMC_API Communicator {
  public:
   Communicator() noexcept = default;
   explicit Communicator(std::shared_ptr<CommunicatorState> state) noexcept;
-  // Forms the job's world. Collective over all processes. Errors: timeout (naming the ranks that did not come), authentication, ...
+  // Forms the job's world. Collective over all processes. Errors: timeout (naming the ranks that did not come), authentication
+  // (another key, or none where one is needed), invalid_argument (options, or a half-set environment of a launcher), unsupported
+  // (no such device), transport (e.g. the rendezvous port is taken), protocol (another version).
   static Result<Communicator> init(const InitOptions& options = {});
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
@@ -111,9 +116,10 @@ class HMC_API Communicator {
   [[nodiscard]] Result<Member> self() const;
   [[nodiscard]] Context context() const;
   [[nodiscard]] Result<Peer> peer(int rank) const;  // connects if need be
-  [[nodiscard]] Device device(int rank) const;
-  [[nodiscard]] std::vector<int> lost() const;  // ranks known to be dead
+  [[nodiscard]] Device device(int rank) const;      // the CPU for a number that is no rank
+  [[nodiscard]] std::vector<int> lost() const;      // ranks known to be dead
 
+  // As Context's calls of these names.
   [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu()) const;
   [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
 
@@ -126,6 +132,7 @@ class HMC_API Communicator {
   [[nodiscard]] Result<Communicator> split(std::span<const int> colors, std::span<const int> keys,
                                            Deadline deadline = Deadline::never()) const;
 
+  // Leaves the group; the world's Communicator closes its Context too. Idempotent. Errors: timeout.
   Status close(Deadline deadline = Deadline::after_seconds(5)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
 
@@ -138,10 +145,11 @@ struct LaunchInfo {
   std::string launcher;
   int rank;
   int size;
-  int local_rank;
-  int local_size;
+  int local_rank;  // on this host
+  int local_size;  // processes of the job on this host, as far as the launcher says
   std::string rendezvous;
 };
+// Errors: invalid_argument (a half-set environment, or several hosts and no address to meet at). Any thread.
 HMC_API Result<LaunchInfo> detect_launch();
 
 }  // namespace hmc

@@ -17,6 +17,7 @@ class CompletionQueueState;  // progress layer
 class HMC_API CompletionQueue {
  public:
   CompletionQueue() noexcept = default;
+  // Errors: out_of_memory (no descriptor left).
   static Result<CompletionQueue> create();
   // Readable while completed tokens wait to be drained. Owned by the queue; do not close or write it.
   [[nodiscard]] int fd() const noexcept;

@@ -41,11 +41,14 @@ struct ContextOptions {
   std::function<void(const Peer&, const Status&)> on_left;  // dispatcher thread; ok when it said goodbye, peer_lost when it died
 };
 
+// Errors besides those named: closed, and invalid_argument on an empty handle.
 // Thread rules: any thread. After fork() the child's copy is dead: its descriptors are closed and every call returns closed.
 class HMC_API Context {
  public:
   Context() noexcept = default;
   explicit Context(std::shared_ptr<ContextState> state) noexcept;
+  // Errors: invalid_argument (an address, key, heartbeat or transport that is none), authentication (beyond the host without a
+  // key), transport (an address cannot be listened at), out_of_memory (no descriptor left).
   static Result<Context> create(const ContextOptions& options = {});
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
@@ -56,18 +59,21 @@ class HMC_API Context {
   // Connects to a listening Context: "unix:/path", "tcp://host:port". Connecting to an already connected Context returns that Peer.
   // Errors: authentication, timeout, peer_lost (refused), protocol (another version, named in the message), invalid_argument.
   [[nodiscard]] Result<Peer> connect(std::string_view address, Deadline deadline = Deadline::after_seconds(30)) const;
-  // The next peer that connected to us and has not been accepted yet.
+  // The next peer that connected to us and has not been accepted yet. Errors: timeout.
   [[nodiscard]] Result<Peer> accept(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] std::vector<Peer> peers() const;  // connected now
 
-  // Allocates and registers; the memory is zero-filled.
+  // Allocates and registers; the memory is zero-filled. Errors: out_of_memory, unsupported (no such device).
   [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu(),
                                           Access access = Access::read_write) const;
   // Registers in place. Registering the same bytes again is answered from the registration cache while HMC can see their lifetime.
+  // Errors: invalid_argument (an empty Memory).
   [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
 
-  // Publishes a buffer for lookup by any peer. Errors: invalid_argument when the name is taken or longer than 255 bytes.
+  // Publishes a buffer for lookup by any peer. Errors: invalid_argument when the name is taken or not of 1 to 255 bytes, or the
+  // buffer is a slice or of another Context.
   Status publish(std::string_view name, const ConnBuffer& buffer) const;
+  // Errors: invalid_argument when nothing is published under the name.
   Status unpublish(std::string_view name) const;
 
   // Progress::manual: polls once; true if something moved.
@@ -86,6 +92,7 @@ class HMC_API Context {
 };
 
 // A fresh job key: 256 random bits as text ("hmc1-..."), for ContextOptions::key or HMC_JOB_KEY.
+// Any thread.
 HMC_API std::string generate_job_key();
 
 // An environment variable that HMC reads.

@@ -1,4 +1,4 @@
-// Path: the route between a local and a remote device, and why.
+// Path: the route between a local and a remote device, and why. Plain data: a snapshot of when it was asked for.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@ struct TransportInfo {
   bool available;
   std::string reason;  // why not, or how it will be used
 };
+// Every transport compiled in, usable or not, in the order of preference; never fails. Any thread.
 HMC_API std::vector<TransportInfo> list_transports();
 
 }  // namespace hmc

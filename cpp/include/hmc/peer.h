@@ -63,7 +63,8 @@ struct Notification {
   std::vector<std::byte> payload;
 };
 
-// Thread rules: any thread. Every call on a lost peer returns peer_lost; on a closed one, closed.
+// Thread rules: any thread. Every call on a lost peer returns peer_lost; on a closed one, closed; on an empty handle,
+// invalid_argument. What a Result<Work> call can check it refuses at once; what happens later is the Work's outcome.
 class HMC_API Peer {
  public:
   Peer() noexcept = default;
@@ -77,18 +78,22 @@ class HMC_API Peer {
   [[nodiscard]] bool same_host() const;  // a descriptor could be passed
 
   // Named buffers. lookup imports what the peer published under `name`; waits for it to appear until the deadline.
+  // Errors: timeout, invalid_argument (a name not of 1 to 255 bytes).
   [[nodiscard]] Result<RemoteBuffer> lookup(std::string_view name, Deadline deadline = Deadline::never()) const;
   // Imports a buffer by descriptor. Errors: stale, authentication (forged), invalid_argument (of another context), protocol.
   [[nodiscard]] Result<RemoteBuffer> import(const Descriptor& descriptor, Deadline deadline = Deadline::never()) const;
 
   // One-sided. Sizes of source and target must be equal; zero bytes are allowed (a notification still arrives).
+  // Errors: invalid_argument (sizes, a buffer of another peer or Context, read-only target), stale, closed, unsupported (no path).
   [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source) const;
   // Validates offsets against the slices, `block` bytes each, and against the peer. Overlapping targets: last writer unspecified.
+  // Errors: invalid_argument naming the pair and the block that does not fit, or no pair, or blocks of no bytes.
   [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;
   [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch) const;
-  // Raises a notification without data. Ordered behind nothing; see fence().
+  // Raises a notification without data. Ordered behind nothing; see fence(). Errors: invalid_argument (empty, id from 2^63 on,
+  // payload beyond max_notify_payload).
   [[nodiscard]] Status notify(const Notify& notify) const;
   // What is posted after a fence becomes visible only after everything posted before it. Does not block.
   [[nodiscard]] Status fence() const;
@@ -100,12 +105,13 @@ class HMC_API Peer {
 
   // Two-sided. Messages match in order per peer and tag. tag: 0 .. 2^62; recv also takes any_tag. A message longer than the
   // receive view completes the receive with invalid_argument (the sender completes ok); a shorter one reports its size in info().
+  // After a timeout send and recv have withdrawn the operation, or the message says that the memory is still in use.
   [[nodiscard]] Status send(const MemoryView& view, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> isend(const MemoryView& view, std::int64_t tag = 0) const;
   [[nodiscard]] Result<Work> irecv(const MemoryView& view, std::int64_t tag = 0) const;
 
-  // The route between two devices, as chosen now.
+  // The route between two devices, as chosen now. Errors: unsupported (no path; the message lists why).
   [[nodiscard]] Result<Path> path(Device source = Device::cpu(), Device target = Device::cpu()) const;
 
   // Says goodbye: operations pending on this peer end with closed; the other side sees it leave.

@@ -58,7 +58,7 @@ class HMC_API Work {
 
 // Index of a completed Work (the lowest), or timeout. All Works must belong to one Context; errors: invalid_argument if empty.
 HMC_API Result<std::size_t> wait_any(std::span<const Work> works, Deadline deadline = Deadline::never());
-// Waits for all; returns the first error by index, after every Work is complete, or timeout.
+// Waits for all; returns the first error by index, after every Work is complete, or timeout. Works of any Contexts.
 HMC_API Status wait_all(std::span<const Work> works, Deadline deadline = Deadline::never());
 
 }  // namespace hmc

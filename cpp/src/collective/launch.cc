@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
@@ -95,10 +96,8 @@ class Reader {
     } else {
       HMC_ASSIGN(info.rendezvous, elsewhere);
     }
-    if (info.local_size < 0) {
-      info.local_rank = 0;
-      info.local_size = 1;
-    }
+    info.local_rank = std::max(info.local_rank, 0);
+    if (info.local_size < 0) info.local_size = info.local_rank + 1;
     return info;
   }
 
@@ -126,7 +125,12 @@ class Reader {
   }
 
   [[nodiscard]] Result<LaunchInfo> torchrun() const {
-    HMC_ASSIGN(auto info, numbers("torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}));
+    // Scripts that set torch's variables themselves often leave LOCAL_WORLD_SIZE out.
+    const bool local = env_("LOCAL_WORLD_SIZE").has_value();
+    HMC_ASSIGN(auto info, numbers("torchrun", {"RANK", "WORLD_SIZE", local ? "LOCAL_RANK" : "", local ? "LOCAL_WORLD_SIZE" : ""}));
+    if (!local && env_("LOCAL_RANK")) {
+      HMC_ASSIGN(info.local_rank, number("LOCAL_RANK", "RANK"));
+    }
     const auto address = env_("MASTER_ADDR");
     const std::string job = text("TORCHELASTIC_RUN_ID") + "\n" + text("MASTER_ADDR") + ":" + text("MASTER_PORT") + "\n" +
                             text("TORCHELASTIC_RESTART_COUNT");

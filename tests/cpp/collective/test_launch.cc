@@ -86,6 +86,16 @@ TEST(Launch, TorchrunOverHostsMeetsAboveTheMasterPort) {
   EXPECT_EQ(read(with(torch_env, {{"MASTER_ADDR", "fd00::1"}}))->rendezvous, "tcp://[fd00::1]:29501");
 }
 
+TEST(Launch, TorchVariablesSetByHand) {
+  const Env sparse = without(torch_env, "LOCAL_WORLD_SIZE");
+  const auto info = read(sparse);
+  ASSERT_TRUE(info.ok()) << info.status().str();
+  EXPECT_EQ(info->local_rank, 1);
+  EXPECT_EQ(info->rendezvous, "tcp://h:29501");
+  EXPECT_EQ(read(without(sparse, "LOCAL_RANK"))->local_rank, 0);
+  EXPECT_FALSE(read(with(sparse, {{"LOCAL_RANK", "x"}})).ok());
+}
+
 TEST(Launch, OneHostMeetsAtASocketNamedAfterTheJob) {
   const Env local = with(torch_env, {{"LOCAL_WORLD_SIZE", "8"}, {"LOCAL_RANK", "5"}});
   const auto one = read(local), again = read(with(local, {{"RANK", "6"}, {"LOCAL_RANK", "6"}})),
