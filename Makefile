@@ -8,7 +8,7 @@ SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml REA
 TEST_SOURCES := $(shell find tests/cpp examples/cpp bench/cpp -type f 2>/dev/null)
 DEMO_ARGS ?=
 
-.PHONY: bench-peers demo test test-cpp test-python check format docs bench asan tsan clean
+.PHONY: bench-peers demo test test-cpp test-python check format stubs docs bench asan tsan clean
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -43,6 +43,11 @@ check:
 format:
 	tools/bootstrap.sh check
 	tools/check.sh --fix
+
+# What hmc/_core.pyi says against the extension as installed. Away from the source tree, whose hmc/ has no extension.
+stubs: $(BUILD)/.installed
+	tools/bootstrap.sh check
+	cd $(BUILD) && $(abspath $(VENV))/bin/python -m mypy.stubtest --concise --allowlist $(CURDIR)/tools/stubs.allowed hmc
 
 docs: $(BUILD)/.installed
 	tools/bootstrap.sh check

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hmc import _core
+try:
+    from hmc import _core
+except ImportError as error:
+    from pathlib import Path as _File
+
+    if (_File(__file__).parents[1] / "CMakeLists.txt").exists():
+        raise ImportError(
+            f"this is the source tree of hmc ({_File(__file__).parent}), which has no built extension. Python found it before the "
+            "installed package because it looks into the working directory first: start Python from another folder"
+        ) from error
+    raise
 from hmc._aio import install as _install_awaitables
 from hmc._core import (
     ANY_SOURCE,

@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, cast
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 from hmc import _core
 
 __all__ = ["await_work", "install"]
+
+_T = TypeVar("_T")
+_Ranked = _core.Member | _core.Communicator
 
 
 class _LoopQueue:
@@ -53,7 +56,7 @@ _queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = weak
 async def _completion(work: _core.Work) -> _core.MessageInfo:
     if work.done:
         work.wait()
-        return cast(_core.MessageInfo, work.info)
+        return work.info
     loop = asyncio.get_running_loop()
     queue = _queues.get(loop)
     if queue is None:
@@ -64,7 +67,7 @@ async def _completion(work: _core.Work) -> _core.MessageInfo:
         with contextlib.suppress(Exception):  # too late to stop: it completes by itself, and the queue keeps its buffers until then
             work.cancel()
         raise
-    return cast(_core.MessageInfo, work.info)
+    return work.info
 
 
 def await_work(work: _core.Work) -> Generator[Any, None, _core.MessageInfo]:
@@ -72,22 +75,52 @@ def await_work(work: _core.Work) -> Generator[Any, None, _core.MessageInfo]:
     return _completion(work).__await__()
 
 
-def _in_executor(method: Callable[..., Any], doc: str) -> Callable[..., Awaitable[Any]]:
-    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, lambda: method(self, *args, **kwargs))
+async def _blocking(method: Callable[..., _T], *args: Any) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(None, method, *args)
 
-    call.__doc__ = doc
-    return call
+
+# ---- methods that install() adds; the stub (_core.pyi) has their types ----
+
+
+async def _accept(self: _core.Context, timeout: float | None = None) -> _core.Peer:
+    return await _blocking(self.accept, timeout)
+
+
+async def _connect(self: _core.Context, address: str, timeout: float | None = 30.0) -> _core.Peer:
+    return await _blocking(self.connect, address, timeout)
+
+
+async def _lookup(self: _core.Peer, name: str, timeout: float | None = None) -> _core.RemoteBuffer:
+    return await _blocking(self.lookup, name, timeout)
+
+
+async def _wait_notify_of_peer(self: _core.Peer, id: int, count: int = 1, timeout: float | None = None) -> None:
+    await _blocking(self.wait_notify, id, count, timeout)
+
+
+async def _wait_notify(self: _Ranked, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
+    await _blocking(self.wait_notify, src, id, count, timeout)
+
+
+async def _notifications(self: _core.Peer | _Ranked, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
+    return await _blocking(self.notifications, timeout)
+
+
+async def _barrier(self: _Ranked, timeout: float | None = None) -> None:
+    await _blocking(self.barrier, timeout)
 
 
 def install() -> None:
     """Adds the ``*_async`` coroutines to the classes of the core."""
-    for cls, names in (
-        (_core.Context, ("accept", "connect")),
-        (_core.Peer, ("lookup", "wait_notify", "notifications")),
-        (_core.Member, ("wait_notify", "notifications", "barrier")),
-        (_core.Communicator, ("wait_notify", "notifications", "barrier")),
-    ):
-        for name in names:
-            doc = f"As {name}(), as a coroutine; the call waits on the loop's default executor."
-            setattr(cls, f"{name}_async", _in_executor(getattr(cls, name), doc))
+    ranked = {"wait_notify": _wait_notify, "notifications": _notifications, "barrier": _barrier}
+    methods: list[tuple[Any, dict[str, Any]]] = [
+        (_core.Context, {"accept": _accept, "connect": _connect}),
+        (_core.Peer, {"lookup": _lookup, "wait_notify": _wait_notify_of_peer, "notifications": _notifications}),
+        (_core.Member, ranked),
+        (_core.Communicator, ranked),
+    ]
+    for cls, functions in methods:
+        for name, function in functions.items():
+            function.__name__ = f"{name}_async"
+            function.__doc__ = f"As {name}(), as a coroutine; the call waits on the loop's default executor."
+            setattr(cls, function.__name__, function)

@@ -6,35 +6,6 @@ from __future__ import annotations
 import collections.abc
 import typing
 
-__all__: list[str] = [
-    "ANY_SOURCE",
-    "ANY_TAG",
-    "BlockBatch",
-    "Communicator",
-    "CompletionQueue",
-    "ConnBuffer",
-    "Context",
-    "Descriptor",
-    "Member",
-    "Memory",
-    "MessageInfo",
-    "Path",
-    "Peer",
-    "RemoteBuffer",
-    "Work",
-    "baseline_flag",
-    "detect_launch",
-    "init",
-    "keygen",
-    "runtimes",
-    "settings",
-    "transports",
-    "version",
-    "wait_all",
-    "wait_any",
-    "wire_version",
-]
-
 class Memory:
     """
     Bytes on one device. Memory(nbytes, device="cpu") allocates (zero-filled on the CPU); slices and exported views share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.
@@ -108,6 +79,7 @@ class Descriptor:
     """
     What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     @staticmethod
     def parse(data: bytes) -> Descriptor:
         """
@@ -134,6 +106,7 @@ class ConnBuffer:
     """
     Registered memory that peers may read (access "r") or read and write ("rw"). Slices are ConnBuffers too.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def __dlpack__(
         self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
     ) -> typing.Any:
@@ -144,7 +117,7 @@ class ConnBuffer:
         """
         DLPack device type and number.
         """
-    def __enter__(self) -> typing.Any: ...
+    def __enter__(self) -> ConnBuffer: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __getitem__(self, index: typing.Any) -> ConnBuffer:
         """
@@ -199,6 +172,7 @@ class RemoteBuffer:
     """
     A peer's ConnBuffer as imported here. Slices are RemoteBuffers too.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def __getitem__(self, index: typing.Any) -> RemoteBuffer:
         """
         A view of bytes [start:stop]; no copy. InvalidArgumentError when out of range.
@@ -231,9 +205,14 @@ class RemoteBuffer:
         Of this slice in the registration, bytes.
         """
 
+@typing.final
 class MessageInfo(tuple[int, int, int]):
     """What a receive delivered: source, tag, bytes."""
 
+    n_fields: typing.Final = 3
+    n_sequence_fields: typing.Final = 3
+    n_unnamed_fields: typing.Final = 0
+    __match_args__: typing.Final = ("source", "tag", "bytes")
     @property
     def source(self) -> int: ...
     @property
@@ -245,6 +224,7 @@ class BlockBatch:
     """
     Scattered blocks over buffer pairs, validated once, posted as often as wanted.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     @property
     def blocks(self) -> int:
         """
@@ -260,6 +240,7 @@ class Work:
     """
     One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does not cancel it. Any thread.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def wait(self, timeout: float | None = None) -> None:
         """
         Waits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the operation goes on).
@@ -273,7 +254,7 @@ class Work:
         """
         Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
         """
-    def error(self) -> typing.Any:
+    def error(self) -> Exception | None:
         """
         The exception of a failed operation, else None (also while under way).
         """
@@ -283,7 +264,7 @@ class Work:
         True once complete.
         """
     @property
-    def info(self) -> typing.Any:
+    def info(self) -> MessageInfo:
         """
         MessageInfo of a completed receive.
         """
@@ -310,6 +291,7 @@ class Path:
     """
     The route between a local and a remote device, and why. A snapshot: ask again for current counters.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def __repr__(self) -> str: ...
     def __str__(self) -> str: ...
     @property
@@ -382,6 +364,7 @@ class Peer:
     """
     One connected remote Context. Any thread. Every call on a lost peer raises PeerLostError.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
@@ -435,15 +418,15 @@ class Peer:
         """
         Imports the buffer published under name; waits for it to appear.
         """
-    def lookup_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def lookup_async(self, name: str, timeout: float | None = None) -> RemoteBuffer:
         """
         As lookup(), as a coroutine; the call waits on the loop's default executor.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
-    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         As notifications(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -465,7 +448,7 @@ class Peer:
         """
         Puts every block; one notification covers all.
         """
-    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def wait_notify_async(self, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
         As wait_notify(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -499,7 +482,7 @@ class Context:
     """
     What this process is on the fabric: its transports, listener and peers, without ranks. Use it as a context manager. Keyword arguments, all optional: listen (address or list: "unix:/path", "tcp://host:port"; a private Unix socket is always there), key (job key; default HMC_JOB_KEY), insecure (allow TCP beyond this host without a key), name, transports (as HMC_TRANSPORTS), policy ("auto" or "direct"), heartbeat (seconds, default 5), progress ("background" or "manual"), on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.
     """
-    def __enter__(self) -> typing.Any: ...
+    def __enter__(self) -> Context: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __init__(self, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
@@ -507,7 +490,7 @@ class Context:
         """
         The next peer that connected and has not been accepted yet.
         """
-    def accept_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def accept_async(self, timeout: float | None = None) -> Peer:
         """
         As accept(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -525,7 +508,7 @@ class Context:
         """
         Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another version).
         """
-    def connect_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def connect_async(self, address: str, timeout: float | None = 30.0) -> Peer:
         """
         As connect(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -579,6 +562,7 @@ class Member:
     """
     A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
@@ -633,7 +617,7 @@ class Member:
         """
         Returns when every rank has arrived. Collective.
         """
-    def barrier_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def barrier_async(self, timeout: float | None = None) -> None:
         """
         As barrier(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -643,7 +627,7 @@ class Member:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
         """
-    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[typing.Any]:
+    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[bytes]:
         """
         Every rank's bytes (at most 64 KiB each) as a list. Collective.
         """
@@ -671,11 +655,11 @@ class Member:
         """
         As all_to_all_v, but returns a Work at once.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
-    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         As notifications(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -697,7 +681,7 @@ class Member:
         """
         Puts every block; one notification covers all.
         """
-    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
         As wait_notify(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -721,6 +705,7 @@ class Communicator:
     """
     A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
     """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
@@ -749,7 +734,7 @@ class Communicator:
         """
         Waits until notification `id` was raised `count` times and consumes them. HmcTimeoutError consumes nothing.
         """
-    def __enter__(self) -> typing.Any: ...
+    def __enter__(self) -> Communicator: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
     def all_to_all(
@@ -775,7 +760,7 @@ class Communicator:
         """
         Returns when every rank has arrived; joins with every local Member. Collective.
         """
-    def barrier_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def barrier_async(self, timeout: float | None = None) -> None:
         """
         As barrier(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -797,7 +782,7 @@ class Communicator:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
         """
-    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[typing.Any]:
+    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[bytes]:
         """
         Every rank's bytes (at most 64 KiB each) as a list. Collective.
         """
@@ -825,11 +810,11 @@ class Communicator:
         """
         As all_to_all_v, but returns a Work at once.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[typing.Any]:
+    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
-    def notifications_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         As notifications(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -855,17 +840,17 @@ class Communicator:
         """
         Puts every block; one notification covers all.
         """
-    def register(self, array: typing.Any, access: str = "rw") -> typing.Any:
+    def register(self, array: typing.Any, access: str = "rw") -> ConnBuffer:
         """
         Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
         """
     def split(
         self, color: typing.Any, key: typing.Any = None, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> typing.Any:
+    ) -> Communicator | None:
         """
         Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
         """
-    def wait_notify_async(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
         As wait_notify(), as a coroutine; the call waits on the loop's default executor.
         """
@@ -912,9 +897,9 @@ def init(
     **kwargs: typing.Any,
 ) -> Communicator: ...
 def keygen() -> str: ...
-def runtimes() -> list[typing.Any]: ...
-def settings() -> list[typing.Any]: ...
-def transports() -> list[typing.Any]: ...
+def runtimes() -> list[dict[str, typing.Any]]: ...
+def settings() -> list[dict[str, typing.Any]]: ...
+def transports() -> list[dict[str, typing.Any]]: ...
 def wait_all(
     works: collections.abc.Iterable[typing.Any], timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
 ) -> None:

@@ -54,11 +54,8 @@ def _ptrace() -> Finding:
         return Finding("ptrace", NOTE, "process_vm_readv is missing", "plain arrays go through the shared ring")
     source, target = ctypes.create_string_buffer(b"hmc-probe"), ctypes.create_string_buffer(9)
 
-    class Iovec(ctypes.Structure):
-        _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-    here = Iovec(ctypes.addressof(target), 9)
-    there = Iovec(ctypes.addressof(source), 9)
+    iovec = ctypes.c_size_t * 2  # address and size
+    here, there = iovec(ctypes.addressof(target), 9), iovec(ctypes.addressof(source), 9)
     copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
     if copied != 9:
         reason = os.strerror(ctypes.get_errno())
