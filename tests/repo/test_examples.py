@@ -2,26 +2,69 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+BIN = Path(sys.executable).parent
 RANKS = {"first_transfer.py": 2, "all_to_all.py": 4, "arrays_and_buffers.py": 0, "asyncio_pair.py": 0}
+FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
+
+
+def run(command: list[str], **environment: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment})
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RANKS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RANKS) | set(FOREIGN)
+
+
+def test_every_example_is_in_the_documentation() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    for path in EXAMPLES.glob("*.py"):
+        assert f"literalinclude}} ../../examples/python/{path.name}" in pages, path.name
+
+
+def test_tutorials_hold_no_code_of_their_own() -> None:
+    # Code that is written into a page is run by nobody; a page includes it from examples/.
+    for path in (ROOT / "docs" / "tutorials").glob("*.md"):
+        assert not re.search(r"^```(python|py|cpp|c\+\+)\s*$", path.read_text(), re.MULTILINE), path.name
 
 
 @pytest.mark.parametrize("name", sorted(RANKS))
 def test_example(name: str) -> None:
     script = str(EXAMPLES / name)
     ranks = RANKS[name]
-    hmc = str(Path(sys.executable).with_name("hmc"))
-    command = [hmc, "run", "-n", str(ranks), script] if ranks else [sys.executable, script]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("done") == max(1, ranks)
+    command = [str(BIN / "hmc"), "run", "-n", str(ranks), script] if ranks else [sys.executable, script]
+    assert run(command).count("done") == max(1, ranks)
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_example_beside_another_library(name: str) -> None:
+    package = FOREIGN[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    if package == "torch":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    else:
+        mpirun = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
+        if mpirun is None:
+            pytest.skip("mpirun is not installed")
+        command = [mpirun, "-n", "4", sys.executable]
+    # Open MPI refuses root and more processes than cores unless told otherwise.
+    allow = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    assert run([*command, str(EXAMPLES / name)], **allow).count("done") == 4
