@@ -254,8 +254,12 @@ void bind_communicator(py::module_& module) {
           "peer", [](const Communicator& self, int rank) { return interruptible([&] { return self.peer(rank); }); },
           py::arg("rank"), "The Peer of a rank; connects if need be.")
       .def(
-          "device", [](const Communicator& self, int rank) { return self.device(rank).str(); }, py::arg("rank"),
-          "Device name of a rank.")
+          "device",
+          [](const Communicator& self, int rank) {
+            if (rank < 0 || rank >= self.size()) refuse("rank " + std::to_string(rank) + " is outside this Communicator");
+            return self.device(rank).str();
+          },
+          py::arg("rank"), "Device name of a rank.")
       .def(
           "buffer",
           [](const Communicator& self, std::size_t nbytes, const py::object& device) {

@@ -29,6 +29,13 @@ def test_posted_calls_take_no_timeout(comm: hmc.Communicator) -> None:
 def test_ranks_outside_the_group(comm: hmc.Communicator, rank: int) -> None:
     with pytest.raises(hmc.InvalidArgumentError, match="rank"):
         comm.send(np.zeros(8, np.uint8), rank)
+    with pytest.raises(hmc.InvalidArgumentError, match="rank"):
+        comm.device(rank)
+
+
+def test_forgetting_the_launcher_is_explained(comm: hmc.Communicator) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match="hmc run"):
+        comm.send(np.zeros(8, np.uint8), 1)
 
 
 @pytest.mark.parametrize("tag", [-5, (1 << 62) + 1])

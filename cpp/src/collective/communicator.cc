@@ -45,14 +45,21 @@ Result<Member> Communicator::self() const {
                                             " Members in the Communicator; make the call on one of local()");
 }
 
+Status no_such_rank(const char* what, int rank, const Group& group) {
+  std::string message =
+      std::string(what) + " " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size());
+  if (group.size() == 1 && group.scope() == world_scope)
+    message += "; start a job of several by `hmc run -n N script.py`, torchrun, mpirun or srun";
+  return {Code::invalid_argument, std::move(message)};
+}
+
 Context Communicator::context() const { return state_ ? state_->context : Context(); }
 
 namespace {
 
 Status check_rank(const Group& group, int rank) {
   if (rank >= 0 && static_cast<std::uint32_t>(rank) < group.size()) return {};
-  return {Code::invalid_argument,
-          "rank " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
+  return no_such_rank("rank", rank, group);
 }
 
 }  // namespace

@@ -35,6 +35,10 @@ class CommunicatorState {
 // A Communicator over `group`, which it joins.
 Communicator make_communicator(Context context, const std::shared_ptr<Group>& group);
 
+// invalid_argument: `what` ("rank", "destination") `rank` is none of the group's. Says how a job of several is started where the
+// whole job is this process, which is what forgetting the launcher looks like.
+Status no_such_rank(const char* what, int rank, const Group& group);
+
 // One byte string per rank, contributed by each of this process's `ranks`: mine[i] of ranks[i]. Collective.
 Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
                                         std::vector<Bytes> mine, std::string_view what, Deadline deadline);

@@ -9,11 +9,6 @@
 namespace hmc {
 namespace {
 
-Status out_of_range(const char* what, int rank, const Group& group) {
-  return {Code::invalid_argument,
-          std::string(what) + " " + std::to_string(rank) + " is outside this Communicator of size " + std::to_string(group.size())};
-}
-
 // Errors: invalid_argument, closed.
 Status check(const std::shared_ptr<CommunicatorState>& state) {
   if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
@@ -23,7 +18,7 @@ Status check(const std::shared_ptr<CommunicatorState>& state) {
 Status check(const std::shared_ptr<CommunicatorState>& state, const char* what, int rank) {
   HMC_TRY(check(state));
   const Group& group = *state->group;
-  if (rank < 0 || static_cast<std::uint32_t>(rank) >= group.size()) return out_of_range(what, rank, group);
+  if (rank < 0 || static_cast<std::uint32_t>(rank) >= group.size()) return no_such_rank(what, rank, group);
   return {};
 }
 
