@@ -49,6 +49,13 @@ def test_example(name: str) -> None:
     assert run(command).count("done") == max(1, ranks)
 
 
+def test_the_program_of_the_readme(tmp_path: Path) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "readme.py").write_text(program)
+    for _ in range(5):  # whoever is done first leaves
+        assert "[0 1 2 3 4 5 6 7]" in run([str(BIN / "hmc"), "run", "-n", "2", str(tmp_path / "readme.py")])
+
+
 @pytest.mark.parametrize("name", sorted(FOREIGN))
 def test_example_beside_another_library(name: str) -> None:
     package = FOREIGN[name]
