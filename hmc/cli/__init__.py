@@ -14,6 +14,19 @@ def _package_folder(*parts: str) -> str:
     return str(Path(__file__).resolve().parent.parent.joinpath(*parts))
 
 
+def _file(text: str) -> str:
+    """A file to write: refused before the work is done, not after."""
+    if text and not Path(text).resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).resolve().parent}")
+    return text
+
+
+def _picture(text: str) -> str:
+    if text and Path(text).suffix not in {".png", ".svg"}:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png or .svg")
+    return _file(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hmc",
@@ -40,7 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
     run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
     run.add_argument("--grace", type=float, default=5.0, help="seconds the others get when one process fails (default 5)")
-    run.add_argument("script", help="a Python file, `-m` for a module, or a program")
+    run.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE ...", help="run a module, with its arguments")
+    run.add_argument("script", nargs="?", default="", help="a Python file or a program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
 
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
@@ -48,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--tokens", type=int, default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)")
     demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens): seconds on a laptop")
     demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
-    demo.add_argument("--picture", default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
-    demo.add_argument("--json", default="", metavar="FILE", help="also write the results as JSON")
+    demo.add_argument("--picture", type=_picture, default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
+    demo.add_argument("--json", type=_file, default="", metavar="FILE", help="also write the results as JSON")
 
     bench = commands.add_parser("bench", help="speed of this machine, against memcpy and a raw shared flag in the same run")
     bench.add_argument("--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, blocks, alltoall")
@@ -58,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
     bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
     bench.add_argument("--repeat", type=int, default=5, help="samples per point, the median is reported (default 5)")
-    bench.add_argument("--json", default="", metavar="FILE", help="write the results as JSON")
-    bench.add_argument("--plot", default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
+    bench.add_argument("--json", type=_file, default="", metavar="FILE", help="write the results as JSON")
+    bench.add_argument("--plot", type=_picture, default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
     return parser
 
 

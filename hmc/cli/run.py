@@ -39,6 +39,7 @@ class Job:
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
+    _stopped: set[int] = field(default_factory=set)
 
     def start(self) -> None:
         """Starts every process; each has its own process group so that terminating reaches its children."""
@@ -90,7 +91,10 @@ class Job:
                 waiting.discard(index)
                 if code == 0:
                     continue
-                how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+                if index in self._stopped:
+                    how = f"had not ended {self.grace:g} s later and was stopped"
+                else:
+                    how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
                 print(f"hmc run: rank {self.first_rank + index} {how}", file=sys.stderr)
                 if status == 0:
                     status = code if code > 0 else 128 - code
@@ -108,6 +112,7 @@ class Job:
 
     def stop(self, patience: float = 2.0) -> None:
         """Terminates what still runs; kills what has not ended ``patience`` seconds later."""
+        self._stopped = {index for index, process in enumerate(self._running) if process.poll() is None}
         for number in (signal.SIGTERM, signal.SIGKILL):
             alive = [process for process in self._running if process.poll() is None]
             for process in alive:
@@ -124,8 +129,6 @@ class Job:
 
 
 def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
-    if script == "-m":
-        return [sys.executable, "-m", *arguments]
     if script.endswith(".py"):
         return [sys.executable, script, *arguments]
     return [script, *arguments]
@@ -162,7 +165,10 @@ def run_command(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    command = _command_for(options.script, options.arguments)
+    if bool(options.script) == bool(options.module):
+        print("hmc run: give a script to run, such as `hmc run -n 4 script.py`, or `-m MODULE`", file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", *options.module] if options.module else _command_for(options.script, options.arguments)
     if options.script.endswith(".py") and not Path(options.script).exists():
         print(f"hmc run: no such file: {options.script}", file=sys.stderr)
         return 2

@@ -48,7 +48,8 @@ def run_demo(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             job.stop()
             raise
-    screen.table(results)
+    if results.moved:
+        screen.table(results)
     if options.json:
         Path(options.json).write_text(json.dumps(asdict(results), indent=2) + "\n")
     if options.picture and results.moved:

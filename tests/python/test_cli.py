@@ -51,6 +51,24 @@ def test_run_starts_every_rank(tmp_path: Path) -> None:
         assert f"rank {rank} of 3" in result.stdout
 
 
+def test_run_starts_a_module(tmp_path: Path) -> None:
+    (tmp_path / "greeter.py").write_text("import os, sys\nprint(sys.argv[1:], 'from', os.environ['HMC_RANK'])\n")
+    result = run("run", "-n", "2", "--no-prefix", "-m", "greeter", "-n", "7", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["['-n', '7'] from 0", "['-n', '7'] from 1"]
+
+
+def test_run_says_which_ranks_it_stopped(tmp_path: Path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text("import os, sys, time\nif os.environ['HMC_RANK'] == '1':\n    sys.exit(4)\ntime.sleep(60)\n")
+    result = run("run", "-n", "2", "--grace", "0.5", str(script))
+    assert result.returncode == 4
+    assert result.stderr.splitlines() == [
+        "hmc run: rank 1 exited with status 4",
+        "hmc run: rank 0 had not ended 0.5 s later and was stopped",
+    ]
+
+
 def test_run_reports_the_rank_that_failed(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
@@ -96,7 +114,21 @@ def test_bench_writes_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bench", "--operations", "fly"], ["bench", "--sizes", "many"], ["bench", "--ranks", "3"], ["run"], ["nonsense"]]
+    "arguments",
+    [
+        ["bench", "--operations", "fly"],
+        ["bench", "--sizes", "many"],
+        ["bench", "--ranks", "3"],
+        ["bench", "--plot", "drawing.txt"],
+        ["demo", "--picture", "/no/such/folder/x.png"],
+        ["demo", "--json", "/no/such/folder/x.json"],
+        ["run"],
+        ["run", "-n", "2", "-m"],
+        ["run", "no_such_script.py"],
+        ["run", "./no_such_program"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
 )
 def test_wrong_usage_is_status_two(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
