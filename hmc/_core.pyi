@@ -31,12 +31,12 @@ class Memory:
         """
     def __init__(
         self,
-        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsIndex,
         device: typing.Any = "cpu",
         *,
         huge_pages: bool = False,
         pinned: bool = False,
-        alignment: typing.SupportsInt | typing.SupportsIndex = 4096,
+        alignment: typing.SupportsIndex = 4096,
     ) -> None:
         """
         Allocates nbytes (may be 0). huge_pages: asked for, not insisted on. pinned: locked, or OutOfMemoryError naming the limit. alignment: bytes, a power of two up to 2 MiB.
@@ -51,7 +51,7 @@ class Memory:
         """
         Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.
         """
-    def fill(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def fill(self, value: typing.SupportsIndex) -> None:
         """
         Sets every byte.
         """
@@ -125,7 +125,7 @@ class ConnBuffer:
         """
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
-    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """
         Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: HMC keeps the pages until then. Idempotent.
         """
@@ -282,7 +282,7 @@ class CompletionQueue:
         """
         Readable while completed tokens wait.
         """
-    def watch(self, work: Work, token: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def watch(self, work: Work, token: typing.SupportsIndex) -> None:
         """
         Queues token once when work completes.
         """
@@ -408,13 +408,11 @@ class Peer:
         """
         Gets every block.
         """
-    def import_buffer(
-        self, descriptor: Descriptor, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 30.0
-    ) -> RemoteBuffer:
+    def import_buffer(self, descriptor: Descriptor, timeout: float | None = 30.0) -> RemoteBuffer:
         """
         Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another Context).
         """
-    def lookup(self, name: str, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> RemoteBuffer:
+    def lookup(self, name: str, timeout: float | None = None) -> RemoteBuffer:
         """
         Imports the buffer published under name; waits for it to appear.
         """
@@ -422,7 +420,7 @@ class Peer:
         """
         As lookup(), as a coroutine; the call waits on the loop's default executor.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
+    def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
@@ -438,9 +436,7 @@ class Peer:
         """
         The Path between a device here and one at the peer.
         """
-    def prepare_blocks(
-        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
-    ) -> BlockBatch:
+    def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays.
         """
@@ -486,7 +482,7 @@ class Context:
     def __exit__(self, *args: typing.Any) -> None: ...
     def __init__(self, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
-    def accept(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> Peer:
+    def accept(self, timeout: float | None = None) -> Peer:
         """
         The next peer that connected and has not been accepted yet.
         """
@@ -494,17 +490,15 @@ class Context:
         """
         As accept(), as a coroutine; the call waits on the loop's default executor.
         """
-    def buffer(
-        self, nbytes: typing.SupportsInt | typing.SupportsIndex, device: typing.Any = "cpu", access: str = "rw"
-    ) -> ConnBuffer:
+    def buffer(self, nbytes: typing.SupportsIndex, device: typing.Any = "cpu", access: str = "rw") -> ConnBuffer:
         """
         Allocates and registers zero-filled memory.
         """
-    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 5.0) -> None:
+    def close(self, timeout: float | None = 5.0) -> None:
         """
         Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.
         """
-    def connect(self, address: str, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 30.0) -> Peer:
+    def connect(self, address: str, timeout: float | None = 30.0) -> Peer:
         """
         Connects to a listening Context. AuthenticationError, HmcTimeoutError, PeerLostError (refused), ProtocolError (another version).
         """
@@ -594,9 +588,7 @@ class Member:
     def __eq__(self, arg0: typing.Any) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
-    def all_to_all(
-        self, out: typing.Any, inp: typing.Any, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> None:
+    def all_to_all(self, out: typing.Any, inp: typing.Any, timeout: float | None = None) -> None:
         """
         Block r of inp goes to rank r, block r of out comes from it. Collective.
         """
@@ -608,12 +600,12 @@ class Member:
         in_counts: typing.Any,
         out_displacements: typing.Any = None,
         in_displacements: typing.Any = None,
-        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        timeout: float | None = None,
     ) -> None:
         """
         Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
         """
-    def barrier(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+    def barrier(self, timeout: float | None = None) -> None:
         """
         Returns when every rank has arrived. Collective.
         """
@@ -621,17 +613,15 @@ class Member:
         """
         As barrier(), as a coroutine; the call waits on the loop's default executor.
         """
-    def exchange(
-        self, buffer: ConnBuffer, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> list[RemoteBuffer]:
+    def exchange(self, buffer: ConnBuffer, timeout: float | None = None) -> list[RemoteBuffer]:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
         """
-    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[bytes]:
+    def exchange_bytes(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """
         Every rank's bytes (at most 64 KiB each) as a list. Collective.
         """
-    def fence(self, dst: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def fence(self, dst: typing.SupportsIndex) -> None:
         """
         What is posted to dst afterwards becomes visible only after everything posted before.
         """
@@ -655,7 +645,7 @@ class Member:
         """
         As all_to_all_v, but returns a Work at once.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
+    def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
@@ -663,17 +653,15 @@ class Member:
         """
         As notifications(), as a coroutine; the call waits on the loop's default executor.
         """
-    def notify(self, dst: typing.SupportsInt | typing.SupportsIndex, notify: typing.Any) -> None:
+    def notify(self, dst: typing.SupportsIndex, notify: typing.Any) -> None:
         """
         Raises a notification without data: an int (counted) or bytes.
         """
-    def path(self, dst: typing.SupportsInt | typing.SupportsIndex) -> Path:
+    def path(self, dst: typing.SupportsIndex) -> Path:
         """
         The Path to another rank.
         """
-    def prepare_blocks(
-        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
-    ) -> BlockBatch:
+    def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
         """
@@ -737,9 +725,7 @@ class Communicator:
     def __enter__(self) -> Communicator: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
-    def all_to_all(
-        self, out: typing.Any, inp: typing.Any = None, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> None:
+    def all_to_all(self, out: typing.Any, inp: typing.Any = None, timeout: float | None = None) -> None:
         """
         Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.
         """
@@ -751,12 +737,12 @@ class Communicator:
         in_counts: typing.Any,
         out_displacements: typing.Any = None,
         in_displacements: typing.Any = None,
-        timeout: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        timeout: float | None = None,
     ) -> None:
         """
         Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
         """
-    def barrier(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> None:
+    def barrier(self, timeout: float | None = None) -> None:
         """
         Returns when every rank has arrived; joins with every local Member. Collective.
         """
@@ -764,29 +750,27 @@ class Communicator:
         """
         As barrier(), as a coroutine; the call waits on the loop's default executor.
         """
-    def buffer(self, nbytes: typing.SupportsInt | typing.SupportsIndex, device: typing.Any = "cpu") -> ConnBuffer:
+    def buffer(self, nbytes: typing.SupportsIndex, device: typing.Any = "cpu") -> ConnBuffer:
         """
         Allocates and registers zero-filled memory.
         """
-    def close(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 5.0) -> None:
+    def close(self, timeout: float | None = 5.0) -> None:
         """
         Leaves the group; the world's Communicator closes its Context too. Idempotent.
         """
-    def device(self, rank: typing.SupportsInt | typing.SupportsIndex) -> str:
+    def device(self, rank: typing.SupportsIndex) -> str:
         """
         Device name of a rank.
         """
-    def exchange(
-        self, buffer: ConnBuffer, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> list[RemoteBuffer]:
+    def exchange(self, buffer: ConnBuffer, timeout: float | None = None) -> list[RemoteBuffer]:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
         """
-    def exchange_bytes(self, data: bytes, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None) -> list[bytes]:
+    def exchange_bytes(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """
         Every rank's bytes (at most 64 KiB each) as a list. Collective.
         """
-    def fence(self, dst: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def fence(self, dst: typing.SupportsIndex) -> None:
         """
         What is posted to dst afterwards becomes visible only after everything posted before.
         """
@@ -810,7 +794,7 @@ class Communicator:
         """
         As all_to_all_v, but returns a Work at once.
         """
-    def notifications(self, timeout: typing.SupportsFloat | typing.SupportsIndex | None = 0.0) -> list[tuple[int, bytes]]:
+    def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
         """
@@ -818,21 +802,19 @@ class Communicator:
         """
         As notifications(), as a coroutine; the call waits on the loop's default executor.
         """
-    def notify(self, dst: typing.SupportsInt | typing.SupportsIndex, notify: typing.Any) -> None:
+    def notify(self, dst: typing.SupportsIndex, notify: typing.Any) -> None:
         """
         Raises a notification without data: an int (counted) or bytes.
         """
-    def path(self, dst: typing.SupportsInt | typing.SupportsIndex, source: typing.Any = None, target: typing.Any = None) -> Path:
+    def path(self, dst: typing.SupportsIndex, source: typing.Any = None, target: typing.Any = None) -> Path:
         """
         The Path to a rank, or between two devices.
         """
-    def peer(self, rank: typing.SupportsInt | typing.SupportsIndex) -> Peer:
+    def peer(self, rank: typing.SupportsIndex) -> Peer:
         """
         The Peer of a rank; connects if need be.
         """
-    def prepare_blocks(
-        self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsInt | typing.SupportsIndex
-    ) -> BlockBatch:
+    def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
         """
@@ -844,9 +826,7 @@ class Communicator:
         """
         Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
         """
-    def split(
-        self, color: typing.Any, key: typing.Any = None, timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-    ) -> Communicator | None:
+    def split(self, color: typing.Any, key: typing.Any = None, timeout: float | None = None) -> Communicator | None:
         """
         Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
         """
@@ -880,36 +860,30 @@ class Communicator:
         Number of ranks.
         """
 
-def baseline_flag(
-    shared: typing.Any, side: typing.SupportsInt | typing.SupportsIndex, iterations: typing.SupportsInt | typing.SupportsIndex
-) -> float:
+def baseline_flag(shared: typing.Any, side: typing.SupportsIndex, iterations: typing.SupportsIndex) -> float:
     """
     Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file). For hmc bench.
     """
 
 def detect_launch() -> dict[str, typing.Any]: ...
 def init(
-    rank: typing.SupportsInt | typing.SupportsIndex = -1,
-    size: typing.SupportsInt | typing.SupportsIndex = -1,
+    rank: typing.SupportsIndex = -1,
+    size: typing.SupportsIndex = -1,
     rendezvous: str = "",
     devices: typing.Any = None,
-    timeout: typing.SupportsFloat | typing.SupportsIndex = 60.0,
+    timeout: float = 60.0,
     **kwargs: typing.Any,
 ) -> Communicator: ...
 def keygen() -> str: ...
 def runtimes() -> list[dict[str, typing.Any]]: ...
 def settings() -> list[dict[str, typing.Any]]: ...
 def transports() -> list[dict[str, typing.Any]]: ...
-def wait_all(
-    works: collections.abc.Iterable[typing.Any], timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-) -> None:
+def wait_all(works: collections.abc.Iterable[typing.Any], timeout: float | None = None) -> None:
     """
     Waits for every Work; raises the first error by index after all are complete.
     """
 
-def wait_any(
-    works: collections.abc.Iterable[typing.Any], timeout: typing.SupportsFloat | typing.SupportsIndex | None = None
-) -> int:
+def wait_any(works: collections.abc.Iterable[typing.Any], timeout: float | None = None) -> int:
     """
     Index of a completed Work, the lowest. The Works belong to one Context.
     """
