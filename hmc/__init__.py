@@ -11,14 +11,14 @@ from typing import Any
 
 try:
     from hmc import _core
-except ImportError as error:
+except ImportError as _error:
     from pathlib import Path as _File
 
     if (_File(__file__).parents[1] / "CMakeLists.txt").exists():
         raise ImportError(
             f"this is the source tree of hmc ({_File(__file__).parent}), which has no built extension. Python found it before the "
             "installed package because it looks into the working directory first: start Python from another folder"
-        ) from error
+        ) from _error
     raise
 from hmc._aio import install as _install_awaitables
 from hmc._core import (
