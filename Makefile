@@ -5,10 +5,11 @@ PYTHON := $(VENV)/bin/python
 BUILD := build/package
 JOBS := $(shell nproc)
 SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
-TEST_SOURCES := $(shell find tests/cpp examples/cpp bench/cpp -type f 2>/dev/null)
+TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f 2>/dev/null)
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 20
 
-.PHONY: bench-peers demo test test-cpp test-python check format stubs docs bench asan tsan clean
+.PHONY: bench-peers demo test test-cpp test-python check format stubs docs bench asan tsan fuzz clean
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -64,9 +65,18 @@ bench-peers:
 	build/peers/bin/python -m pip install -q --disable-pip-version-check .
 	build/peers/bin/python bench/peers/run.py $(BENCH_ARGS)
 
-asan tsan:
+asan:
+	tools/bootstrap.sh sanitize
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
+
+tsan:
 	tools/bootstrap.sh test
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
+
+# FUZZ_SECONDS are per target.
+fuzz:
+	tools/bootstrap.sh sanitize
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 clean:
 	rm -rf build out docs/_build

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements/<set>.txt names, and sees that the system packages are there. Quick when nothing changed.
-# Usage: tools/bootstrap.sh build|test|check
+# Usage: tools/bootstrap.sh build|test|check|sanitize
 set -euo pipefail
 cd "$(dirname "$0")/.."
 set_name=${1:-build}
@@ -23,11 +23,19 @@ if [ "$set_name" != build ]; then
   [ -e /usr/include/gtest/gtest.h ] || need_package libgtest-dev
 fi
 
+python_set=$set_name
+[ "$set_name" = sanitize ] && python_set=test  # and clang, with libFuzzer
+if [ "$set_name" = sanitize ] && ! clang++ -fsanitize=fuzzer,address,undefined -shared -o /dev/null -x c++ /dev/null 2>/dev/null; then
+  need_package clang
+fi
+
 if [ ${#packages[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing system packages: ${packages[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq >/dev/null
+    # libFuzzer and the sanitizers' runtimes are a package of their own on newer systems.
+    [ "$set_name" = sanitize ] && apt-cache show libclang-rt-dev >/dev/null 2>&1 && need_package libclang-rt-dev
     apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
   else
     echo "missing system packages. As root: apt-get install ${packages[*]}" >&2
@@ -41,11 +49,11 @@ if sys.version_info < (3, 10):
     sys.exit(f"HMC needs Python 3.10 or newer; this is {sys.version.split()[0]}")
 PY
 
-stamp="$venv/.hmc-$set_name"
+stamp="$venv/.hmc-$python_set"
 fingerprint=$(cat requirements/*.txt | sha256sum | cut -d' ' -f1)
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$fingerprint" ]; then
   [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-  echo "installing requirements/$set_name.txt into $venv"
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "requirements/$set_name.txt"
+  echo "installing requirements/$python_set.txt into $venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "requirements/$python_set.txt"
   echo "$fingerprint" >"$stamp"
 fi

@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
 shift
+command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 cmake --preset "$kind" >/dev/null
 cmake --build --preset "$kind" -j "$(nproc)" -- --quiet
 export HMC_TEST_TIMEOUT=300
@@ -13,4 +14,4 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 # The shadow mapping of older ThreadSanitizers does not fit kernels with many bits of address randomisation.
 run=()
 [ "$kind" = tsan ] && run=(setarch -R)
-"${run[@]}" ctest --test-dir "build/$kind" --output-on-failure "$@"
+"${run[@]}" ctest --test-dir "build/$kind" --output-on-failure -j "$(nproc)" "$@"

@@ -4,24 +4,13 @@
 #include <chrono>
 #include <utility>
 
-#include "base/wire.h"
 #include "collective/interruption.h"
 
 namespace hmc {
 namespace {
 
-constexpr std::size_t max_text = 2048;
 // An arrival is repeated while there is no answer: the board may not have been up when the first one came.
 constexpr auto repeat_every = std::chrono::milliseconds(500);
-
-Bytes gathered_message(std::uint32_t round, const Status& status, const std::vector<Bytes>& values) {
-  Bytes message;
-  WireWriter writer(message);
-  writer.u32(round).u8(static_cast<std::uint8_t>(status.code())).text(std::string_view(status.message()).substr(0, max_text));
-  writer.u32(static_cast<std::uint32_t>(values.size()));
-  for (const auto& value : values) writer.bytes(value);
-  return message;
-}
 
 // The board answers a little before its asker gives up, so that the answer (who is missing) still arrives.
 std::uint32_t wait_ms(Deadline deadline) {
@@ -85,9 +74,7 @@ Result<std::vector<Bytes>> Bootstrap::gather_there(std::uint32_t round, const By
     {
       const auto lock = engine->lock();
       if (!answered_) {
-        Bytes message;
-        WireWriter(message).u32(round).u32(who_).u32(size_).u32(wait_ms(deadline)).bytes(value);
-        HMC_TRY(board.send_control(control_arrive, message));
+        HMC_TRY(board.send_control(control_arrive, encode(job::Arrival{round, who_, size_, wait_ms(deadline), value})));
       }
     }
     Deadline next = Deadline::after(repeat_every);
@@ -117,43 +104,30 @@ bool Bootstrap::on_message(PeerState& peer, MessageType type, ByteSpan payload) 
 
 void Bootstrap::on_gathered(PeerState& peer, ByteSpan payload) {
   if (&peer != board_.get() || answered_) return;
-  WireReader reader(payload);
-  const std::uint32_t round = reader.u32();
-  const std::uint8_t code = reader.u8();
-  std::string text = reader.text(max_text);
-  const std::uint32_t n = reader.u32();
-  if (!reader.ok() || round != asked_ || code > static_cast<int>(Code::protocol)) return;
-  answer_ = code == 0 ? Status() : Status(static_cast<Code>(code), std::move(text));
-  if (answer_.ok()) {
-    if (n != size_) reader.fail();
-    for (std::uint32_t i = 0; i < n && reader.ok(); ++i) {
-      const ByteSpan value = reader.bytes(max_bootstrap_value);
-      gathered_.emplace_back(value.begin(), value.end());
-    }
-    if (!reader.finish())
-      answer_ = Status(Code::protocol, "process 0 (" + peer.identity().name + ") sent a malformed table of the job");
+  auto answer = job::decode_gathered(payload);
+  if (answer && answer->round != asked_) return;
+  if (!answer || (answer->status.ok() && answer->values.size() != size_)) {
+    answer_ = Status(Code::protocol, "process 0 (" + peer.identity().name + ") sent a malformed table of the job");
+  } else {
+    answer_ = std::move(answer->status);
+    gathered_ = std::move(answer->values);
   }
   answered_ = true;
 }
 
 void Bootstrap::on_arrive(PeerState& peer, ByteSpan payload) {
-  WireReader reader(payload);
-  const std::uint32_t round = reader.u32();
-  const std::uint32_t who = reader.u32();
-  const std::uint32_t size = reader.u32();
-  const std::uint32_t wait = reader.u32();
-  const ByteSpan value = reader.bytes(max_bootstrap_value);
-  if (!reader.finish() || round >= bootstrap_rounds) {
-    return refuse(peer, round, Status(Code::protocol, "malformed arrival"));
-  }
+  const auto arrived = job::decode_arrival(payload);
+  if (!arrived) return refuse(peer, 0, Status(Code::protocol, "malformed arrival"));
+  const std::uint32_t round = arrived->round;
+  const std::uint32_t who = arrived->who;
   if (who_ != 0)
     return refuse(peer, round, Status(Code::invalid_argument, "this is process " + std::to_string(who_) + ", not process 0"));
   Round& board = rounds_[round];
-  if (size != size_) {
-    return refuse(
-        peer, round,
-        Status(Code::invalid_argument, "process " + std::to_string(who) + " was started for a job of " + std::to_string(size) +
-                                           " processes, process 0 for one of " + std::to_string(size_)));
+  if (arrived->size != size_) {
+    return refuse(peer, round,
+                  Status(Code::invalid_argument, "process " + std::to_string(who) + " was started for a job of " +
+                                                     std::to_string(arrived->size) + " processes, process 0 for one of " +
+                                                     std::to_string(size_)));
   }
   if (who == 0 || who >= size_) {
     return refuse(peer, round,
@@ -172,12 +146,13 @@ void Bootstrap::on_arrive(PeerState& peer, ByteSpan payload) {
         Status(Code::invalid_argument, "rank " + std::to_string(who) + " is taken by " + arrival.peer->identity().name + ", and " +
                                            peer.identity().name + " claims it too: start every process with a rank of its own"));
   }
-  arrival = {true, false, peer.shared_from_this(), Bytes(value.begin(), value.end()), 0};
+  arrival = {true, false, peer.shared_from_this(), Bytes(arrived->value.begin(), arrived->value.end()), 0};
   ++board.count;
-  if (wait > 0) {
-    arrival.timer = context_.engine()->at(Deadline::after(std::chrono::milliseconds(wait)), [weak = weak_from_this(), round, who] {
-      if (const auto self = weak.lock()) self->give_up_on(round, who);
-    });
+  if (arrived->wait_ms > 0) {
+    arrival.timer =
+        context_.engine()->at(Deadline::after(std::chrono::milliseconds(arrived->wait_ms)), [weak = weak_from_this(), round, who] {
+          if (const auto self = weak.lock()) self->give_up_on(round, who);
+        });
   }
   settle(round);
 }
@@ -207,7 +182,7 @@ void Bootstrap::settle(std::uint32_t round) {
   if (board.complete || board.count < size_) return;
   std::vector<Bytes> values;
   for (const auto& arrival : board.arrivals) values.push_back(arrival.value);
-  const Bytes message = gathered_message(round, Status(), values);
+  const Bytes message = encode(job::Gathered{round, Status(), std::move(values)});
   if (message.size() > max_control_payload) {
     return fail(round, Status(Code::invalid_argument, "the table of the job's " + std::to_string(size_) + " processes takes " +
                                                           std::to_string(message.size()) + " bytes, more than one message holds"));
@@ -232,7 +207,7 @@ void Bootstrap::fail(std::uint32_t round, const Status& reason) {
 }
 
 void Bootstrap::refuse(PeerState& peer, std::uint32_t round, const Status& reason) {
-  static_cast<void>(peer.send_control(control_gathered, gathered_message(round, reason, {})));  // gone: nobody to tell
+  static_cast<void>(peer.send_control(control_gathered, encode(job::Gathered{round, reason, {}})));  // gone: nobody to tell
 }
 
 std::string Bootstrap::missing(std::uint32_t round) const {

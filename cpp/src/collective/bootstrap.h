@@ -1,8 +1,7 @@
 // Bootstrap: how the processes of a job meet. Process 0 keeps a board; everybody puts a value under its number for a round, and
 // gets everybody's once all have come. O(n) messages, no connections but to process 0.
 //
-// Control messages: arrive {u32 round, u32 who, u32 size, u32 wait_ms, bytes value} to process 0, which answers each with
-// gathered {u32 round, u8 code, text message, u32 n, n x bytes}.
+// Control messages: arrive (job::Arrival) to process 0, which answers each with gathered (job::Gathered).
 #pragma once
 
 #include <cstdint>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/records.h"
 #include "comm/context_state.h"
 #include "progress/engine.h"
 
@@ -17,9 +17,6 @@ namespace hmc {
 
 inline constexpr MessageType control_arrive = 200;
 inline constexpr MessageType control_gathered = 201;
-inline constexpr std::uint32_t bootstrap_rounds = 2;
-inline constexpr std::size_t max_bootstrap_value = 64 << 10;  // bytes per process and round
-inline constexpr std::uint32_t max_processes = 65536;
 
 class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
  public:

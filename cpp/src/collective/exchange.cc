@@ -9,6 +9,7 @@
 #include "base/wire.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
+#include "collective/records.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
@@ -95,39 +96,12 @@ Result<std::vector<Bytes>> gather_of(const Member& member, Bytes bytes, std::str
   return gather_bytes(member.state()->group, std::span(&rank, 1), std::move(mine), what, deadline);
 }
 
-// A slice of a registration as exchange() sends it; a rank that has none sends why, so that nobody waits for it.
-struct Offer {
-  Status error;
-  Descriptor descriptor;
-  std::uint64_t offset = 0, size = 0;
-
-  static Bytes serialise(const ConnBuffer& buffer) {
-    Bytes bytes;
-    WireWriter writer(bytes);
-    const auto descriptor =
-        buffer.valid() ? buffer.descriptor() : Result<Descriptor>(Status(Code::invalid_argument, "the ConnBuffer is empty"));
-    if (descriptor) {
-      writer.u8(1).u64(buffer.offset()).u64(buffer.size()).bytes(descriptor->serialise());
-    } else {
-      writer.u8(0).text(descriptor.status().message().substr(0, 512));
-    }
-    return bytes;
-  }
-
-  static Result<Offer> parse(const Bytes& bytes) {
-    WireReader reader(bytes);
-    Offer offer;
-    if (reader.u8() == 1) {
-      offer.offset = reader.u64();
-      offer.size = reader.u64();
-      HMC_ASSIGN(offer.descriptor, Descriptor::parse(reader.bytes(4096)));
-    } else {
-      offer.error = Status(Code::invalid_argument, "gave no buffer: " + reader.text(512));
-    }
-    if (!reader.finish()) return Status(Code::protocol, "sent a malformed descriptor");
-    return offer;
-  }
-};
+job::Offer offer_of(const ConnBuffer& buffer) {
+  const auto descriptor =
+      buffer.valid() ? buffer.descriptor() : Result<Descriptor>(Status(Code::invalid_argument, "the ConnBuffer is empty"));
+  if (!descriptor) return {descriptor.status(), {}, 0, 0};
+  return {{}, *descriptor, buffer.offset(), buffer.size()};
+}
 
 }  // namespace
 
@@ -143,14 +117,14 @@ Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<con
 Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Deadline deadline) const {
   HMC_TRY(check(state_));
   const auto& group = state_->group;
-  HMC_ASSIGN(const auto offers, gather_of(*this, Offer::serialise(buffer), "exchange", deadline));
+  HMC_ASSIGN(const auto offers, gather_of(*this, encode(offer_of(buffer)), "exchange", deadline));
   std::vector<std::shared_ptr<PeerState>> peers;
   std::vector<Descriptor> descriptors;
-  std::vector<Offer> parsed;
+  std::vector<job::Offer> parsed;
   for (std::uint32_t r = 0; r < group->size(); ++r) {
-    auto offer = Offer::parse(offers[r]);
-    if (!offer) return offer.status().with_context("exchange: " + group->describe(r));
-    if (!offer->error.ok()) return offer->error.with_context("exchange: " + group->describe(r));
+    auto offer = job::decode_offer(offers[r]);
+    if (!offer) return Status(Code::protocol, "exchange: " + group->describe(r) + " sent a malformed descriptor");
+    if (!offer->error.ok()) return offer->error.with_context("exchange: " + group->describe(r) + " gave no buffer");
     peers.push_back(group->rank(r).peer);
     descriptors.push_back(offer->descriptor);
     parsed.push_back(std::move(*offer));
@@ -168,27 +142,6 @@ Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Dea
 
 namespace {
 
-// What every rank says in a split.
-struct Wish {
-  int color = 0, key = 0;
-  std::uint32_t scope = 0;  // proposed for the first new group; that of rank 0 counts
-
-  [[nodiscard]] Bytes serialise() const {
-    Bytes bytes;
-    WireWriter(bytes).u32(static_cast<std::uint32_t>(color)).u32(static_cast<std::uint32_t>(key)).u32(scope);
-    return bytes;
-  }
-  static Result<Wish> parse(const Bytes& bytes) {
-    WireReader reader(bytes);
-    Wish wish;
-    wish.color = static_cast<int>(reader.u32());
-    wish.key = static_cast<int>(reader.u32());
-    wish.scope = reader.u32();
-    if (!reader.finish()) return Status(Code::protocol, "split: malformed data of a rank");
-    return wish;
-  }
-};
-
 std::uint32_t random_scope() { return static_cast<std::uint32_t>(random_u64()) & ~collective_scope_bit; }
 
 std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
@@ -199,7 +152,7 @@ std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
 }
 
 // The group of `color` under `wishes`, or null when this process is in none. Every rank computes the same ranks.
-std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const Wish> wishes, int color,
+std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const job::Wish> wishes, int color,
                                 std::uint32_t scope) {
   std::vector<std::uint32_t> members;
   for (std::uint32_t r = 0; r < wishes.size(); ++r) {
@@ -237,13 +190,15 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
   constexpr int attempts = 16;
   for (int attempt = 0; attempt < attempts; ++attempt) {
     std::vector<Bytes> mine;
-    for (std::size_t i = 0; i < local.size(); ++i) mine.push_back(Wish{colors[i], keys[i], random_scope()}.serialise());
+    for (std::size_t i = 0; i < local.size(); ++i) mine.push_back(encode(job::Wish{colors[i], keys[i], random_scope()}));
     HMC_ASSIGN(const auto said, gather_all(group, std::move(mine), deadline));
-    std::vector<Wish> wishes;
+    std::vector<job::Wish> wishes;
     std::map<int, std::uint32_t> scope_of;  // colors in order
     std::map<std::uint32_t, int> color_of_process;
     for (std::uint32_t r = 0; r < group->size(); ++r) {
-      HMC_ASSIGN(const Wish wish, Wish::parse(said[r]));
+      const auto decoded = job::decode_wish(said[r]);
+      if (!decoded) return Status(Code::protocol, "split: malformed data of " + group->describe(r));
+      const job::Wish wish = *decoded;
       wishes.push_back(wish);
       if (wish.color < 0) continue;
       scope_of.emplace(wish.color, 0);

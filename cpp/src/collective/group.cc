@@ -129,7 +129,7 @@ void Group::finished(CollectiveWork& work) noexcept { std::erase(running_, &work
 
 void Group::broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
   if (broken_ || closed_.load(std::memory_order_relaxed)) return;
-  broken_ = Breakage{id_, sequence, reason};
+  broken_ = job::Breakage{id_, sequence, reason};
   world_->tell_broken(*broken_);
   // Ranks that wait for a message of ours may not be connected yet, so that nobody else would tell them.
   for (const std::uint32_t r : waiting) {
@@ -142,7 +142,7 @@ void Group::broke(std::uint64_t sequence, const Status& reason, const std::vecto
   fail_running(sequence, reason);
 }
 
-void Group::heard_broken(const Breakage& breakage) {
+void Group::heard_broken(const job::Breakage& breakage) {
   if (broken_) return;
   broken_ = breakage;
   fail_running(breakage.sequence, breakage.reason.with_context("another rank gave up"));

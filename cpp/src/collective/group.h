@@ -71,7 +71,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // No more collectives, because that one failed: tells the others. `waiting`: ranks that this one still owed messages.
   void broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so.
-  void heard_broken(const Breakage& breakage);
+  void heard_broken(const job::Breakage& breakage);
   void process_lost(std::uint32_t process, const Status& reason);
 
  private:
@@ -90,7 +90,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // Guarded by the engine lock.
   std::vector<std::uint64_t> sequence_;  // by index in local_
   std::vector<CollectiveWork*> running_;
-  std::optional<Breakage> broken_;
+  std::optional<job::Breakage> broken_;
   struct Cached {
     std::uint64_t key = 0;
     std::uint64_t inline_copy = 0;

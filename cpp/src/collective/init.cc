@@ -4,11 +4,11 @@
 #include <thread>
 #include <utility>
 
-#include "base/wire.h"
 #include "collective/bootstrap.h"
 #include "collective/communicator_state.h"
 #include "collective/interruption.h"
 #include "collective/launch.h"
+#include "collective/records.h"
 #include "collective/rendezvous.h"
 
 namespace hmc {
@@ -16,54 +16,11 @@ namespace {
 
 constexpr std::uint32_t round_register = 0;  // values: Registration
 constexpr std::uint32_t round_ready = 1;     // everybody knows everybody: messages may come
-constexpr std::size_t max_addresses = 32, max_devices = 256, max_text = 512;
-
-// What one process tells the others.
-struct Registration {
-  ContextId id{};
-  std::string name;
-  std::string kernel;
-  std::vector<std::string> addresses;
-  std::vector<Device> devices;
-
-  [[nodiscard]] Bytes serialise() const {
-    Bytes bytes;
-    WireWriter writer(bytes);
-    writer.u64(id[0]).u64(id[1]).text(std::string_view(name).substr(0, max_text)).text(kernel);
-    writer.u16(static_cast<std::uint16_t>(addresses.size()));
-    for (const auto& address : addresses) writer.text(address);
-    writer.u16(static_cast<std::uint16_t>(devices.size()));
-    for (const auto& device : devices) writer.text(device.str());
-    return bytes;
-  }
-
-  static Result<Registration> parse(ByteSpan bytes, std::uint32_t rank) {
-    const Status malformed(Code::protocol, "rank " + std::to_string(rank) + " registered with malformed data");
-    WireReader reader(bytes);
-    Registration registration;
-    registration.id[0] = reader.u64();
-    registration.id[1] = reader.u64();
-    registration.name = reader.text(max_text);
-    registration.kernel = reader.text(max_text);
-    const std::size_t addresses = reader.u16();
-    if (addresses > max_addresses) return malformed;
-    for (std::size_t i = 0; i < addresses && reader.ok(); ++i) registration.addresses.push_back(reader.text(max_text));
-    const std::size_t devices = reader.u16();
-    if (devices == 0 || devices > max_devices) return malformed;
-    for (std::size_t i = 0; i < devices && reader.ok(); ++i) {
-      auto device = Device::parse(reader.text(max_text));
-      if (!device) return malformed;
-      registration.devices.push_back(*device);
-    }
-    if (!reader.finish()) return malformed;
-    return registration;
-  }
-};
 
 Status check_devices(const std::vector<Device>& devices) {
-  if (devices.size() > max_devices) {
+  if (devices.size() > job::max_devices) {
     return {Code::invalid_argument,
-            "a process brings at most " + std::to_string(max_devices) + " devices, not " + std::to_string(devices.size())};
+            "a process brings at most " + std::to_string(job::max_devices) + " devices, not " + std::to_string(devices.size())};
   }
   if (std::all_of(devices.begin(), devices.end(), [](const Device& device) { return device.is_cpu(); })) return {};
   const auto usable = list_devices();
@@ -113,13 +70,14 @@ class Gathering {
     world_->set_bootstrap(bootstrap_);
     World::attach(world_);
     ContextState& state = *context_.state();
-    const Registration own{state.id(), context_.name(), kernel_id(),
-                           reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0), devices};
-    HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(own.serialise()) : visit(own.serialise()));
-    std::vector<Registration> table;
+    const job::Registration own{state.id(), context_.name(), kernel_id(),
+                                reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0), devices};
+    HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(encode(own)) : visit(encode(own)));
+    std::vector<job::Registration> table;
     for (std::uint32_t i = 0; i < values.size(); ++i) {
-      HMC_ASSIGN(auto registration, Registration::parse(values[i], i));
-      table.push_back(std::move(registration));
+      auto registration = job::decode_registration(values[i]);
+      if (!registration) return Status(Code::protocol, "rank " + std::to_string(i) + " registered with malformed data");
+      table.push_back(std::move(*registration));
     }
     const auto group = make_group(table);
     Communicator communicator = make_communicator(context_, group);
@@ -172,7 +130,7 @@ class Gathering {
     return bootstrap_->gather(round_register, value, board_, deadline_);
   }
 
-  std::shared_ptr<Group> make_group(const std::vector<Registration>& table) {
+  std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table) {
     const auto me = static_cast<std::uint32_t>(launch_.rank);
     ContextState& state = *context_.state();
     std::vector<Process> processes;
@@ -180,7 +138,7 @@ class Gathering {
     std::vector<std::uint32_t> local;
     const auto lock = state.engine()->lock();
     for (std::uint32_t i = 0; i < table.size(); ++i) {
-      const Registration& entry = table[i];
+      const job::Registration& entry = table[i];
       auto addresses = entry.addresses;
       // Elsewhere a Unix path names something else, or nothing.
       if (entry.kernel != table[me].kernel)

@@ -3,23 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/wire.h"
 #include "collective/bootstrap.h"
 #include "collective/group.h"
 
 namespace hmc {
 namespace {
 
-constexpr std::size_t max_reason = 1024;  // bytes of text in a message
-constexpr std::size_t max_told = 65536;   // groups that can break in the life of a job
-
-std::string_view clipped(std::string_view text) { return text.substr(0, max_reason); }
-
-// What another rank says about an error, as an error here.
-Status told_status(std::uint8_t code, std::string text) {
-  const bool known = code > static_cast<int>(Code::ok) && code <= static_cast<int>(Code::protocol);
-  return {known ? static_cast<Code>(code) : Code::protocol, std::move(text)};
-}
+constexpr std::size_t max_told = 65536;  // groups that can break in the life of a job
 
 }  // namespace
 
@@ -61,9 +51,7 @@ void World::on_gone(PeerState& peer, const Status& reason) {
 void World::on_lost(std::size_t process, const Status& reason, bool told) {
   Process& which = processes_[process];
   if (std::exchange(which.lost, true)) return;
-  Bytes message;
-  WireWriter(message).u64(which.id[0]).u64(which.id[1]).text(clipped(reason.message()));
-  broadcast(control_process_lost, message);
+  broadcast(control_process_lost, encode(job::ProcessLost{which.id, std::string(reason.message())}));
   // Nobody here would notice: what waits for it would wait for a connection that cannot come about.
   const PeerPhase phase = which.peer->phase();
   if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) which.peer->fail(reason);
@@ -71,52 +59,28 @@ void World::on_lost(std::size_t process, const Status& reason, bool told) {
 }
 
 void World::read_lost(ByteSpan payload) {
-  WireReader reader(payload);
-  ContextId id{};
-  id[0] = reader.u64();
-  id[1] = reader.u64();
-  std::string reason = reader.text(max_reason);
-  if (!reader.finish()) return;
-  const auto found = std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == id; });
+  auto lost = job::decode_process_lost(payload);
+  if (!lost) return;
+  const auto found =
+      std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == lost->id; });
   if (found == processes_.end() || found->peer->is_self()) return;
-  on_lost(static_cast<std::size_t>(found - processes_.begin()), Status(Code::peer_lost, std::move(reason)), true);
+  on_lost(static_cast<std::size_t>(found - processes_.begin()), Status(Code::peer_lost, std::move(lost->reason)), true);
 }
 
-namespace {
-
-Bytes broken_message(const Breakage& breakage) {
-  Bytes message;
-  WireWriter(message)
-      .u64(breakage.group_id)
-      .u64(breakage.sequence)
-      .u8(static_cast<std::uint8_t>(breakage.reason.code()))
-      .text(clipped(breakage.reason.message()));
-  return message;
+void World::tell_broken(const job::Breakage& breakage) {
+  if (told_broken_.insert(breakage.group_id).second) broadcast(control_group_broken, encode(breakage));
 }
 
-}  // namespace
-
-void World::tell_broken(const Breakage& breakage) {
-  if (told_broken_.insert(breakage.group_id).second) broadcast(control_group_broken, broken_message(breakage));
-}
-
-void World::send_broken(PeerState& peer, const Breakage& breakage) {
-  static_cast<void>(peer.send_control(control_group_broken, broken_message(breakage)));  // a peer that is gone needs no news
+void World::send_broken(PeerState& peer, const job::Breakage& breakage) {
+  static_cast<void>(peer.send_control(control_group_broken, encode(breakage)));  // a peer that is gone needs no news
 }
 
 void World::read_broken(ByteSpan payload) {
-  WireReader reader(payload);
-  Breakage breakage;
-  breakage.group_id = reader.u64();
-  breakage.sequence = reader.u64();
-  const std::uint8_t code = reader.u8();
-  std::string text = reader.text(max_reason);
-  if (!reader.finish()) return;
-  if (told_broken_.size() >= max_told) return;
-  breakage.reason = told_status(code, std::move(text));
-  tell_broken(breakage);
+  const auto breakage = job::decode_breakage(payload);
+  if (!breakage || told_broken_.size() >= max_told) return;
+  tell_broken(*breakage);
   for (Group* group : std::vector<Group*>(groups_)) {
-    if (group->id() == breakage.group_id) group->heard_broken(breakage);
+    if (group->id() == breakage->group_id) group->heard_broken(*breakage);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "collective/records.h"
 #include "comm/context_state.h"
 #include "progress/engine.h"
 
@@ -33,13 +34,6 @@ struct Process {
   bool lost = false;
 };
 
-// Why a group broke, and at which of its collectives: earlier ones still complete.
-struct Breakage {
-  std::uint64_t group_id = 0;
-  std::uint64_t sequence = 0;
-  Status reason;
-};
-
 // Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context
 // outlives every call, because it makes them.
 class World {
@@ -62,8 +56,8 @@ class World {
   void release_scope(std::uint32_t scope) { scopes_.erase(scope); }
 
   // Tells whoever is connected that a group broke; to be called once per group (others forward it once each).
-  void tell_broken(const Breakage& breakage);
-  static void send_broken(PeerState& peer, const Breakage& breakage);
+  void tell_broken(const job::Breakage& breakage);
+  static void send_broken(PeerState& peer, const job::Breakage& breakage);
 
  private:
   void on_control(PeerState& peer, MessageType type, ByteSpan payload);

@@ -1,13 +1,7 @@
-// Control messages, signals and descriptors: round trips, and bytes that no honest peer sends.
-#include <random>
-
+// Control messages, signals and descriptors: round trips, and bytes that no honest peer sends (tests/fuzz has the mutations).
 #include "comm/codec.h"
 #include "comm/signals.h"
 #include "testing.h"
-
-extern "C" int hmc_fuzz_comm_control(const std::uint8_t* data, std::size_t size);
-extern "C" int hmc_fuzz_comm_signal(const std::uint8_t* data, std::size_t size);
-extern "C" int hmc_fuzz_comm_descriptor(const std::uint8_t* data, std::size_t size);
 
 namespace hmc {
 namespace {
@@ -165,24 +159,6 @@ TEST(CommCodec, SignalsOfOtherKindsAreRefused) {
   EXPECT_TRUE(decode_notify_signal(payload));
   payload.resize(13);
   EXPECT_FALSE(decode_notify_signal(payload));
-}
-
-// The fuzz targets over deterministic mutations of valid messages: no crash, no sanitizer report.
-TEST(CommCodec, Mutations) {
-  std::mt19937_64 random(20240607);
-  const auto all = samples();
-  for (int round = 0; round < 20000; ++round) {
-    Bytes bytes = all[random() % all.size()];
-    for (std::uint64_t flips = random() % 8; flips > 0 && !bytes.empty(); --flips) {
-      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
-    }
-    if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 9));
-    bytes.insert(bytes.begin(), static_cast<std::byte>(100 + random() % 31));
-    const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
-    hmc_fuzz_comm_control(data, bytes.size());
-    hmc_fuzz_comm_signal(data + 1, bytes.size() - 1);
-    hmc_fuzz_comm_descriptor(data + 1, bytes.size() - 1);
-  }
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ void Link::maybe_ready() {
     std::shared_ptr<Link> link;
     std::vector<std::unique_ptr<Dial>> dials;  // gone first
   };
-  shared_->engine->defer([ended = std::make_shared<Ended>(shared_from_this(), std::exchange(dials_, {}))] {});
+  shared_->engine->defer([ended = std::make_shared<Ended>(Ended{shared_from_this(), std::exchange(dials_, {})})] {});
   std::exchange(connected_, nullptr)->complete({});
 }
 

@@ -1,0 +1,95 @@
+// What the processes of a job tell each other, as plain values and pure functions, fuzzed.
+// Every decoder takes untrusted bytes, bounds each length, and answers nullopt for anything that is not exactly one record.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/blob.h"
+#include "control/channel.h"
+#include "hmc/buffer.h"
+#include "hmc/device.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+inline constexpr std::uint32_t bootstrap_rounds = 2;
+inline constexpr std::size_t max_bootstrap_value = 64 << 10;  // bytes per process and round
+inline constexpr std::uint32_t max_processes = 65536;
+
+namespace job {
+
+inline constexpr std::size_t max_addresses = 32;
+inline constexpr std::size_t max_devices = 256;
+inline constexpr std::size_t max_text = 512;     // a name, an address
+inline constexpr std::size_t max_reason = 2048;  // text of an error; longer ones are cut by their sender
+
+// A process puts its value for a round on the board of process 0.
+struct Arrival {
+  std::uint32_t round = 0;
+  std::uint32_t who = 0;
+  std::uint32_t size = 0;     // of the job, as the sender was started
+  std::uint32_t wait_ms = 0;  // until the sender gives up; 0: never
+  ByteSpan value;             // of the decoded bytes
+};
+Bytes encode(const Arrival& m);
+std::optional<Arrival> decode_arrival(ByteSpan in);
+
+// The answer of process 0: everybody's value by process number, or why not.
+struct Gathered {
+  std::uint32_t round = 0;
+  Status status;
+  std::vector<Bytes> values;
+};
+Bytes encode(const Gathered& m);
+std::optional<Gathered> decode_gathered(ByteSpan in);
+
+// What one process tells the others in the first round.
+struct Registration {
+  ContextId id{};
+  std::string name;
+  std::string kernel;
+  std::vector<std::string> addresses;
+  std::vector<Device> devices;  // at least one
+};
+Bytes encode(const Registration& m);  // cuts the name, and addresses beyond the limit
+std::optional<Registration> decode_registration(ByteSpan in);
+
+struct ProcessLost {
+  ContextId id{};
+  std::string reason;
+};
+Bytes encode(const ProcessLost& m);
+std::optional<ProcessLost> decode_process_lost(ByteSpan in);
+
+// Why a group broke, and at which of its collectives: earlier ones still complete.
+struct Breakage {
+  std::uint64_t group_id = 0;
+  std::uint64_t sequence = 0;
+  Status reason;  // never ok; a code that this library does not know is read as `protocol`
+};
+Bytes encode(const Breakage& m);
+std::optional<Breakage> decode_breakage(ByteSpan in);
+
+// A slice of a registration as exchange() sends it; a rank that has none sends why, so that nobody waits for it.
+struct Offer {
+  Status error;
+  Descriptor descriptor;
+  std::uint64_t offset = 0, size = 0;
+};
+Bytes encode(const Offer& m);
+std::optional<Offer> decode_offer(ByteSpan in);
+
+// What every rank says in a split.
+struct Wish {
+  int color = 0, key = 0;
+  std::uint32_t scope = 0;  // proposed for the first new group; that of rank 0 counts
+};
+Bytes encode(const Wish& m);
+std::optional<Wish> decode_wish(ByteSpan in);
+
+}  // namespace job
+}  // namespace hmc

@@ -1,0 +1,88 @@
+// What the processes of a job tell each other. The first byte chooses the decoder. What decodes must encode to the same bytes
+// again.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "collective/records.h"
+
+namespace {
+
+using namespace hmc;
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+// For records with text in a canonical form of their own ("cpu:00", an unknown code): the second round is the same as the first.
+template <class Decode>
+void settles(ByteSpan in, Decode decode) {
+  const auto first = decode(in);
+  if (!first) return;
+  const Bytes once = encode(*first);
+  const auto second = decode(once);
+  check(second.has_value() && encode(*second) == once);
+}
+
+template <class Decode>
+void same(ByteSpan in, Decode decode) {
+  const auto decoded = decode(in);
+  if (decoded) check(std::ranges::equal(encode(*decoded), in));
+}
+
+void gathered(ByteSpan in) {
+  settles(in, job::decode_gathered);
+  const auto m = job::decode_gathered(in);
+  if (!m) return;
+  check(m->values.size() <= max_processes && m->status.message().size() <= job::max_reason);
+  for (const Bytes& value : m->values) {
+    check(value.size() <= max_bootstrap_value);
+    settles(value, job::decode_registration);
+  }
+}
+
+void registration(ByteSpan in) {
+  settles(in, job::decode_registration);
+  const auto m = job::decode_registration(in);
+  if (!m) return;
+  check(m->addresses.size() <= job::max_addresses && !m->devices.empty() && m->devices.size() <= job::max_devices);
+}
+
+void breakage(ByteSpan in) {
+  settles(in, job::decode_breakage);
+  const auto m = job::decode_breakage(in);
+  if (m) check(!m->reason.ok());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
+  switch (data[0] % 7) {
+    case 0:
+      same(in, job::decode_arrival);
+      break;
+    case 1:
+      gathered(in);
+      break;
+    case 2:
+      registration(in);
+      break;
+    case 3:
+      same(in, job::decode_process_lost);
+      break;
+    case 4:
+      breakage(in);
+      break;
+    case 5:
+      settles(in, job::decode_offer);
+      break;
+    default:
+      same(in, job::decode_wish);
+      break;
+  }
+  return 0;
+}
