@@ -133,11 +133,19 @@ def devices() -> list[str]:
 
 
 def info() -> dict[str, Any]:
-    """What ``hmc info`` shows, as plain data: version, launch, runtimes, transports, settings."""
+    """What ``hmc info`` shows, as plain data: version, launch, runtimes, transports, settings.
+
+    ``launch`` holds an ``error`` alone where the launcher's environment is half-set.
+    """
+    launch: dict[str, Any]
+    try:
+        launch = _core.detect_launch()
+    except InvalidArgumentError as error:
+        launch = {"error": str(error)}
     return {
         "version": __version__,
         "wire_version": _core.wire_version,
-        "launch": _core.detect_launch(),
+        "launch": launch,
         "runtimes": _core.runtimes(),
         "transports": _core.transports(),
         "settings": _core.settings(),

@@ -153,6 +153,37 @@ def _space() -> Finding:
     return Finding("memory", GOOD, text)
 
 
+def _launcher() -> Finding:
+    import hmc
+
+    launch = hmc.info()["launch"]
+    if "error" in launch:
+        return Finding("launcher", BAD, launch["error"], "unset these variables where no launcher runs, or set all of them")
+    return Finding("launcher", GOOD, f"{launch['launcher']} (rank {launch['rank']} of {launch['size']})")
+
+
+def _transfer() -> Finding:
+    """The real thing in small: settings that cannot be, a full table of descriptors and the like show here."""
+    import numpy as np
+
+    import hmc
+
+    sent = np.arange(100_000, dtype=np.uint32)
+    received = np.zeros_like(sent)
+    try:
+        with hmc.Context() as here, hmc.Context() as there:
+            peer = here.connect(there.addresses[0], timeout=10)
+            receiving = there.accept(timeout=10).irecv(received)
+            peer.send(sent, timeout=10)
+            receiving.wait(timeout=10)
+            path = peer.path()
+    except hmc.HmcError as error:
+        return Finding("transfer", BAD, f"{error.code}: {error}", "the message says what to change; HMC_LOG=debug says more")
+    if not np.array_equal(sent, received):
+        return Finding("transfer", BAD, f"wrong bytes by {path.transport}", "please report this")
+    return Finding("transfer", GOOD, f"two Contexts here reach each other by {path.transport} ({path.detail})")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _versions,
     _space,
@@ -163,6 +194,8 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _private_directory,
     _loopback,
     _key,
+    _launcher,
+    _transfer,
 )
 
 

@@ -29,7 +29,10 @@ def show_info(as_json: bool = False) -> int:
         return 0
     print(f"hmc {report['version']}, wire version {report['wire_version']}")
     launch = report["launch"]
-    print(f"launcher: {launch['launcher']} (rank {launch['rank']} of {launch['size']})")
+    if "error" in launch:
+        print(f"launcher: unclear: {launch['error']}")
+    else:
+        print(f"launcher: {launch['launcher']} (rank {launch['rank']} of {launch['size']})")
     print("\ndevices")
     for runtime in report["runtimes"]:
         if not runtime["available"]:

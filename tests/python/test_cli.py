@@ -30,6 +30,32 @@ def test_doctor_checks() -> None:
     assert "shared memory" in result.stdout.lower() or "/dev/shm" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "finding", "words"),
+    [
+        ("HMC_TRANSPORTS", "smh", "transfer", "local shm tcp"),
+        ("HMC_JOB_KEY", "short", "transfer", "hmc keygen"),
+        ("RANK", "0", "launcher", "WORLD_SIZE"),
+    ],
+)
+def test_doctor_finds_settings_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, finding: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = run("doctor", "--json")
+    assert result.returncode == 1, result.stderr
+    [found] = [row for row in json.loads(result.stdout) if row["level"] == "problem"]
+    assert found["name"] == finding
+    assert words in found["found"]
+    assert run("info").returncode == 0
+
+
+def test_doctor_is_content_here() -> None:
+    result = run("doctor", "--json")
+    assert result.returncode == 0, result.stdout
+    assert {row["name"] for row in json.loads(result.stdout)} >= {"transfer", "launcher", "shared memory", "ptrace"}
+
+
 def test_keygen_gives_a_fresh_key() -> None:
     first, second = run("keygen"), run("keygen")
     assert first.returncode == second.returncode == 0
