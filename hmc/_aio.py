@@ -1,7 +1,8 @@
 """Awaiting Works: one CompletionQueue per event loop, whose descriptor the loop watches. No thread per operation.
 
 Calls that have no Work (accept, connect, lookup, wait_notify) are offered as coroutines that run the blocking call on the loop's
-default executor; they end at their timeout even when the awaiting task was cancelled before.
+default executor. When the awaiting task is cancelled (Ctrl-C does that), those that can be repeated end within ``SLICE`` seconds;
+connect and barrier end at their timeout, since half of one cannot be taken back.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from hmc import _core
+from hmc.errors import HmcTimeoutError
 
 __all__ = ["await_work", "install"]
+
+SLICE = 0.2
 
 _T = TypeVar("_T")
 _Ranked = _core.Member | _core.Communicator
@@ -79,11 +85,38 @@ async def _blocking(method: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(None, method, *args)
 
 
+async def _repeated(method: Callable[..., _T], *args: Any, timeout: float | None) -> _T:
+    """As _blocking, for a call that takes nothing at a timeout: waits in slices, so that cancelling frees the thread."""
+    if timeout is not None and not timeout > SLICE:
+        return await _blocking(method, *args, timeout)
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    cancelled = threading.Event()
+
+    def wait() -> _T:
+        while True:
+            left = deadline - time.monotonic()
+            last = left <= SLICE or cancelled.is_set()
+            try:
+                result = method(*args, max(0.0, min(left, SLICE)))
+            except HmcTimeoutError:
+                if last:
+                    raise
+            else:
+                if last or result != []:  # no notification yet
+                    return result
+
+    try:
+        return await _blocking(wait)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
 # ---- methods that install() adds; the stub (_core.pyi) has their types ----
 
 
 async def _accept(self: _core.Context, timeout: float | None = None) -> _core.Peer:
-    return await _blocking(self.accept, timeout)
+    return await _repeated(self.accept, timeout=timeout)
 
 
 async def _connect(self: _core.Context, address: str, timeout: float | None = 30.0) -> _core.Peer:
@@ -91,19 +124,19 @@ async def _connect(self: _core.Context, address: str, timeout: float | None = 30
 
 
 async def _lookup(self: _core.Peer, name: str, timeout: float | None = None) -> _core.RemoteBuffer:
-    return await _blocking(self.lookup, name, timeout)
+    return await _repeated(self.lookup, name, timeout=timeout)
 
 
 async def _wait_notify_of_peer(self: _core.Peer, id: int, count: int = 1, timeout: float | None = None) -> None:
-    await _blocking(self.wait_notify, id, count, timeout)
+    await _repeated(self.wait_notify, id, count, timeout=timeout)
 
 
 async def _wait_notify(self: _Ranked, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
-    await _blocking(self.wait_notify, src, id, count, timeout)
+    await _repeated(self.wait_notify, src, id, count, timeout=timeout)
 
 
 async def _notifications(self: _core.Peer | _Ranked, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
-    return await _blocking(self.notifications, timeout)
+    return await _repeated(self.notifications, timeout=timeout)
 
 
 async def _barrier(self: _Ranked, timeout: float | None = None) -> None:

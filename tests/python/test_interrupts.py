@@ -84,3 +84,33 @@ def test_init_can_be_interrupted(run_job: Callable[..., str]) -> None:
         time.sleep(2)
         """
     )
+
+
+SERVERS = {
+    "accept": "await ctx.accept_async()",
+    "lookup": "await (await ctx.connect_async(other.addresses[0])).lookup_async('nothing')",
+    "wait_notify": "await (await ctx.connect_async(other.addresses[0])).wait_notify_async(3)",
+    "notifications": "await (await ctx.connect_async(other.addresses[0])).notifications_async(timeout=None)",
+    "work": "await (await ctx.connect_async(other.addresses[0])).irecv(np.zeros(8, np.uint8))",
+}
+
+
+@pytest.mark.parametrize("call", SERVERS)
+def test_asyncio_programs_end_at_once(run_job: Callable[..., str], call: str) -> None:
+    out = run_job(
+        f"""
+        import asyncio, os, signal, threading, time
+
+        async def serve():
+            with hmc.Context() as ctx, hmc.Context() as other:
+                threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+                {SERVERS[call]}
+
+        try:
+            asyncio.run(serve())
+        except KeyboardInterrupt:
+            print("ended")
+        """,
+        ranks=1,
+    )
+    assert "ended" in out
