@@ -37,8 +37,7 @@ struct HMC_API MemoryView {
   void* data = nullptr;
   std::size_t bytes = 0;
   Device device;
-  std::shared_ptr<const void> owner;          // kept until the operation completes; null for borrowed pointers
-  const BufferState* registration = nullptr;  // known registration, else null
+  std::shared_ptr<const void> owner;  // kept until the operation completes; null for borrowed pointers
 };
 
 // A notification to raise at the target once the data of its put (or batch) is visible there: a counted id, or a payload.

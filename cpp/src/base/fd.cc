@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 
 #include "base/fork.h"
@@ -66,5 +68,13 @@ void UniqueFd::reset() noexcept {
 }
 
 UniqueFd UniqueFd::duplicate() const noexcept { return UniqueFd(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
+
+UniqueFd make_memfd(const char* name, unsigned flags) noexcept {
+  constexpr unsigned noexec_seal = 0x0008;  // MFD_NOEXEC_SEAL: required where vm.memfd_noexec is 2, unknown before Linux 6.3
+  flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = memfd_create(name, flags | noexec_seal);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create(name, flags);
+  return UniqueFd(fd);
+}
 
 }  // namespace hmc

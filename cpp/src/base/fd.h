@@ -29,4 +29,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// Anonymous shared memory, close-on-exec and sealable, with the MFD_* `flags` besides; empty on failure (errno says why).
+[[nodiscard]] UniqueFd make_memfd(const char* name, unsigned flags = 0) noexcept;
+
 }  // namespace hmc

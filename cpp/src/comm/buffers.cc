@@ -96,8 +96,7 @@ std::shared_ptr<PeerState> owner_of(const RemoteBuffer& remote) {
 MemoryView::MemoryView(const Memory& memory)
     : data(memory.data()), bytes(memory.size()), device(memory.device()), owner(memory.block()) {}
 
-MemoryView::MemoryView(const ConnBuffer& buffer)
-    : bytes(buffer.size()), device(buffer.device()), owner(buffer.state()), registration(buffer.state().get()) {
+MemoryView::MemoryView(const ConnBuffer& buffer) : bytes(buffer.size()), device(buffer.device()), owner(buffer.state()) {
   if (!buffer.valid()) return;
   data = static_cast<std::byte*>(buffer.state()->registration->memory().data()) + buffer.offset();
 }

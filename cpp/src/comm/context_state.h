@@ -47,8 +47,11 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // Called when a peer is lost or closed, after its operations ended.
   virtual void on_peer_gone(std::function<void(PeerState& peer, const Status& reason)> watcher) = 0;
   virtual void count(std::string_view counter, std::uint64_t n) = 0;
-  // Registers `view` with the transport of `route` for one message, or finds a registration that covers it.
+  // Registers exactly `view` with the transport of `route`, for one message: its region begins where the message does.
   virtual Result<std::shared_ptr<LocalRegion>> transient_region(Route& route, const MemoryView& view) = 0;
+
+  // A complete Work, the same for every post that is over at once.
+  [[nodiscard]] const std::shared_ptr<WorkState>& done_work();
 
   // ---- engine lock NOT held ----
   // As Peer::put etc., with the envelope of the notification. `peer` is taken from the RemoteBuffer.
@@ -70,6 +73,9 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // Several imports at once (one round trip per peer); entry i belongs to peers[i].
   virtual Result<std::vector<RemoteBuffer>> import_all(std::span<const std::shared_ptr<PeerState>> peers,
                                                        std::span<const Descriptor> descriptors, Deadline deadline) = 0;
+
+ private:
+  std::shared_ptr<WorkState> done_work_;
 };
 
 // The peer that owns an imported buffer.

@@ -63,6 +63,8 @@ void PeerImpl::on_closed(const Status& reason) {
     drop_channel();  // our goodbye is out
   } else if (leaving_) {
     end(failure_, PeerPhase::closed);
+  } else if (reason.code() == Code::closed && phase_ == PeerPhase::connecting && !tried_.empty()) {
+    end(no_transport(), PeerPhase::lost);  // it gave up for the same reason
   } else if (reason.code() == Code::closed) {
     end(Status(Code::closed, describe() + " said goodbye"), PeerPhase::closed);
   } else {

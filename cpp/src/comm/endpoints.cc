@@ -155,6 +155,12 @@ void PeerImpl::send_note(const EndpointSlot& slot, const Status& status) {
 
 void PeerImpl::on_endpoint_note(const wire::EndpointNote& note, bool ready) {
   EndpointSlot* slot = find_slot(note.transport);
+  if (slot == nullptr && !ready) {
+    // It could not even make its end. The slot is kept, so that this side does not wait for an answer to an address of its own.
+    TransportSlot* transport = context_.find_transport(note.transport);
+    if (transport == nullptr) return;
+    slot = slots_.emplace_back(std::make_unique<EndpointSlot>(*this, *transport, note.attempt)).get();
+  }
   if (slot == nullptr || slot->attempt() != note.attempt) return broken("a note about an endpoint it does not have");
   if (slot->state == EndpointSlot::State::failed) return;
   if (!ready) {

@@ -179,10 +179,6 @@ Status ContextImpl::unpublish(std::string_view name) {
 }
 
 Result<std::shared_ptr<LocalRegion>> ContextImpl::transient_region(Route& route, const MemoryView& view) {
-  if (view.registration != nullptr) {
-    Registration& registration = *view.registration->registration;
-    if (const auto* known = registration.find(route.transport)) return *known;
-  }
   RegionView region;
   region.span = DeviceSpan{view.data, view.bytes, view.device};
   region.transient = true;

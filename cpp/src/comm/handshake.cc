@@ -149,10 +149,8 @@ void PeerImpl::on_hello_reply(const wire::Hello& hello) {
   greeted_ = true;
   if (!take_hello(hello)) return;
   if (hello.choice.empty()) {
-    std::string reasons;
     rank(Device::cpu(), Device::cpu(), tried_);
-    for (const auto& reason : tried_) reasons += "\n  " + reason;
-    end(Status(Code::unsupported, "no transport serves both this Context and " + describe() + ":" + reasons), PeerPhase::lost);
+    end(no_transport(), PeerPhase::lost);
   }
 }
 
@@ -172,12 +170,15 @@ void PeerImpl::choose_message_transport() {
     }
   }
   if (unanswered) static_cast<void>(channel_->send(wire::hello, encode(own_hello({}))));
-  std::string reasons;
-  for (const auto& reason : tried_) reasons += "\n  " + reason;
-  for (const auto& reason : rejected) reasons += "\n  " + reason;
-  const Status failure(Code::unsupported, "no transport serves both this Context and " + describe() + ":" + reasons);
+  tried_.insert(tried_.end(), rejected.begin(), rejected.end());
   if (channel_) channel_->close();
-  end(failure, PeerPhase::lost);
+  end(no_transport(), PeerPhase::lost);
+}
+
+Status PeerImpl::no_transport() const {
+  std::string message = "no transport serves both this Context and " + describe() + ":";
+  for (const auto& reason : tried_) message += "\n  " + reason;
+  return Status(Code::unsupported, std::move(message));
 }
 
 void PeerImpl::start_timer(double seconds, std::function<void()> action) {

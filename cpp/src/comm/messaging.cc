@@ -62,7 +62,7 @@ Result<std::shared_ptr<WorkState>> MessengerImpl::isend_locked(const std::shared
   Lane& lane = lane_of(*peer);
   if (peer->phase() == PeerPhase::ready && lane.idle()) {
     const Status sent = try_eager(lane, envelope, tag, view);
-    if (sent.ok()) return completed_work(engine());
+    if (sent.ok()) return context_.done_work();
     if (sent.code() != Code::would_block && sent.code() != Code::unsupported) return sent;
   }
   auto send = std::make_shared<SendOperation>(*this, peer, envelope, tag, view);
@@ -231,6 +231,7 @@ void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
   message->head = *head;
   message->payload.assign(payload.begin(), payload.end());
   matcher_.stash(from, head->tag, std::move(message));
+  give_credit(lane);
 }
 
 Status MessengerImpl::copy_in(const MemoryView& view, ByteSpan payload) {
@@ -265,8 +266,14 @@ void MessengerImpl::deliver(const std::shared_ptr<ReceiveOperation>& receive, st
 void MessengerImpl::consumed(Lane& lane, std::uint64_t payload) {
   lane.owed.payload += payload;
   ++lane.owed.heads;
-  // Given back at half, so that a stream of messages costs one more signal in thousands.
-  if (lane.owed.payload < payload_credit / 2 && lane.owed.heads < head_credit / 2) return;
+  give_credit(lane);
+}
+
+// Given back at half, so that a stream of messages costs one more signal in thousands; earlier when a sender may be waiting because
+// the rest of its credit lies here unread.
+void MessengerImpl::give_credit(Lane& lane) {
+  const bool needed = lane.owed.heads >= head_credit / 16 && lane.owed.heads + lane.heads_held >= head_credit;
+  if (lane.owed.payload < payload_credit / 2 && lane.owed.heads < head_credit / 2 && !needed) return;
   if (lane.peer->phase() == PeerPhase::ready) emit(lane, encode(lane.owed));
   lane.owed = {};
 }

@@ -149,8 +149,9 @@ void MessengerImpl::end_operations(const PeerState* peer, const Status& reason) 
 void MessengerImpl::on_peer_gone(PeerState& peer, const Status& reason) {
   end_operations(&peer, reason);
   // Announcements of a dead sender lead nowhere; what arrived whole stays receivable.
-  static_cast<void>(matcher_.unexpected().take_if(
-      [&](const Address& from, const auto& message) { return from.peer == &peer && message->announce != nullptr; }));
+  const auto dropped = matcher_.unexpected().take_if(
+      [&](const Address& from, const auto& message) { return from.peer == &peer && message->announce != nullptr; });
+  if (!dropped.empty()) lane_of(peer).heads_held -= dropped.size();
 }
 
 void MessengerImpl::on_context_closing(const Status& reason) {
@@ -184,8 +185,24 @@ Status MessengerImpl::cancel(Operation& operation) {
     operation.complete(Status(Code::cancelled, operation.describe() + " was cancelled; nothing was written"));
     return {};
   }
-  return Status(Code::unsupported,
-                operation.describe() + " is being written: it ends when the bytes are there or the peer is lost");
+  return cancel_transfer(operation);
+}
+
+// A matched receive: what this side fetches can be stopped, what the peer puts cannot.
+Status MessengerImpl::cancel_transfer(Operation& receive) {
+  const std::string what = receive.describe();
+  if (receive.peer_over && receive.moving && receive.peer->phase() == PeerPhase::ready) {
+    auto& waiting = lane_of(*receive.peer).transfers;
+    const auto place = std::find_if(waiting.begin(), waiting.end(), [&](const auto& other) { return other.get() == &receive; });
+    if (place != waiting.end()) {
+      waiting.erase(place);
+      receive.part_done(Status(Code::cancelled, "cancelled before anything was written"));
+      return {};
+    }
+    // Ends the receive from within, and tells the sender.
+    if (receive.peer->message_endpoint().cancel(&receive.part).ok()) return {};
+  }
+  return Status(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
 }
 
 // ---- operations ----
@@ -206,6 +223,10 @@ std::string Operation::describe() const {
 void Operation::part_done(Status status) noexcept {
   moving = false;
   part_over = true;
+  // A message's region ends with its send.
+  if (!sending && status.code() == Code::stale) status = Status(Code::closed, "the sender gave up its send before all was here");
+  if (status.code() == Code::peer_lost)
+    status = status.with_context(describe() + (sending ? ", of which part was sent" : ", of which part may have been written"));
   if (!status.ok() && outcome.ok()) outcome = peer != nullptr ? peer->meaning_of(std::move(status)) : std::move(status);
   owner.report_part(*this);
   settle();

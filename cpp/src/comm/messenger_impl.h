@@ -88,6 +88,7 @@ class MessengerImpl final : public Messenger, public Pollable {
   void on_eager(PeerState& peer, ByteSpan signal);
   void on_credit(Lane& lane, ByteSpan signal);
   void consumed(Lane& lane, std::uint64_t payload);
+  void give_credit(Lane& lane);
   void deliver(const std::shared_ptr<ReceiveOperation>& receive, std::unique_ptr<Unexpected> message);
 
   // ---- rendezvous.cc ----
@@ -110,6 +111,7 @@ class MessengerImpl final : public Messenger, public Pollable {
   Status pump_send(Lane& lane, SendOperation& send);
   void want_poll();
   std::shared_ptr<Operation> moving(std::uint64_t id, PeerState& peer);
+  Status cancel_transfer(Operation& receive);
   void end_operations(const PeerState* peer, const Status& reason);
 
   ContextState& context_;

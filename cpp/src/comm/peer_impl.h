@@ -30,6 +30,8 @@ class FlushCount;
 struct PeerRoute : Route {
   EndpointSlot* slot = nullptr;
   bool staged = false;
+  // Adds a posted operation to the counters that path() and counters() show.
+  void count(bool is_put, std::size_t bytes);
 };
 
 // One import or lookup on its way to the owner and back.
@@ -155,6 +157,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void start_timer(double seconds, std::function<void()> action);
   void stop_timer();
   void choose_message_transport();
+  [[nodiscard]] Status no_transport() const;  // with every reason met
   void become_ready();
   void run_ready_actions(const Status& status);
 

@@ -59,6 +59,7 @@ void MessengerImpl::on_announce(PeerState& peer, ByteSpan signal) {
   }
   const std::int64_t tag = message.head.tag;
   matcher_.stash(from, tag, std::make_unique<Unexpected>(std::move(message)));
+  give_credit(lane);
 }
 
 void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message) {

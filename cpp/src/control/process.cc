@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -19,7 +18,6 @@ namespace {
 #ifndef SO_PEERPIDFD
 constexpr int SO_PEERPIDFD = 77;  // Linux 6.5
 #endif
-constexpr unsigned mfd_noexec_seal = 0x8;  // Linux 6.3; some systems insist on it
 
 Status gone(int error) { return Status(Code::peer_lost, "the process behind the Unix socket is gone", error); }
 
@@ -100,12 +98,14 @@ std::string describe_death(const PeerProcess& process) {
 }
 
 Result<UniqueFd> make_proof(const Secret& secret) {
-  UniqueFd fd(memfd_create("hmc-proof", MFD_CLOEXEC | MFD_ALLOW_SEALING | mfd_noexec_seal));
-  if (!fd) fd = UniqueFd(memfd_create("hmc-proof", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) return errno_status("cannot make a memfd", errno);
+  UniqueFd fd = make_memfd("hmc-proof");
+  const bool sealable = static_cast<bool>(fd);
+  // Where memfd is forbidden any file in memory will do: the peer only reads it.
+  if (!fd && errno != EMFILE && errno != ENFILE) fd = UniqueFd(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!fd) return errno_status("cannot make a memfd or a file in /dev/shm", errno);
   if (write(fd.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()))
     return errno_status("cannot fill a memfd", errno);
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
+  if (sealable && fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
     return errno_status("cannot seal a memfd", errno);
   return fd;
 }

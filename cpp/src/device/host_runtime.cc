@@ -25,14 +25,17 @@ constexpr unsigned required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// A mapping of a whole memfd.
+// A mapping of a whole memfd, or of private memory.
 class HostAllocation final : public Allocation {
  public:
   HostAllocation(UniqueFd fd, void* data, std::size_t mapped, std::size_t bytes)
       : fd_(std::move(fd)), data_(data), mapped_(mapped), bytes_(bytes) {}
   ~HostAllocation() override { munmap(data_, mapped_); }
   [[nodiscard]] DeviceSpan span() const noexcept override { return {data_, bytes_, Device::cpu()}; }
+  [[nodiscard]] bool shareable() const noexcept override { return static_cast<bool>(fd_); }
+  [[nodiscard]] std::size_t mapped() const noexcept { return mapped_; }
   [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const override {
+    if (!fd_) return Status(Code::unsupported, "this memory is private: the system refused shared memory (memfd_create)");
     if (kind != HandleKind::memfd) return Status(Code::unsupported, "host memory is shared by memfd only");
     Blob blob;
     WireWriter(blob.bytes).u64(mapped_).u64(0);
@@ -48,15 +51,15 @@ class HostAllocation final : public Allocation {
   std::size_t bytes_;
 };
 
-// Maps `length` bytes of `fd` at a multiple of `alignment`. Address or MAP_FAILED.
+// Maps `length` bytes of `fd` (-1: private memory) at a multiple of `alignment`. Address or MAP_FAILED.
 void* map_aligned(int fd, std::size_t length, std::size_t alignment) {
-  if (alignment <= page) return mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  const int kind = (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_POPULATE;
+  if (alignment <= page) return mmap(nullptr, length, PROT_READ | PROT_WRITE, kind, fd, 0);
   void* reserved = mmap(nullptr, length + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return MAP_FAILED;
   const auto start = reinterpret_cast<std::uintptr_t>(reserved);
   const auto aligned = round_up(start, alignment);
-  void* mapped =
-      mmap(reinterpret_cast<void*>(aligned), length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0);
+  void* mapped = mmap(reinterpret_cast<void*>(aligned), length, PROT_READ | PROT_WRITE, kind | MAP_FIXED, fd, 0);
   if (aligned > start) munmap(reserved, aligned - start);
   const auto end = start + length + alignment;
   if (end > aligned + length) munmap(reinterpret_cast<void*>(aligned + length), end - aligned - length);
@@ -100,7 +103,11 @@ class HostRuntime final : public DeviceRuntime {
       warn_once("huge_pages", "huge pages are not available (" + std::string(huge.status().message()) +
                                   "); ordinary pages are used. Reserve some with vm.nr_hugepages.");
     }
-    return allocate_memfd(bytes, page, options, 0);
+    auto shared = allocate_memfd(bytes, page, options, 0);
+    if (shared.ok() || !forbidden(shared.status().native())) return shared;
+    warn_once("memfd", std::string(shared.status().message()) +
+                           "; private memory is used, which peers cannot map. Allow memfd_create in the security profile.");
+    return allocate_private(bytes, options);
   }
 
   Status copy(const CopyOp& op, Completion* done) override {
@@ -145,10 +152,35 @@ class HostRuntime final : public DeviceRuntime {
   bool poll() override { return false; }
 
  private:
+  // Shared memory as such is refused (a security profile), rather than short.
+  static bool forbidden(std::int64_t error) { return error == EPERM || error == EACCES || error == ENOSYS; }
+
+  static Status pin(const HostAllocation& allocation) {
+    const std::size_t length = allocation.mapped();
+    if (mlock(allocation.span().data, length) == 0) return {};
+    const int error = errno;
+    rlimit limit{};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    return Status(Code::out_of_memory,
+                  "pinning " + std::to_string(length) + " bytes refused: " + std::strerror(error) + "; the memlock limit is " +
+                      (limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes") +
+                      " (raise it: ulimit -l, or LimitMEMLOCK= of the service)",
+                  error);
+  }
+
+  static Result<std::unique_ptr<Allocation>> allocate_private(std::size_t bytes, const MemoryOptions& options) {
+    const std::size_t length = round_up(std::max<std::size_t>(bytes, 1), page);
+    void* data = map_aligned(-1, length, std::max(options.alignment, page));
+    if (data == MAP_FAILED) return refuse_memory("mapping", bytes, errno);
+    auto allocation = std::make_unique<HostAllocation>(UniqueFd(), data, length, bytes);
+    if (options.pinned) HMC_TRY(pin(*allocation));
+    return std::unique_ptr<Allocation>(std::move(allocation));
+  }
+
   static Result<std::unique_ptr<Allocation>> allocate_memfd(std::size_t bytes, std::size_t unit, const MemoryOptions& options,
                                                             unsigned flags) {
     const std::size_t length = round_up(std::max<std::size_t>(bytes, 1), unit);
-    UniqueFd fd(memfd_create("hmc", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
+    UniqueFd fd = make_memfd("hmc", flags);
     if (!fd) return refuse_memory("memfd_create", bytes, errno);
     if (ftruncate(fd.get(), static_cast<off_t>(length)) != 0) return refuse_memory("allocation", bytes, errno);
     // In full, now: a peer that maps it must never meet a page that cannot be had (SIGBUS).
@@ -157,16 +189,7 @@ class HostRuntime final : public DeviceRuntime {
     void* data = map_aligned(fd.get(), length, std::max(options.alignment, unit));
     if (data == MAP_FAILED) return refuse_memory("mapping", bytes, errno);
     auto allocation = std::make_unique<HostAllocation>(std::move(fd), data, length, bytes);
-    if (options.pinned && mlock(data, length) != 0) {
-      const int error = errno;
-      rlimit limit{};
-      getrlimit(RLIMIT_MEMLOCK, &limit);
-      return Status(Code::out_of_memory,
-                    "pinning " + std::to_string(length) + " bytes refused: " + std::strerror(error) + "; the memlock limit is " +
-                        (limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes") +
-                        " (raise it: ulimit -l, or LimitMEMLOCK= of the service)",
-                    error);
-    }
+    if (options.pinned) HMC_TRY(pin(*allocation));
     return std::unique_ptr<Allocation>(std::move(allocation));
   }
 };

@@ -41,6 +41,8 @@ class Allocation {
  public:
   virtual ~Allocation() = default;
   [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;
+  // Whether another process of the host can map it: export_handle(HandleKind::memfd) works.
+  [[nodiscard]] virtual bool shareable() const noexcept { return false; }
   // As DeviceRuntime::export_handle, for memory whose owner is known. memfd: bytes = wire{u64 size of the file, u64 offset in it}.
   [[nodiscard]] virtual Result<Blob> export_handle(HandleKind) const {
     return Status(Code::unsupported, "this allocation has no handle of that kind");

@@ -4,8 +4,8 @@
 
 namespace hmc {
 
-MemoryBlock::MemoryBlock(std::unique_ptr<Allocation> allocation, bool shareable)
-    : span_(allocation->span()), allocation_(std::move(allocation)), shareable_(shareable) {}
+MemoryBlock::MemoryBlock(std::unique_ptr<Allocation> allocation)
+    : span_(allocation->span()), allocation_(std::move(allocation)), shareable_(allocation_->shareable()) {}
 
 MemoryBlock::MemoryBlock(DeviceSpan span, std::function<void()> keep_alive) : span_(span), keep_alive_(std::move(keep_alive)) {}
 

@@ -14,8 +14,8 @@ namespace hmc {
 
 class MemoryBlock {
  public:
-  MemoryBlock(std::unique_ptr<Allocation> allocation, bool shareable);  // owned
-  MemoryBlock(DeviceSpan span, std::function<void()> keep_alive);       // wrapped
+  explicit MemoryBlock(std::unique_ptr<Allocation> allocation);    // owned
+  MemoryBlock(DeviceSpan span, std::function<void()> keep_alive);  // wrapped
   ~MemoryBlock();
   MemoryBlock(const MemoryBlock&) = delete;
   MemoryBlock& operator=(const MemoryBlock&) = delete;

@@ -24,7 +24,7 @@ Memory::Memory(std::shared_ptr<MemoryBlock> block, std::size_t offset, std::size
 Result<Memory> Memory::allocate(std::size_t bytes, Device device, const MemoryOptions& options) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   HMC_ASSIGN(auto allocation, runtime->allocate(device.index(), bytes, options));
-  return Memory(std::make_shared<MemoryBlock>(std::move(allocation), device.is_cpu()), 0, bytes);
+  return Memory(std::make_shared<MemoryBlock>(std::move(allocation)), 0, bytes);
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()> keep_alive) {

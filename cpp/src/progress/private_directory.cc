@@ -57,6 +57,7 @@ Result<std::string> private_directory() {
   // Checked on the opened directory: a link or a swap in /tmp must not pass.
   const UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat info{};
+  if (!fd && (errno == EMFILE || errno == ENFILE)) return errno_status("open the directory " + directory, errno);
   if (!fd || fstat(fd.get(), &info) != 0) {
     return Status(Code::authentication,
                   directory + " is not a directory that this user can open; remove it, or set XDG_RUNTIME_DIR", errno);

@@ -10,9 +10,6 @@
 #include <cerrno>
 #include <string>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -67,12 +64,11 @@ void Mapping::reset() noexcept {
 }
 
 Result<ChannelMemory> ChannelMemory::create(const Sizes& sizes) {
-  int raw = memfd_create("hmc-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-  if (raw < 0 && errno == EINVAL) raw = memfd_create("hmc-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);  // Linux before 6.3
-  if (raw < 0) return errno_status("memfd_create for a ring", errno);
   ChannelMemory channel;
   channel.sizes_ = sizes;
-  channel.fd_ = UniqueFd(raw);
+  channel.fd_ = make_memfd("hmc-ring");
+  const int raw = channel.fd_.get();
+  if (raw < 0) return errno_status("memfd_create for a ring", errno);
   if (ftruncate(raw, static_cast<off_t>(sizes.total())) != 0) return errno_status("sizing a ring", errno);
   if (fcntl(raw, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return errno_status("sealing a ring", errno);
   HMC_ASSIGN(channel.mapping_, Mapping::map(raw, 0, sizes.total(), true));

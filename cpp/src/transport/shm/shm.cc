@@ -39,6 +39,7 @@ class ShmEndpoint final : public Endpoint {
   }
   Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
   Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
+  Status put_short(const Run& run, ByteSpan signal) override { return link_->put_short(run, signal); }
   Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
   Status flush(Completion* done) override { return link_->flush(done); }
   Status cancel(Completion* done) override { return link_->cancel(done); }
@@ -62,10 +63,7 @@ class ShmTransport final : public Transport {
   [[nodiscard]] Capabilities capabilities() const override {
     Capabilities result;
     const bool ptrace = shared_->ptrace_wanted && !shared_->ptrace_refused;
-    result.reason = std::string("memory allocated by HMC is mapped; other memory ") +
-                    (ptrace                   ? "is copied between address spaces"
-                     : shared_->ptrace_wanted ? "goes through a shared ring (ptrace is not permitted)"
-                                              : "goes through a shared ring (HMC_SHM_PTRACE=0)");
+    result.reason = "memory allocated by HMC is mapped; " + other_memory();
     result.max_signal = shm::max_signal;
     result.eager_limit = eager_limit;
     result.foreign_both_ends = ptrace;
@@ -90,8 +88,7 @@ class ShmTransport final : public Transport {
       result.reason = "shm moves CPU memory only, not " + local.str() + " to " + remote.str();
     } else {
       result.ok = true;
-      result.detail = shared_->ptrace_wanted && !shared_->ptrace_refused ? "mapped memfd; process_vm for other memory"
-                                                                         : "mapped memfd; shared ring for other memory";
+      result.detail = "mapped memfd; " + other_memory();
       result.reason = "same host";
       result.latency_us = 0.2;
       result.bandwidth = 10e9;
@@ -150,6 +147,12 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  [[nodiscard]] std::string other_memory() const {
+    if (!shared_->ptrace_wanted) return "other memory goes through a shared ring (HMC_SHM_PTRACE=0)";
+    if (shared_->ptrace_refused) return "other memory goes through a shared ring (ptrace is not permitted)";
+    return "other memory is copied between address spaces (process_vm)";
+  }
+
   void drop_closed() {
     closed_seen_ = false;
     std::erase_if(links_, [](const auto& link) { return link->closed(); });
