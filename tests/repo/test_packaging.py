@@ -23,7 +23,7 @@ EXTENSION = Path(hmc._core.__file__)
 PATH = f"{BIN}:{os.environ['PATH']}"
 
 # The C and C++ runtime, pthreads and OpenSSL. Older glibc keeps pthreads and dl in libraries of their own.
-ALLOWED = {"libstdc++", "libgcc_s", "libm", "libc", "libpthread", "libdl", "librt", "ld-linux-x86-64", "libssl", "libcrypto"}
+ALLOWED = {"libstdc++", "libgcc_s", "libm", "libc", "libpthread", "libdl", "librt", "libssl", "libcrypto"}
 
 
 def tool(name: str) -> str:
@@ -44,7 +44,8 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 def needed(library: Path) -> set[str]:
     """Names of the libraries that the loader brings in, without their versions."""
-    return {name.partition(".so")[0] for name in re.findall(r"\(NEEDED\).*\[(.+)\]", run(tool("readelf"), "-d", library))}
+    names = {name.partition(".so")[0] for name in re.findall(r"\(NEEDED\).*\[(.+)\]", run(tool("readelf"), "-d", library))}
+    return {name for name in names if not name.startswith("ld-linux")}  # the loader itself, named after the machine
 
 
 def build_example(cmake_package: Path, build: Path) -> None:
