@@ -69,7 +69,8 @@ void signals(ByteSpan in) {
 
 void chunks(ByteSpan in) {
   static ChannelMemory channel = ChannelMemory::create(sizes_for(0)).value();
-  std::memset(&channel.control(), 0, sizeof(Control));
+  channel.control().bulk_tail.store(0);
+  channel.control().bulk_head.store(0);
   const std::size_t each = in.size() / slot_count;
   for (std::size_t i = 0; i < slot_count; ++i) {
     std::memset(channel.slot(i), 0, slot_header_bytes);
