@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "control/core.h"
 #include "control/handshake.h"
+#include "progress/address.h"
 
 namespace hmc {
 namespace control {
@@ -54,6 +55,7 @@ class Plane final : public ControlPlane, public HandshakeHost {
 
   Result<std::string> listen(std::string_view address) override {
     const bool tcp = !address.starts_with("unix");
+    if (tcp) HMC_TRY(resolve_tcp(address, true).status());  // what is no address is no security problem
     if (tcp && !local_->key && !local_->options.insecure && !is_local_address(address)) {
       return Status(Code::authentication,
                     "listening at " + std::string(address) +

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -141,17 +142,27 @@ TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
 }
 
 TEST(Memory, TinyMemlockSaysWhichLimit) {
-  rlimit old{};
-  getrlimit(RLIMIT_MEMLOCK, &old);
-  rlimit none{0, old.rlim_max};
-  if (geteuid() == 0) GTEST_SKIP() << "root may lock memory regardless of the limit";
-  setrlimit(RLIMIT_MEMLOCK, &none);
-  MemoryOptions options;
-  options.pinned = true;
-  const auto memory = Memory::allocate(1 << 20, Device::cpu(), options);
-  setrlimit(RLIMIT_MEMLOCK, &old);
-  ASSERT_FALSE(memory.ok());
-  EXPECT_NE(memory.status().message().find("memlock"), std::string_view::npos);
+  // In a process of its own: root would have to become nobody, whom the limit concerns.
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit tiny{1 << 16, 1 << 16};
+    setrlimit(RLIMIT_MEMLOCK, &tiny);
+    if (geteuid() == 0 && setuid(65534) != 0) _exit(77);
+    MemoryOptions options;
+    options.pinned = true;
+    const auto refused = Memory::allocate(1 << 20, Device::cpu(), options);
+    const auto fits = Memory::allocate(4096, Device::cpu(), options);
+    const auto plain = Memory::allocate(1 << 20);
+    const std::string_view text = refused.status().message();
+    if (refused.ok() || refused.status().code() != Code::out_of_memory) _exit(1);
+    if (text.find("memlock") == text.npos || text.find("65536") == text.npos || text.find("ulimit -l") == text.npos) _exit(2);
+    _exit(fits.ok() && plain.ok() ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "root that may not become another user";
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(Memory, DescriptorLimitSaysSo) {

@@ -1,0 +1,451 @@
+"""Bad input in every position: refused at once by name, and the pair it was given to goes on as before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import pattern
+
+import hmc
+
+# Made by buffers only, which mypy takes for a class that has no attributes.
+Descriptor: Any = hmc.Descriptor
+REFUSED = (hmc.InvalidArgumentError, TypeError, OverflowError)
+
+
+@dataclass
+class Pair:
+    """Two Contexts that know each other, with a buffer each that the other has imported."""
+
+    a: hmc.Context
+    b: hmc.Context
+    ab: hmc.Peer
+    ba: hmc.Peer
+    local: hmc.ConnBuffer
+    target: hmc.ConnBuffer
+    remote: hmc.RemoteBuffer
+
+    def check(self) -> None:
+        """One- and two-sided, every byte."""
+        self.local.numpy()[:] = pattern(len(self.local), 1)
+        self.ab.put(self.local, self.remote, notify=9).wait(20)
+        self.ba.wait_notify(9, timeout=20)
+        assert np.array_equal(self.target.numpy(), pattern(len(self.local), 1))
+        got = np.zeros(70_000, np.uint8)
+        receiving = self.ab.irecv(got, tag=5)
+        self.ba.send(pattern(70_000, 2), tag=5, timeout=20)
+        receiving.wait(20)
+        assert np.array_equal(got, pattern(70_000, 2))
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with hmc.Context(transports=request.param) as a, hmc.Context(transports=request.param) as b:
+        ab = a.connect(b.addresses[0], timeout=20)
+        ba = b.accept(timeout=20)
+        local, target = a.buffer(20_000), b.buffer(20_000)
+        both = Pair(a, b, ab, ba, local, target, ab.import_buffer(target.descriptor(), timeout=20))
+        yield both
+        both.check()
+
+
+@pytest.fixture
+def comm() -> Iterator[hmc.Communicator]:
+    with hmc.init(rank=0, size=1) as alone:
+        yield alone
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 62, 1 << 64, 1 << 200, 1.5, "10", None])
+def test_sizes(pair: Pair, size: Any) -> None:
+    refused = (*REFUSED, hmc.OutOfMemoryError)
+    with pytest.raises(refused):
+        pair.a.buffer(size)
+    with pytest.raises(refused):
+        hmc.Memory(size)
+
+
+@pytest.mark.parametrize("tag", [-2, (1 << 62) + 1, 1 << 64, -(1 << 70), 1.5, "3", None])
+def test_tags(pair: Pair, tag: Any) -> None:
+    array = np.zeros(8, np.uint8)
+    calls: list[Callable[[], object]] = [
+        lambda: pair.ab.isend(array, tag=tag),
+        lambda: pair.ab.irecv(array, tag=tag),
+        lambda: pair.ab.send(array, tag=tag, timeout=1),
+        lambda: pair.ab.recv(array, tag=tag, timeout=1),
+    ]
+    for call in calls:
+        with pytest.raises(REFUSED):
+            call()
+
+
+@pytest.mark.parametrize("rank", [-2, 1, 1 << 31, 1 << 40, -(1 << 63), 1 << 80, 0.5, "0", None])
+def test_ranks(comm: hmc.Communicator, rank: Any) -> None:
+    array = np.zeros(8, np.uint8)
+    calls: list[Callable[[], object]] = [
+        lambda: comm.isend(array, rank),
+        lambda: comm.irecv(array, rank),
+        lambda: comm.send(array, rank, timeout=1),
+        lambda: comm.recv(array, rank, timeout=1),
+        lambda: comm.wait_notify(rank, 1, timeout=1),
+        lambda: comm.notify(rank, 1),
+        lambda: comm.fence(rank),
+        lambda: comm.path(rank),
+        lambda: comm.peer(rank),
+        lambda: comm.device(rank),
+    ]
+    for call in calls:
+        with pytest.raises(REFUSED):
+            call()
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), -float("inf"), "soon"])
+def test_timeouts(pair: Pair, timeout: Any) -> None:
+    array = np.zeros(8, np.uint8)
+    work = pair.ab.irecv(array, tag=77)
+    calls: list[Callable[[], object]] = [
+        lambda: work.wait(timeout),
+        lambda: pair.ab.recv(array, timeout=timeout),
+        lambda: pair.ab.wait_notify(1, timeout=timeout),
+        lambda: pair.a.accept(timeout=timeout),
+        lambda: pair.ab.lookup("x", timeout=timeout),
+        lambda: hmc.wait_all([work], timeout=timeout),
+        lambda: pair.local.close(timeout=timeout),
+    ]
+    for call in calls:
+        with pytest.raises(REFUSED):
+            call()
+    work.cancel()
+
+
+def test_notifications(pair: Pair) -> None:
+    for notify in (-1, 1 << 63, 1 << 64, 1.5, "text", b"x" * 1025, [1]):
+        with pytest.raises(REFUSED):
+            pair.ab.notify(notify)
+        with pytest.raises(REFUSED):
+            pair.ab.put(pair.local, pair.remote, notify=notify)  # type: ignore[arg-type]
+    for bad in (-1, 1 << 63, 1 << 64, 2.5, None):
+        with pytest.raises(REFUSED):
+            pair.ba.wait_notify(bad, timeout=0)  # type: ignore[arg-type]
+        with pytest.raises(REFUSED):
+            pair.ba.wait_notify(1, count=bad, timeout=0)  # type: ignore[arg-type]
+    pair.ab.notify(b"x" * 1024)
+    assert pair.ba.notifications(timeout=20) == [(-1, b"x" * 1024)]
+
+
+def read_only(size: int) -> Any:
+    array = pattern(size, 4)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((8, 8), np.uint8)[:, ::2],
+        np.zeros(64, np.uint8)[::-1],
+        np.asfortranarray(np.zeros((2, 3))),
+        np.broadcast_to(np.zeros(1, np.uint8), 16),
+        np.array([object()]),
+        np.array(["text"], dtype=object),
+        7,
+        None,
+        "text",
+        [1, 2, 3],
+        object(),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_no_plain_bytes(pair: Pair, array: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: pair.ab.isend(array),
+        lambda: pair.ab.send(array, timeout=1),
+        lambda: pair.ab.irecv(array),
+        lambda: pair.ab.recv(array, timeout=1),
+        lambda: pair.a.register(array),
+    ]
+    for call in calls:
+        with pytest.raises(REFUSED):
+            call()
+
+
+def test_read_only_memory_is_never_written(pair: Pair) -> None:
+    for array in (read_only(100), b"bytes", memoryview(b"view")):
+        with pytest.raises(REFUSED):
+            pair.ab.irecv(array)
+        with pytest.raises(REFUSED):
+            pair.a.register(array)
+        # It can be sent, and registered for reading.
+        got = np.zeros(len(array), np.uint8)
+        receiving = pair.ba.irecv(got, tag=1)
+        pair.ab.send(array, tag=1, timeout=20)
+        receiving.wait(20)
+        assert bytes(got) == bytes(array)
+    shared = pair.b.register(read_only(5000), access="r")
+    remote = pair.ab.import_buffer(shared.descriptor(), timeout=20)
+    with pytest.raises(hmc.InvalidArgumentError, match="read"):
+        pair.ab.put(pair.local[:5000], remote)
+    pair.ab.get(pair.local[:5000], remote).wait(20)
+    assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 4))
+    with pytest.raises(REFUSED):
+        pair.a.register(np.zeros(8, np.uint8), access="w")
+
+
+def test_every_plain_type_and_shape_goes_through(pair: Pair) -> None:
+    arrays: list[Any] = [
+        np.array(3.5),
+        np.zeros((0, 4), np.int32),
+        pattern(800, 2).view(">f8"),
+        pattern(120, 3).view([("x", "i4"), ("y", "f8")]),
+        pattern(64, 5).view(bool),
+        pattern(64, 5).view("M8[s]"),
+        bytearray(pattern(50_000, 6)),
+    ]
+    for array in arrays:
+        raw = bytes(array) if isinstance(array, bytearray) else array.tobytes()
+        got = np.full(len(raw), 7, np.uint8)
+        receiving = pair.ba.irecv(got, tag=2)
+        pair.ab.send(array, tag=2, timeout=20)
+        receiving.wait(20)
+        assert receiving.info.bytes == len(raw)
+        assert got.tobytes() == raw
+
+
+def test_memory_that_goes_away_under_an_operation(pair: Pair) -> None:
+    # Temporaries are kept until the operation ends.
+    sending = [pair.ab.isend(pattern(200_000, seed), tag=3) for seed in range(5)]
+    targets = [np.zeros(200_000, np.uint8) for _ in range(5)]
+    gc.collect()
+    for seed, target in enumerate(targets):
+        pair.ba.recv(target, tag=3, timeout=20)
+        assert np.array_equal(target, pattern(200_000, seed))
+    hmc.wait_all(sending, timeout=20)
+    # What is exported cannot be resized below HMC's feet.
+    growing = bytearray(1000)
+    receiving = pair.ab.irecv(growing, tag=4)
+    registered = pair.a.register(growing)
+    with pytest.raises(BufferError):
+        growing.extend(b"more")
+    receiving.cancel()
+    registered.close(timeout=20)
+    view = memoryview(bytearray(100))
+    view.release()
+    with pytest.raises((*REFUSED, ValueError)):
+        pair.ab.isend(view)
+    # A registration keeps its array.
+    registered = pair.b.register(pattern(5000, 8))
+    remote = pair.ab.import_buffer(registered.descriptor(), timeout=20)
+    gc.collect()
+    pair.ab.get(pair.local[:5000], remote).wait(20)
+    assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 8))
+
+
+def test_closed_and_stale_buffers(pair: Pair) -> None:
+    doomed = pair.b.buffer(1000)
+    descriptor = doomed.descriptor()
+    remote = pair.ab.import_buffer(descriptor, timeout=20)
+    doomed.close(timeout=20)
+    doomed.close(timeout=20)
+    for call in (lambda: pair.ab.put(pair.local[:1000], remote).wait(20), lambda: pair.ab.get(pair.local[:1000], remote).wait(20)):
+        with pytest.raises(hmc.HmcError):
+            call()
+    assert not remote.alive
+    with pytest.raises(hmc.StaleBufferError):
+        pair.ab.import_buffer(descriptor, timeout=20)
+    with pytest.raises(hmc.ClosedError):
+        doomed.descriptor()
+    with pytest.raises(hmc.ClosedError):
+        pair.b.publish("doomed", doomed)
+    mine = pair.a.buffer(20_000)
+    mine.close(timeout=20)
+    with pytest.raises(hmc.ClosedError):
+        pair.ab.put(mine, pair.remote)
+    with pytest.raises(hmc.ClosedError):
+        pair.ab.get(mine, pair.remote)
+
+
+def test_forged_descriptors(pair: Pair) -> None:
+    good = bytes(pair.target.descriptor())
+    for cut in range(len(good)):
+        with pytest.raises(hmc.HmcError):
+            Descriptor.parse(good[:cut])
+    with pytest.raises(hmc.HmcError):
+        Descriptor.parse(good + b"\0")
+    for junk in ("text", 5, None):
+        with pytest.raises(REFUSED):
+            Descriptor.parse(junk)
+    # A descriptor with a changed byte is refused, or names no more than it did.
+    for at in range(len(good)):
+        changed = bytearray(good)
+        changed[at] ^= 0x15
+        try:
+            remote = pair.ab.import_buffer(Descriptor.parse(bytes(changed)), timeout=20)
+        except hmc.HmcError:
+            continue
+        assert len(remote) <= len(pair.target)
+    # Of another Context, and of this one.
+    with pytest.raises(hmc.InvalidArgumentError, match="Context"):
+        pair.ba.import_buffer(pair.target.descriptor(), timeout=20)
+
+
+def test_slices_and_roles(pair: Pair) -> None:
+    remote, local = pair.remote, pair.local
+    for bad in (slice(0, 20_001), slice(5, 3), slice(0, 10, 2), "x", 3, (1, 2), slice(1 << 80, None)):
+        for buffer in (remote, local):
+            with pytest.raises(REFUSED):
+                buffer[bad]
+    calls: list[Callable[[], object]] = [
+        lambda: pair.ab.put(remote, local),  # type: ignore[arg-type]
+        lambda: pair.ab.put(np.zeros(20_000, np.uint8), remote),  # type: ignore[arg-type]
+        lambda: pair.ab.put(local[:10], remote),
+        lambda: pair.ab.get(local, remote[:10]),
+        lambda: pair.ab.put(local, remote, complete="sometime"),
+        lambda: pair.ba.put(pair.target, remote),
+        lambda: pair.ab.put(pair.target, remote),
+        lambda: pair.a.publish("x", pair.target),
+        lambda: pair.a.publish("", local),
+        lambda: pair.a.publish("n" * 256, local),
+        lambda: pair.a.unpublish("nobody knows it"),
+        lambda: pair.ab.path("warp:9", "cpu"),
+    ]
+    for call in calls:
+        with pytest.raises((*REFUSED, hmc.UnsupportedError)):
+            call()
+
+
+def test_blocks(pair: Pair) -> None:
+    good = np.array([0, 4096], np.uint64)
+    bad: list[Any] = [
+        np.array([-1, 0]),
+        np.array([0, 20_000 - 4095]),
+        np.array([0, (1 << 64) - 1], np.uint64),
+        np.array([0.0, 1.0]),
+        np.array([0]),
+        np.array(["a", "b"]),
+        [[0, 1], [2, 3]],
+        None,
+    ]
+    for offsets in bad:
+        with pytest.raises(REFUSED):
+            pair.ab.prepare_blocks([(pair.local, offsets, pair.remote, good)], block=4096)
+        with pytest.raises(REFUSED):
+            pair.ab.prepare_blocks([(pair.local, good, pair.remote, offsets)], block=4096)
+    for block in (-1, 1 << 63, 1 << 70, 20_001, 1.5, None):
+        with pytest.raises(REFUSED):
+            pair.ab.prepare_blocks([(pair.local, good, pair.remote, good)], block=block)  # type: ignore[arg-type]
+    for pairs in ([(pair.local, good, pair.remote)], [(pair.remote, good, pair.local, good)], [None], 5):
+        with pytest.raises(REFUSED):
+            pair.ab.prepare_blocks(pairs, block=16)  # type: ignore[arg-type]
+    # Overlapping sources are fine; of overlapping targets each byte is one writer's.
+    pair.local.numpy()[:] = pattern(20_000, 3)
+    sources, targets = np.array([0, 1, 2, 10_000]), np.array([0, 5000, 5100, 12_000])[::-1]
+    pair.ab.put_blocks(pair.ab.prepare_blocks([(pair.local, sources, pair.remote, targets)], block=200)).wait(20)
+    whole, put = pattern(20_000, 3), pair.target.numpy()
+    assert np.array_equal(put[12_000:12_200], whole[0:200])
+    assert np.array_equal(put[:200], whole[10_000:10_200])
+    assert np.array_equal(put[5200:5300], whole[101:201])
+    assert np.array_equal(put[5000:5100], whole[2:102])
+    assert all(byte in (first, second) for byte, first, second in zip(put[5100:5200], whole[102:202], whole[1:101], strict=True))
+
+
+def test_overlap_within_one_buffer(comm: hmc.Communicator) -> None:
+    buf = comm.buffer(300_000)
+    remote = comm.exchange(buf)[0]
+    buf.numpy()[:] = pattern(300_000, 6)
+    comm.put(buf[5:250_005], remote[5:250_005]).wait(20)  # onto itself
+    for source, target in ((0, 1000), (1000, 0)):
+        with pytest.raises(hmc.InvalidArgumentError, match="overlap"):
+            comm.put(buf[source : source + 250_000], remote[target : target + 250_000]).wait(20)
+    assert np.array_equal(buf.numpy(), pattern(300_000, 6))
+    comm.put(buf[:150_000], remote[150_000:]).wait(20)
+    assert np.array_equal(buf.numpy()[150_000:], pattern(300_000, 6)[:150_000])
+
+
+def test_all_to_all(comm: hmc.Communicator) -> None:
+    eight, nine = np.zeros(8, np.uint8), np.zeros(9, np.uint8)
+    calls: list[Callable[[], object]] = [
+        lambda: comm.all_to_all(eight, nine, timeout=5),
+        lambda: comm.all_to_all(read_only(8), eight, timeout=5),
+        lambda: comm.all_to_all(eight, None, timeout=5),
+        lambda: comm.all_to_all(np.zeros((8, 8), np.uint8)[:, ::2], np.zeros(32, np.uint8), timeout=5),
+        lambda: comm.all_to_all_v(eight, [9], eight, [8], timeout=5),
+        lambda: comm.all_to_all_v(eight, [8], eight, [9], timeout=5),
+        lambda: comm.all_to_all_v(eight, [-1], eight, [8], timeout=5),
+        lambda: comm.all_to_all_v(eight, [4, 4], eight, [8], timeout=5),
+        lambda: comm.all_to_all_v(eight, [], eight, [], timeout=5),
+        lambda: comm.all_to_all_v(eight, [1 << 70], eight, [8], timeout=5),
+    ]
+    for call in calls:
+        with pytest.raises(REFUSED):
+            call()
+    comm.all_to_all(eight, np.arange(8, dtype=np.uint8), timeout=20)
+    assert np.array_equal(eight, np.arange(8))
+
+
+def test_closed_contexts_and_peers(pair: Pair) -> None:
+    array = np.zeros(8, np.uint8)
+    with hmc.Context() as other:
+        peer = other.connect(pair.b.addresses[0], timeout=20)
+        accepted = pair.b.accept(timeout=20)
+        pending = peer.irecv(array)
+        peer.close()
+        peer.close()
+        with pytest.raises(hmc.ClosedError):
+            pending.wait(20)
+        with pytest.raises(hmc.ClosedError):
+            peer.send(array)
+        with pytest.raises(hmc.ClosedError):
+            accepted.recv(array, timeout=20)
+        buffer = other.buffer(10)
+    other.close()
+    calls: list[Callable[[], object]] = [
+        lambda: other.buffer(10),
+        lambda: other.register(array),
+        lambda: other.connect("unix:/x", timeout=1),
+        lambda: other.accept(timeout=1),
+        lambda: other.publish("x", buffer),
+        lambda: peer.lookup("x", timeout=1),
+        lambda: peer.isend(array),
+        lambda: peer.irecv(array),
+        lambda: peer.notify(1),
+        lambda: peer.fence(),
+        lambda: peer.path(),
+    ]
+    for call in calls:
+        with pytest.raises(hmc.ClosedError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "tcp://", "tcp://localhost", "tcp://localhost:99999", "tcp://[::1:5", "udp://x:1", "unix:", "unix:/" + "x" * 300, "a\0b"],
+)
+def test_addresses(address: str) -> None:
+    with hmc.Context() as context, pytest.raises(hmc.InvalidArgumentError):
+        context.connect(address, timeout=5)
+    if address:
+        with pytest.raises(hmc.InvalidArgumentError):
+            hmc.Context(listen=address)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "short"},
+        {"transports": "nosuch"},
+        {"heartbeat": 0},
+        {"heartbeat": float("nan")},
+        {"progress": "sometimes"},
+        {"policy": "best"},
+        {"listen": 3},
+        {"listen": [None]},
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any]) -> None:
+    with pytest.raises(REFUSED):
+        hmc.Context(**options)
