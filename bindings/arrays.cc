@@ -44,9 +44,18 @@ struct BufferGuard {
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
+// What to hold so that the object's memory stays where it is: a bytearray moves when it grows, but not while it is exported.
+py::object anchor_of(py::handle object) {
+  const bool may_move = PyByteArray_Check(object.ptr()) != 0 || PyMemoryView_Check(object.ptr()) != 0;
+  if (!may_move) return py::reinterpret_borrow<py::object>(object);
+  auto exported = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(object.ptr()));
+  if (!exported) throw py::error_already_set();
+  return exported;
+}
+
 MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device device) {
   MemoryView view(data, bytes, device);
-  view.owner = shared_reference(object);
+  view.owner = shared_reference(anchor_of(object));
   return view;
 }
 
@@ -104,7 +113,7 @@ std::shared_ptr<const void> shared_reference(py::handle object) {
 }
 
 std::function<void()> keep_alive(py::handle object) {
-  return [reference = shared_reference(object)]() mutable { reference.reset(); };
+  return [reference = shared_reference(anchor_of(object))]() mutable { reference.reset(); };
 }
 
 MemoryView view_of(py::handle object, bool writable) {

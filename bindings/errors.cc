@@ -72,6 +72,8 @@ void bind_errors(py::module_&) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
       set_error(error.status());
+    } catch (const py::cast_error& error) {  // a value of another type inside an argument; pybind11 would say RuntimeError
+      PyErr_SetString(PyExc_TypeError, error.what());
     }
   });
 }
