@@ -1,4 +1,6 @@
 // Python memory as views, and its lifetime across threads.
+#include <pybind11/numpy.h>
+
 #include <mutex>
 #include <vector>
 
@@ -59,7 +61,25 @@ MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device d
   return view;
 }
 
+// A NumPy array by its C struct: the buffer protocol writes a format string at every call, which costs more than a small send.
+// False for another type, and for what the buffer protocol would refuse: buffer_view() says why.
+bool numpy_view(py::handle object, bool writable, MemoryView& view) {
+  constexpr std::uint64_t has_references = 1;  // NPY_ITEM_REFCOUNT of numpy/ndarraytypes.h: an element holds Python objects
+  if (Py_TYPE(object.ptr()) != py::detail::npy_api::get().PyArray_Type_) return false;
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  const py::dtype type = array.dtype();
+  if ((array.flags() & py::array::c_style) == 0 || (writable && !array.writeable()) || (type.flags() & has_references) != 0)
+    return false;
+  view.data = const_cast<void*>(array.data());
+  view.bytes = static_cast<std::size_t>(array.size()) * static_cast<std::size_t>(type.itemsize());
+  return true;
+}
+
 MemoryView buffer_view(py::handle object, bool writable) {
+  if (MemoryView view; numpy_view(object, writable, view)) {
+    view.owner = shared_reference(object);
+    return view;
+  }
   BufferGuard guard;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &guard.view, flags) != 0) {
@@ -114,6 +134,37 @@ std::shared_ptr<const void> shared_reference(py::handle object) {
 
 std::function<void()> keep_alive(py::handle object) {
   return [reference = shared_reference(anchor_of(object))]() mutable { reference.reset(); };
+}
+
+struct BorrowedView::Reference {
+  PyObject* object = nullptr;
+  ~Reference() {
+    if (object != nullptr) release_later(object);
+  }
+};
+
+namespace {
+
+thread_local std::shared_ptr<BorrowedView::Reference> spare_reference;
+
+}  // namespace
+
+BorrowedView::BorrowedView(py::handle object, bool writable) {
+  if (!numpy_view(object, writable, view_)) {
+    view_ = view_of(object, writable);
+    return;
+  }
+  reference_ = spare_reference ? std::exchange(spare_reference, nullptr) : std::make_shared<Reference>();
+  reference_->object = object.inc_ref().ptr();
+  view_.owner = reference_;
+}
+
+BorrowedView::~BorrowedView() {
+  if (!reference_) return;
+  view_.owner.reset();
+  if (reference_.use_count() != 1) return;  // the operation goes on
+  Py_CLEAR(reference_->object);
+  spare_reference = std::move(reference_);
 }
 
 MemoryView view_of(py::handle object, bool writable) {

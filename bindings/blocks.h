@@ -34,19 +34,6 @@ inline py::list notifications_as_list(const std::vector<Notification>& all) {
   return result;
 }
 
-// Payload notifications, waiting up to the deadline for the first. `take(deadline)` returns those that are there, or none.
-template <class Take>
-py::list notifications_until(Deadline deadline, Take take) {
-  std::vector<Notification> all;
-  wait_sliced(deadline, [&](Deadline slice) {
-    auto result = take(slice);
-    if (!result.ok()) return result.status();
-    all = std::move(*result);
-    return all.empty() && !deadline.passed() ? Status(Code::timeout, "no notification") : Status();
-  });
-  return notifications_as_list(all);
-}
-
 inline PutOptions put_options(const py::object& notify, const std::string& complete, std::string& payload) {
   PutOptions options;
   options.notify = notify_of(notify, payload);

@@ -46,7 +46,7 @@ void bind_buffer(py::module_& module) {
           "close",
           [](const ConnBuffer& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            wait_sliced(deadline, [&self](Deadline slice) { return self.close(slice); });
+            interruptible([&] { return self.close(deadline); });
           },
           py::arg("timeout") = py::none(),
           "Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: "

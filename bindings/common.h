@@ -36,39 +36,69 @@ void set_error(const Status& status);           // PyErr_SetObject, for C functi
 // Seconds, None for ever. Throws ValueError (as InvalidArgumentError) for negative or NaN.
 Deadline deadline_of(py::handle timeout);
 Deadline deadline_of(const std::optional<double>& timeout);
-// Calls `attempt(deadline)` without the GIL in slices, so that signals are handled (KeyboardInterrupt); `attempt` must be safe to
-// repeat after a timeout. Throws the error unless ok.
-void wait_sliced(Deadline deadline, const std::function<Status(Deadline)>& attempt);
-// Work::wait in the same manner. A KeyboardInterrupt leaves the operation going.
-void wait_work(const Work& work, Deadline deadline);
-// Runs a blocking call without the GIL. A signal whose handler raises ends it early (hmc/interrupt.h): what it was about fails, and
-// the handler's exception is thrown. For calls that cannot be repeated after a timeout.
+// When a blocking call gives up the GIL: at once, or when it waits. A call that only takes what is there keeps it: giving it up and
+// taking it back costs as much as a small message.
+enum class Gil { released, until_waiting };
+
+// Around one blocking call: the GIL, and signals. A signal whose handler raises ends the call early (hmc/interrupt.h).
+class BlockingCall final : public Interruptible {
+ public:
+  explicit BlockingCall(Gil gil) {
+    if (gil == Gil::released) before_waiting();
+  }
+  ~BlockingCall() override { take_gil(); }
+  bool asked() override;
+  void before_waiting() override {
+    if (released_ == nullptr) released_ = PyEval_SaveThread();
+  }
+  // What the handler raised, if it did.
+  [[nodiscard]] std::optional<py::error_already_set>& raised() noexcept { return raised_; }
+
+ private:
+  void take_gil() {
+    if (released_ != nullptr) PyEval_RestoreThread(std::exchange(released_, nullptr));
+  }
+  PyThreadState* released_ = nullptr;
+  std::optional<py::error_already_set> raised_;
+};
+
+// Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown.
 template <class Call>
-auto interruptible(Call call) {
+auto interruptible(Call call, Gil gil = Gil::released) {
   std::optional<py::error_already_set> raised;
   std::optional<decltype(call())> outcome;
   {
-    const py::gil_scoped_release nogil;
-    const Interruptible scope([&raised] {
-      const py::gil_scoped_acquire gil;
-      if (PyErr_CheckSignals() == 0) return false;
-      raised.emplace();
-      return true;
-    });
+    BlockingCall scope(gil);
     outcome.emplace(call());
-    if (raised) outcome.reset();  // its end may wait for threads that need the GIL
+    if (scope.raised()) [[unlikely]] {
+      outcome.reset();  // its end may wait for threads that need the GIL
+      raised = std::move(scope.raised());
+    }
   }
-  if (raised) throw py::error_already_set(*raised);
+  if (raised) throw py::error_already_set(*std::move(raised));
   return check(*std::move(outcome));
 }
-// Signals that arrived meanwhile; throws py::error_already_set. GIL held.
-void check_signals();
 
 // ---- arrays.cc ----
 // The bytes of `object`: Memory, ConnBuffer, NumPy and anything with the buffer protocol, DLPack or __cuda_array_interface__.
 // The view's owner keeps the Python object until the operation is over. Throws InvalidArgumentError for read-only (when
 // `writable`), non-contiguous or object arrays.
 MemoryView view_of(py::handle object, bool writable);
+// The same for one blocking call, which rarely outlives itself: nothing is allocated for a NumPy array. GIL held at both ends.
+class BorrowedView {
+ public:
+  struct Reference;
+  BorrowedView(py::handle object, bool writable);
+  ~BorrowedView();
+  BorrowedView(const BorrowedView&) = delete;
+  BorrowedView& operator=(const BorrowedView&) = delete;
+  const MemoryView& operator*() const noexcept { return view_; }
+  const MemoryView* operator->() const noexcept { return &view_; }
+
+ private:
+  std::shared_ptr<Reference> reference_;  // one per thread, used again unless an operation kept it
+  MemoryView view_;
+};
 // As a Memory handle (for registration).
 Memory memory_of(py::handle object);
 // uint64 offsets from any integer array or sequence, without a Python loop for arrays.

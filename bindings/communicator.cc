@@ -15,6 +15,12 @@ template <class T>
 struct RankedCaller {
   using Self = T;
   static constexpr bool ranked = true;
+  static Status send(const T& self, const MemoryView& view, int dst, std::int64_t tag, Deadline deadline) {
+    return member_of(self).send(view, dst, tag, deadline);
+  }
+  static Result<MessageInfo> recv(const T& self, const MemoryView& view, int src, std::int64_t tag, Deadline deadline) {
+    return member_of(self).recv(view, src, tag, deadline);
+  }
   static Result<Work> isend(const T& self, const MemoryView& view, int dst, std::int64_t tag) {
     return member_of(self).isend(view, dst, tag);
   }
@@ -89,8 +95,8 @@ void bind_ranked(Class& cls) {
           [](const T& self, int dst, const py::object& what) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
-            const py::gil_scoped_release nogil;
-            check(member_of(self).notify(dst, notify));
+            const Member member = member_of(self);
+            interruptible([&] { return member.notify(dst, notify); }, Gil::until_waiting);
           },
           py::arg("dst"), py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
       .def(
@@ -101,7 +107,7 @@ void bind_ranked(Class& cls) {
           [](const T& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
-            return notifications_until(deadline, [&member](Deadline slice) { return member.notifications(slice); });
+            return notifications_as_list(interruptible([&] { return member.notifications(deadline); }, Gil::until_waiting));
           },
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(

@@ -101,13 +101,8 @@ void bind_context(py::module_& module) {
       .def(
           "accept",
           [](const Context& self, const std::optional<double>& timeout) {
-            Peer found;
-            wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-              auto result = self.accept(slice);
-              if (result.ok()) found = *result;
-              return result.status();
-            });
-            return found;
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.accept(deadline); });
           },
           py::arg("timeout") = py::none(), "The next peer that connected and has not been accepted yet.")
       .def(

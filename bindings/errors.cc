@@ -44,26 +44,12 @@ Deadline deadline_of(py::handle timeout) {
   return deadline_of(std::optional<double>(seconds));
 }
 
-void check_signals() {
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-void wait_sliced(Deadline deadline, const std::function<Status(Deadline)>& attempt) {
-  for (;;) {
-    const Deadline slice = Deadline::after(std::chrono::milliseconds(100));
-    const bool last = !deadline.is_never() && deadline.when() <= slice.when();
-    Status status;
-    {
-      const py::gil_scoped_release nogil;
-      status = attempt(last ? deadline : slice);
-    }
-    if (status.code() != Code::timeout || last) return check(status);
-    check_signals();
-  }
-}
-
-void wait_work(const Work& work, Deadline deadline) {
-  wait_sliced(deadline, [&work](Deadline slice) { return work.wait(slice); });
+bool BlockingCall::asked() {
+  take_gil();
+  const bool raises = PyErr_CheckSignals() != 0;
+  if (raises) raised_.emplace();
+  before_waiting();
+  return raises;
 }
 
 void bind_errors(py::module_&) {

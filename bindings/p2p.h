@@ -1,7 +1,7 @@
 // Point-to-point calls, once for Peer, Member and Communicator. A Caller says how a Python object is called upon:
 //   using Self = ...;                       the pybind11 type
 //   static constexpr bool ranked;           whether calls name a rank
-//   isend(self, view, rank, tag) ...        as in the public headers
+//   send(self, view, rank, tag, deadline) ...   as in the public headers
 #pragma once
 
 #include <cstring>
@@ -25,9 +25,8 @@ struct P2P {
   static PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse<SendTag>("send", "dst", args, count, keywords);
-      const MemoryView view = view_of(a.array, false);
-      const Work work = post([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); });
-      finish(work, a.deadline);
+      const BorrowedView view(a.array, false);
+      interruptible([&] { return Caller::send(self_as<Self>(self), *view, a.rank, a.tag, a.deadline); }, gil_for(view->bytes));
       return py::none();
     });
   }
@@ -35,10 +34,9 @@ struct P2P {
   static PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse<RecvTag>("recv", "src", args, count, keywords);
-      const MemoryView view = view_of(a.array, true);
-      const Work work = post([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); });
-      finish(work, a.deadline);
-      return make_info(work.info());
+      const BorrowedView view(a.array, true);
+      return make_info(
+          interruptible([&] { return Caller::recv(self_as<Self>(self), *view, a.rank, a.tag, a.deadline); }, gil_for(view->bytes)));
     });
   }
 
@@ -46,7 +44,7 @@ struct P2P {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IsendTag>("isend", "dst", args, count, keywords);
       const MemoryView view = view_of(a.array, false);
-      return make_work(post([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }));
+      return make_work(interruptible([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
     });
   }
 
@@ -54,7 +52,7 @@ struct P2P {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IrecvTag>("irecv", "src", args, count, keywords);
       const MemoryView view = view_of(a.array, true);
-      return make_work(post([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }));
+      return make_work(interruptible([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
     });
   }
 
@@ -68,7 +66,7 @@ struct P2P {
       options.complete = complete_of(complete);
       const auto& from = buffer_of<ConnBuffer>(source, "put() takes a ConnBuffer as source");
       const auto& to = buffer_of<RemoteBuffer>(target, "put() takes a RemoteBuffer as target");
-      return make_work(post([&] { return Caller::put(self_as<Self>(self), from, to, options); }));
+      return make_work(interruptible([&] { return Caller::put(self_as<Self>(self), from, to, options); }, gil_for(from.size())));
     });
   }
 
@@ -78,7 +76,7 @@ struct P2P {
       const auto [target, source] = signature.parse(args, count, keywords);
       const auto& to = buffer_of<ConnBuffer>(target, "get() takes a ConnBuffer as target");
       const auto& from = buffer_of<RemoteBuffer>(source, "get() takes a RemoteBuffer as source");
-      return make_work(post([&] { return Caller::get(self_as<Self>(self), to, from); }));
+      return make_work(interruptible([&] { return Caller::get(self_as<Self>(self), to, from); }, gil_for(to.size())));
     });
   }
 
@@ -97,10 +95,12 @@ struct P2P {
       if (n < 0) refuse("wait_notify: count must not be negative, and is " + std::to_string(n));
       const int src = rank_of(rank);
       const Deadline deadline = deadline_of(timeout);
-      wait_sliced(deadline, [&](Deadline slice) {
-        return Caller::wait_notify(self_as<Self>(self), src, static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(n),
-                                   slice);
-      });
+      interruptible(
+          [&] {
+            return Caller::wait_notify(self_as<Self>(self), src, static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(n),
+                                       deadline);
+          },
+          Gil::until_waiting);
       return py::none();
     });
   }
@@ -142,30 +142,8 @@ struct P2P {
     fast_method(cls, name, function, strdup(doc.c_str()));  // as long as the type
   }
 
-  // Posts without the GIL: a post may copy up to 1 MiB.
-  template <class Post>
-  static Work post(Post call) {
-    const py::gil_scoped_release nogil;
-    return check(call());
-  }
-
-  // Waits; after the deadline the operation is withdrawn, so that nothing lands in memory that the caller believes its own again.
-  static void finish(const Work& work, Deadline deadline) {
-    if (work.done()) return check(work.status());
-    try {
-      wait_work(work, deadline);
-    } catch (const StatusError& error) {
-      if (error.status().code() != Code::timeout) throw;
-      const Status cancelled = work.cancel();
-      if (cancelled.ok())
-        throw StatusError(
-            Status(Code::timeout, "the deadline passed; the operation was withdrawn, nothing more is read or written"));
-      if (work.done()) return check(work.status());
-      throw StatusError(
-          Status(Code::timeout, "the deadline passed; the operation is under way and the memory may still be read or written (" +
-                                    std::string(cancelled.message()) + ")"));
-    }
-  }
+  // A call that may copy much gives up the GIL at once: a post copies up to 1 MiB.
+  static Gil gil_for(std::size_t bytes) { return bytes <= 4096 ? Gil::until_waiting : Gil::released; }
 
   // A rank as Python gives it; what does not fit an int is no rank of any group.
   static int rank_of(py::handle value) {

@@ -9,6 +9,12 @@ namespace {
 struct PeerCaller {
   using Self = Peer;
   static constexpr bool ranked = false;
+  static Status send(const Peer& self, const MemoryView& view, int, std::int64_t tag, Deadline deadline) {
+    return self.send(view, tag, deadline);
+  }
+  static Result<MessageInfo> recv(const Peer& self, const MemoryView& view, int, std::int64_t tag, Deadline deadline) {
+    return self.recv(view, tag, deadline);
+  }
   static Result<Work> isend(const Peer& self, const MemoryView& view, int, std::int64_t tag) { return self.isend(view, tag); }
   static Result<Work> irecv(const Peer& self, const MemoryView& view, int, std::int64_t tag) { return self.irecv(view, tag); }
   static Result<Work> put(const Peer& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) {
@@ -35,13 +41,8 @@ void bind_peer(py::module_& module) {
       .def(
           "lookup",
           [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
-            RemoteBuffer found;
-            wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-              auto result = self.lookup(name, slice);
-              if (result.ok()) found = *result;
-              return result.status();
-            });
-            return found;
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.lookup(name, deadline); });
           },
           py::arg("name"), py::arg("timeout") = py::none(), "Imports the buffer published under name; waits for it to appear.")
       .def(
@@ -83,8 +84,7 @@ void bind_peer(py::module_& module) {
           [](const Peer& self, const py::object& what) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
-            const py::gil_scoped_release nogil;
-            check(self.notify(notify));
+            interruptible([&] { return self.notify(notify); }, Gil::until_waiting);
           },
           py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
       .def(
@@ -93,7 +93,8 @@ void bind_peer(py::module_& module) {
       .def(
           "notifications",
           [](const Peer& self, const std::optional<double>& timeout) {
-            return notifications_until(deadline_of(timeout), [&self](Deadline slice) { return self.notifications(slice); });
+            const Deadline deadline = deadline_of(timeout);
+            return notifications_as_list(interruptible([&] { return self.notifications(deadline); }, Gil::until_waiting));
           },
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(

@@ -23,11 +23,9 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   return guarded([&]() -> py::object {
     const Work& work = self_as<Work>(self);
     const auto [timeout] = signature.parse(args, count, keywords);
-    if (work.done()) {
-      check(work.status());
-    } else {
-      wait_work(work, deadline_of(timeout));
-    }
+    const Deadline deadline = deadline_of(timeout);
+    // A KeyboardInterrupt leaves the operation going.
+    interruptible([&] { return work.wait(deadline); }, Gil::until_waiting);
     return py::none();
   });
 }
@@ -107,20 +105,16 @@ void bind_work(py::module_& module) {
       "wait_any",
       [works_of](const py::iterable& works, const std::optional<double>& timeout) {
         const std::vector<Work> all = works_of(works);
-        std::size_t index = 0;
-        wait_sliced(deadline_of(timeout), [&](Deadline slice) {
-          auto found = wait_any(all, slice);
-          if (found.ok()) index = *found;
-          return found.status();
-        });
-        return index;
+        const Deadline deadline = deadline_of(timeout);
+        return interruptible([&] { return wait_any(all, deadline); });
       },
       py::arg("works"), py::arg("timeout") = py::none(), "Index of a completed Work, the lowest. The Works belong to one Context.");
   module.def(
       "wait_all",
       [works_of](const py::iterable& works, const std::optional<double>& timeout) {
         const std::vector<Work> all = works_of(works);
-        wait_sliced(deadline_of(timeout), [&](Deadline slice) { return wait_all(all, slice); });
+        const Deadline deadline = deadline_of(timeout);
+        interruptible([&] { return wait_all(all, deadline); });
       },
       py::arg("works"), py::arg("timeout") = py::none(),
       "Waits for every Work; raises the first error by index after all are complete.");

@@ -1,36 +1,41 @@
-// Interruptible: a thread's blocking calls can be ended early, e.g. because a signal came.
+// Interruptible: what a thread does around its blocking calls: end them early because a signal came, give up a lock before waiting.
 #pragma once
 
 #include <chrono>
-#include <functional>
 
 #include "hmc/export.h"
 
 namespace hmc {
 
-// While it lives, blocking calls of its thread that take a deadline ask `asked` about every 100 ms (no HMC lock held; it must not
-// call HMC). Once that has said true, they end as at a passed deadline, and a collective tells the other ranks that this one was
-// interrupted. Nests: the innermost counts. Made, used and ended on one thread.
+// While one lives, the blocking calls of its thread that take a deadline ask it about every 100 ms. Once it has said that it is
+// interrupted, they end as at a passed deadline, and a collective tells the other ranks that this one was interrupted. Nests: the
+// innermost counts. Made, used and ended on one thread.
 class HMC_API Interruptible {
  public:
-  explicit Interruptible(std::function<bool()> asked);
-  ~Interruptible();
+  Interruptible() noexcept;
+  virtual ~Interruptible();
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
+  // ---- called by HMC with none of its locks held; must not call HMC ----
+  // Whether to end early. Not asked again after a yes.
+  virtual bool asked() = 0;
+  // The call is about to wait: it was not over within about a microsecond. May come more than once.
+  virtual void before_waiting() {}
+
+  // ---- for HMC ----
   // Asks when it is time to. True from the first time that the answer was yes.
   bool ask();
   // The last answer.
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_; }
-  // When ask() asks next.
-  [[nodiscard]] std::chrono::steady_clock::time_point next_look() const noexcept { return next_look_; }
+  // When ask() asks next, as of the time `now`. The first call sets it: a wait that ends at once never reads the clock.
+  [[nodiscard]] std::chrono::steady_clock::time_point next_look(std::chrono::steady_clock::time_point now) noexcept;
   // The innermost of this thread, or null.
   [[nodiscard]] static Interruptible* current() noexcept;
 
  private:
-  const std::function<bool()> asked_;
   Interruptible* const outer_;
-  std::chrono::steady_clock::time_point next_look_;
+  std::chrono::steady_clock::time_point next_look_{};  // epoch: not set yet
   bool interrupted_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "collective/execute.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -122,13 +123,29 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     }
   }
   finish(index);
-  if (!status.ok() && !progress.poisoned) fail(status.with_context(group_->describe(step.peer)));
+  if (!status.ok() && !progress.poisoned) {
+    const Status failure = status.with_context(group_->describe(step.peer));
+    if (status.code() == Code::cancelled && !failing_) {
+      await_reason(failure);
+    } else {
+      fail(failure);
+    }
+  }
   if (posting_) return;  // advance() goes on with what has become ready
   if (left_ == 0 || failing_) {
     end_if_done();
   } else if (!ready_.empty() && !std::exchange(deferred_, true)) {
     group_->engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->advance(); });
   }
+}
+
+// The peer withdrew its message because the collective failed there. It tells why over control, which may come later.
+void CollectiveWork::await_reason(const Status& failure) {
+  constexpr auto patience = std::chrono::seconds(1);
+  if (std::exchange(awaiting_reason_, true)) return;
+  group_->engine()->at(Deadline::after(patience), [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] {
+    self->fail(failure);
+  });
 }
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
@@ -172,7 +189,7 @@ void CollectiveWork::fail(const Status& reason) {
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || under_way_ > 0 || (left_ > 0 && !failing_)) return;
+  if (done() || under_way_ > 0 || ((left_ > 0 || awaiting_reason_) && !failing_)) return;
   const auto self = shared_from_this();
   group_->finished(*this);
   complete(std::move(outcome_));

@@ -59,6 +59,7 @@ class CollectiveWork final : public WorkState {
   void advance();
   void end_if_done();
   [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
+  void await_reason(const Status& failure);
   void soft_error(const Step& step, const std::string& found);
   void released() noexcept override;
 
@@ -76,6 +77,7 @@ class CollectiveWork final : public WorkState {
   bool posting_ = false;         // advance() is on the stack
   bool deferred_ = false;        // advance() will be called by the engine
   bool failing_ = false;
+  bool awaiting_reason_ = false;  // a peer withdrew: the collective has failed, its reason is on the way
   Status outcome_;
 };
 

@@ -115,6 +115,11 @@ Status ContextImpl::usable() const {
   return {};
 }
 
+const std::shared_ptr<WorkState>& ContextState::done_work() {
+  if (!done_work_) done_work_ = completed_work(engine());
+  return done_work_;
+}
+
 bool ContextImpl::poll() {
   bool moved = run_tossed();
   if (to_pump_.empty()) return moved;

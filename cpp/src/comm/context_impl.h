@@ -25,6 +25,7 @@
 
 namespace hmc {
 
+class EncodedNotify;
 class TransferWork;
 class PendingChannel;
 struct ConnectAttempt;
@@ -158,6 +159,7 @@ class ContextImpl final : public ContextState, private Pollable {
                                               const PutOptions& options, const Envelope& envelope);
   Result<std::shared_ptr<WorkState>> transfer_blocks(bool is_put, const BlockBatch& batch, const PutOptions& options,
                                                      const Envelope& envelope);
+  bool put_short(PeerRoute& route, const ConnBuffer& local, const RemoteBuffer& remote, const EncodedNotify& notify);
   Result<std::shared_ptr<WorkState>> post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit);
   Status check_open(const Exposure& exposure, bool is_put) const;
   Status check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const;

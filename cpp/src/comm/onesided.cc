@@ -86,22 +86,35 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
   }
   HMC_TRY(check_notify(options.notify));
   EncodedNotify notify(options.notify, envelope);
-  const bool pays_credit = notify.cost() != 0;
-  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(),
-                                                   options.complete, std::move(notify));
   auto lock = engine_->lock();
+  PeerRoute* route = nullptr;
   while (true) {
     HMC_TRY(usable());
     HMC_TRY(check_open(*mine->exposure, is_put));
     HMC_TRY(check_remote(*theirs->peer, *theirs->record, is_put));
     if (local.size() == 0) break;
     bool look_again = false;
-    HMC_ASSIGN(PeerRoute * route, usable_route(lock, *mine, *theirs, look_again));
-    if (look_again) continue;
-    work->use_route(route);
-    break;
+    HMC_ASSIGN(route, usable_route(lock, *mine, *theirs, look_again));
+    if (!look_again) break;
   }
+  if (is_put && route != nullptr && put_short(*route, local, remote, notify)) return done_work();
+  const bool pays_credit = notify.cost() != 0;
+  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(),
+                                                   options.complete, std::move(notify));
+  work->use_route(route);
   return post_work(work, pays_credit);
+}
+
+// The way of small puts whose transport can end them at once: no Work is made for them.
+bool ContextImpl::put_short(PeerRoute& route, const ConnBuffer& local, const RemoteBuffer& remote, const EncodedNotify& notify) {
+  const std::uint64_t offsets[2] = {local.offset(), remote.offset()};
+  if (local.size() > short_put_bytes || route.staged || notify.cost() != 0 || !remote.state()->peer->may_post()) return false;
+  const auto* region = local.state()->registration->find(route.transport);
+  const auto* entry = remote.state()->record->find(route.slot);
+  const Run run{region->get(), entry->region.get(), &offsets[0], &offsets[1], 1, local.size()};
+  if (!route.endpoint->put_short(run, notify.span()).ok()) return false;
+  route.count(true, local.size());
+  return true;
 }
 
 Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit) {
@@ -136,10 +149,11 @@ Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify
   auto lock = engine_->lock();
   while (peer.pending_count() >= max_waiting_notifies) {
     lock.unlock();
-    engine_->drive(Deadline::never(), [&] {
+    const bool over = engine_->drive(Deadline::never(), [&] {
       return peer.pending_count() < max_waiting_notifies || closed() || peer.phase() == PeerPhase::lost ||
              peer.phase() == PeerPhase::closed;
     });
+    if (!over) return Status(Code::cancelled, "notify: interrupted by a signal; it was not raised");
     lock = engine_->lock();
     HMC_TRY(usable());
   }
@@ -187,7 +201,7 @@ Result<std::vector<Notification>> ContextImpl::notifications(const std::shared_p
   NotifySlot* slot = state ? static_cast<PeerImpl&>(*state).notify_slot().get() : nullptr;
   NotifyTable::PayloadWaiter waiter;
   auto lock = engine_->lock();
-  bool polled = false;
+  bool over = false;
   while (true) {
     auto taken = notify_.take(slot, envelope);
     if (!taken.empty()) {
@@ -196,12 +210,11 @@ Result<std::vector<Notification>> ContextImpl::notifications(const std::shared_p
     }
     HMC_TRY(usable());
     if (slot != nullptr) HMC_TRY(NotifyTable::ended(*slot));
-    if (polled && deadline.passed()) return taken;
+    if (over) return taken;
     waiter.ready.store(0);
     notify_.add_waiter(waiter);
     lock.unlock();
-    engine_->drive_flag(deadline, waiter.ready);
-    polled = true;
+    over = !engine_->drive_flag(deadline, waiter.ready);  // the deadline passed, or this thread was interrupted
     lock = engine_->lock();
     notify_.remove_waiter(waiter);
   }

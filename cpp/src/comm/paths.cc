@@ -84,6 +84,16 @@ Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Devi
   return route->path;
 }
 
+void PeerRoute::count(bool is_put, std::size_t bytes) {
+  TransportSlot& counted = slot->transport();
+  (is_put ? path.bytes_put : path.bytes_got) += bytes;
+  (is_put ? counted.put_bytes : counted.get_bytes) += bytes;
+  ++(is_put ? counted.puts : counted.gets);
+  if (!staged) return;
+  path.bytes_staged += bytes;
+  counted.staged_bytes += bytes;
+}
+
 std::string Path::str() const {
   std::string text = source.str() + " -> " + target.str() + ": " + transport;
   if (!detail.empty()) text += " (" + detail + ")";

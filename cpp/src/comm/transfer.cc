@@ -137,7 +137,7 @@ Status TransferWork::post_single(bool& blocked) {
     return blocked ? Status() : status;
   }
   if (notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
-  moved(route, bytes_);
+  route.count(is_put_, bytes_);
   return {};
 }
 
@@ -185,7 +185,7 @@ Status TransferWork::post_parts(bool& blocked) {
       return blocked ? Status() : status;
     }
     if (single && notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
-    if (route.ok()) moved(**route, group.bytes);
+    if (route.ok()) (*route)->count(is_put_, group.bytes);
     if (finished_) return {};
   }
   return {};
@@ -235,16 +235,6 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
     }
   }
   peer.operation_done(slot);
-}
-
-void TransferWork::moved(PeerRoute& route, std::size_t bytes) {
-  TransportSlot& transport = route.slot->transport();
-  (is_put_ ? route.path.bytes_put : route.path.bytes_got) += bytes;
-  (is_put_ ? transport.put_bytes : transport.get_bytes) += bytes;
-  ++(is_put_ ? transport.puts : transport.gets);
-  if (!route.staged) return;
-  route.path.bytes_staged += bytes;
-  transport.staged_bytes += bytes;
 }
 
 std::string TransferWork::describe() const {

@@ -84,7 +84,6 @@ class TransferWork final : public WorkState, public PendingOp {
   Status post_parts(bool& blocked);
   Status post_notify(bool& blocked);
   void part_done(EndpointSlot& slot, Status status);
-  void moved(PeerRoute& route, std::size_t bytes);
   void finish(const Status& status);
   Status explain(const Status& status) const;
   std::string describe() const;

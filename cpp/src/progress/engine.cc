@@ -1,5 +1,6 @@
 // Engine: tables, rounds, beginning and end. Lock held unless said otherwise.
 #include "progress/engine.h"
+#include "hmc/interrupt.h"
 
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -31,6 +32,7 @@ Result<std::shared_ptr<Engine>> Engine::create(Progress progress) {
 Engine::Lock Engine::lock_contended() {
   constexpr int pauses = 200;
   constexpr int yields = 4000;
+  if (auto* const interruptible = Interruptible::current()) interruptible->before_waiting();
   contenders_.fetch_add(1);
   for (int i = 0; i < yields; ++i) {
     if (i < pauses) {

@@ -15,6 +15,8 @@ namespace {
 // Empty rounds before yielding. Few: with more runnable threads than cores, spinning delays the very thread that is waited for.
 constexpr unsigned spin_rounds = 100;
 constexpr unsigned looks_per_locking = 16;
+// Empty rounds after which a call counts as one that waits (Interruptible::before_waiting): about a microsecond.
+constexpr unsigned prompt_rounds = 2 * looks_per_locking;
 // Rounds between looks at the clock while yielding (each costs a system call anyhow), and while things move.
 constexpr unsigned clock_interval = 16;
 constexpr unsigned moving_clock_interval = 64;
@@ -36,6 +38,13 @@ struct FunctionDone {
   void describe(Sleeper& sleeper) const noexcept { sleeper.done = &function; }
 };
 
+using TimePoint = Deadline::Clock::time_point;
+
+// The deadline, or earlier: when it is time to ask whether this thread is interrupted.
+TimePoint look_by(Deadline deadline, Interruptible* interruptible, TimePoint now) noexcept {
+  return interruptible == nullptr ? deadline.when() : std::min(deadline.when(), interruptible->next_look(now));
+}
+
 }  // namespace
 
 bool EngineImpl::drive(Deadline deadline, const std::function<bool()>& done) { return drive_slices(deadline, FunctionDone{done}); }
@@ -49,22 +58,20 @@ bool EngineImpl::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>&
 template <class Done>
 bool EngineImpl::drive_slices(Deadline deadline, const Done& done) {
   Interruptible* const interruptible = Interruptible::current();
-  if (interruptible == nullptr) [[likely]]
-    return drive_loop(deadline, done);
-  while (!interruptible->ask()) {
-    const auto look = interruptible->next_look();
-    if (deadline.when() <= look) return drive_loop(deadline, done);
-    if (drive_loop(Deadline::at(look), done)) return true;
-    if (forked()) return false;
+  while (!drive_loop(deadline, done, interruptible)) {
+    if (interruptible == nullptr || forked() || deadline.passed()) return false;
+    if (interruptible->ask()) return drive_loop(Deadline::after_seconds(0), done, nullptr);
   }
-  return drive_loop(Deadline::after_seconds(0), done);
+  return true;
 }
 
+// Up to the deadline, or until `interruptible` (may be null) should ask.
 template <class Done>
-bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
+bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* interruptible) {
   if (forked()) return false;
   unsigned empty = 0;  // rounds since something moved
   unsigned rounds = 0;
+  bool waiting = interruptible == nullptr;  // whether it knows that this call waits
   bool looked_at_clock = false;
   TimePoint idle_since{};
   for (;;) {
@@ -90,7 +97,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
       if (finished) {
         const bool owners = leave_locked();
         mutex_.unlock();
-        if (owners) drop_retired();
+        if (owners) drop_owners();
         return true;
       }
       mutex_.unlock();
@@ -104,8 +111,15 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
     }
     ++rounds;
     empty = moved ? 0 : empty + 1;
+    if (!waiting && (moved || empty >= prompt_rounds)) {
+      interruptible->before_waiting();
+      waiting = true;
+    }
     if (moved) {
-      if (rounds % moving_clock_interval == 0 && deadline.passed()) break;
+      if (rounds % moving_clock_interval == 0) {
+        const TimePoint now = Deadline::Clock::now();
+        if (now >= look_by(deadline, interruptible, now)) break;
+      }
       continue;
     }
     if (empty < spin_rounds) {
@@ -116,9 +130,10 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
     if (empty == spin_rounds) idle_since = Deadline::Clock::now();
     if (empty % clock_interval == 0) {
       const TimePoint now = Deadline::Clock::now();
-      if (now >= deadline.when()) break;
+      const TimePoint by = look_by(deadline, interruptible, now);
+      if (now >= by) break;
       if (now - idle_since >= yield_time) {
-        switch (sleep(deadline, done)) {
+        switch (sleep(Deadline::at(by), done)) {
           case Wake::done:
             return true;
           case Wake::timed_out:
@@ -139,7 +154,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done) {
   const bool finished = done.locked();
   const bool owners = leave_locked();
   held.unlock();
-  if (owners) drop_retired();
+  if (owners) drop_owners();
   return finished;
 }
 
@@ -158,11 +173,17 @@ void EngineImpl::leave() {
     Lock held = lock();
     const bool owners = leave_locked();
     held.unlock();
-    if (owners) drop_retired();
+    if (owners) drop_owners();
     return;
   }
   driver_present_.exchange(false);  // ordered before the load: kick() stores, then loads, the other way round
   if (kicked_.load()) wake_watcher();
+}
+
+// Their ends may wait for other threads.
+void EngineImpl::drop_owners() {
+  if (auto* const interruptible = Interruptible::current()) interruptible->before_waiting();
+  drop_retired();
 }
 
 void EngineImpl::give_way() noexcept {
@@ -181,7 +202,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
   if (done.locked()) {
     const bool owners = leave_locked();
     held.unlock();
-    if (owners) drop_retired();
+    if (owners) drop_owners();
     return Wake::done;
   }
   driver_present_.store(false, std::memory_order_relaxed);
@@ -192,7 +213,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
     watcher_present_ = true;
     sleeper.watching = true;
     held.unlock();
-    if (owners) drop_retired();
+    if (owners) drop_owners();
     watch_as_waiter(sleeper, deadline);
     held = lock();
   } else {
@@ -200,7 +221,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
     nudged_.store(true);
     wake_watcher();
     held.unlock();
-    if (owners) drop_retired();
+    if (owners) drop_owners();
     for (;;) {
       const TimePoint look = Deadline::Clock::now() + look_interval;
       futex_wait(sleeper.word, Sleeper::asleep, std::min(look, deadline.when()));

@@ -24,6 +24,8 @@
 
 namespace hmc {
 
+class Interruptible;
+
 // A waiter that sleeps. Linked into the engine under its lock; whoever sets `word` unlinks it first.
 struct Sleeper {
   enum Word : std::uint32_t { asleep = 0, satisfied = 1, look_again = 2 };
@@ -108,8 +110,9 @@ class EngineImpl final : public Engine {
   // ---- lock not held: engine_drive.cc ----
   template <class Done>
   bool drive_slices(Deadline deadline, const Done& done);
+  void drop_owners();
   template <class Done>
-  bool drive_loop(Deadline deadline, const Done& done);
+  bool drive_loop(Deadline deadline, const Done& done, Interruptible* interruptible);
   template <class Done>
   Wake sleep(Deadline deadline, const Done& done);
   bool leave_locked();

@@ -1,7 +1,5 @@
 #include "hmc/interrupt.h"
 
-#include <utility>
-
 namespace hmc {
 namespace {
 
@@ -10,20 +8,22 @@ thread_local Interruptible* innermost = nullptr;
 
 }  // namespace
 
-Interruptible::Interruptible(std::function<bool()> asked)
-    : asked_(std::move(asked)), outer_(innermost), next_look_(std::chrono::steady_clock::now() + look_interval) {
-  innermost = this;
-}
+Interruptible::Interruptible() noexcept : outer_(innermost) { innermost = this; }
 
 Interruptible::~Interruptible() { innermost = outer_; }
 
 bool Interruptible::ask() {
   if (interrupted_) return true;
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_look_) return false;
+  if (now < next_look(now)) return false;
   next_look_ = now + look_interval;
-  interrupted_ = asked_();
+  interrupted_ = asked();
   return interrupted_;
+}
+
+std::chrono::steady_clock::time_point Interruptible::next_look(std::chrono::steady_clock::time_point now) noexcept {
+  if (next_look_ == std::chrono::steady_clock::time_point{}) next_look_ = now + look_interval;
+  return next_look_;
 }
 
 Interruptible* Interruptible::current() noexcept { return innermost; }
