@@ -199,7 +199,7 @@ Status MessengerImpl::cancel_transfer(Operation& receive) {
       receive.part_done(Status(Code::cancelled, "cancelled before anything was written"));
       return {};
     }
-    // Ends the receive from within, and tells the sender.
+    // Ends the receive from within, and gives the sender its buffer back.
     if (receive.peer->message_endpoint().cancel(&receive.part).ok()) return {};
   }
   return Status(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");

@@ -152,7 +152,10 @@ Status MessengerImpl::post_transfer(Operation& operation) {
 void MessengerImpl::report_part(Operation& operation) {
   if (operation.peer == nullptr || operation.peer->phase() != PeerPhase::ready) return;
   // A sender's success travels with its put; a receiver says that it has fetched its part.
-  if (!operation.sending || !operation.outcome.ok()) finish(*operation.peer, operation.peer_op, operation.outcome);
+  // A receive that was cancelled is the receiver's affair, as one that is too short: the sender has its buffer back.
+  const bool dropped = !operation.sending && operation.outcome.code() == Code::cancelled;
+  if (!operation.sending || !operation.outcome.ok())
+    finish(*operation.peer, operation.peer_op, dropped ? Status() : operation.outcome);
 }
 
 void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {

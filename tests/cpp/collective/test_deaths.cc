@@ -56,7 +56,21 @@ void expect_messages(const Process& process, const Communicator& world, int dead
   EXPECT_TRUE(process.board.wait(100, process.size - 1));
 }
 
-TEST(Death, InABarrier) {
+// By the transports of one host, and by shm without ptrace.
+class DeathOver : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    setenv("HMC_TRANSPORTS", GetParam() == "tcp" ? "tcp" : "shm", 1);
+    setenv("HMC_SHM_PTRACE", GetParam() == "ring" ? "0" : "1", 1);
+  }
+  void TearDown() override {
+    unsetenv("HMC_TRANSPORTS");
+    unsetenv("HMC_SHM_PTRACE");
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, DeathOver, ::testing::Values("shm", "tcp", "ring"), [](const auto& p) { return p.param; });
+
+TEST_P(DeathOver, InABarrier) {
   for (const int dead : {0, 1, 4}) {
     run_job(5,
             [dead](const Process& process) {
@@ -74,7 +88,7 @@ TEST(Death, InABarrier) {
   }
 }
 
-TEST(Death, InAnAllToAll) {
+TEST_P(DeathOver, InAnAllToAll) {
   for (const std::size_t block : {64U, 500000U, 8000000U}) {
     run_job(4,
             [block](const Process& process) {
