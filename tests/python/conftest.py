@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+import hmc
 
 HMC = str(Path(sys.executable).with_name("hmc"))
 
@@ -41,3 +45,45 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
         return result.stdout
 
     return run
+
+
+def read_only(size: int) -> Any:
+    array = pattern(size, 4)
+    array.flags.writeable = False
+    return array
+
+
+@dataclass
+class Pair:
+    """Two Contexts that know each other, with a buffer each that the other has imported."""
+
+    a: hmc.Context
+    b: hmc.Context
+    ab: hmc.Peer
+    ba: hmc.Peer
+    local: hmc.ConnBuffer
+    target: hmc.ConnBuffer
+    remote: hmc.RemoteBuffer
+
+    def check(self) -> None:
+        """One- and two-sided, every byte."""
+        self.local.numpy()[:] = pattern(len(self.local), 1)
+        self.ab.put(self.local, self.remote, notify=9).wait(20)
+        self.ba.wait_notify(9, timeout=20)
+        assert np.array_equal(self.target.numpy(), pattern(len(self.local), 1))
+        got = np.zeros(70_000, np.uint8)
+        receiving = self.ab.irecv(got, tag=5)
+        self.ba.send(pattern(70_000, 2), tag=5, timeout=20)
+        receiving.wait(20)
+        assert np.array_equal(got, pattern(70_000, 2))
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with hmc.Context(transports=request.param) as a, hmc.Context(transports=request.param) as b:
+        ab = a.connect(b.addresses[0], timeout=20)
+        ba = b.accept(timeout=20)
+        local, target = a.buffer(20_000), b.buffer(20_000)
+        both = Pair(a, b, ab, ba, local, target, ab.import_buffer(target.descriptor(), timeout=20))
+        yield both
+        both.check()

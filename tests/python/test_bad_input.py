@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import pattern
+from conftest import Pair, pattern, read_only
 
 import hmc
 
 # Made by buffers only, which mypy takes for a class that has no attributes.
 Descriptor: Any = hmc.Descriptor
 REFUSED = (hmc.InvalidArgumentError, TypeError, OverflowError)
-
-
-@dataclass
-class Pair:
-    """Two Contexts that know each other, with a buffer each that the other has imported."""
-
-    a: hmc.Context
-    b: hmc.Context
-    ab: hmc.Peer
-    ba: hmc.Peer
-    local: hmc.ConnBuffer
-    target: hmc.ConnBuffer
-    remote: hmc.RemoteBuffer
-
-    def check(self) -> None:
-        """One- and two-sided, every byte."""
-        self.local.numpy()[:] = pattern(len(self.local), 1)
-        self.ab.put(self.local, self.remote, notify=9).wait(20)
-        self.ba.wait_notify(9, timeout=20)
-        assert np.array_equal(self.target.numpy(), pattern(len(self.local), 1))
-        got = np.zeros(70_000, np.uint8)
-        receiving = self.ab.irecv(got, tag=5)
-        self.ba.send(pattern(70_000, 2), tag=5, timeout=20)
-        receiving.wait(20)
-        assert np.array_equal(got, pattern(70_000, 2))
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with hmc.Context(transports=request.param) as a, hmc.Context(transports=request.param) as b:
-        ab = a.connect(b.addresses[0], timeout=20)
-        ba = b.accept(timeout=20)
-        local, target = a.buffer(20_000), b.buffer(20_000)
-        both = Pair(a, b, ab, ba, local, target, ab.import_buffer(target.descriptor(), timeout=20))
-        yield both
-        both.check()
 
 
 @pytest.fixture
@@ -135,113 +97,6 @@ def test_notifications(pair: Pair) -> None:
             pair.ba.wait_notify(1, count=bad, timeout=0)  # type: ignore[arg-type]
     pair.ab.notify(b"x" * 1024)
     assert pair.ba.notifications(timeout=20) == [(-1, b"x" * 1024)]
-
-
-def read_only(size: int) -> Any:
-    array = pattern(size, 4)
-    array.flags.writeable = False
-    return array
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((8, 8), np.uint8)[:, ::2],
-        np.zeros(64, np.uint8)[::-1],
-        np.asfortranarray(np.zeros((2, 3))),
-        np.broadcast_to(np.zeros(1, np.uint8), 16),
-        np.array([object()]),
-        np.array(["text"], dtype=object),
-        7,
-        None,
-        "text",
-        [1, 2, 3],
-        object(),
-    ],
-    ids=str,
-)
-def test_arrays_that_are_no_plain_bytes(pair: Pair, array: Any) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: pair.ab.isend(array),
-        lambda: pair.ab.send(array, timeout=1),
-        lambda: pair.ab.irecv(array),
-        lambda: pair.ab.recv(array, timeout=1),
-        lambda: pair.a.register(array),
-    ]
-    for call in calls:
-        with pytest.raises(REFUSED):
-            call()
-
-
-def test_read_only_memory_is_never_written(pair: Pair) -> None:
-    for array in (read_only(100), b"bytes", memoryview(b"view")):
-        with pytest.raises(REFUSED):
-            pair.ab.irecv(array)
-        with pytest.raises(REFUSED):
-            pair.a.register(array)
-        # It can be sent, and registered for reading.
-        got = np.zeros(len(array), np.uint8)
-        receiving = pair.ba.irecv(got, tag=1)
-        pair.ab.send(array, tag=1, timeout=20)
-        receiving.wait(20)
-        assert bytes(got) == bytes(array)
-    shared = pair.b.register(read_only(5000), access="r")
-    remote = pair.ab.import_buffer(shared.descriptor(), timeout=20)
-    with pytest.raises(hmc.InvalidArgumentError, match="read"):
-        pair.ab.put(pair.local[:5000], remote)
-    pair.ab.get(pair.local[:5000], remote).wait(20)
-    assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 4))
-    with pytest.raises(REFUSED):
-        pair.a.register(np.zeros(8, np.uint8), access="w")
-
-
-def test_every_plain_type_and_shape_goes_through(pair: Pair) -> None:
-    arrays: list[Any] = [
-        np.array(3.5),
-        np.zeros((0, 4), np.int32),
-        pattern(800, 2).view(">f8"),
-        pattern(120, 3).view([("x", "i4"), ("y", "f8")]),
-        pattern(64, 5).view(bool),
-        pattern(64, 5).view("M8[s]"),
-        bytearray(pattern(50_000, 6)),
-    ]
-    for array in arrays:
-        raw = bytes(array) if isinstance(array, bytearray) else array.tobytes()
-        got = np.full(len(raw), 7, np.uint8)
-        receiving = pair.ba.irecv(got, tag=2)
-        pair.ab.send(array, tag=2, timeout=20)
-        receiving.wait(20)
-        assert receiving.info.bytes == len(raw)
-        assert got.tobytes() == raw
-
-
-def test_memory_that_goes_away_under_an_operation(pair: Pair) -> None:
-    # Temporaries are kept until the operation ends.
-    sending = [pair.ab.isend(pattern(200_000, seed), tag=3) for seed in range(5)]
-    targets = [np.zeros(200_000, np.uint8) for _ in range(5)]
-    gc.collect()
-    for seed, target in enumerate(targets):
-        pair.ba.recv(target, tag=3, timeout=20)
-        assert np.array_equal(target, pattern(200_000, seed))
-    hmc.wait_all(sending, timeout=20)
-    # What is exported cannot be resized below HMC's feet.
-    growing = bytearray(1000)
-    receiving = pair.ab.irecv(growing, tag=4)
-    registered = pair.a.register(growing)
-    with pytest.raises(BufferError):
-        growing.extend(b"more")
-    receiving.cancel()
-    registered.close(timeout=20)
-    view = memoryview(bytearray(100))
-    view.release()
-    with pytest.raises((*REFUSED, ValueError)):
-        pair.ab.isend(view)
-    # A registration keeps its array.
-    registered = pair.b.register(pattern(5000, 8))
-    remote = pair.ab.import_buffer(registered.descriptor(), timeout=20)
-    gc.collect()
-    pair.ab.get(pair.local[:5000], remote).wait(20)
-    assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 8))
 
 
 def test_closed_and_stale_buffers(pair: Pair) -> None:
