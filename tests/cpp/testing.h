@@ -16,9 +16,8 @@ inline std::byte pattern_byte(std::size_t i, std::uint64_t seed) {
   return static_cast<std::byte>((x >> 29) ^ (x >> 7));
 }
 
-inline void fill_pattern(std::span<std::byte> bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern_byte(i, seed);
-}
+// Loops over every byte live in testing.cc, which is optimised also where the tests themselves are not.
+void fill_pattern(std::span<std::byte> bytes, std::uint64_t seed);
 
 inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
   std::vector<std::byte> bytes(size);
@@ -27,12 +26,15 @@ inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
 }
 
 // Index of the first byte that differs from pattern `seed`, or -1.
-inline std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != pattern_byte(i, seed)) return static_cast<std::ptrdiff_t>(i);
-  }
-  return -1;
-}
+std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed);
+bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right);
+
+// For data that is large only to be large: 1/16 under sanitizers, in whose builds every byte costs many times as much.
+#ifdef HMC_TEST_SANITIZED
+constexpr std::size_t large(std::size_t bytes) { return bytes / 16; }
+#else
+constexpr std::size_t large(std::size_t bytes) { return bytes; }
+#endif
 
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }

@@ -50,7 +50,7 @@ TEST(AllToAll, LargeBlocks) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
-    const std::size_t block = (6 << 20) + 12345;
+    const std::size_t block = testing::large(6 << 20) + 12345;
     Bytes in = input(static_cast<std::size_t>(me.rank()), 3, block, 0), out(3 * block);
     for (int round = 0; round < 2; ++round) {
       std::fill(out.begin(), out.end(), std::byte{0});

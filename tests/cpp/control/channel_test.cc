@@ -2,6 +2,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "control/node.h"
 
 namespace hmc::test {
@@ -217,7 +219,10 @@ TEST_P(ChannelTest, BoundsItsQueueAndRecovers) {
   }
   ASSERT_TRUE(server->until([&] { return at_server->messages.size() == accepted; }));
   for (std::size_t i = 0; i < accepted; ++i) {
-    ASSERT_TRUE(at_server->messages[i].payload == pattern(max_control_payload, static_cast<std::uint32_t>(i))) << i;
+    const Bytes& payload = at_server->messages[i].payload;
+    ASSERT_EQ(payload.size(), max_control_payload);
+    const Bytes sent = pattern(max_control_payload, static_cast<std::uint32_t>(i));
+    ASSERT_EQ(std::memcmp(payload.data(), sent.data(), sent.size()), 0) << i;
   }
   EXPECT_TRUE(client->send(at_client, 100, pattern(5, 5)).ok());
 }

@@ -25,7 +25,8 @@ constexpr double patience = 20;  // seconds until a test gives up
 
 inline Bytes pattern(std::size_t size, std::uint32_t seed) {
   Bytes bytes(size);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 131 + seed + (i >> 8) * 7);
+  std::byte* const out = bytes.data();  // quick also without optimisation
+  for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::byte>(i * 131 + seed + (i >> 8) * 7);
   return bytes;
 }
 
