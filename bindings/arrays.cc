@@ -1,6 +1,7 @@
 // Python memory as views, and its lifetime across threads.
 #include <pybind11/numpy.h>
 
+#include <array>
 #include <mutex>
 #include <vector>
 
@@ -145,7 +146,21 @@ struct BorrowedView::Reference {
 
 namespace {
 
-thread_local std::shared_ptr<BorrowedView::Reference> spare_reference;
+// A collective borrows two.
+thread_local std::array<std::shared_ptr<BorrowedView::Reference>, 2> spare_references;
+
+std::shared_ptr<BorrowedView::Reference> take_reference() {
+  for (auto& spare : spare_references) {
+    if (spare) return std::exchange(spare, nullptr);
+  }
+  return std::make_shared<BorrowedView::Reference>();
+}
+
+void keep_reference(std::shared_ptr<BorrowedView::Reference> reference) {
+  for (auto& spare : spare_references) {
+    if (!spare) return spare.swap(reference);
+  }
+}
 
 }  // namespace
 
@@ -154,7 +169,7 @@ BorrowedView::BorrowedView(py::handle object, bool writable) {
     view_ = view_of(object, writable);
     return;
   }
-  reference_ = spare_reference ? std::exchange(spare_reference, nullptr) : std::make_shared<Reference>();
+  reference_ = take_reference();
   reference_->object = object.inc_ref().ptr();
   view_.owner = reference_;
 }
@@ -164,7 +179,7 @@ BorrowedView::~BorrowedView() {
   view_.owner.reset();
   if (reference_.use_count() != 1) return;  // the operation goes on
   Py_CLEAR(reference_->object);
-  spare_reference = std::move(reference_);
+  keep_reference(std::move(reference_));
 }
 
 MemoryView view_of(py::handle object, bool writable) {

@@ -39,6 +39,8 @@ Deadline deadline_of(const std::optional<double>& timeout);
 // When a blocking call gives up the GIL: at once, or when it waits. A call that only takes what is there keeps it: giving it up and
 // taking it back costs as much as a small message.
 enum class Gil { released, until_waiting };
+// For a call that may copy this much itself: a post copies up to 1 MiB.
+inline Gil gil_for(std::size_t bytes) { return bytes <= 4096 ? Gil::until_waiting : Gil::released; }
 
 // Around one blocking call: the GIL, and signals. A signal whose handler raises ends the call early (hmc/interrupt.h).
 class BlockingCall final : public Interruptible {
@@ -96,7 +98,7 @@ class BorrowedView {
   const MemoryView* operator->() const noexcept { return &view_; }
 
  private:
-  std::shared_ptr<Reference> reference_;  // one per thread, used again unless an operation kept it
+  std::shared_ptr<Reference> reference_;  // the thread uses it again unless an operation kept it
   MemoryView view_;
 };
 // As a Memory handle (for registration).

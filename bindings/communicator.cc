@@ -1,15 +1,12 @@
 #include "hmc/communicator.h"
 
 #include "blocks.h"
+#include "collectives.h"
 #include "context_options.h"
 #include "p2p.h"
 
 namespace hmc::bindings {
 namespace {
-
-// Calls on a Communicator go to its only local Member; with several, the core's error says to call on a Member.
-Member member_of(const Member& self) { return self; }
-Member member_of(const Communicator& self) { return check(self.self()); }
 
 template <class T>
 struct RankedCaller {
@@ -216,23 +213,6 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly(
           "device", [](const Member& self) { return self.device().str(); }, "Its device.")
       .def(
-          "barrier",
-          [](const Member& self, const std::optional<double>& timeout) {
-            const Deadline deadline = deadline_of(timeout);
-            interruptible([&] { return self.barrier(deadline); });
-          },
-          py::arg("timeout") = py::none(), "Returns when every rank has arrived. Collective.")
-      .def(
-          "all_to_all",
-          [](const Member& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
-            const MemoryView to = view_of(out, true);
-            const MemoryView from = view_of(inp, false);
-            const Deadline deadline = deadline_of(timeout);
-            interruptible([&] { return self.all_to_all(to, from, deadline); });
-          },
-          py::arg("out"), py::arg("inp"), py::arg("timeout") = py::none(),
-          "Block r of inp goes to rank r, block r of out comes from it. Collective.")
-      .def(
           "path", [](const Member& self, int dst) { return check(self.path(dst)); }, py::arg("dst"), "The Path to another rank.")
       .def("__eq__",
            [](const Member& a, const py::object& b) {
@@ -244,6 +224,11 @@ void bind_communicator(py::module_& module) {
         return "<hmc.Member rank " + std::to_string(self.rank()) + " of " + std::to_string(self.size()) + ">";
       });
   bind_ranked<Member>(member);
+  fast_method(member, "barrier", Collectives<Member>::barrier,
+              "barrier($self, timeout=None)\n--\n\nReturns when every rank has arrived. Collective.");
+  fast_method(member, "all_to_all", Collectives<Member>::all_to_all,
+              "all_to_all($self, out, inp, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
+              "Collective.");
 
   py::class_<Communicator> comm(
       module, "Communicator",
@@ -281,33 +266,6 @@ void bind_communicator(py::module_& module) {
           },
           py::arg("array"), py::arg("access") = "rw",
           "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
-      .def(
-          "barrier",
-          [](const Communicator& self, const std::optional<double>& timeout) {
-            const Deadline deadline = deadline_of(timeout);
-            interruptible([&] { return self.barrier(deadline); });
-          },
-          py::arg("timeout") = py::none(), "Returns when every rank has arrived; joins with every local Member. Collective.")
-      .def(
-          "all_to_all",
-          [](const Communicator& self, const py::object& out, const py::object& inp, const std::optional<double>& timeout) {
-            std::vector<MemberBuffers> buffers;
-            if (py::isinstance<py::dict>(out)) {
-              if (!inp.is_none()) refuse("all_to_all takes {member: (out, inp)} or out and inp, not both");
-              for (const auto& [who, pair] : py::cast<py::dict>(out)) {
-                const auto both = py::cast<py::tuple>(pair);
-                if (both.size() != 2) refuse("each Member needs a pair (out, inp)");
-                buffers.push_back({who.cast<Member>(), view_of(both[0], true), view_of(both[1], false)});
-              }
-            } else {
-              buffers.push_back({member_of(self), view_of(out, true), view_of(inp, false)});
-            }
-            const Deadline deadline = deadline_of(timeout);
-            interruptible([&] { return self.all_to_all(buffers, deadline); });
-          },
-          py::arg("out"), py::arg("inp") = py::none(), py::arg("timeout") = py::none(),
-          "Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), "
-          "...}). Collective.")
       .def(
           "split",
           [](const Communicator& self, const py::object& color, const py::object& key,
@@ -355,6 +313,12 @@ void bind_communicator(py::module_& module) {
            })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });
   bind_ranked<Communicator>(comm);
+  fast_method(
+      comm, "barrier", Collectives<Communicator>::barrier,
+      "barrier($self, timeout=None)\n--\n\nReturns when every rank has arrived; joins with every local Member. Collective.");
+  fast_method(comm, "all_to_all", Collectives<Communicator>::all_to_all,
+              "all_to_all($self, out, inp=None, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
+              "Several local Members: all_to_all({member: (out, inp), ...}). Collective.");
 }
 
 }  // namespace hmc::bindings

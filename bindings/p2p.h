@@ -142,9 +142,6 @@ struct P2P {
     fast_method(cls, name, function, strdup(doc.c_str()));  // as long as the type
   }
 
-  // A call that may copy much gives up the GIL at once: a post copies up to 1 MiB.
-  static Gil gil_for(std::size_t bytes) { return bytes <= 4096 ? Gil::until_waiting : Gil::released; }
-
   // A rank as Python gives it; what does not fit an int is no rank of any group.
   static int rank_of(py::handle value) {
     const std::int64_t rank = integer_or(value, any_source);

@@ -1,0 +1,63 @@
+// barrier() and all_to_all() of Communicator and Member, as fast methods: with small blocks the call itself would cost the most.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fastcall.h"
+
+namespace hmc::bindings {
+
+// Calls on a Communicator go to its only local Member; with several, the core's error says to call on a Member.
+inline Member member_of(const Member& self) { return self; }
+inline Member member_of(const Communicator& self) { return check(self.self()); }
+
+template <class T>
+struct Collectives {
+  static PyObject* barrier(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    static const Signature<1> signature("barrier", {"timeout"}, 0);
+    return guarded([&]() -> py::object {
+      const auto [timeout] = signature.parse(args, count, keywords);
+      const Deadline deadline = deadline_of(timeout);
+      interruptible([&] { return self_as<T>(self).barrier(deadline); }, Gil::until_waiting);
+      return py::none();
+    });
+  }
+
+  static PyObject* all_to_all(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    static const Signature<3> signature("all_to_all", {"out", "inp", "timeout"}, several ? 1 : 2);
+    return guarded([&]() -> py::object {
+      const auto [out, inp, timeout] = signature.parse(args, count, keywords);
+      const Deadline deadline = deadline_of(timeout);
+      const T& group = self_as<T>(self);
+      if constexpr (several) {
+        if (PyDict_Check(out.ptr()) != 0) {
+          if (inp && !inp.is_none()) refuse("all_to_all takes {member: (out, inp)} or out and inp, not both");
+          const std::vector<MemberBuffers> buffers = buffers_of(py::reinterpret_borrow<py::dict>(out));
+          interruptible([&] { return group.all_to_all(buffers, deadline); });
+          return py::none();
+        }
+        if (!inp || inp.is_none()) throw py::type_error("all_to_all() misses the argument 'inp'");
+      }
+      const BorrowedView to(out, true), from(inp, false);
+      const Member member = member_of(group);
+      interruptible([&] { return member.all_to_all(*to, *from, deadline); }, gil_for(to->bytes));
+      return py::none();
+    });
+  }
+
+ private:
+  static constexpr bool several = std::is_same_v<T, Communicator>;  // may have several local Members
+
+  static std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
+    std::vector<MemberBuffers> buffers;
+    for (const auto& [who, pair] : by_member) {
+      const auto both = py::cast<py::tuple>(pair);
+      if (both.size() != 2) refuse("each Member needs a pair (out, inp)");
+      buffers.push_back({who.template cast<Member>(), view_of(both[0], true), view_of(both[1], false)});
+    }
+    return buffers;
+  }
+};
+
+}  // namespace hmc::bindings
