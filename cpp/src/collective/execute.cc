@@ -143,9 +143,8 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
 void CollectiveWork::await_reason(const Status& failure) {
   constexpr auto patience = std::chrono::seconds(1);
   if (std::exchange(awaiting_reason_, true)) return;
-  group_->engine()->at(Deadline::after(patience), [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] {
-    self->fail(failure);
-  });
+  group_->engine()->at(Deadline::after(patience),
+                       [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] { self->fail(failure); });
 }
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
