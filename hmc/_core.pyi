@@ -79,7 +79,7 @@ class Descriptor:
     """
     What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @staticmethod
     def parse(data: bytes) -> Descriptor:
         """
@@ -106,7 +106,7 @@ class ConnBuffer:
     """
     Registered memory that peers may read (access "r") or read and write ("rw"). Slices are ConnBuffers too.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __dlpack__(
         self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
     ) -> typing.Any:
@@ -172,7 +172,7 @@ class RemoteBuffer:
     """
     A peer's ConnBuffer as imported here. Slices are RemoteBuffers too.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __getitem__(self, index: typing.Any) -> RemoteBuffer:
         """
         A view of bytes [start:stop]; no copy. InvalidArgumentError when out of range.
@@ -224,7 +224,7 @@ class BlockBatch:
     """
     Scattered blocks over buffer pairs, validated once, posted as often as wanted.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def blocks(self) -> int:
         """
@@ -240,7 +240,7 @@ class Work:
     """
     One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does not cancel it. Any thread.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def wait(self, timeout: float | None = None) -> None:
         """
         Waits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the operation goes on).
@@ -291,7 +291,7 @@ class Path:
     """
     The route between a local and a remote device, and why. A snapshot: ask again for current counters.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
     def __str__(self) -> str: ...
     @property
@@ -364,7 +364,7 @@ class Peer:
     """
     One connected remote Context. Any thread. Every call on a lost peer raises PeerLostError.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
@@ -556,7 +556,7 @@ class Member:
     """
     A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
@@ -693,7 +693,7 @@ class Communicator:
     """
     A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
         """
         Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
