@@ -82,9 +82,9 @@ class Engine {
   virtual void dispatch(std::function<void()> function) = 0;
   // Writing 8 bytes to this eventfd (here or through a passed duplicate) wakes the background thread.
   [[nodiscard]] virtual int doorbell() const noexcept = 0;
-  // Stops the background thread and runs out the dispatcher. Idempotent. Called on the dispatcher or background thread itself (last
-  // handle dropped in a callback) it does not wait for that thread, which ends by itself once it has unwound. Waiters may still
-  // drive afterwards, as in manual mode.
+  // Stops the background thread, runs what was deferred, and runs out the dispatcher. Idempotent. Called on the dispatcher or
+  // background thread itself (last handle dropped in a callback) it does not wait for that thread, which ends by itself once it has
+  // unwound. Waiters may still drive afterwards, as in manual mode.
   virtual void stop() = 0;
 
  protected:

@@ -87,6 +87,7 @@ class EngineImpl final : public Engine {
   unsigned round(bool with_descriptors);
   unsigned poll_descriptors();
   void run_deferred();
+  void finish_deferred();  // lock not held
   void wake_one(Sleeper& sleeper, Sleeper::Word word) noexcept;
   void wake_sleepers() override;
   void wake_satisfied();  // after a round: also evaluates predicates

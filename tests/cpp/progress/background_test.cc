@@ -107,6 +107,26 @@ TEST(Engine, PollableAddedWhileEverybodySleepsIsArmed) {
   EXPECT_EQ(first.arms.load(), first.disarms.load());
 }
 
+// A deferred function often holds the last thing that holds the engine.
+TEST(Engine, WhatIsDeferredAtTheEndRunsAndDoesNotKeepTheEngine) {
+  for (const Progress progress : {Progress::background, Progress::manual}) {
+    int ran = 0;
+    auto engine = Engine::create(progress).value();
+    const std::weak_ptr<Engine> weak = engine;
+    {
+      const auto lock = engine->lock();
+      engine->defer([&ran, engine] {
+        ++ran;
+        engine->defer([&ran, engine] { ++ran; });
+      });
+    }
+    engine->stop();
+    EXPECT_EQ(ran, 2);
+    engine.reset();
+    EXPECT_TRUE(weak.expired());
+  }
+}
+
 TEST(Engine, BlockedPostersAreNotStarvedByAWaiterInItsFastLoop) {
   auto engine = Engine::create(Progress::background).value();
   Poller busy;
