@@ -1,16 +1,45 @@
 #include "testing.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
+// Computed block by block beside the data, which memcpy and memcmp then touch: sanitizers check those in one go, and miss nothing.
+#define HMC_UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
+
 namespace hmc::testing {
+namespace {
+
+using Block = std::array<std::byte, 4096>;
+
+HMC_UNCHECKED void compute(std::byte* out, std::size_t count, std::size_t from, std::uint64_t seed) {
+  const std::uint64_t salt = pattern_salt(seed);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t x = (from + i + 1) * pattern_step ^ salt;
+    out[i] = static_cast<std::byte>((x >> 29) ^ (x >> 7));
+  }
+}
+
+}  // namespace
 
 void fill_pattern(std::span<std::byte> bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern_byte(i, seed);
+  Block block;
+  for (std::size_t at = 0; at < bytes.size(); at += block.size()) {
+    const std::size_t count = std::min(block.size(), bytes.size() - at);
+    compute(block.data(), count, at, seed);
+    std::memcpy(bytes.data() + at, block.data(), count);
+  }
 }
 
 std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != pattern_byte(i, seed)) return static_cast<std::ptrdiff_t>(i);
+  Block block;
+  for (std::size_t at = 0; at < bytes.size(); at += block.size()) {
+    const std::size_t count = std::min(block.size(), bytes.size() - at);
+    compute(block.data(), count, at, seed);
+    if (std::memcmp(bytes.data() + at, block.data(), count) == 0) continue;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (bytes[at + i] != block[i]) return static_cast<std::ptrdiff_t>(at + i);
+    }
   }
   return -1;
 }

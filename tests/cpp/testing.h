@@ -11,8 +11,10 @@
 namespace hmc::testing {
 
 // Byte i of pattern `seed`: neighbours, pages and seeds all differ, so shifted or repeated data never compares equal.
+inline constexpr std::uint64_t pattern_step = 0x9E3779B97F4A7C15ULL;
+constexpr std::uint64_t pattern_salt(std::uint64_t seed) { return (seed + 1) * 0xD1B54A32D192ED03ULL; }
 inline std::byte pattern_byte(std::size_t i, std::uint64_t seed) {
-  const std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ULL ^ (seed + 1) * 0xD1B54A32D192ED03ULL;
+  const std::uint64_t x = (i + 1) * pattern_step ^ pattern_salt(seed);
   return static_cast<std::byte>((x >> 29) ^ (x >> 7));
 }
 
@@ -29,11 +31,14 @@ inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
 std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed);
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right);
 
-// For data that is large only to be large: 1/16 under sanitizers, in whose builds every byte costs many times as much.
+// Under sanitizers every byte costs many times as much. Data that is large only to be large has 1/16 of its size there, data that
+// must still be under way when something happens to it 1/4.
 #ifdef HMC_TEST_SANITIZED
 constexpr std::size_t large(std::size_t bytes) { return bytes / 16; }
+constexpr std::size_t lengthy(std::size_t bytes) { return bytes / 4; }
 #else
 constexpr std::size_t large(std::size_t bytes) { return bytes; }
+constexpr std::size_t lengthy(std::size_t bytes) { return bytes; }
 #endif
 
 // Sizes at which copies go wrong.
