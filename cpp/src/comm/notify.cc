@@ -23,7 +23,6 @@ void NotifyWaiter::finish(Status outcome) {
   status = std::move(outcome);
   next_ = nullptr;
   ready.store(1, std::memory_order_release);
-  on_ready();
 }
 
 std::size_t NotifySlot::KeyHash::operator()(const Key& key) const noexcept {

@@ -29,18 +29,14 @@ inline constexpr std::size_t max_counted_ids = 1 << 18;
 class NotifyWaiter {
  public:
   NotifyWaiter() noexcept = default;
-  virtual ~NotifyWaiter() = default;
   NotifyWaiter(const NotifyWaiter&) = delete;
   NotifyWaiter& operator=(const NotifyWaiter&) = delete;
   std::atomic<std::uint32_t> ready{0};  // set under the engine lock: `status` is valid, and if ok the raises were consumed
   Status status;
 
- protected:
-  virtual void on_ready() {}  // engine lock held; may destroy the waiter
-
  private:
   friend class NotifySlot;
-  void finish(Status outcome);
+  void finish(Status outcome);  // the waiter may be gone when it returns
   std::uint64_t need_ = 0;
   NotifyWaiter* next_ = nullptr;
 };
