@@ -52,7 +52,7 @@ TEST_P(MessagingEnds, AWorkOutlivesItsWaitAndItsHandle) {
   const auto received = *pair.ba.irecv(first.view(), 1);
   EXPECT_EQ(received.wait(soon(0.01)).code(), Code::timeout);
   EXPECT_FALSE(received.done());
-  std::atomic<bool> landed{false};
+  std::atomic<bool> landed{false}, sent{false};
   {
     const auto dropped = *pair.ba.irecv(second.view(), 1);
     dropped.then([&landed](const Status& status) { landed = status.ok(); });
@@ -63,10 +63,11 @@ TEST_P(MessagingEnds, AWorkOutlivesItsWaitAndItsHandle) {
   EXPECT_TRUE(first.holds(100'000, 1));
   {
     const auto dropped = *pair.ab.isend(view(two), 1);
+    dropped.then([&sent](const Status& status) { sent = status.ok(); });
   }
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!landed && std::chrono::steady_clock::now() < give_up) pause(1);
-  ASSERT_TRUE(landed);
+  while ((!landed || !sent) && std::chrono::steady_clock::now() < give_up) pause(1);
+  ASSERT_TRUE(landed && sent);
   EXPECT_TRUE(second.holds(100'000, 2));
 }
 
