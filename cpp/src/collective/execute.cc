@@ -112,6 +112,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   const Step& step = schedule_->steps[index];
   Progress& progress = progress_[index];
   const auto work = std::move(progress.work);  // its own completion may be on the stack: dropped on the way out
+  std::shared_ptr<WorkState> keep;             // fail() may complete this, and a waiter on another thread then drops it
   --under_way_;
   if (step.kind == StepKind::receive && !failing_) {
     if (status.code() == Code::invalid_argument) {
@@ -124,6 +125,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   }
   finish(index);
   if (!status.ok() && !progress.poisoned) {
+    keep = shared_from_this();
     const Status failure = status.with_context(group_->describe(step.peer));
     if (status.code() == Code::cancelled && !failing_) {
       await_reason(failure);
