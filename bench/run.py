@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "build" / "package" / "bench" / "cpp" / "hmc_perf"
+PROGRAMS = ROOT / "build" / "package" / "bench" / "cpp"
 # (label, environment): each is one run of the program, with its own baselines.
 SETTINGS = [("default", {}), ("no ptrace", {"HMC_SHM_PTRACE": "0"})]
 
@@ -21,7 +21,7 @@ SETTINGS = [("default", {}), ("no ptrace", {"HMC_SHM_PTRACE": "0"})]
 def measure(environment: dict[str, str], repeat: int, largest: int) -> list[dict[str, Any]]:
     """Every point of one run of hmc_perf."""
     result = subprocess.run(
-        [str(PROGRAM), "", str(repeat), str(largest)],
+        [str(PROGRAMS / "hmc_perf"), "", str(repeat), str(largest)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -46,6 +46,17 @@ def rows(points: list[dict[str, Any]]) -> list[tuple[str, int, float, str]]:
     return table
 
 
+def startup(repeat: int) -> list[tuple[str, float, str]]:
+    """(what, seconds, ratio) of what is paid before and beside the data."""
+    result = subprocess.run([str(PROGRAMS / "hmc_startup"), str(repeat)], stdout=subprocess.PIPE, text=True, check=True)
+    times = {point["operation"]: point["seconds"] for point in map(json.loads, result.stdout.splitlines())}
+    raw = {"round trip unix": "raw unix round trip", "round trip tcp with a key": "raw tcp round trip"}
+    return [
+        (what, seconds, f"{seconds / times[raw[what]]:.2f}x the raw socket's time" if what in raw else "")
+        for what, seconds in times.items()
+    ]
+
+
 def main() -> None:
     """Prints one table per setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -59,6 +70,10 @@ def main() -> None:
         print(f"\n{label}")
         for operation, size, seconds, ratio in rows(points):
             print(f"  {operation:<16} {size:>11} B  {seconds * 1e6:>12.2f} us  {size / seconds / 1e9:>7.2f} GB/s  {ratio}")
+    print("\nbefore and beside the data")
+    for what, seconds, ratio in startup(options.repeat):
+        print(f"  {what:<26} {seconds * 1e6:>12.1f} us  {ratio}")
+        everything.setdefault("startup", []).append({"operation": what, "seconds": seconds})
     if options.json:
         Path(options.json).write_text(json.dumps(everything, indent=2) + "\n")
 
