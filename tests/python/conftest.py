@@ -33,6 +33,8 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
 
         script = tmp_path / "job.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom conftest import pattern\n"
+        # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
+        prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\n" + textwrap.dedent(source))
         result = subprocess.run(
             [HMC, "run", "-n", str(ranks), str(script)],

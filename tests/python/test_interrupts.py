@@ -49,13 +49,14 @@ def test_the_others_are_told_who_was_interrupted(run_job: Callable[..., str]) ->
         import os, signal, threading, time
 
         with hmc.init() as comm:
-            other = 1 - comm.rank
+            # Too large to be under way before the other side has arrived.
+            out, inp = np.zeros(4 << 20, np.uint8), np.ones(4 << 20, np.uint8)
             if comm.rank == 0:
                 threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
             else:
                 comm.recv(np.empty(1, np.uint8), src=0, tag=1, timeout=20)
             try:
-                comm.barrier(timeout=20)
+                comm.all_to_all(out, inp, timeout=20)
             except KeyboardInterrupt:
                 comm.send(np.ones(1, np.uint8), dst=1, tag=1, timeout=10)
                 comm.recv(np.empty(1, np.uint8), src=1, tag=2, timeout=20)
