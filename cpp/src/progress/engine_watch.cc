@@ -250,11 +250,13 @@ void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
   }
   const int count = ppoll(ready, nap.descriptors ? 2 : 1, timeout, nullptr);
   watcher_.store(Watcher::active);
-  rung_.store(false);  // before the read: a ring that the read swallows is seen by the looks that follow
   if (count > 0 && ready[0].revents != 0) {
     std::uint64_t rings = 0;
-    if (read(doorbell_.get(), &rings, sizeof rings) < 0) return;
+    if (read(doorbell_.get(), &rings, sizeof rings) < 0) rings = 0;
   }
+  // After the read: were it before, a ring in between would be swallowed and leave rung_ set with nothing to read, and every later
+  // ring would be dropped. Who still finds it set made its stores before, and the looks that follow see them.
+  rung_.store(false);
 }
 
 }  // namespace hmc
