@@ -17,7 +17,7 @@ demo: $(BUILD)/.installed
 test: test-cpp test-python
 
 test-cpp: $(BUILD)/.tests-built
-	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure
+	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q
@@ -70,7 +70,7 @@ asan:
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
 
 tsan:
-	tools/bootstrap.sh test
+	tools/bootstrap.sh sanitize
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
 
 # FUZZ_SECONDS are per target.

@@ -8,6 +8,8 @@ command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 cmake --preset "$kind" >/dev/null
 cmake --build --preset "$kind" -j "$(nproc)" -- --quiet
 export HMC_TEST_TIMEOUT=300
+# Shadow memory is several times the memory: more than 4 GiB at once are for the plain build.
+export HMC_TEST_SMALL=1
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
