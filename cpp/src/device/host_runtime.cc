@@ -74,7 +74,7 @@ Status refuse_memory(std::string_view what, std::size_t bytes, int error) {
                 error);
 }
 
-class HostRuntime final : public DeviceRuntime {
+class HostRuntime final : public DeviceRuntime, private MemorySharing {
  public:
   RuntimeInfo enumerate() override {
     std::string name = "CPU";
@@ -111,7 +111,12 @@ class HostRuntime final : public DeviceRuntime {
   }
 
   Status copy(const CopyOp& op, Completion* done) override {
-    std::memmove(op.target.data, op.source.data, op.source.bytes);
+    auto* target = static_cast<std::byte*>(op.target.data);
+    const auto* source = static_cast<const std::byte*>(op.source.data);
+    if (op.blocks == 0) std::memmove(target, source, op.source.bytes);
+    for (std::size_t i = 0; i < op.blocks; ++i) {
+      std::memmove(target + op.target_offsets[i], source + op.source_offsets[i], op.block_bytes);
+    }
     done->complete({});
     return {};
   }
@@ -119,6 +124,12 @@ class HostRuntime final : public DeviceRuntime {
   Status fill(const DeviceSpan& target, std::uint8_t value) override {
     if (target.bytes > 0) std::memset(target.data, value, target.bytes);
     return {};
+  }
+
+  MemorySharing& sharing() override { return *this; }
+
+  Result<std::unique_ptr<HostPin>> pin_host(int, const DeviceSpan&) override {
+    return Status(Code::unsupported, "the CPU has no copy engine to pin memory for");
   }
 
   Result<Blob> export_handle(const DeviceSpan&, HandleKind) override {

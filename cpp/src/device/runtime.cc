@@ -3,32 +3,26 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 
 namespace hmc {
+
+void BlockingCompletion::complete(Status status) noexcept {
+  status_ = std::move(status);
+  done_.store(true, std::memory_order_release);
+}
+
+Status BlockingCompletion::wait(DeviceRuntime& runtime) {
+  while (!done_.load(std::memory_order_acquire)) {
+    if (!runtime.poll()) sched_yield();
+  }
+  return status_;
+}
+
 namespace {
-
-class BlockingCompletion final : public Completion {
- public:
-  void complete(Status status) noexcept override {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-  }
-  Status wait(DeviceRuntime& runtime) {
-    while (!done_.load(std::memory_order_acquire)) {
-      if (!runtime.poll()) sched_yield();
-    }
-    return status_;
-  }
-
- private:
-  Status status_;
-  std::atomic<bool> done_{false};
-};
 
 Status copy_with(DeviceRuntime& runtime, const DeviceSpan& target, const DeviceSpan& source) {
   BlockingCompletion done;
-  HMC_TRY(runtime.copy({target, source, 0}, &done));
+  HMC_TRY(runtime.copy({.target = target, .source = source}, &done));
   return done.wait(runtime);
 }
 

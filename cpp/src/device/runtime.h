@@ -1,6 +1,7 @@
 // DeviceRuntime: one vendor's runtime. A new vendor is one file (or one table row) in this folder.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,17 +44,42 @@ class Allocation {
   [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;
   // Whether another process of the host can map it: export_handle(HandleKind::memfd) works.
   [[nodiscard]] virtual bool shareable() const noexcept { return false; }
-  // As DeviceRuntime::export_handle, for memory whose owner is known. memfd: bytes = wire{u64 size of the file, u64 offset in it}.
+  // As MemorySharing::export_handle, for memory whose owner is known. memfd: bytes = wire{u64 size of the file, u64 offset in it}.
   [[nodiscard]] virtual Result<Blob> export_handle(HandleKind) const {
     return Status(Code::unsupported, "this allocation has no handle of that kind");
   }
 };
 
-// One block-copy, both sides reachable from one process.
+// One copy, both sides reachable from one process. Without blocks: source.bytes bytes from start to start. With blocks: block i
+// lies at source_offsets[i] and target_offsets[i] of the spans; the offsets are valid until the copy completes.
 struct CopyOp {
   DeviceSpan target;
   DeviceSpan source;
-  std::uintptr_t stream = 0;  // vendor stream to order behind; 0: the runtime's own
+  std::uintptr_t stream = 0;  // vendor stream whose queued work comes first; 0: none
+  const std::uint64_t* source_offsets = nullptr;
+  const std::uint64_t* target_offsets = nullptr;
+  std::size_t blocks = 0;
+  std::size_t block_bytes = 0;
+};
+
+// Host memory that a vendor's copy engine reaches at full speed and without the CPU. Destruction gives it up.
+class HostPin {
+ public:
+  virtual ~HostPin() = default;
+};
+
+// How others reach a runtime's memory, and it theirs. Thread rules as DeviceRuntime.
+class MemorySharing {
+ public:
+  // A way for others to reach `span`: descriptor or vendor handle plus offset. Errors: unsupported with the reason.
+  virtual Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) = 0;
+  // Maps such memory for device `index`. Errors: protocol, device, unsupported.
+  virtual Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) = 0;
+  // Page-aligned host memory, for every device of the vendor. unsupported: copies work all the same, more slowly.
+  virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) = 0;
+
+ protected:
+  ~MemorySharing() = default;
 };
 
 // Thread rules: every call from any thread, no engine lock needed; implementations lock inside.
@@ -66,14 +92,23 @@ class DeviceRuntime {
   // nullopt: not this runtime's pointer. Must not fault on any address.
   virtual std::optional<PointerInfo> classify(const void* data, std::size_t bytes) = 0;
   virtual Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) = 0;
-  // Starts a copy of op.source.bytes; `done` is completed once the bytes are in place (perhaps inside the call, else by poll()).
+  // `done` is completed once the bytes are in place: perhaps inside the call, else by poll(), on whatever thread calls that.
   virtual Status copy(const CopyOp& op, Completion* done) = 0;
-  virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;
-  // A way for others to reach `span`: descriptor or vendor handle plus offset. import_handle maps one here.
-  virtual Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) = 0;
-  virtual Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) = 0;
-  // Completes what has finished; true if anything did. Called with the engine lock held; never blocks.
+  virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;  // blocking
+  virtual MemorySharing& sharing() = 0;
+  // Completes what has finished; true if anything did. Never blocks. Whoever waits for a copy calls it.
   virtual bool poll() = 0;
+};
+
+// Waits for one copy.
+class BlockingCompletion final : public Completion {
+ public:
+  void complete(Status status) noexcept override;
+  Status wait(DeviceRuntime& runtime);
+
+ private:
+  Status status_;
+  std::atomic<bool> done_{false};
 };
 
 struct DeviceRuntimeFactory {

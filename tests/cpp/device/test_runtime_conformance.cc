@@ -33,7 +33,7 @@ class RuntimeConformance : public ::testing::TestWithParam<const DeviceRuntimeFa
   }
   Status copy(const DeviceSpan& target, const DeviceSpan& source) {
     Flag done;
-    HMC_TRY(runtime_->copy({target, source, 0}, &done));
+    HMC_TRY(runtime_->copy({.target = target, .source = source}, &done));
     while (done.count.load() == 0) {
       if (!runtime_->poll()) std::this_thread::yield();
     }

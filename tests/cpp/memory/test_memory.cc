@@ -120,7 +120,7 @@ TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
   const auto blob = memory.block()->export_handle(HandleKind::memfd);
   ASSERT_TRUE(blob.ok()) << blob.status().str();
   EXPECT_EQ(ftruncate(blob->fds[0].get(), 0), -1) << "a peer must not be able to shrink it";
-  const auto mapped = (*runtime_for(Device::cpu()))->import_handle(0, *blob, HandleKind::memfd);
+  const auto mapped = (*runtime_for(Device::cpu()))->sharing().import_handle(0, *blob, HandleKind::memfd);
   ASSERT_TRUE(mapped.ok()) << mapped.status().str();
   const auto* bytes = static_cast<std::byte*>((*mapped)->span().data);
   EXPECT_NE(bytes, memory.data());
@@ -128,7 +128,7 @@ TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
 }
 
 TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
-  DeviceRuntime& host = **runtime_for(Device::cpu());
+  MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
   Blob blob;
   blob.bytes.resize(16);
   const std::uint64_t size = 4096;

@@ -73,7 +73,7 @@ class LocalTransport final : public Transport {
       result.detail = from.is_cpu() && to.is_cpu() ? "memcpy" : "copy engine";
       result.reason = "same Context";
       result.latency_us = from.is_cpu() && to.is_cpu() ? 0.1 : 5;
-      result.bandwidth = 10e9;
+      result.bandwidth = from.is_cpu() && to.is_cpu() ? 10e9 : 50e9;
     }
     return result;
   }

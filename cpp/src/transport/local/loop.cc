@@ -146,7 +146,7 @@ std::size_t Loop::move_device(Op& op, const RegionView& remote) {
   op.runtime = *runtime;
   const DeviceSpan here{data_of(local) + piece.local_offset, piece.bytes, local.span.device};
   const DeviceSpan there{data_of(remote) + piece.remote_offset, piece.bytes, remote.span.device};
-  op.copies->start(*op.runtime, op.is_put ? CopyOp{there, here, op.stream} : CopyOp{here, there, op.stream});
+  op.copies->start(*op.runtime, {.target = op.is_put ? there : here, .source = op.is_put ? here : there, .stream = op.stream});
   op.cursor.advance(piece.bytes);
   return piece.bytes;
 }

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "transport/copy.h"
-#include "transport/local/device_copies.h"
+#include "transport/device_copies.h"
 #include "transport/local/loop_ring.h"
 #include "transport/local/region.h"
 #include "transport/run_cursor.h"

@@ -7,7 +7,7 @@
 
 #include "device/runtime.h"
 
-namespace hmc::local {
+namespace hmc {
 
 // Runtimes serve every Context of the process, so another Context's thread, without our engine lock, may be the one that completes
 // a copy: this only counts, and the endpoint's poll() looks.
@@ -21,6 +21,11 @@ class DeviceCopies final : public Completion {
     pending_.fetch_add(1);
     if (Status status = runtime.copy(op, this); !status.ok()) complete(std::move(status));
   }
+  // Keeps `status` as the outcome of a copy that could not even be started.
+  void refuse(Status status) {
+    pending_.fetch_add(1);
+    complete(std::move(status));
+  }
   void complete(Status status) noexcept override {
     if (!status.ok()) {
       const std::lock_guard guard(mutex_);
@@ -28,6 +33,8 @@ class DeviceCopies final : public Completion {
     }
     pending_.fetch_sub(1);  // the last access: the owner may be gone afterwards
   }
+  // For the next copies. Nothing is pending.
+  void reset() { outcome_ = {}; }
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.load(); }
   [[nodiscard]] Status outcome() {
     const std::lock_guard guard(mutex_);
@@ -40,4 +47,4 @@ class DeviceCopies final : public Completion {
   Status outcome_;
 };
 
-}  // namespace hmc::local
+}  // namespace hmc

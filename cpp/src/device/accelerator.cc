@@ -1,0 +1,241 @@
+// Accelerator: devices, memory and copies. Sharing with other processes is in accelerator_sharing.cc.
+#include "device/accelerator.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace hmc {
+namespace {
+
+// Copies up to this size do not queue behind longer ones.
+constexpr std::size_t short_copy_bytes = 64 << 10;
+
+}  // namespace
+
+Status Accelerator::failure(const std::string& what, int code) const {
+  const VendorCodes& codes = calls_->codes();
+  const Code meaning = code == codes.out_of_memory ? Code::out_of_memory
+                       : code == codes.unsupported ? Code::unsupported
+                                                   : Code::device;
+  return Status(meaning, what + ": " + calls_->error_name(code) + " (" + std::to_string(code) + ")", code);
+}
+
+Status Accelerator::open() {
+  if (open_.load(std::memory_order_acquire)) return {};
+  const std::scoped_lock lock(mutex_);
+  if (open_.load(std::memory_order_relaxed)) return {};
+  HMC_TRY(calls_->open());
+  int count = 0;
+  const int code = calls_->count(count);
+  if (code != 0 && code != calls_->codes().no_device) return failure(calls_->library() + " counts no devices", code);
+  if (code != 0 || count <= 0) return Status(Code::unsupported, calls_->library() + " finds no device");
+  for (int i = 0; i < count; ++i) {
+    devices_.push_back(std::make_unique<PerDevice>());
+    devices_.back()->peers.resize(static_cast<std::size_t>(count));
+  }
+  open_.store(true, std::memory_order_release);
+  return {};
+}
+
+RuntimeInfo Accelerator::enumerate() {
+  if (const Status opened = open(); !opened.ok()) return {vendor_, false, std::string(opened.message()), {}};
+  RuntimeInfo info{vendor_, true, calls_->library(), {}};
+  const std::string provenance = calls_->provenance();
+  if (provenance != "hardware") info.reason += " (" + provenance + ")";
+  for (int i = 0; i < static_cast<int>(devices_.size()); ++i) {
+    VendorDevice found;
+    const int code = calls_->describe(i, found);
+    auto parsed = Device::parse(name(i));
+    if (!parsed.ok()) continue;
+    if (code != 0) found.name = name(i) + " does not say its name: " + calls_->error_name(code);
+    info.devices.push_back({*parsed, found.name, found.memory_bytes, found.pci, provenance});
+  }
+  return info;
+}
+
+Result<Accelerator::PerDevice*> Accelerator::device(int index) {
+  if (const Status opened = open(); !opened.ok()) return opened.with_context(name(index));
+  if (index < 0 || index >= static_cast<int>(devices_.size())) {
+    return Status(Code::unsupported,
+                  "there is no " + name(index) + ": " + calls_->library() + " has " + std::to_string(devices_.size()) + " devices");
+  }
+  return devices_[static_cast<std::size_t>(index)].get();
+}
+
+std::optional<PointerInfo> Accelerator::classify(const void* data, std::size_t) {
+  if (!open_.load(std::memory_order_acquire) && (!calls_->resident() || !open().ok())) return std::nullopt;
+  VendorPointer found;
+  if (!calls_->classify(data, found)) return std::nullopt;
+  auto owner = Device::parse(name(found.index));
+  if (!owner.ok()) return std::nullopt;
+  return PointerInfo{*owner, found.base, found.bytes, found.id};
+}
+
+class Accelerator::Owned final : public Allocation {
+ public:
+  Owned(Accelerator& runtime, DeviceSpan span) noexcept : runtime_(runtime), span_(span) {}
+  ~Owned() override {
+    const DeviceScope scope(*runtime_.calls_, span_.device.index());
+    runtime_.calls_->release(span_.data);
+  }
+  [[nodiscard]] DeviceSpan span() const noexcept override { return span_; }
+  [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const override { return runtime_.export_handle(span_, kind); }
+
+ private:
+  Accelerator& runtime_;
+  const DeviceSpan span_;
+};
+
+Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t bytes, const MemoryOptions&) {
+  HMC_TRY(device(index).status());
+  HMC_ASSIGN(const Device owner, Device::parse(name(index)));
+  const DeviceScope scope(*calls_, index);
+  if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+  void* data = nullptr;
+  if (const int code = calls_->allocate(std::max<std::size_t>(bytes, 1), data); code != 0) {
+    return failure("allocating " + std::to_string(bytes) + " bytes on " + name(index), code);
+  }
+  return std::unique_ptr<Allocation>(std::make_unique<Owned>(*this, DeviceSpan{data, bytes, owner}));
+}
+
+Result<Accelerator::Lane*> Accelerator::lane(PerDevice& device, CopyDirection direction, std::size_t bytes) {
+  Lane& found = device.lanes[static_cast<std::size_t>(direction) * 2 + (bytes > short_copy_bytes ? 1 : 0)];
+  if (found.stream == nullptr) {
+    if (const int code = calls_->make_stream(found.stream); code != 0) return failure("making a stream of " + vendor_, code);
+  }
+  return &found;
+}
+
+Result<VendorEvent> Accelerator::event(PerDevice& device) {
+  VendorEvent made = nullptr;
+  if (!device.free_events.empty()) {
+    made = device.free_events.back();
+    device.free_events.pop_back();
+  } else if (const int code = calls_->make_event(made); code != 0) {
+    return failure("making an event of " + vendor_, code);
+  }
+  return made;
+}
+
+int Accelerator::issue(const CopyOp& op, CopyDirection direction, VendorStream stream, std::size_t& issued) {
+  auto* target = static_cast<std::byte*>(op.target.data);
+  const auto* source = static_cast<const std::byte*>(op.source.data);
+  if (op.blocks == 0) {
+    const int code = calls_->copy(target, source, op.source.bytes, direction, stream);
+    issued += code == 0 ? 1 : 0;
+    return code;
+  }
+  for (; issued < op.blocks; ++issued) {
+    const int code =
+        calls_->copy(target + op.target_offsets[issued], source + op.source_offsets[issued], op.block_bytes, direction, stream);
+    if (code != 0) return code;
+  }
+  return 0;
+}
+
+// The event that says when everything on the lane so far is over. A copy that failed half way ends there, with `failed`.
+Status Accelerator::leave_event(PerDevice& device, Lane& lane, Completion* done, Status failed) {
+  HMC_ASSIGN(const VendorEvent made, event(device));
+  if (const int code = calls_->record(made, lane.stream); code != 0) {
+    device.free_events.push_back(made);
+    return failure("recording an event of " + vendor_, code);
+  }
+  lane.pending.push_back({made, done, std::move(failed)});
+  device.pending.fetch_add(1);
+  return {};
+}
+
+Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done) {
+  if (op.stream != 0) {
+    HMC_ASSIGN(const VendorEvent before, event(device));
+    int code = calls_->record(before, reinterpret_cast<VendorStream>(op.stream));
+    if (code == 0) code = calls_->wait(lane.stream, before);
+    device.free_events.push_back(before);  // a wait takes what the event stood for when it was queued
+    if (code != 0) return failure("ordering a copy behind the caller's stream", code);
+  }
+  std::size_t issued = 0;
+  const int code = issue(op, direction, lane.stream, issued);
+  Status failed;
+  if (code != 0) {
+    failed = failure(
+        "copying " + std::to_string(op.source.bytes) + " bytes from " + op.source.device.str() + " to " + op.target.device.str(),
+        code);
+    if (issued == 0) return failed;
+  }
+  return leave_event(device, lane, done, std::move(failed));
+}
+
+Status Accelerator::copy(const CopyOp& op, Completion* done) {
+  const bool from_host = op.source.device.is_cpu();
+  const bool to_host = op.target.device.is_cpu();
+  const CopyDirection direction = from_host ? CopyDirection::to_device
+                                  : to_host ? CopyDirection::to_host
+                                            : CopyDirection::on_device;
+  // Between two devices the source's pushes.
+  const int index = from_host ? op.target.device.index() : op.source.device.index();
+  HMC_ASSIGN(PerDevice * on, device(index));
+  const DeviceScope scope(*calls_, index);
+  if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+  const std::scoped_lock lock(on->mutex);
+  if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
+    HMC_TRY(device(op.target.device.index()).status());
+    const auto other = static_cast<std::size_t>(op.target.device.index());
+    // Without peer access the vendor copies through the host by itself: slower, and the bytes are the same.
+    if (!on->peers[other]) static_cast<void>(calls_->enable_peer(static_cast<int>(other)));
+    on->peers[other] = true;
+  }
+  HMC_ASSIGN(Lane * chosen, lane(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes));
+  return start(*on, *chosen, op, direction, done);
+}
+
+Status Accelerator::fill(const DeviceSpan& target, std::uint8_t value) {
+  if (target.bytes == 0) return {};
+  const int index = target.device.index();
+  HMC_ASSIGN(PerDevice * on, device(index));
+  BlockingCompletion done;
+  {
+    const DeviceScope scope(*calls_, index);
+    if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+    const std::scoped_lock lock(on->mutex);
+    HMC_ASSIGN(Lane * chosen, lane(*on, CopyDirection::on_device, target.bytes));
+    if (const int code = calls_->fill(target.data, value, target.bytes, chosen->stream); code != 0) {
+      return failure("filling " + std::to_string(target.bytes) + " bytes on " + name(index), code);
+    }
+    HMC_TRY(leave_event(*on, *chosen, &done, {}));
+  }
+  return done.wait(*this);
+}
+
+bool Accelerator::poll() {
+  if (!open_.load(std::memory_order_acquire)) return false;
+  struct Ended {
+    Completion* done;
+    Status status;
+  };
+  std::array<Ended, 32> ended;  // a bounded turn; the rest at the next
+  std::size_t count = 0;
+  const VendorCodes& codes = calls_->codes();
+  for (auto& each : devices_) {
+    if (each->pending.load(std::memory_order_relaxed) == 0) continue;
+    const std::scoped_lock lock(each->mutex);
+    for (Lane& lane : each->lanes) {
+      while (!lane.pending.empty() && count < ended.size()) {
+        Pending& oldest = lane.pending.front();
+        const int code = calls_->query(oldest.event);
+        if (code == codes.not_ready[0] || code == codes.not_ready[1]) break;
+        Status outcome = std::move(oldest.failure);
+        if (code != 0 && outcome.ok()) outcome = failure("a copy of " + vendor_, code);
+        ended[count++] = {oldest.done, std::move(outcome)};
+        each->free_events.push_back(oldest.event);
+        lane.pending.pop_front();
+        each->pending.fetch_sub(1);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) ended[i].done->complete(std::move(ended[i].status));
+  return count != 0;
+}
+
+}  // namespace hmc

@@ -1,0 +1,77 @@
+// Accelerator: a DeviceRuntime on the calls of one vendor.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/runtime.h"
+#include "device/vendor_calls.h"
+
+namespace hmc {
+
+// Copies run on streams of HMC's own: one pair (short and long ones) per device and direction, made at first use, so that nothing
+// touches a device that is not used and a short copy does not wait behind a long one. Each copy leaves an event behind, and poll()
+// asks for the oldest of every stream.
+class Accelerator final : public DeviceRuntime, private MemorySharing {
+ public:
+  Accelerator(std::string_view vendor, std::unique_ptr<VendorCalls> calls) : vendor_(vendor), calls_(std::move(calls)) {}
+
+  RuntimeInfo enumerate() override;
+  std::optional<PointerInfo> classify(const void* data, std::size_t bytes) override;
+  Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) override;
+  Status copy(const CopyOp& op, Completion* done) override;
+  Status fill(const DeviceSpan& target, std::uint8_t value) override;
+  bool poll() override;
+  MemorySharing& sharing() override { return *this; }
+
+ private:
+  struct Pending {
+    VendorEvent event;
+    Completion* done;
+    Status failure;  // of a copy that was begun and could not be finished
+  };
+  struct Lane {
+    VendorStream stream = nullptr;
+    std::deque<Pending> pending;
+  };
+  struct PerDevice {
+    std::mutex mutex;
+    std::array<Lane, 6> lanes;  // CopyDirection x {short, long}
+    std::vector<VendorEvent> free_events;
+    std::vector<bool> peers;  // devices whose memory this one may reach
+    std::atomic<std::size_t> pending{0};
+  };
+  class Owned;
+  class Mapping;
+  class Mapped;
+
+  Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
+  Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
+  Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) override;
+
+  Status open();
+  Result<PerDevice*> device(int index);
+  Status failure(const std::string& what, int code) const;
+  [[nodiscard]] std::string name(int index) const { return vendor_ + ":" + std::to_string(index); }
+  // The rest with the device's mutex held and the device current.
+  Result<Lane*> lane(PerDevice& device, CopyDirection direction, std::size_t bytes);
+  Result<VendorEvent> event(PerDevice& device);
+  Status start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done);
+  int issue(const CopyOp& op, CopyDirection direction, VendorStream stream, std::size_t& issued);
+  Status leave_event(PerDevice& device, Lane& lane, Completion* done, Status failed);
+
+  const std::string vendor_;
+  const std::unique_ptr<VendorCalls> calls_;
+  std::mutex mutex_;  // of what follows
+  std::atomic<bool> open_{false};
+  std::vector<std::unique_ptr<PerDevice>> devices_;  // constant once open_
+  std::map<std::pair<int, IpcHandle>, std::weak_ptr<Mapping>> mappings_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,181 @@
+// Cambricon through CNRT. Signatures and codes: quoted from Cambricon's public headers; never run on an MLU.
+#include <algorithm>
+#include <cstring>
+
+#include "device/accelerator.h"
+#include "device/library.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::string_view versions[] = {""};
+constexpr std::string_view folders[] = {"/usr/local/neuware/lib64"};
+constexpr LibraryRow row{"HMC_MLU_LIBRARY", "libcnrt.so", versions, folders};
+
+constexpr VendorCodes cnrt_codes{{1, 632014}, 100100, 100050, 100004};
+constexpr unsigned notifier_disable_timing = 4;
+constexpr int type_device = 2;
+// Not CUDA's order.
+constexpr int host_to_device = 0, device_to_device = 1, device_to_host = 2;
+constexpr std::size_t handle_bytes = 8;
+
+struct Attributes {
+  int type;
+  int device;
+  std::uint64_t size;
+  void* device_pointer;
+  void* host_pointer;
+  std::uint64_t cache_mode;
+  void* device_base;
+  std::uint64_t rest[8];  // room for what a version appends
+};
+
+struct Api {
+  int (*device_count)(unsigned*);
+  int (*device_get)(int*);
+  int (*device_set)(int);
+  int (*device_properties)(char*, int);  // cnrtDeviceProp_t_V3 starts with name[256]
+  int (*device_pci)(char*, int, int);
+  int (*allocate)(void**, std::size_t);
+  int (*release)(void*);
+  int (*attributes)(Attributes*, void*);
+  int (*ipc_get)(std::uint64_t*, void*);
+  int (*ipc_open)(void**, std::uint64_t, unsigned);
+  int (*ipc_close)(void*);
+  int (*queue_create)(VendorStream*);
+  int (*copy)(void*, void*, std::size_t, VendorStream, int);
+  int (*fill)(void*, int, std::size_t, VendorStream);
+  int (*notifier_create)(VendorEvent*, unsigned);
+  int (*notifier_destroy)(VendorEvent);
+  int (*notifier_place)(VendorEvent, VendorStream);
+  int (*notifier_query)(VendorEvent);
+  int (*queue_wait)(VendorEvent, VendorStream, unsigned);
+  const char* (*error_name)(int);
+};
+
+class Cnrt final : public VendorCalls {
+ public:
+  Status open() override {
+    HMC_TRY(library_.open());
+    return load();
+  }
+  bool resident() override { return library_.resident(); }
+  [[nodiscard]] std::string library() const override { return library_.path(); }
+  [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
+  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cnrt_codes; }
+  std::string error_name(int code) override {
+    const char* name = api_.error_name == nullptr ? nullptr : api_.error_name(code);
+    return name == nullptr ? "CNRT error" : name;
+  }
+
+  int count(int& devices) override {
+    unsigned found = 0;
+    const int code = api_.device_count(&found);
+    devices = static_cast<int>(found);
+    return code;
+  }
+  int describe(int index, VendorDevice& device) override {
+    char properties[16384] = {};  // longer than any version's
+    char text[64] = {};
+    device.name = "MLU";
+    if (api_.device_properties != nullptr && api_.device_properties(properties, index) == 0) {
+      device.name.assign(properties, strnlen(properties, 256));
+    }
+    if (api_.device_pci != nullptr && api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
+    return 0;
+  }
+  int enter(int index, std::uintptr_t& previous) override {
+    int current = 0;
+    if (const int code = api_.device_get(&current); code != 0) return code;
+    previous = static_cast<std::uintptr_t>(current);
+    return current == index ? 0 : api_.device_set(index);
+  }
+  void leave(std::uintptr_t previous) override { static_cast<void>(api_.device_set(static_cast<int>(previous))); }
+  int enable_peer(int) override { return 0; }  // CNRT has nothing to enable
+
+  int allocate(std::size_t bytes, void*& data) override { return api_.allocate(&data, bytes); }
+  int release(void* data) override { return api_.release(data); }
+  bool classify(const void* data, VendorPointer& pointer) override {
+    Attributes found{};
+    if (api_.attributes(&found, const_cast<void*>(data)) != 0 || found.type != type_device) return false;
+    pointer = {found.device, found.device_base, found.size, 0};
+    return true;
+  }
+  int pin(void*, std::size_t) override { return cnrt_codes.unsupported; }  // no such call was found
+  int unpin(void*) override { return cnrt_codes.unsupported; }
+  int ipc_export(void* base, IpcHandle& handle) override {
+    std::uint64_t value = 0;
+    const int code = api_.ipc_get(&value, base);
+    std::memcpy(handle.data(), &value, handle_bytes);
+    return code;
+  }
+  int ipc_open(const IpcHandle& handle, void*& base) override {
+    std::uint64_t value = 0;
+    std::memcpy(&value, handle.data(), handle_bytes);
+    return api_.ipc_open(&base, value, 0);
+  }
+  int ipc_close(void* base) override { return api_.ipc_close(base); }
+
+  int make_stream(VendorStream& stream) override { return api_.queue_create(&stream); }
+  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
+    int kind = device_to_device;
+    if (direction == CopyDirection::to_device) kind = host_to_device;
+    if (direction == CopyDirection::to_host) kind = device_to_host;
+    return api_.copy(target, const_cast<void*>(source), bytes, stream, kind);  // only read
+  }
+  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
+    return api_.fill(target, value, bytes, stream);
+  }
+  int make_event(VendorEvent& event) override { return api_.notifier_create(&event, notifier_disable_timing); }
+  void free_event(VendorEvent event) override { static_cast<void>(api_.notifier_destroy(event)); }
+  int record(VendorEvent event, VendorStream stream) override { return api_.notifier_place(event, stream); }
+  int query(VendorEvent event) override { return api_.notifier_query(event); }
+  int wait(VendorStream stream, VendorEvent event) override { return api_.queue_wait(event, stream, 0); }
+
+ private:
+  Status load() {
+    std::string missing;
+    const auto need = [&](auto*& function, const char* name) {
+      library_.load(function, name);
+      if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
+    };
+    need(api_.device_count, "cnrtGetDeviceCount");
+    need(api_.device_get, "cnrtGetDevice");
+    need(api_.device_set, "cnrtSetDevice");
+    need(api_.allocate, "cnrtMalloc");
+    need(api_.release, "cnrtFree");
+    need(api_.attributes, "cnrtPointerGetAttributes");
+    need(api_.ipc_get, "cnrtAcquireMemHandle");
+    need(api_.ipc_open, "cnrtMapMemHandle");
+    need(api_.ipc_close, "cnrtUnMapMemHandle");
+    need(api_.queue_create, "cnrtQueueCreate");
+    need(api_.fill, "cnrtMemsetAsync");
+    need(api_.notifier_create, "cnrtNotifierCreateWithFlags");
+    need(api_.notifier_destroy, "cnrtNotifierDestroy");
+    need(api_.notifier_place, "cnrtPlaceNotifier");
+    need(api_.notifier_query, "cnrtQueryNotifier");
+    need(api_.queue_wait, "cnrtQueueWaitNotifier");
+    for (const char* name : {"cnrtMemcpyAsync_V3", "cnrtMemcpyAsync_V2", "cnrtMemcpyAsync"}) {
+      if (api_.copy == nullptr) library_.load(api_.copy, name);
+    }
+    if (api_.copy == nullptr) missing += std::string(missing.empty() ? "" : ", ") + "cnrtMemcpyAsync";
+    library_.load(api_.device_properties, "cnrtGetDeviceProperties_V3");
+    library_.load(api_.device_pci, "cnrtDeviceGetPCIBusId");
+    library_.load(api_.error_name, "cnrtGetErrorName");
+    if (missing.empty()) return {};
+    return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
+  }
+
+  VendorLibrary library_{row};
+  Api api_{};
+};
+
+DeviceRuntime& mlu_instance() {
+  static Accelerator* const instance = new Accelerator("mlu", std::make_unique<Cnrt>());  // never destroyed
+  return *instance;
+}
+
+}  // namespace
+}  // namespace hmc
+
+HMC_DEVICE_RUNTIME(mlu, "mlu", hmc::mlu_instance);

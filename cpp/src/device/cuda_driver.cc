@@ -1,0 +1,238 @@
+// NVIDIA through the driver API: no toolkit needed, and no second runtime beside a framework's. Signatures, enumerators and the
+// versioned names are those of NVIDIA's cuda.h; they cross this file as plain integers.
+#include <mutex>
+#include <vector>
+
+#include "device/accelerator.h"
+#include "device/library.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::string_view versions[] = {"1", ""};
+constexpr std::string_view folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"};
+constexpr LibraryRow row{"HMC_CUDA_LIBRARY", "libcuda.so", versions, folders};
+
+using Pointer = unsigned long long;  // CUdeviceptr
+using Context = void*;
+
+constexpr unsigned stream_non_blocking = 1;
+constexpr unsigned event_disable_timing = 2;
+constexpr unsigned host_register_portable = 1;
+constexpr unsigned ipc_lazy_peer_access = 1;
+constexpr int memory_type_device = 2;
+constexpr int peer_access_already_enabled = 704;
+constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100};
+
+struct Api {
+  int (*init)(unsigned);
+  int (*device_count)(int*);
+  int (*device_get)(int*, int);
+  int (*device_name)(char*, int, int);
+  int (*device_pci)(char*, int, int);
+  int (*device_memory)(std::size_t*, int);
+  int (*retain)(Context*, int);
+  int (*push)(Context);
+  int (*pop)(Context*);
+  int (*enable_peer)(Context, unsigned);
+  int (*allocate)(Pointer*, std::size_t);
+  int (*release)(Pointer);
+  int (*attributes)(unsigned, int*, void**, Pointer);
+  int (*pin)(void*, std::size_t, unsigned);
+  int (*unpin)(void*);
+  int (*ipc_get)(IpcHandle*, Pointer);
+  int (*ipc_open)(Pointer*, IpcHandle, unsigned);  // 64 bytes by value, as CUipcMemHandle
+  int (*ipc_close)(Pointer);
+  int (*stream_create)(VendorStream*, unsigned);
+  int (*to_device)(Pointer, const void*, std::size_t, VendorStream);
+  int (*to_host)(void*, Pointer, std::size_t, VendorStream);
+  int (*on_device)(Pointer, Pointer, std::size_t, VendorStream);
+  int (*fill)(Pointer, unsigned char, std::size_t, VendorStream);
+  int (*event_create)(VendorEvent*, unsigned);
+  int (*event_destroy)(VendorEvent);
+  int (*event_record)(VendorEvent, VendorStream);
+  int (*event_query)(VendorEvent);
+  int (*stream_wait)(VendorStream, VendorEvent, unsigned);
+  int (*error_name)(int, const char**);
+};
+
+Pointer address(const void* data) { return reinterpret_cast<Pointer>(data); }
+
+class CudaDriver final : public VendorCalls {
+ public:
+  Status open() override {
+    HMC_TRY(library_.open());
+    HMC_TRY(load());
+    if (const int code = api_.init(0); code != 0) {
+      return Status(Code::unsupported, library() + " does not initialise: " + error_name(code) + " (" + std::to_string(code) + ")",
+                    code);
+    }
+    return {};
+  }
+  bool resident() override { return library_.resident(); }
+  [[nodiscard]] std::string library() const override { return library_.path(); }
+  [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
+  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_codes; }
+  std::string error_name(int code) override {
+    const char* name = nullptr;
+    return api_.error_name(code, &name) == 0 && name != nullptr ? name : "unknown error";
+  }
+
+  int count(int& devices) override {
+    const int code = api_.device_count(&devices);
+    if (code == 0) contexts_.resize(static_cast<std::size_t>(std::max(devices, 0)));
+    return code;
+  }
+  int describe(int index, VendorDevice& device) override {
+    char text[256] = {};
+    std::size_t bytes = 0;
+    int handle = 0;
+    int code = api_.device_get(&handle, index);
+    if (code == 0) code = api_.device_name(text, sizeof text, handle);
+    if (code != 0) return code;
+    device.name = text;
+    if (api_.device_pci(text, sizeof text, handle) == 0) device.pci = text;
+    if (api_.device_memory(&bytes, handle) == 0) device.memory_bytes = bytes;
+    return 0;
+  }
+  // The primary context, which frameworks share; made (or joined) when the device is first used, and kept.
+  int enter(int index, std::uintptr_t&) override {
+    Context context = nullptr;
+    if (const int code = context_of(index, context); code != 0) return code;
+    return api_.push(context);
+  }
+  void leave(std::uintptr_t) override {
+    Context context = nullptr;
+    static_cast<void>(api_.pop(&context));
+  }
+  int enable_peer(int other) override {
+    Context context = nullptr;
+    if (const int code = context_of(other, context); code != 0) return code;
+    const int code = api_.enable_peer(context, 0);
+    return code == peer_access_already_enabled ? 0 : code;
+  }
+
+  int allocate(std::size_t bytes, void*& data) override {
+    Pointer pointer = 0;
+    const int code = api_.allocate(&pointer, bytes);
+    data = reinterpret_cast<void*>(pointer);
+    return code;
+  }
+  int release(void* data) override { return api_.release(address(data)); }
+  bool classify(const void* data, VendorPointer& pointer) override {
+    int wanted[] = {2, 9, 11, 12, 7};  // memory type, device ordinal, range start, range size, buffer id
+    unsigned type = 0;
+    int ordinal = 0;
+    Pointer start = 0;
+    std::size_t bytes = 0;
+    unsigned long long id = 0;
+    void* values[] = {&type, &ordinal, &start, &bytes, &id};
+    if (api_.attributes(5, wanted, values, address(data)) != 0 || type != memory_type_device) return false;
+    pointer = {ordinal, reinterpret_cast<void*>(start), bytes, id};
+    return true;
+  }
+  int pin(void* host, std::size_t bytes) override { return api_.pin(host, bytes, host_register_portable); }
+  int unpin(void* host) override { return api_.unpin(host); }
+  int ipc_export(void* base, IpcHandle& handle) override { return api_.ipc_get(&handle, address(base)); }
+  int ipc_open(const IpcHandle& handle, void*& base) override {
+    Pointer pointer = 0;
+    // Without peer access a mapping of another device's memory has a tenth of the bandwidth.
+    const int code = api_.ipc_open(&pointer, handle, ipc_lazy_peer_access);
+    base = reinterpret_cast<void*>(pointer);
+    return code;
+  }
+  int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
+
+  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, stream_non_blocking); }
+  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
+    switch (direction) {
+      case CopyDirection::to_device:
+        return api_.to_device(address(target), source, bytes, stream);
+      case CopyDirection::to_host:
+        return api_.to_host(target, address(source), bytes, stream);
+      case CopyDirection::on_device:
+        return api_.on_device(address(target), address(source), bytes, stream);
+    }
+    return cuda_codes.unsupported;
+  }
+  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
+    return api_.fill(address(target), value, bytes, stream);
+  }
+  int make_event(VendorEvent& event) override { return api_.event_create(&event, event_disable_timing); }
+  void free_event(VendorEvent event) override { static_cast<void>(api_.event_destroy(event)); }
+  int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
+  int query(VendorEvent event) override { return api_.event_query(event); }
+  int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
+
+ private:
+  Status load() {
+    std::string missing;
+    const auto need = [&](auto*& function, const char* name) {
+      library_.load(function, name);
+      if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
+    };
+    need(api_.init, "cuInit");
+    need(api_.device_count, "cuDeviceGetCount");
+    need(api_.device_get, "cuDeviceGet");
+    need(api_.device_name, "cuDeviceGetName");
+    need(api_.device_pci, "cuDeviceGetPCIBusId");
+    need(api_.device_memory, "cuDeviceTotalMem_v2");
+    need(api_.retain, "cuDevicePrimaryCtxRetain");
+    need(api_.push, "cuCtxPushCurrent_v2");
+    need(api_.pop, "cuCtxPopCurrent_v2");
+    need(api_.enable_peer, "cuCtxEnablePeerAccess");
+    need(api_.allocate, "cuMemAlloc_v2");
+    need(api_.release, "cuMemFree_v2");
+    need(api_.attributes, "cuPointerGetAttributes");
+    need(api_.pin, "cuMemHostRegister_v2");
+    need(api_.unpin, "cuMemHostUnregister");
+    need(api_.ipc_get, "cuIpcGetMemHandle");
+    need(api_.ipc_open, "cuIpcOpenMemHandle_v2");
+    need(api_.ipc_close, "cuIpcCloseMemHandle");
+    need(api_.stream_create, "cuStreamCreate");
+    need(api_.to_device, "cuMemcpyHtoDAsync_v2");
+    need(api_.to_host, "cuMemcpyDtoHAsync_v2");
+    need(api_.on_device, "cuMemcpyDtoDAsync_v2");
+    need(api_.fill, "cuMemsetD8Async");
+    need(api_.event_create, "cuEventCreate");
+    need(api_.event_destroy, "cuEventDestroy_v2");
+    need(api_.event_record, "cuEventRecord");
+    need(api_.event_query, "cuEventQuery");
+    need(api_.stream_wait, "cuStreamWaitEvent");
+    need(api_.error_name, "cuGetErrorName");
+    if (missing.empty()) return {};
+    return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
+  }
+
+  int context_of(int index, Context& context) {
+    const std::scoped_lock lock(mutex_);
+    Context& known = contexts_[static_cast<std::size_t>(index)];
+    if (known == nullptr) {
+      int handle = 0;
+      int code = api_.device_get(&handle, index);
+      if (code == 0) code = api_.retain(&known, handle);
+      if (code != 0) {
+        known = nullptr;
+        return code;
+      }
+    }
+    context = known;
+    return 0;
+  }
+
+  VendorLibrary library_{row};
+  Api api_{};
+  std::mutex mutex_;
+  std::vector<Context> contexts_;  // by device; null: not used yet
+};
+
+DeviceRuntime& cuda_instance() {
+  static Accelerator* const instance =
+      new Accelerator("cuda", std::make_unique<CudaDriver>());  // never destroyed, as memory may outlive us
+  return *instance;
+}
+
+}  // namespace
+}  // namespace hmc
+
+HMC_DEVICE_RUNTIME(cuda, "cuda", hmc::cuda_instance);

@@ -1,0 +1,101 @@
+// VendorCalls: everything that HMC asks of a vendor's runtime. One implementation per call shape (CUDA driver, CUDA-like runtime,
+// CNRT); Accelerator builds a DeviceRuntime on it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "hmc/status.h"
+
+namespace hmc {
+
+// What a vendor's codes mean to HMC. Everything else is an error of the device.
+struct VendorCodes {
+  int not_ready[2];
+  int out_of_memory;
+  int unsupported;
+  int no_device;
+};
+
+using VendorStream = void*;
+using VendorEvent = void*;
+using IpcHandle = std::array<std::byte, 64>;  // vendors with shorter ones leave the rest zero
+
+enum class CopyDirection : std::uint8_t { to_device, to_host, on_device };
+
+struct VendorDevice {
+  std::string name;
+  std::string pci;  // "0000:3b:00.0"
+  std::uint64_t memory_bytes = 0;
+};
+
+struct VendorPointer {
+  int index = 0;
+  void* base = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t id = 0;
+};
+
+// All int results are the vendor's own codes, 0 for success. Calls marked (current) act on the device made current by enter().
+// Thread rules: any thread, as the vendors promise; open() once, under the owner's lock.
+class VendorCalls {
+ public:
+  virtual ~VendorCalls() = default;
+
+  // Opens the library, looks up what is needed and initialises. Errors: unsupported with the reason.
+  virtual Status open() = 0;
+  // Whether memory of this vendor can exist in the process: cheap, loads nothing.
+  virtual bool resident() = 0;
+  [[nodiscard]] virtual std::string library() const = 0;     // its path
+  [[nodiscard]] virtual std::string provenance() const = 0;  // "hardware", "simulated", "facade"
+  [[nodiscard]] virtual const VendorCodes& codes() const noexcept = 0;
+  virtual std::string error_name(int code) = 0;
+
+  virtual int count(int& devices) = 0;
+  virtual int describe(int index, VendorDevice& device) = 0;
+  // Makes the device current on this thread; `previous` goes to leave(), which restores what was current.
+  virtual int enter(int index, std::uintptr_t& previous) = 0;
+  virtual void leave(std::uintptr_t previous) = 0;
+  // (current) Lets the current device reach the memory of `other`. Already enabled is success.
+  virtual int enable_peer(int other) = 0;
+
+  virtual int allocate(std::size_t bytes, void*& data) = 0;  // (current)
+  virtual int release(void* data) = 0;
+  // Success with false: not this vendor's device memory. Must not fault on any address.
+  virtual bool classify(const void* data, VendorPointer& pointer) = 0;
+  virtual int pin(void* host, std::size_t bytes) = 0;  // (current) for every device of the vendor
+  virtual int unpin(void* host) = 0;
+  virtual int ipc_export(void* base, IpcHandle& handle) = 0;
+  virtual int ipc_open(const IpcHandle& handle, void*& base) = 0;  // (current)
+  virtual int ipc_close(void* base) = 0;
+
+  virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
+  virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
+  virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
+  virtual int make_event(VendorEvent& event) = 0;  // (current) without timing
+  virtual void free_event(VendorEvent event) = 0;
+  virtual int record(VendorEvent event, VendorStream stream) = 0;
+  virtual int query(VendorEvent event) = 0;
+  virtual int wait(VendorStream stream, VendorEvent event) = 0;  // the stream, not the host
+};
+
+// The device is current while this lives.
+class DeviceScope {
+ public:
+  DeviceScope(VendorCalls& calls, int index) : calls_(calls), code_(calls.enter(index, previous_)) {}
+  ~DeviceScope() {
+    if (code_ == 0) calls_.leave(previous_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  [[nodiscard]] int code() const noexcept { return code_; }
+
+ private:
+  VendorCalls& calls_;
+  std::uintptr_t previous_ = 0;
+  const int code_;
+};
+
+}  // namespace hmc

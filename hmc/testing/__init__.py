@@ -1,0 +1,47 @@
+"""Simulated vendors: libraries that answer as a vendor's runtime does, whose "device memory" faults on any host access.
+
+They let mixed-vendor code run where no accelerator is::
+
+    os.environ.update(hmc.testing.environment("cuda", "rocm"))   # before HMC first looks for devices
+
+Everything that HMC prints about such a device says "simulated".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["VENDORS", "environment", "library"]
+
+#: Vendors that can be simulated, by HMC's names, and the variable that names each one's library.
+VENDORS = {
+    "cuda": "HMC_CUDA_LIBRARY",
+    "rocm": "HMC_ROCM_LIBRARY",
+    "hygon": "HMC_HYGON_LIBRARY",
+    "mlu": "HMC_MLU_LIBRARY",
+    "musa": "HMC_MUSA_LIBRARY",
+}
+
+
+def library(vendor: str) -> str:
+    """Path of the library that simulates ``vendor``.
+
+    Raises:
+        ValueError: no such vendor.
+        FileNotFoundError: this installation was built without the simulated vendors.
+    """
+    if vendor not in VENDORS:
+        raise ValueError(f"{vendor!r} is not a vendor that can be simulated; these are: {', '.join(VENDORS)}")
+    path = Path(__file__).parent / f"libhmcsim_{vendor}.so"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: this installation was built without the simulated vendors")
+    return str(path)
+
+
+def environment(*vendors: str, devices: int = 2) -> dict[str, str]:
+    """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
+
+    ``devices`` is their number per vendor. Set them before the process first asks HMC for a device, best before it starts.
+    """
+    chosen = vendors or tuple(VENDORS)
+    return {**{VENDORS[vendor]: library(vendor) for vendor in chosen}, "HMC_SIM_DEVICES": str(devices)}
