@@ -261,7 +261,8 @@ void ContextImpl::shut_down() {
       for (const auto& slot : transports_) {
         if (slot->transport) engine_->remove(*slot->transport);
       }
-      for (const auto& slot : transports_) slot->transport.reset();
+      // Those that build on others come after them in the table.
+      for (auto slot = transports_.rbegin(); slot != transports_.rend(); ++slot) (*slot)->transport.reset();
       control_.reset();
       listener_.reset();
       engine_->wake_waiters();

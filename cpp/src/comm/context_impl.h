@@ -33,7 +33,7 @@ struct ConnectAttempt;
 // ContextId as text, 32 hex digits.
 std::string context_id_text(const ContextId& id);
 // Every transport compiled in, made for `environment`. Engine lock held.
-std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvironment& environment, const TransportFilter& filter);
+std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter);
 std::vector<std::string> known_transports();
 
 class ContextImpl final : public ContextState, private Pollable {

@@ -41,13 +41,8 @@ void PeerImpl::become_self() {
     EndpointSlot* slot = open_endpoint(*candidate.transport, 0);
     if (slot->state == EndpointSlot::State::failed) continue;
     message_slot_ = slot;
-    slot->state = EndpointSlot::State::connecting;
-    // Its own address once more: the first may have been consumed.
-    auto address = slot->endpoint->address();
-    Status status = address.status();
-    if (address.ok()) status = slot->endpoint->connect(*address, slot);
-    if (status.ok()) return;
-    slot_failed(*slot, status, false);
+    connect_self(*slot);
+    if (slot->state != EndpointSlot::State::failed) return;
     message_slot_ = nullptr;
   }
   std::string message = "no transport moves memory within this Context:";

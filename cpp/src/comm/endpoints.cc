@@ -111,6 +111,15 @@ EndpointSlot* PeerImpl::open_endpoint(TransportSlot& transport, std::uint32_t at
   return &slot;
 }
 
+void PeerImpl::connect_self(EndpointSlot& slot) {
+  slot.state = EndpointSlot::State::connecting;
+  // Its own address once more: the first may have been consumed.
+  auto address = slot.endpoint->address();
+  Status status = address.status();
+  if (address.ok()) status = slot.endpoint->connect(*address, &slot);
+  if (!status.ok()) slot_failed(slot, status, false);
+}
+
 void PeerImpl::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
   if (leaving_) return;
   EndpointSlot* slot = find_slot(address.transport);
@@ -241,7 +250,10 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   }
   const Candidate& best = candidates.front();
   EndpointSlot* slot = find_slot(best.transport->name);
-  if (slot == nullptr) slot = open_endpoint(*best.transport, 0);
+  if (slot == nullptr) {
+    slot = open_endpoint(*best.transport, 0);
+    if (self_ && slot->state == EndpointSlot::State::waiting) connect_self(*slot);
+  }
   if (slot->state == EndpointSlot::State::failed) return find_route(local, remote);  // now among the rejected
   if (slot->state != EndpointSlot::State::ready)
     return Status(Code::would_block, "the " + best.transport->name + " endpoint is being made");

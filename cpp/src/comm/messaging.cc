@@ -44,7 +44,8 @@ Status MessengerImpl::try_eager(Lane& lane, const Envelope& envelope, std::int64
   PeerState& peer = *lane.peer;
   const Capabilities& capabilities = peer.message_capabilities();
   const std::size_t limit = std::min(capabilities.max_signal, capabilities.eager_limit + head_bytes);
-  if (view.bytes + head_bytes > limit || !view.device.is_cpu() || lane.payload_out + view.bytes > payload_credit) {
+  if (view.bytes + head_bytes > limit || (!view.device.is_cpu() && view.bytes != 0) ||
+      lane.payload_out + view.bytes > payload_credit) {
     return Status(Code::unsupported, "not eager");
   }
   std::array<std::byte, head_bytes> head;

@@ -61,6 +61,9 @@ bool MessengerImpl::pump(Lane& lane) {
     lane.signals.pop_front();
     moved = true;
   }
+  for (auto& unrouted : std::exchange(lane.unrouted, {})) {
+    if (!unrouted.operation->done()) start_routed(lane, std::move(unrouted));
+  }
   while (!lane.transfers.empty()) {
     const std::shared_ptr<Operation> operation = lane.transfers.front();
     const Status posted = post_transfer(*operation);
@@ -106,7 +109,7 @@ bool MessengerImpl::poll() {
     moved = pump(lane) || moved;
     // A lane that waits for credit alone needs no polling: the credit signal will ask for it.
     idle = idle && (lane.idle() || lane.peer->phase() != PeerPhase::ready ||
-                    (lane.signals.empty() && lane.transfers.empty() && lane.heads_out >= head_credit));
+                    (lane.signals.empty() && lane.transfers.empty() && lane.unrouted.empty() && lane.heads_out >= head_credit));
   }
   if (idle && polled_) {
     polled_ = false;
@@ -132,6 +135,9 @@ void MessengerImpl::end_operations(const PeerState* peer, const Status& reason) 
     lane.transfers.clear();
     for (const auto& send : sends) send->complete(reason.with_context(send->describe() + ", not sent"));
     for (const auto& operation : transfers) operation->part_done(reason);
+    for (const auto& unrouted : std::exchange(lane.unrouted, {})) {
+      if (!unrouted.operation->sending) unrouted.operation->complete(reason.with_context(unrouted.operation->describe()));
+    }
   }
   if (direct_ != nullptr && (peer == nullptr || direct_->wanted.peer == peer)) {
     end_direct(reason.with_context("receive of up to " + std::to_string(direct_->view.bytes) + " bytes, nothing was written"));

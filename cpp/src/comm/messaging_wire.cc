@@ -67,7 +67,13 @@ std::optional<Announce> decode_announce(ByteSpan signal) {
 
 Bytes encode(const Answer& answer) {
   Bytes out = begin(Kind::answer);
-  WireWriter(out).u64(answer.sender_op).u64(answer.receiver_op).u64(answer.lower).bytes(answer.region);
+  WireWriter(out)
+      .u64(answer.sender_op)
+      .u64(answer.receiver_op)
+      .u64(answer.lower)
+      .text(answer.transport)
+      .text(answer.device)
+      .bytes(answer.region);
   return out;
 }
 
@@ -77,6 +83,8 @@ std::optional<Answer> decode_answer(ByteSpan signal) {
   answer.sender_op = in.u64();
   answer.receiver_op = in.u64();
   answer.lower = in.u64();
+  answer.transport = in.text(64);
+  answer.device = in.text(64);
   answer.region = copied(in.bytes(max_region_bytes));
   if (!in.finish()) return std::nullopt;
   return answer;

@@ -36,7 +36,7 @@ struct Announce {
   Head head;
   std::uint64_t bytes = 0;
   std::uint64_t sender_op = 0;
-  std::string transport;  // through which the region was exported
+  std::string transport;  // through which the region was exported; empty: the receiver says where the sender shall put
   std::string device;     // where the sender's memory is
   Bytes region;
 };
@@ -44,6 +44,8 @@ struct Answer {
   std::uint64_t sender_op = 0;
   std::uint64_t receiver_op = 0;
   std::uint64_t lower = 0;  // the sender puts [0, lower); the receiver gets the rest
+  std::string transport;    // through which the region was exported; empty: that of the announcement
+  std::string device;       // where the receiver's memory is
   Bytes region;
 };
 struct Finish {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "base/pollable.h"
@@ -29,7 +30,13 @@ struct Lane {
   std::deque<Bytes> signals;                         // answers, finishes, credit: before any send
   std::deque<std::shared_ptr<Operation>> transfers;  // puts and gets that found no room
   std::deque<std::shared_ptr<SendOperation>> sends;  // in the order they were posted
-  [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty(); }
+  // Matched, and waiting for the endpoint between their devices: a receive with what was announced, a send with its answer.
+  struct Unrouted {
+    std::shared_ptr<Operation> operation;
+    std::variant<Announce, Answer> said;
+  };
+  std::vector<Unrouted> unrouted;
+  [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty() && unrouted.empty(); }
 };
 
 // A blocking receive on its caller's stack, while nothing else is posted: the short way for small messages. It comes before every
@@ -95,7 +102,11 @@ class MessengerImpl final : public Messenger, public Pollable {
   Status announce(Lane& lane, SendOperation& send);
   void on_announce(PeerState& peer, ByteSpan signal);
   void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
+  // would_block: the endpoint between the two devices is being made.
   Status start_receive(ReceiveOperation& receive, const Announce& announce);
+  Status start_send(Operation& send, const Answer& answer);
+  // Starts, or keeps for later, or ends the operation with the reason.
+  void start_routed(Lane& lane, Lane::Unrouted unrouted);
   void on_answer(PeerState& peer, ByteSpan signal);
   void on_finish(PeerState& peer, ByteSpan signal);
   void on_withdraw(PeerState& peer, ByteSpan signal);

@@ -13,8 +13,7 @@ std::vector<std::string> known_transports() {
   return names;
 }
 
-std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvironment& environment,
-                                                            const TransportFilter& filter) {
+std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter) {
   std::vector<std::unique_ptr<TransportSlot>> slots;
   for (const TransportFactory* factory : transport_factories()) {
     auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
@@ -37,6 +36,7 @@ std::vector<std::unique_ptr<TransportSlot>> make_transports(const TransportEnvir
     slot->transport = std::move(*made);
     slot->capabilities = slot->transport->capabilities();
     slot->domain = slot->transport->domain();
+    if (!factory->on_carriers && slot->capabilities.available) environment.carriers.push_back(slot->transport.get());
   }
   return slots;
 }

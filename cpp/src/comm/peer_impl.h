@@ -62,6 +62,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   }
   Result<Route*> route(const Device& local, const Device& remote) override;
   Endpoint* endpoint(std::string_view transport_name) noexcept override;
+  void count_message(Route& route, bool sent, std::size_t bytes) override { static_cast<PeerRoute&>(route).count(sent, bytes); }
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
   void fail(const Status& reason) override { end(reason, PeerPhase::lost); }
 
@@ -169,6 +170,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] const Bytes* domain_of(std::string_view transport_name) const noexcept;
   [[nodiscard]] PeerDomain peer_domain(const Bytes& domain) const noexcept;
   EndpointSlot* open_endpoint(TransportSlot& transport, std::uint32_t attempt);
+  void connect_self(EndpointSlot& slot);
   void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
   void maybe_ready(EndpointSlot& slot);
   void on_address(const wire::Address& address, std::vector<UniqueFd> fds);

@@ -64,6 +64,8 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   virtual Result<Route*> route(const Device& local, const Device& remote) = 0;
   // The endpoint whose transport has `name`, for importing regions a peer exported through that transport; null if none.
   virtual Endpoint* endpoint(std::string_view transport_name) noexcept = 0;
+  // Adds a message that moved along `route` to its counters.
+  virtual void count_message(Route& route, bool sent, std::size_t bytes) = 0;
   // Opaque control message (100..255). Errors as Channel::send.
   virtual Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   // Ends the peer now, as if it had died, because it broke the protocol.

@@ -7,23 +7,25 @@ namespace hmc::messaging {
 
 Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   if (lane.heads_out >= head_credit) return Status(Code::would_block, "no header credit");
-  if (send.region == nullptr) {
-    HMC_ASSIGN(Route * route, lane.peer->route(send.view.device, Device::cpu()));
-    HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
-    send.run.local = send.region.get();
-  }
-  HMC_ASSIGN(Route * route, lane.peer->route(send.view.device, Device::cpu()));
-  HMC_ASSIGN(Blob exported, send.region->exported());
-  if (!exported.fds.empty() || exported.bytes.size() > max_region_bytes) {
-    return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
+  // What a device holds is put where the receiver says: only it knows both devices, and so the way between them.
+  std::string transport;
+  Bytes region;
+  if (send.view.device.is_cpu()) {
+    HMC_ASSIGN(Route * route, lane.peer->route(Device::cpu(), Device::cpu()));
+    if (send.region == nullptr) {
+      HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
+      send.run.local = send.region.get();
+    }
+    HMC_ASSIGN(Blob exported, send.region->exported());
+    if (!exported.fds.empty() || exported.bytes.size() > max_region_bytes) {
+      return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
+    }
+    transport = route->path.transport;
+    region = std::move(exported.bytes);
   }
   if (send.id == 0) send.id = next_id_++;
-  const Bytes signal = encode(Announce{{send.envelope, send.tag},
-                                       send.view.bytes,
-                                       send.id,
-                                       route->path.transport,
-                                       send.view.device.str(),
-                                       std::move(exported.bytes)});
+  const Bytes signal = encode(Announce{
+      {send.envelope, send.tag}, send.view.bytes, send.id, std::move(transport), send.view.device.str(), std::move(region)});
   HMC_TRY(lane.peer->message_endpoint().signal(signal, {}));
   ++lane.heads_out;
   send.announced = true;
@@ -75,40 +77,53 @@ void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Une
                                                          " bytes; nothing was written"));
     return;
   }
-  if (const Status started = start_receive(*receive, announce); !started.ok()) {
-    finish(*message.peer, announce.sender_op, started);
-    receive->complete(started.with_context(receive->describe()));
+  start_routed(lane_of(*message.peer), {receive, announce});
+}
+
+void MessengerImpl::start_routed(Lane& lane, Lane::Unrouted unrouted) {
+  Operation& operation = *unrouted.operation;
+  const auto* announce = std::get_if<Announce>(&unrouted.said);
+  const Status started = announce != nullptr ? start_receive(static_cast<ReceiveOperation&>(operation), *announce)
+                                             : start_send(operation, std::get<Answer>(unrouted.said));
+  if (started.code() == Code::would_block) {
+    lane.unrouted.push_back(std::move(unrouted));
+    want_poll();
+  } else if (!started.ok() && announce != nullptr) {
+    finish(*lane.peer, announce->sender_op, started);
+    operation.complete(started.with_context(operation.describe()));
+  } else if (!started.ok()) {
+    operation.part_done(started);
   }
 }
 
-// Transfers run under the receiver's direction: it gets the whole message, or, where both ends copying is faster, the upper half
-// while the sender puts the lower.
+// Transfers run under the receiver's direction. Where the announced region is on the way between both memories it gets the whole
+// message, or, where both ends copying is faster, the upper half while the sender puts the lower. Else the sender puts all of it.
 Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& announce) {
   PeerState& peer = *receive.peer;
   HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
   HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device));
-  Endpoint* endpoint = peer.endpoint(announce.transport);
-  if (endpoint == nullptr || route->path.transport != announce.transport) {
-    return Status(Code::unsupported, "the sender's memory is reachable by " + announce.transport + " only, the receiver's by " +
-                                         route->path.transport);
-  }
+  const bool fetch = announce.transport == route->path.transport;
+  if (!fetch && announce.bytes == 0) return Status(Code::protocol, "an announcement of nothing");
   MemoryView exact = receive.view;
   exact.bytes = announce.bytes;
   HMC_ASSIGN(receive.region, context_.transient_region(*route, exact));
-  Blob blob;
-  blob.bytes = announce.region;
-  HMC_ASSIGN(receive.remote, endpoint->import_region(blob));
-  if (receive.remote->bytes() < announce.bytes)
-    return Status(Code::protocol, "the sender announced more bytes than its region holds");
-  HMC_TRY(receive.remote->prepare());  // a message's region maps nothing
-
   std::uint64_t lower = 0;
+  if (fetch) {
+    Blob blob;
+    blob.bytes = announce.region;
+    HMC_ASSIGN(receive.remote, route->endpoint->import_region(blob));
+    if (receive.remote->bytes() < announce.bytes)
+      return Status(Code::protocol, "the sender announced more bytes than its region holds");
+    HMC_TRY(receive.remote->prepare());  // a message's region maps nothing
+  }
   Bytes own_region;
-  if (announce.bytes >= both_ends_from && route->transport->capabilities().foreign_both_ends) {
+  if (!fetch || (announce.bytes >= both_ends_from && route->transport->capabilities().foreign_both_ends)) {
     HMC_ASSIGN(Blob exported, receive.region->exported());
     if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) {
-      lower = (announce.bytes / 2) & ~std::uint64_t{4095};
+      lower = fetch ? (announce.bytes / 2) & ~std::uint64_t{4095} : announce.bytes;
       own_region = std::move(exported.bytes);
+    } else if (!fetch) {
+      return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
     }
   }
   receive.id = next_id_++;
@@ -116,7 +131,14 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   receive.peer_over = lower == 0;
   Lane& lane = lane_of(peer);
   // Asked for first, so that the sender's half starts while this side copies.
-  if (lower > 0) emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::move(own_region)}));
+  if (lower > 0) {
+    emit(lane, encode(Answer{announce.sender_op, receive.id, lower, fetch ? std::string() : route->path.transport,
+                             receive.view.device.str(), std::move(own_region)}));
+  }
+  if (!fetch) {
+    peer.count_message(*route, false, announce.bytes);
+    return {};
+  }
   receive.local_offset = receive.remote_offset = lower;
   receive.run = {receive.region.get(),  receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1,
                  announce.bytes - lower};
@@ -144,9 +166,12 @@ void MessengerImpl::start_transfer(Lane& lane, Operation& operation) {
 }
 
 Status MessengerImpl::post_transfer(Operation& operation) {
-  Endpoint& endpoint = operation.peer->message_endpoint();
+  Endpoint* endpoint =
+      operation.transport.empty() ? &operation.peer->message_endpoint() : operation.peer->endpoint(operation.transport);
+  if (endpoint == nullptr) return Status(Code::transport, "its " + operation.transport + " connection failed");
   operation.transfer.signal = operation.finish_signal;
-  return operation.sending ? endpoint.put(operation.transfer, &operation.part) : endpoint.get(operation.transfer, &operation.part);
+  return operation.sending ? endpoint->put(operation.transfer, &operation.part)
+                           : endpoint->get(operation.transfer, &operation.part);
 }
 
 void MessengerImpl::report_part(Operation& operation) {
@@ -166,18 +191,34 @@ void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {
   }
   operation->matched = true;
   operation->peer_op = answer->receiver_op;
+  start_routed(lane_of(peer), {operation, *answer});
+}
+
+Status MessengerImpl::start_send(Operation& send, const Answer& answer) {
+  PeerState& peer = *send.peer;
+  Endpoint* endpoint = &peer.message_endpoint();
+  if (!answer.transport.empty()) {
+    HMC_ASSIGN(const Device remote_device, Device::parse(answer.device));
+    HMC_ASSIGN(Route * route, peer.route(send.view.device, remote_device));
+    if (route->path.transport != answer.transport) {
+      return Status(Code::unsupported,
+                    "this side would send by " + route->path.transport + ", the receiver asks for " + answer.transport);
+    }
+    HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
+    send.transport = answer.transport;
+    send.peer_over = true;  // the receiver has nothing to move
+    endpoint = route->endpoint;
+    peer.count_message(*route, true, send.view.bytes);
+  }
   Blob blob;
-  blob.bytes = answer->region;
-  auto remote = peer.message_endpoint().import_region(blob);
-  Status ready = remote.status();
-  if (ready.ok() && (*remote)->bytes() < answer->lower) ready = Status(Code::protocol, "the receiver's region is too small");
-  if (ready.ok()) ready = (*remote)->prepare();
-  if (!ready.ok()) return operation->part_done(ready);
-  operation->remote = std::move(*remote);
-  operation->finish_signal = encode(Finish{answer->receiver_op, Code::ok, {}});
-  operation->run = {
-      operation->region.get(), operation->remote.get(), &operation->local_offset, &operation->remote_offset, 1, answer->lower};
-  start_transfer(lane_of(peer), *operation);
+  blob.bytes = answer.region;
+  HMC_ASSIGN(send.remote, endpoint->import_region(blob));
+  if (send.remote->bytes() < answer.lower) return Status(Code::protocol, "the receiver's region is too small");
+  HMC_TRY(send.remote->prepare());
+  send.finish_signal = encode(Finish{answer.receiver_op, Code::ok, {}});
+  send.run = {send.region.get(), send.remote.get(), &send.local_offset, &send.remote_offset, 1, answer.lower};
+  start_transfer(lane_of(peer), send);
+  return {};
 }
 
 void MessengerImpl::on_finish(PeerState& peer, ByteSpan signal) {

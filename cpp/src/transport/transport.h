@@ -25,11 +25,14 @@
 
 namespace hmc {
 
+class Transport;
+
 // What a transport is told at creation.
 struct TransportEnvironment {
   std::shared_ptr<Engine> engine;
   Listener* listener;                         // for transports with connections of their own
   std::vector<std::string> listen_addresses;  // where this Context listens, real ports filled in
+  std::vector<Transport*> carriers;           // those made before that move CPU memory, for transports that build on others
 };
 
 struct Capabilities {
@@ -62,9 +65,9 @@ struct PeerDomain {
 // Memory to register: a span, and the owner when HMC knows it.
 struct RegionView {
   DeviceSpan span;
-  std::shared_ptr<MemoryBlock> block;  // null for foreign memory
-  Access access = Access::read_write;  // what peers may do; the local side may always do both
-  bool transient = false;              // for one message only: cheap registration preferred over fast access
+  std::shared_ptr<MemoryBlock> block = nullptr;  // null for foreign memory
+  Access access = Access::read_write;            // what peers may do; the local side may always do both
+  bool transient = false;                        // for one message only: cheap registration preferred over fast access
 };
 
 // Registered local memory. Destruction deregisters: afterwards nothing of a peer lands in it where software is on the path.
@@ -167,13 +170,14 @@ class Transport : public Pollable {
 struct TransportFactory {
   std::string_view name;
   Result<std::unique_ptr<Transport>> (*create)(const TransportEnvironment& environment);
+  bool on_carriers = false;  // builds on the transports before it in the table; is none itself
 };
 
 // At the end of a transport's main file, at global scope: HMC_TRANSPORT(shm, hmc::create_shm_transport);
-// CMake collects the folder names.
-#define HMC_TRANSPORT(name, create)                          \
+// CMake collects the folder names. A transport that builds on others says HMC_TRANSPORT(ipc, hmc::create_ipc_transport, true).
+#define HMC_TRANSPORT(name, ...)                             \
   extern const ::hmc::TransportFactory hmc_transport_##name; \
-  constinit const ::hmc::TransportFactory hmc_transport_##name { #name, create }
+  constinit const ::hmc::TransportFactory hmc_transport_##name { #name, __VA_ARGS__ }
 
 // The generated table, in order of preference at equal merit.
 std::span<const TransportFactory* const> transport_factories() noexcept;

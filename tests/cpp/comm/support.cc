@@ -29,7 +29,8 @@ Context make_context(const std::string& transports, std::vector<std::string> lis
 std::vector<std::string> peer_transports() {
   std::vector<std::string> names;
   for (const TransportFactory* factory : transport_factories()) {
-    if (factory->name != "local") names.emplace_back(factory->name);
+    // Those that build on others serve no peer by themselves.
+    if (factory->name != "local" && !factory->on_carriers) names.emplace_back(factory->name);
   }
   return names;
 }

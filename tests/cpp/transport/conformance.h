@@ -20,6 +20,10 @@ inline std::vector<Subject> subjects() {
   for (const TransportFactory* factory : transport_factories()) {
     all.push_back({factory, "", "", ""});
     if (factory->name == "shm") all.push_back({factory, "ring", "HMC_SHM_PTRACE", "0"});
+    if (factory->name == "staging") {
+      all.push_back({factory, "carried", "HMC_STAGING_SHARED", "0"});
+      all.push_back({factory, "small_chunks", "HMC_STAGING_CHUNK_BYTES", "4096"});
+    }
     if (factory->name == "tcp") all.push_back({factory, "one_stream", "HMC_TCP_STREAMS", "1"});
     if (factory->name == "tcp") all.push_back({factory, "small_buffers", "HMC_TCP_BUFFER", "150000"});
   }

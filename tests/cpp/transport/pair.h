@@ -65,11 +65,18 @@ class Node {
     HMC_ASSIGN(node->engine, Engine::create(progress));
     const auto lock = node->engine->lock();
     HMC_ASSIGN(node->listener, Listener::create(node->engine));
-    TransportEnvironment environment{node->engine, node->listener.get(), {}};
+    TransportEnvironment environment{node->engine, node->listener.get(), {}, {}};
     for (const char* address : {"unix", "tcp://127.0.0.1:0"}) {
       HMC_TRY(node->listener->listen(address).status());
     }
     environment.listen_addresses = node->listener->addresses();
+    for (const TransportFactory* other : transport_factories()) {
+      if (!factory.on_carriers || other->on_carriers) continue;
+      HMC_ASSIGN(auto carrier, other->create(environment));
+      environment.carriers.push_back(carrier.get());
+      node->engine->add(*carrier);
+      node->carriers.push_back(std::move(carrier));
+    }
     HMC_ASSIGN(node->transport, factory.create(environment));
     node->engine->add(*node->transport);
     return node;
@@ -79,6 +86,8 @@ class Node {
       const auto lock = engine->lock();
       if (transport) engine->remove(*transport);
       transport.reset();
+      for (const auto& carrier : carriers) engine->remove(*carrier);
+      carriers.clear();
       listener.reset();
     }
     engine->stop();
@@ -90,6 +99,7 @@ class Node {
 
   std::shared_ptr<Engine> engine;
   std::unique_ptr<Listener> listener;
+  std::vector<std::unique_ptr<Transport>> carriers;  // that the transport builds on, if it does
   std::unique_ptr<Transport> transport;
 
  private:

@@ -1,0 +1,61 @@
+// PieceCopies: the copies between one slot's payload, which is contiguous host memory, and the pieces of registered memory that it
+// holds. RegionState: what remains known of a region while a device still copies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "transport/device_copies.h"
+#include "transport/transport.h"
+
+namespace hmc::staging {
+
+class PieceCopies;
+
+struct RegionState {
+  DeviceSpan span;
+  Access access = Access::read;
+  std::vector<PieceCopies*> users;  // with copies under way
+};
+
+// Engine lock held throughout. Not movable: the runtime knows its address.
+class PieceCopies {
+ public:
+  PieceCopies() = default;
+  ~PieceCopies() { clear(); }
+  PieceCopies(const PieceCopies&) = delete;
+  PieceCopies& operator=(const PieceCopies&) = delete;
+
+  // The next piece; its bytes follow those of the piece before in the payload. `state` may be null (memory that outlives the copy).
+  void add(const DeviceSpan& memory, std::uint64_t offset, std::size_t bytes, std::shared_ptr<RegionState> state);
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t pieces() const noexcept { return pieces_; }
+  [[nodiscard]] bool empty() const noexcept { return pieces_ == 0; }
+  // Devices involved, for pinning.
+  [[nodiscard]] std::vector<Device> devices() const;
+  void start(std::byte* payload, bool into_payload, std::uintptr_t stream);
+  // True once every copy has ended. Turns the runtimes.
+  bool poll();
+  // Waits: what a device copies cannot be stopped.
+  void see_out();
+  [[nodiscard]] Status outcome() { return copies_.outcome(); }
+  void clear();
+
+ private:
+  // Pieces of one size in one memory: one operation of the runtime.
+  struct Group {
+    DeviceSpan memory;
+    std::shared_ptr<RegionState> state;
+    std::size_t block = 0;
+    std::vector<std::uint64_t> memory_offsets;
+    std::vector<std::uint64_t> payload_offsets;
+    DeviceRuntime* runtime = nullptr;
+  };
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::size_t bytes_ = 0;
+  std::size_t pieces_ = 0;
+  DeviceCopies copies_;
+};
+
+}  // namespace hmc::staging

@@ -1,0 +1,56 @@
+#include "transport/staging/ring.h"
+
+#include <cstring>
+
+#include "base/log.h"
+
+namespace hmc::staging {
+
+bool Geometry::valid() const noexcept {
+  return slots >= 2 && slots <= 64 && chunk_bytes >= 4096 && chunk_bytes <= (16U << 20) && chunk_bytes % 4096 == 0;
+}
+
+Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry) {
+  auto ring = std::unique_ptr<Ring>(new Ring(geometry));
+  HMC_ASSIGN(ring->memory_, Memory::allocate(geometry.bytes()));
+  ring->span_ = {ring->memory_.data(), ring->memory_.size(), Device::cpu()};
+  return ring;
+}
+
+Result<std::unique_ptr<Ring>> Ring::map(const Geometry& geometry, const Blob& handle) {
+  auto ring = std::unique_ptr<Ring>(new Ring(geometry));
+  HMC_ASSIGN(DeviceRuntime * host, runtime_for(Device::cpu()));
+  HMC_ASSIGN(ring->mapping_, host->sharing().import_handle(0, handle, HandleKind::memfd));
+  ring->span_ = ring->mapping_->span();
+  if (ring->span_.bytes < geometry.bytes()) return Status(Code::protocol, "the peer's staging ring is smaller than it claims");
+  return ring;
+}
+
+// Host byte order: the ring is shared, or carried, between processes that the handshake found alike.
+void Ring::write_entry(std::uint32_t slot, std::size_t index, const Entry& value) noexcept {
+  const std::uint64_t words[] = {value.region, value.offset, value.bytes};
+  std::memcpy(entry(slot, index), words, entry_bytes);
+}
+
+Entry Ring::read_entry(std::uint32_t slot, std::size_t index) const noexcept {
+  std::uint64_t words[3];
+  std::memcpy(words, entry(slot, index), entry_bytes);
+  return {words[0], words[1], words[2]};
+}
+
+void Ring::pin_for(const Device& device) {
+  if (device.is_cpu() || pins_.contains(device.vendor())) return;
+  auto& pin = pins_[std::string(device.vendor())];
+  const auto runtime = runtime_for(device);
+  if (!runtime.ok()) return;
+  auto pinned = (*runtime)->sharing().pin_host(device.index(), span_);
+  if (pinned.ok()) {
+    pin = std::move(*pinned);
+  } else {
+    warn_once("staging pin " + std::string(device.vendor()),
+              "staging for " + device.str() +
+                  " goes through memory that is not pinned, which is slower: " + std::string(pinned.status().message()));
+  }
+}
+
+}  // namespace hmc::staging

@@ -1,0 +1,129 @@
+// The staging transport: memory that nothing reaches directly, through pinned host memory, in chunks whose stages overlap. On one
+// host the two sides share the ring, so the host itself copies nothing; across hosts a carrier moves the chunks.
+#include <algorithm>
+#include <string>
+
+#include "base/env.h"
+#include "transport/staging/link.h"
+
+namespace hmc {
+
+namespace {
+
+using staging::Link;
+using staging::Shared;
+
+class StagingEndpoint final : public Endpoint {
+ public:
+  explicit StagingEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
+  ~StagingEndpoint() override { link_->close(); }
+
+  Result<Blob> address() override { return link_->address(); }
+  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
+    return staging::ImportedRegion::import(exported);
+  }
+  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
+  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
+  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
+  Status flush(Completion* done) override { return link_->flush(done); }
+  Status cancel(Completion* done) override { return link_->cancel(done); }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+class StagingTransport final : public Transport {
+ public:
+  explicit StagingTransport(const TransportEnvironment& environment)
+      : carriers_(environment.carriers), shared_(std::make_shared<Shared>()) {
+    shared_->engine = environment.engine;
+    const auto chunk = env_integer("HMC_STAGING_CHUNK_BYTES", 4 << 20, 4096, 16 << 20);
+    options_.geometry.chunk_bytes = static_cast<std::uint32_t>(chunk / 4096 * 4096);
+    options_.share = env_flag("HMC_STAGING_SHARED", true);
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "staging"; }
+
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities result = carriers_.capabilities();
+    result.available = !carriers_.empty();
+    result.reason = carriers_.empty() ? "no transport of CPU memory to build on"
+                                      : "device memory through pinned host memory, where nothing direct exists";
+    return result;
+  }
+
+  [[nodiscard]] Bytes domain() const override { return carriers_.domain(); }
+
+  [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
+    Reach result;
+    result.direct = false;
+    const auto carrier = carriers_.choose(peer);
+    if (carrier.transport == nullptr) {
+      result.reason = carrier.reach.reason;
+      return result;
+    }
+    const bool devices = !local.is_cpu() || !remote.is_cpu();
+    result.ok = true;
+    result.encrypted = !peer.same_host && carrier.reach.encrypted;
+    result.detail =
+        std::to_string(options_.geometry.chunk_bytes >> 10) + " KiB chunks " +
+        (peer.same_host && options_.share ? "in a shared ring" : "carried by " + std::string(carrier.transport->name()));
+    result.reason = "nothing direct between " + local.str() + " and " + remote.str();
+    result.latency_us = (devices ? 20 : 2) + carrier.reach.latency_us;
+    // Between CPU memories it is never worth it, and there for completeness.
+    result.bandwidth = devices && peer.same_host ? 20e9 : carrier.reach.bandwidth * 0.4;
+    return result;
+  }
+
+  Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
+    return std::unique_ptr<LocalRegion>(std::make_unique<staging::Region>(view, shared_));
+  }
+
+  Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
+    HMC_ASSIGN(auto link, Link::create(shared_, carriers_, peer, options_, sink));
+    if (!polling_) drop_closed();
+    links_.push_back(link);
+    return std::unique_ptr<Endpoint>(std::make_unique<StagingEndpoint>(std::move(link)));
+  }
+
+  bool poll() override {
+    bool moved = false;
+    bool closed_seen = false;
+    polling_ = true;
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      closed_seen = closed_seen || links_[i]->closed();
+      if (links_[i]->closed() || !links_[i]->busy()) continue;
+      const std::shared_ptr<Link> link = links_[i];  // callbacks may destroy the endpoint, or make more
+      moved = link->poll() || moved;
+    }
+    polling_ = false;
+    if (closed_seen) drop_closed();
+    return moved;
+  }
+
+  bool arm() override {
+    return std::ranges::none_of(links_, [](const auto& link) { return link->busy(); });
+  }
+
+ private:
+  void drop_closed() {
+    std::erase_if(links_, [](const auto& link) { return link->closed(); });
+  }
+
+  const Carriers carriers_;
+  const std::shared_ptr<Shared> shared_;
+  staging::Options options_;
+  std::vector<std::shared_ptr<Link>> links_;
+  bool polling_ = false;
+};
+
+Result<std::unique_ptr<Transport>> create_staging_transport(const TransportEnvironment& environment) {
+  return std::unique_ptr<Transport>(std::make_unique<StagingTransport>(environment));
+}
+
+}  // namespace
+
+}  // namespace hmc
+
+HMC_TRANSPORT(staging, hmc::create_staging_transport, true);
