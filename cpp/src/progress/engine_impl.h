@@ -80,6 +80,7 @@ class EngineImpl final : public Engine {
     TimePoint linger_until{};
     unsigned empty_rounds = 0;
     unsigned refusals = 0;         // arm() said no this many times in a row
+    TimePoint moved_at{};          // when something last moved
     unsigned kicked_standbys = 0;  // standbys in a row with kicked_ set
   };
 

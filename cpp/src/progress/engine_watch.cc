@@ -23,11 +23,13 @@ constexpr auto linger_time = std::chrono::milliseconds(1);
 // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
 constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
 constexpr unsigned spin_rounds = 100;
-// A Pollable that keeps refusing to be armed though nothing moves (its peer is stopped with work half done) is polled ever more
-// rarely.
+// A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done) is
+// polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
+// noticed a few percent late at most.
 constexpr unsigned patient_refusals = 4;
 constexpr unsigned patient_standbys = 2;
-constexpr auto first_backoff = std::chrono::microseconds(50);
+constexpr int backoff_fraction = 32;
+constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20);
 
 }  // namespace
 
@@ -185,6 +187,7 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   if (moved != nothing) {
     state.empty_rounds = 0;
     state.refusals = 0;
+    state.moved_at = now;
   }
   std::optional<Nap> nap;
   bool refused = false;
@@ -210,8 +213,7 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   if (nap) return nap;
   if (refused && state.refusals > patient_refusals) {
-    const auto backoff =
-        std::min<Deadline::Clock::duration>(first_backoff * (1U << std::min(state.refusals - patient_refusals, 6U)), tick);
+    const auto backoff = std::clamp<Deadline::Clock::duration>((now - state.moved_at) / backoff_fraction, first_backoff, tick);
     return standby(state, Nap{true, now + backoff});
   }
   if (contenders_.load(std::memory_order_relaxed) != 0) give_way();
