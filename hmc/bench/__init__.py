@@ -56,7 +56,14 @@ def _measure(
     points: list[dict[str, Any]],
 ) -> int:
     task = json.dumps(
-        {"transport": transport, "operations": operations, "sizes": sizes, "blocks": blocks, "repeat": options.repeat}
+        {
+            "transport": transport,
+            "devices": [name for name in options.devices.split(",") if name],
+            "operations": operations,
+            "sizes": sizes,
+            "blocks": blocks,
+            "repeat": options.repeat,
+        }
     )
 
     def on_line(rank: int, line: str) -> None:

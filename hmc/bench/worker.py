@@ -29,11 +29,13 @@ class Bench:
     def __init__(self, comm: hmc.Communicator, task: dict[str, Any]) -> None:
         self.comm, self.task = comm, task
         self.other = 1 - comm.rank
+        devices = task["devices"] or ["cpu"]
+        self.device, self.target = (devices[rank % len(devices)] for rank in (comm.rank, self.other))
 
     def point(self, operation: str, size: int, seconds: float) -> None:
         """Prints one result, from rank 0 only. ``seconds`` per operation, one way."""
         if self.comm.rank == 0:
-            path = self.comm.path(1)
+            path = self.comm.path(1, self.device, self.target)
             print(
                 json.dumps(
                     {"hmc-bench": operation, "transport": path.transport, "asked": self.task["transport"], "size": size,
@@ -84,7 +86,7 @@ class Bench:
         """Half a round trip of send and recv of plain arrays."""
         comm, other = self.comm, self.other
         for size in self.task["sizes"]:
-            array = np.full(size, comm.rank, np.uint8)
+            array = np.full(size, comm.rank, np.uint8) if self.device == "cpu" else self.buffer(size)
 
             def first(array: Any = array) -> None:
                 comm.send(array, other)
@@ -100,8 +102,7 @@ class Bench:
         """put or get between ConnBuffers, by rank 0 alone; 8-byte put with its notification as half a round trip."""
         comm = self.comm
         largest = max(self.task["sizes"])
-        buf = comm.buffer(largest)
-        buf.numpy()[:] = comm.rank + 1
+        buf = self.buffer(largest)
         remote = comm.exchange(buf)[self.other]
         operation = comm.put if name == "put" else comm.get
         for size in self.task["sizes"]:
@@ -117,6 +118,12 @@ class Bench:
         comm.barrier()  # the target's buffer lives until here
         if name == "put":
             self.notified(buf[:8], remote[:8])
+
+    def buffer(self, size: int) -> hmc.ConnBuffer:
+        """Memory on this rank's device, filled."""
+        buf = self.comm.buffer(size, device=self.device)
+        buf.memory.fill(self.comm.rank + 1)
+        return buf
 
     def notified(self, here: Any, there: Any) -> None:
         """Half a round trip of an 8-byte put with a notification."""
@@ -136,8 +143,7 @@ class Bench:
         """Scattered blocks on both sides, preparation included."""
         comm = self.comm
         for count, block in self.task["blocks"]:
-            buf = comm.buffer(2 * count * block)
-            buf.numpy()[:] = comm.rank + 1
+            buf = self.buffer(2 * count * block)
             remote = comm.exchange(buf)[self.other]
             order = np.random.default_rng(7)
             here = order.permutation(2 * count)[:count] * block
@@ -157,7 +163,10 @@ class Bench:
         """All ranks, ``size`` bytes to each."""
         comm = self.comm
         for size in self.task["sizes"]:
-            inp, out = np.ones(comm.size * size, np.uint8), np.zeros(comm.size * size, np.uint8)
+            inp: Any = np.ones(comm.size * size, np.uint8)
+            out: Any = np.zeros(comm.size * size, np.uint8)
+            if self.device != "cpu":
+                inp, out = self.buffer(comm.size * size), self.buffer(comm.size * size)
 
             def exchange(out: Any = out, inp: Any = inp) -> None:
                 comm.all_to_all(out, inp)

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, blocks, alltoall")
     bench.add_argument("--ranks", type=int, default=2, help="processes for alltoall; the other operations take two (default 2)")
     bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
+    bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
     bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
     bench.add_argument("--repeat", type=int, default=5, help="samples per point, the median is reported (default 5)")
