@@ -113,7 +113,9 @@ MemoryView cuda_interface_view(py::handle object, bool writable) {
   // The protocol's name says nothing of the owner: ask the runtimes.
   const Memory probe = check(Memory::wrap(reinterpret_cast<void*>(data.first), bytes));
   if (bytes > 0 && probe.device().is_cpu()) refuse("no device runtime of this process knows the memory of a " + type_name(object));
-  return plain_view(object, probe.data(), bytes, probe.device());
+  MemoryView view = plain_view(object, probe.data(), bytes, probe.device());
+  view.stream = producer_stream(object, face.contains("stream") ? py::object(face["stream"]) : py::none());
+  return view;
 }
 
 }  // namespace
@@ -194,6 +196,7 @@ MemoryView view_of(py::handle object, bool writable) {
     const DlpackView taken = take_dlpack(object);
     MemoryView view(taken.data, taken.bytes, taken.device);
     view.owner = shared_reference(taken.capsule);
+    if (!taken.device.is_cpu()) view.stream = producer_stream(object, py::none());
     if (writable && taken.read_only) refuse("a read-only " + type_name(object) + " cannot be received into");
     return view;
   }
@@ -222,8 +225,7 @@ std::size_t item_size_of(py::handle object) {
   return 1;
 }
 
-std::vector<std::uint64_t> offsets_of(py::handle object, const char* name) {
-  // NumPy converts lists and any integer type; the copy into our vector is one memcpy.
+Offsets offsets_of(py::handle object, const char* name) {
   const py::object numpy = py::module_::import("numpy");
   const py::object array = numpy.attr("asarray")(object);
   const auto kind = array.attr("dtype").attr("kind").cast<std::string>();
@@ -233,12 +235,12 @@ std::vector<std::uint64_t> offsets_of(py::handle object, const char* name) {
     if (kind == "i" && array.attr("min")().cast<std::int64_t>() < 0) refuse(std::string(name) + " holds a negative offset");
   }
   if (array.attr("ndim").cast<int>() != 1) refuse(std::string(name) + " must be one-dimensional");
-  const py::object flat = numpy.attr("ascontiguousarray")(array, py::arg("dtype") = "uint64");
-  BufferGuard guard;
-  if (PyObject_GetBuffer(flat.ptr(), &guard.view, PyBUF_C_CONTIGUOUS) != 0) throw py::error_already_set();
-  guard.held = true;
-  const auto* first = static_cast<const std::uint64_t*>(guard.view.buf);
-  return {first, first + static_cast<std::size_t>(guard.view.len) / sizeof(std::uint64_t)};
+  // None is negative: signed 64-bit offsets are unsigned ones as they lie.
+  const bool as_they_lie = kind == "i" && array.attr("dtype").attr("num").cast<int>() == py::dtype::of<std::int64_t>().num();
+  const py::object unsigned_view = as_they_lie ? array.attr("view")("uint64") : array;
+  const auto flat = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>::ensure(unsigned_view);
+  if (!flat) throw py::error_already_set();
+  return {flat, {flat.data(), static_cast<std::size_t>(flat.size())}};
 }
 
 Device device_of(py::handle object) {

@@ -5,22 +5,22 @@
 
 namespace hmc::bindings {
 
-// Calls `prepare(pairs, block)` without the GIL; the offsets live until it returns (the core copies them).
+// Calls `prepare(pairs, block)` without the GIL.
 template <class Prepare>
 BlockBatch prepare_from(const py::iterable& pairs, std::size_t block, Prepare prepare) {
-  std::vector<std::vector<std::uint64_t>> offsets;
+  std::vector<Offsets> offsets;  // until the core has copied them
   std::vector<BlockPair> all;
   std::vector<py::tuple> tuples;
   for (const py::handle item : pairs) tuples.push_back(py::cast<py::tuple>(item));
-  offsets.reserve(2 * tuples.size());  // spans into it stay valid
+  offsets.reserve(2 * tuples.size());
   for (const py::tuple& pair : tuples) {
     constexpr const char* wanted = "each pair is (ConnBuffer, local offsets, RemoteBuffer, remote offsets)";
     if (pair.size() != 4) refuse(wanted);
     if (!py::isinstance<ConnBuffer>(pair[0]) || !py::isinstance<RemoteBuffer>(pair[2])) throw py::type_error(wanted);
     offsets.push_back(offsets_of(pair[1], "local offsets"));
-    const std::span<const std::uint64_t> local = offsets.back();
+    const std::span<const std::uint64_t> local = offsets.back().values;
     offsets.push_back(offsets_of(pair[3], "remote offsets"));
-    all.push_back({pair[0].cast<ConnBuffer>(), pair[2].cast<RemoteBuffer>(), local, offsets.back()});
+    all.push_back({pair[0].cast<ConnBuffer>(), pair[2].cast<RemoteBuffer>(), local, offsets.back().values});
   }
   const py::gil_scoped_release nogil;
   return check(prepare(std::span<const BlockPair>(all), block));

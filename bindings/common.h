@@ -103,8 +103,12 @@ class BorrowedView {
 };
 // As a Memory handle (for registration).
 Memory memory_of(py::handle object);
-// uint64 offsets from any integer array or sequence, without a Python loop for arrays.
-std::vector<std::uint64_t> offsets_of(py::handle object, const char* name);
+// uint64 offsets from any integer array or sequence, without a Python loop for arrays and without a copy of 64-bit ones.
+struct Offsets {
+  py::object array;  // holds them
+  std::span<const std::uint64_t> values;
+};
+Offsets offsets_of(py::handle object, const char* name);
 // Bytes per element of an array-like; 1 for raw memory.
 std::size_t item_size_of(py::handle object);
 // Drops references that operations gave up on other threads. GIL held.
@@ -113,6 +117,11 @@ void drain_released();
 std::shared_ptr<const void> shared_reference(py::handle object);
 // A keep-alive for Memory::wrap.
 std::function<void()> keep_alive(py::handle object);
+
+// ---- streams.cc ----
+StreamHandle stream_of(py::handle object);  // None (no_stream), int, framework stream, __cuda_stream__
+Device stream_device(py::handle object);    // whose a framework's stream is; throws when it does not say
+StreamHandle producer_stream(py::handle array, py::handle declared);
 
 // ---- work.cc ----
 py::object make_work(Work work);

@@ -27,7 +27,9 @@ struct RankedCaller {
   static Result<Work> put(const T& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) {
     return member_of(self).put(s, t, o);
   }
-  static Result<Work> get(const T& self, const ConnBuffer& t, const RemoteBuffer& s) { return member_of(self).get(t, s); }
+  static Result<Work> get(const T& self, const ConnBuffer& t, const RemoteBuffer& s, StreamHandle after) {
+    return member_of(self).get(t, s, after);
+  }
   static Status wait_notify(const T& self, int src, std::uint64_t id, std::uint64_t count, Deadline deadline) {
     return member_of(self).wait_notify(src, id, count, deadline);
   }
@@ -37,11 +39,9 @@ struct RankedCaller {
 class LayoutArrays {
  public:
   LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name)
-      : counts_(offsets_of(counts, name)) {
-    for (auto& count : counts_) count *= item;
+      : counts_(bytes_of(counts, name, item)) {
     if (displacements && !displacements.is_none()) {
-      displacements_ = offsets_of(displacements, "displacements");
-      for (auto& displacement : displacements_) displacement *= item;
+      displacements_ = bytes_of(displacements, "displacements", item);
     } else {
       std::uint64_t at = 0;
       for (const auto count : counts_) {
@@ -53,6 +53,13 @@ class LayoutArrays {
   [[nodiscard]] Member::Layout layout() const { return {counts_, displacements_}; }
 
  private:
+  static std::vector<std::uint64_t> bytes_of(py::handle elements, const char* name, std::size_t item) {
+    const Offsets given = offsets_of(elements, name);
+    std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
+    for (auto& each : bytes) each *= item;
+    return bytes;
+  }
+
   std::vector<std::uint64_t> counts_;
   std::vector<std::uint64_t> displacements_;
 };
@@ -72,21 +79,24 @@ void bind_ranked(Class& cls) {
          "remote buffers of one rank.")
       .def(
           "put_blocks",
-          [](const T& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
+          [](const T& self, const BlockBatch& batch, const py::object& notify, const std::string& complete,
+             const py::object& stream) {
             std::string payload;
-            const PutOptions options = put_options(notify, complete, payload);
+            PutOptions options = put_options(notify, complete, payload);
+            options.stream = stream_of(stream);
             const py::gil_scoped_release nogil;
             return check(member_of(self).put_blocks(batch, options));
           },
-          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote",
-          "Puts every block; one notification covers all.")
+          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", py::arg("stream") = py::none(),
+          "Puts every block; one notification covers all. stream: as in put.")
       .def(
           "get_blocks",
-          [](const T& self, const BlockBatch& batch) {
+          [](const T& self, const BlockBatch& batch, const py::object& stream) {
+            const StreamHandle after = stream_of(stream);
             const py::gil_scoped_release nogil;
-            return check(member_of(self).get_blocks(batch));
+            return check(member_of(self).get_blocks(batch, after));
           },
-          py::arg("batch"), "Gets every block.")
+          py::arg("batch"), py::arg("stream") = py::none(), "Gets every block. stream: as in get.")
       .def(
           "notify",
           [](const T& self, int dst, const py::object& what) {

@@ -20,7 +20,14 @@ struct P2P {
     int rank;
     std::int64_t tag;
     Deadline deadline;
+    py::handle stream;
   };
+  // A stream that is named takes the place of the producer's.
+  static MemoryView posted_view(const Arguments& a, bool writable) {
+    MemoryView view = view_of(a.array, writable);
+    if (a.stream && !a.stream.is_none()) view.stream = stream_of(a.stream);
+    return view;
+  }
 
   static PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
@@ -43,7 +50,7 @@ struct P2P {
   static PyObject* isend(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IsendTag>("isend", "dst", args, count, keywords);
-      const MemoryView view = view_of(a.array, false);
+      const MemoryView view = posted_view(a, false);
       return make_work(interruptible([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
     });
   }
@@ -51,19 +58,20 @@ struct P2P {
   static PyObject* irecv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IrecvTag>("irecv", "src", args, count, keywords);
-      const MemoryView view = view_of(a.array, true);
+      const MemoryView view = posted_view(a, true);
       return make_work(interruptible([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
     });
   }
 
   static PyObject* put(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-    static const Signature<4> signature("put", {"source", "target", "notify", "complete"}, 2);
+    static const Signature<5> signature("put", {"source", "target", "notify", "complete", "stream"}, 2);
     return guarded([&]() -> py::object {
-      const auto [source, target, notify, complete] = signature.parse(args, count, keywords);
+      const auto [source, target, notify, complete, stream] = signature.parse(args, count, keywords);
       std::string payload;
       PutOptions options;
       options.notify = notify_of(notify, payload);
       options.complete = complete_of(complete);
+      options.stream = stream_of(stream);
       const auto& from = buffer_of<ConnBuffer>(source, "put() takes a ConnBuffer as source");
       const auto& to = buffer_of<RemoteBuffer>(target, "put() takes a RemoteBuffer as target");
       return make_work(interruptible([&] { return Caller::put(self_as<Self>(self), from, to, options); }, gil_for(from.size())));
@@ -71,12 +79,13 @@ struct P2P {
   }
 
   static PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-    static const Signature<2> signature("get", {"target", "source"}, 2);
+    static const Signature<3> signature("get", {"target", "source", "stream"}, 2);
     return guarded([&]() -> py::object {
-      const auto [target, source] = signature.parse(args, count, keywords);
+      const auto [target, source, stream] = signature.parse(args, count, keywords);
       const auto& to = buffer_of<ConnBuffer>(target, "get() takes a ConnBuffer as target");
       const auto& from = buffer_of<RemoteBuffer>(source, "get() takes a RemoteBuffer as source");
-      return make_work(interruptible([&] { return Caller::get(self_as<Self>(self), to, from); }, gil_for(to.size())));
+      const StreamHandle after = stream_of(stream);
+      return make_work(interruptible([&] { return Caller::get(self_as<Self>(self), to, from, after); }, gil_for(to.size())));
     });
   }
 
@@ -120,16 +129,26 @@ struct P2P {
                 ". A message longer than the array raises InvalidArgumentError; a shorter one is fine. A timeout withdraws the "
                 "receive; the message says "
                 "whether the array may have been written.");
-    install(cls, "isend", isend, "isend($self, array" + to + ", tag=0)\n--\n\nAs send, but returns a Work at once.");
-    install(cls, "irecv", irecv,
-            "irecv($self, array" + from + ", tag=0)\n--\n\nAs recv, but returns a Work at once; work.info tells what came.");
+    install(cls, "isend", isend,
+            "isend($self, array" + to +
+                ", tag=0, stream=None)\n--\n\nAs send, but returns a Work at once. stream: of the array's device; the transfer "
+                "starts after what "
+                "is queued on it (default: the stream that a framework's array is produced on).");
+    install(
+        cls, "irecv", irecv,
+        "irecv($self, array" + from +
+            ", tag=0, stream=None)\n--\n\nAs recv, but returns a Work at once; work.info tells what came. stream: as in isend.");
     install(cls, "put", put,
-            "put($self, source, target, notify=None, complete=\"remote\")\n--\n\nWrites a ConnBuffer slice into a RemoteBuffer "
+            "put($self, source, target, notify=None, complete=\"remote\", stream=None)\n--\n\nWrites a ConnBuffer slice into a "
+            "RemoteBuffer "
             "slice of equal size; returns a Work. "
             "notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "
-            "\"remote\" or \"local\".");
-    install(cls, "get", get,
-            "get($self, target, source)\n--\n\nReads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.");
+            "\"remote\" or \"local\". stream: of the source's device (int, framework stream, __cuda_stream__); the transfer starts "
+            "after what is queued on it.");
+    install(
+        cls, "get", get,
+        "get($self, target, source, stream=None)\n--\n\nReads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns "
+        "a Work. stream: of the target's device, as in put.");
     install(cls, "wait_notify", wait_notify,
             std::string("wait_notify($self, ") + (Caller::ranked ? "src, " : "") +
                 "id, count=1, timeout=None)\n--\n\nWaits until notification `id` was raised `count` times and consumes them. "
@@ -171,11 +190,11 @@ struct P2P {
     if constexpr (Caller::ranked) {
       static const Signature<4> signature(function, {"array", rank_name, "tag", "timeout"}, 2);
       const auto [array, rank, tag, timeout] = signature.parse(args, count, keywords);
-      return {array, rank_of(rank), integer_or(tag, 0), deadline_of(timeout)};
+      return {array, rank_of(rank), integer_or(tag, 0), deadline_of(timeout), {}};
     } else {
       static const Signature<3> signature(function, {"array", "tag", "timeout"}, 1);
       const auto [array, tag, timeout] = signature.parse(args, count, keywords);
-      return {array, 0, integer_or(tag, 0), deadline_of(timeout)};
+      return {array, 0, integer_or(tag, 0), deadline_of(timeout), {}};
     }
   }
   // The same without a timeout: a Work has its own.
@@ -183,13 +202,13 @@ struct P2P {
   static Arguments parse_posted(const char* function, const char* rank_name, PyObject* const* args, Py_ssize_t count,
                                 PyObject* keywords) {
     if constexpr (Caller::ranked) {
-      static const Signature<3> signature(function, {"array", rank_name, "tag"}, 2);
-      const auto [array, rank, tag] = signature.parse(args, count, keywords);
-      return {array, rank_of(rank), integer_or(tag, 0), Deadline::never()};
+      static const Signature<4> signature(function, {"array", rank_name, "tag", "stream"}, 2);
+      const auto [array, rank, tag, stream] = signature.parse(args, count, keywords);
+      return {array, rank_of(rank), integer_or(tag, 0), Deadline::never(), stream};
     } else {
-      static const Signature<2> signature(function, {"array", "tag"}, 1);
-      const auto [array, tag] = signature.parse(args, count, keywords);
-      return {array, 0, integer_or(tag, 0), Deadline::never()};
+      static const Signature<3> signature(function, {"array", "tag", "stream"}, 1);
+      const auto [array, tag, stream] = signature.parse(args, count, keywords);
+      return {array, 0, integer_or(tag, 0), Deadline::never(), stream};
     }
   }
   struct SendTag;

@@ -20,7 +20,9 @@ struct PeerCaller {
   static Result<Work> put(const Peer& self, const ConnBuffer& s, const RemoteBuffer& t, const PutOptions& o) {
     return self.put(s, t, o);
   }
-  static Result<Work> get(const Peer& self, const ConnBuffer& t, const RemoteBuffer& s) { return self.get(t, s); }
+  static Result<Work> get(const Peer& self, const ConnBuffer& t, const RemoteBuffer& s, StreamHandle after) {
+    return self.get(t, s, after);
+  }
   static Status wait_notify(const Peer& self, int, std::uint64_t id, std::uint64_t count, Deadline deadline) {
     return self.wait_notify(id, count, deadline);
   }
@@ -64,21 +66,24 @@ void bind_peer(py::module_& module) {
           "arrays.")
       .def(
           "put_blocks",
-          [](const Peer& self, const BlockBatch& batch, const py::object& notify, const std::string& complete) {
+          [](const Peer& self, const BlockBatch& batch, const py::object& notify, const std::string& complete,
+             const py::object& stream) {
             std::string payload;
-            const PutOptions options = put_options(notify, complete, payload);
+            PutOptions options = put_options(notify, complete, payload);
+            options.stream = stream_of(stream);
             const py::gil_scoped_release nogil;
             return check(self.put_blocks(batch, options));
           },
-          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote",
-          "Puts every block; one notification covers all.")
+          py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", py::arg("stream") = py::none(),
+          "Puts every block; one notification covers all. stream: as in put.")
       .def(
           "get_blocks",
-          [](const Peer& self, const BlockBatch& batch) {
+          [](const Peer& self, const BlockBatch& batch, const py::object& stream) {
+            const StreamHandle after = stream_of(stream);
             const py::gil_scoped_release nogil;
-            return check(self.get_blocks(batch));
+            return check(self.get_blocks(batch, after));
           },
-          py::arg("batch"), "Gets every block.")
+          py::arg("batch"), py::arg("stream") = py::none(), "Gets every block. stream: as in get.")
       .def(
           "notify",
           [](const Peer& self, const py::object& what) {

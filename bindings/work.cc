@@ -86,6 +86,18 @@ void bind_work(py::module_& module) {
       "Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), "
       "InvalidArgumentError when it is complete.");
   cls.def(
+      "join",
+      [](const Work& work, const py::object& stream, const py::object& device) {
+        const StreamHandle handle = stream_of(stream);
+        const Device where = device.is_none() ? stream_device(stream) : device_of(device);
+        const py::gil_scoped_release nogil;
+        check(work.join(where, handle));
+      },
+      py::arg("stream"), py::arg("device") = py::none(),
+      "Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once. stream: int, "
+      "framework "
+      "stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.");
+  cls.def(
       "error",
       [](const Work& work) -> py::object {
         if (!work.done() || work.status().ok()) return py::none();

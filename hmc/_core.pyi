@@ -254,6 +254,10 @@ class Work:
         """
         Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
         """
+    def join(self, stream: typing.Any, device: typing.Any = None) -> None:
+        """
+        Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once. stream: int, framework stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.
+        """
     def error(self) -> Exception | None:
         """
         The exception of a failed operation, else None (also while under way).
@@ -365,21 +369,28 @@ class Peer:
     One connected remote Context. Any thread. Every call on a lost peer raises PeerLostError.
     """
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+    def get(self, target: ConnBuffer, source: RemoteBuffer, stream: typing.Any = None) -> Work:
         """
-        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work. stream: of the target's device, as in put.
         """
-    def irecv(self, array: typing.Any, tag: int = 0) -> Work:
+    def irecv(self, array: typing.Any, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As recv, but returns a Work at once; work.info tells what came.
+        As recv, but returns a Work at once; work.info tells what came. stream: as in isend.
         """
-    def isend(self, array: typing.Any, tag: int = 0) -> Work:
+    def isend(self, array: typing.Any, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As send, but returns a Work at once.
+        As send, but returns a Work at once. stream: of the array's device; the transfer starts after what is queued on it (default: the stream that a framework's array is produced on).
         """
-    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+    def put(
+        self,
+        source: ConnBuffer,
+        target: RemoteBuffer,
+        notify: int | bytes | None = None,
+        complete: str = "remote",
+        stream: typing.Any = None,
+    ) -> Work:
         """
-        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local". stream: of the source's device (int, framework stream, __cuda_stream__); the transfer starts after what is queued on it.
         """
     def recv(self, array: typing.Any, tag: int = 0, timeout: float | None = None) -> MessageInfo:
         """
@@ -404,9 +415,9 @@ class Peer:
         """
         What is posted afterwards becomes visible only after everything posted before.
         """
-    def get_blocks(self, batch: BlockBatch) -> Work:
+    def get_blocks(self, batch: BlockBatch, stream: typing.Any = None) -> Work:
         """
-        Gets every block.
+        Gets every block. stream: as in get.
         """
     def import_buffer(self, descriptor: Descriptor, timeout: float | None = 30.0) -> RemoteBuffer:
         """
@@ -440,9 +451,9 @@ class Peer:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays.
         """
-    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote", stream: typing.Any = None) -> Work:
         """
-        Puts every block; one notification covers all.
+        Puts every block; one notification covers all. stream: as in put.
         """
     async def wait_notify_async(self, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
@@ -557,21 +568,28 @@ class Member:
     A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.
     """
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+    def get(self, target: ConnBuffer, source: RemoteBuffer, stream: typing.Any = None) -> Work:
         """
-        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work. stream: of the target's device, as in put.
         """
-    def irecv(self, array: typing.Any, src: int, tag: int = 0) -> Work:
+    def irecv(self, array: typing.Any, src: int, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As recv, but returns a Work at once; work.info tells what came.
+        As recv, but returns a Work at once; work.info tells what came. stream: as in isend.
         """
-    def isend(self, array: typing.Any, dst: int, tag: int = 0) -> Work:
+    def isend(self, array: typing.Any, dst: int, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As send, but returns a Work at once.
+        As send, but returns a Work at once. stream: of the array's device; the transfer starts after what is queued on it (default: the stream that a framework's array is produced on).
         """
-    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+    def put(
+        self,
+        source: ConnBuffer,
+        target: RemoteBuffer,
+        notify: int | bytes | None = None,
+        complete: str = "remote",
+        stream: typing.Any = None,
+    ) -> Work:
         """
-        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local". stream: of the source's device (int, framework stream, __cuda_stream__); the transfer starts after what is queued on it.
         """
     def recv(self, array: typing.Any, src: int, tag: int = 0, timeout: float | None = None) -> MessageInfo:
         """
@@ -625,9 +643,9 @@ class Member:
         """
         What is posted to dst afterwards becomes visible only after everything posted before.
         """
-    def get_blocks(self, batch: BlockBatch) -> Work:
+    def get_blocks(self, batch: BlockBatch, stream: typing.Any = None) -> Work:
         """
-        Gets every block.
+        Gets every block. stream: as in get.
         """
     def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
         """
@@ -665,9 +683,9 @@ class Member:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
         """
-    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote", stream: typing.Any = None) -> Work:
         """
-        Puts every block; one notification covers all.
+        Puts every block; one notification covers all. stream: as in put.
         """
     async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
@@ -694,21 +712,28 @@ class Communicator:
     A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
     """
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    def get(self, target: ConnBuffer, source: RemoteBuffer) -> Work:
+    def get(self, target: ConnBuffer, source: RemoteBuffer, stream: typing.Any = None) -> Work:
         """
-        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work.
+        Reads a RemoteBuffer slice into a ConnBuffer slice of equal size; returns a Work. stream: of the target's device, as in put.
         """
-    def irecv(self, array: typing.Any, src: int, tag: int = 0) -> Work:
+    def irecv(self, array: typing.Any, src: int, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As recv, but returns a Work at once; work.info tells what came.
+        As recv, but returns a Work at once; work.info tells what came. stream: as in isend.
         """
-    def isend(self, array: typing.Any, dst: int, tag: int = 0) -> Work:
+    def isend(self, array: typing.Any, dst: int, tag: int = 0, stream: typing.Any = None) -> Work:
         """
-        As send, but returns a Work at once.
+        As send, but returns a Work at once. stream: of the array's device; the transfer starts after what is queued on it (default: the stream that a framework's array is produced on).
         """
-    def put(self, source: ConnBuffer, target: RemoteBuffer, notify: int | bytes | None = None, complete: str = "remote") -> Work:
+    def put(
+        self,
+        source: ConnBuffer,
+        target: RemoteBuffer,
+        notify: int | bytes | None = None,
+        complete: str = "remote",
+        stream: typing.Any = None,
+    ) -> Work:
         """
-        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local".
+        Writes a ConnBuffer slice into a RemoteBuffer slice of equal size; returns a Work. notify: an int (counted) or bytes (at most 1024), raised at the target once the bytes are visible there. complete: "remote" or "local". stream: of the source's device (int, framework stream, __cuda_stream__); the transfer starts after what is queued on it.
         """
     def recv(self, array: typing.Any, src: int, tag: int = 0, timeout: float | None = None) -> MessageInfo:
         """
@@ -774,9 +799,9 @@ class Communicator:
         """
         What is posted to dst afterwards becomes visible only after everything posted before.
         """
-    def get_blocks(self, batch: BlockBatch) -> Work:
+    def get_blocks(self, batch: BlockBatch, stream: typing.Any = None) -> Work:
         """
-        Gets every block.
+        Gets every block. stream: as in get.
         """
     def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
         """
@@ -818,9 +843,9 @@ class Communicator:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
         """
-    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote") -> Work:
+    def put_blocks(self, batch: BlockBatch, notify: typing.Any = None, complete: str = "remote", stream: typing.Any = None) -> Work:
         """
-        Puts every block; one notification covers all.
+        Puts every block; one notification covers all. stream: as in put.
         """
     def register(self, array: typing.Any, access: str = "rw") -> ConnBuffer:
         """

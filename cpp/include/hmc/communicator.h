@@ -55,10 +55,10 @@ class HMC_API Member {
 
   // The RemoteBuffer says whose it is, so one-sided calls name no rank.
   [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
-  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source) const;
+  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream = no_stream) const;
   [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;  // one target rank
   [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
-  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch) const;
+  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch, StreamHandle stream = no_stream) const;
   [[nodiscard]] Status notify(int dst, const Notify& notify) const;
   [[nodiscard]] Status fence(int dst) const;
   [[nodiscard]] Status wait_notify(int src, std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;

@@ -34,6 +34,11 @@ class HMC_API Device {
   std::uint16_t index_ = 0;
 };
 
+// A vendor's stream (cudaStream_t, hipStream_t, cnrtQueue_t) as a number.
+using StreamHandle = std::uintptr_t;
+inline constexpr StreamHandle no_stream = 0;
+inline constexpr StreamHandle default_stream = 1;  // the vendor's default stream, whose own handle is null
+
 // One row of `hmc info`: a device that exists, or a runtime that is absent and why.
 struct DeviceInfo {
   Device device;

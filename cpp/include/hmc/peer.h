@@ -37,6 +37,7 @@ struct HMC_API MemoryView {
   void* data = nullptr;
   std::size_t bytes = 0;
   Device device;
+  StreamHandle stream = no_stream;    // of `device`: the transfer starts after what is queued on it; the host does not wait
   std::shared_ptr<const void> owner;  // kept until the operation completes; null for borrowed pointers
 };
 
@@ -54,6 +55,7 @@ inline constexpr std::size_t max_notify_payload = 1024;
 struct PutOptions {
   Notify notify;
   Complete complete = Complete::remote;
+  StreamHandle stream = no_stream;  // of the source's device: the transfer starts after what is queued on it
 };
 
 // A payload notification as received.
@@ -83,14 +85,16 @@ class HMC_API Peer {
   [[nodiscard]] Result<RemoteBuffer> import(const Descriptor& descriptor, Deadline deadline = Deadline::never()) const;
 
   // One-sided. Sizes of source and target must be equal; zero bytes are allowed (a notification still arrives).
-  // Errors: invalid_argument (sizes, a buffer of another peer or Context, read-only target), stale, closed, unsupported (no path).
+  // A stream of the local buffer's device: the transfer starts after what is queued on it, and the call does not wait for that.
+  // Errors: invalid_argument (sizes, a buffer of another peer or Context, read-only target, a stream with CPU memory), stale,
+  // closed, unsupported (no path).
   [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
-  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source) const;
+  [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream = no_stream) const;
   // Validates offsets against the slices, `block` bytes each, and against the peer. Overlapping targets: last writer unspecified.
   // Errors: invalid_argument naming the pair and the block that does not fit, or no pair, or blocks of no bytes.
   [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;
   [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
-  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch) const;
+  [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch, StreamHandle stream = no_stream) const;
   // Raises a notification without data. Ordered behind nothing; see fence(). Errors: invalid_argument (empty, id from 2^63 on,
   // payload beyond max_notify_payload).
   [[nodiscard]] Status notify(const Notify& notify) const;

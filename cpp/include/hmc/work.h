@@ -8,6 +8,7 @@
 #include <span>
 
 #include "hmc/deadline.h"
+#include "hmc/device.h"
 #include "hmc/export.h"
 #include "hmc/status.h"
 
@@ -49,6 +50,10 @@ class HMC_API Work {
   // invalid_argument: already complete. unsupported: too late to stop, it will complete by itself; the message says whether the
   // target may have been written.
   Status cancel() const;
+
+  // Makes `stream` of `device` wait until the Work is complete, with whatever outcome: what is queued on it afterwards sees the
+  // data. Does not wait itself. Errors: unsupported (a device without streams), device.
+  Status join(const Device& device, StreamHandle stream) const;
 
   [[nodiscard]] const std::shared_ptr<WorkState>& state() const noexcept { return state_; }
 

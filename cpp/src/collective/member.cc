@@ -85,9 +85,9 @@ Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, c
   return as_work(group.context().put(source, target, options, envelope(group, rank_, static_cast<int>(dst))));
 }
 
-Result<Work> Member::get(const ConnBuffer& target, const RemoteBuffer& source) const {
+Result<Work> Member::get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) const {
   HMC_TRY(check(state_));
-  return as_work(state_->group->context().get(target, source));
+  return as_work(state_->group->context().get(target, source, stream));
 }
 
 Result<BlockBatch> Member::prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const {
@@ -108,10 +108,10 @@ Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& optio
   return as_work(group.context().put_blocks(batch, options, notified));
 }
 
-Result<Work> Member::get_blocks(const BlockBatch& batch) const {
+Result<Work> Member::get_blocks(const BlockBatch& batch, StreamHandle stream) const {
   HMC_TRY(check(state_));
   if (!batch.valid()) return Status(Code::invalid_argument, "the BlockBatch is empty; make it with prepare_blocks()");
-  return as_work(state_->group->context().get_blocks(batch));
+  return as_work(state_->group->context().get_blocks(batch, stream));
 }
 
 Status Member::notify(int dst, const Notify& notify) const {

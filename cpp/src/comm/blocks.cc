@@ -121,9 +121,19 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer_blocks(bool is_put, con
   if (is_put && !state->writable)
     return Status(Code::invalid_argument, "put_blocks into a buffer that its owner registered for reading only");
   HMC_TRY(check_notify(options.notify));
+  std::shared_ptr<StreamPoint> after;
+  if (!state->pairs.empty()) {
+    const Device& device = state->pairs.front().local->exposure->device;
+    for (const auto& pair : state->pairs) {
+      if (options.stream == no_stream || pair.local->exposure->device == device) continue;
+      return Status(Code::invalid_argument, "stream= with a batch over buffers of several devices");
+    }
+    HMC_ASSIGN(after, mark_stream(options.stream, device));
+  }
   EncodedNotify notify(options.notify, envelope);
   const bool pays_credit = notify.cost() != 0;
   const auto work = std::make_shared<TransferWork>(is_put, state, batch.bytes(), options.complete, std::move(notify));
+  work->start_after(std::move(after));
   auto lock = engine_->lock();
   HMC_TRY(resolve_batch(lock, *state, is_put));
   return post_work(work, pays_credit);
@@ -134,8 +144,8 @@ Result<std::shared_ptr<WorkState>> ContextImpl::put_blocks(const BlockBatch& bat
   return transfer_blocks(true, batch, options, envelope);
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::get_blocks(const BlockBatch& batch) {
-  return transfer_blocks(false, batch, {}, {});
+Result<std::shared_ptr<WorkState>> ContextImpl::get_blocks(const BlockBatch& batch, StreamHandle stream) {
+  return transfer_blocks(false, batch, {.notify = {}, .complete = Complete::remote, .stream = stream}, {});
 }
 
 }  // namespace hmc

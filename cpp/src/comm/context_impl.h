@@ -62,10 +62,10 @@ class ContextImpl final : public ContextState, private Pollable {
 
   Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
                                          const Envelope& envelope) override;
-  Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source) override;
+  Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) override;
   Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options,
                                                 const Envelope& envelope) override;
-  Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch) override;
+  Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch, StreamHandle stream) override;
   Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) override;
   Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope) override;
   Status fence(const std::shared_ptr<PeerState>& peer) override;

@@ -57,10 +57,10 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // As Peer::put etc., with the envelope of the notification. `peer` is taken from the RemoteBuffer.
   virtual Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
                                                  const Envelope& envelope) = 0;
-  virtual Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source) = 0;
+  virtual Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) = 0;
   virtual Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options,
                                                         const Envelope& envelope) = 0;
-  virtual Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch) = 0;
+  virtual Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch, StreamHandle stream) = 0;
   virtual Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) = 0;  // all remotes of one peer
   virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope) = 0;
   virtual Status fence(const std::shared_ptr<PeerState>& peer) = 0;

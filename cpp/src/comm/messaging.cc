@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/messenger_impl.h"
+#include "comm/transfer.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -32,6 +33,9 @@ Status MessengerImpl::check(const std::shared_ptr<PeerState>& peer, std::int64_t
   }
   if (view.data == nullptr && view.bytes > 0) {
     return Status(Code::invalid_argument, "a null pointer for " + std::to_string(view.bytes) + " bytes");
+  }
+  if (view.stream != no_stream && view.device.is_cpu()) {
+    return Status(Code::invalid_argument, "stream= orders memory of a device; this memory is the CPU's");
   }
   // What already came from a peer that is gone may still be received.
   if (peer != nullptr && !receiving && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed))
@@ -66,7 +70,9 @@ Result<std::shared_ptr<WorkState>> MessengerImpl::isend_locked(const std::shared
     if (sent.ok()) return context_.done_work();
     if (sent.code() != Code::would_block && sent.code() != Code::unsupported) return sent;
   }
+  HMC_ASSIGN(auto after, mark_stream(view.stream, view.device));
   auto send = std::make_shared<SendOperation>(*this, peer, envelope, tag, view);
+  send->after = std::move(after);
   send->accepted();
   enqueue(lane, send);
   return std::shared_ptr<WorkState>(send);
@@ -75,7 +81,9 @@ Result<std::shared_ptr<WorkState>> MessengerImpl::isend_locked(const std::shared
 Result<std::shared_ptr<WorkState>> MessengerImpl::irecv_locked(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
                                                                std::int64_t tag, const MemoryView& view) {
   HMC_TRY(check(peer, tag, view, true));
+  HMC_ASSIGN(auto after, mark_stream(view.stream, view.device));
   auto receive = std::make_shared<ReceiveOperation>(*this, peer, envelope, tag, view);
+  receive->after = std::move(after);
   const Address wanted{peer.get(), envelope};
   auto message = matcher_.match_receive(wanted, tag);
   if (message == nullptr && peer != nullptr && (peer->phase() == PeerPhase::lost || peer->phase() == PeerPhase::closed)) {
@@ -140,7 +148,7 @@ Result<MessageInfo> MessengerImpl::recv(const std::shared_ptr<PeerState>& peer, 
                                         const MemoryView& view, Deadline deadline) {
   HMC_TRY(context_.usable());
   std::shared_ptr<WorkState> work;
-  if (peer != nullptr) {
+  if (peer != nullptr && view.stream == no_stream) {
     DirectReceive direct{{peer.get(), envelope}, tag, view, {}, {}, {}, {}};
     Engine::Lock lock = engine()->lock();
     HMC_TRY(check(peer, tag, view, true));
@@ -217,10 +225,8 @@ void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
   }
   if (const auto receive = matcher_.match_message(from, head->tag)) {
     receive->deliver(*head, payload.size());
-    const Status status = copy_in(receive->view, payload);
-    consumed(lane, payload.size());
-    receive->complete(status);
-    return;
+    take_eager(lane, receive, payload);
+    return consumed(lane, payload.size());
   }
   lane.payload_held += payload.size();
   ++lane.heads_held;
@@ -233,6 +239,13 @@ void MessengerImpl::on_eager(PeerState& peer, ByteSpan signal) {
   message->payload.assign(payload.begin(), payload.end());
   matcher_.stash(from, head->tag, std::move(message));
   give_credit(lane);
+}
+
+void MessengerImpl::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload) {
+  if (!receive->after) return receive->complete(copy_in(receive->view, payload));
+  receive->peer = lane.peer;
+  receive->matched = true;
+  start_routed(lane, {receive, Bytes(payload.begin(), payload.end())});
 }
 
 Status MessengerImpl::copy_in(const MemoryView& view, ByteSpan payload) {
@@ -260,8 +273,7 @@ void MessengerImpl::deliver(const std::shared_ptr<ReceiveOperation>& receive, st
   --lane.heads_held;
   consumed(lane, message->payload.size());
   receive->deliver(message->head, message->payload.size());
-  const Status status = copy_in(receive->view, message->payload);
-  receive->complete(status);
+  take_eager(lane, receive, message->payload);
 }
 
 void MessengerImpl::consumed(Lane& lane, std::uint64_t payload) {

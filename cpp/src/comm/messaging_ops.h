@@ -53,7 +53,8 @@ class Operation : public WorkState {
   Status outcome;             // first error met
   std::uint64_t peer_op = 0;  // its number at the peer, once known
 
-  std::string transport;  // that moves its part; empty: the one that carries the signals
+  std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
+  std::string transport;               // that moves its part; empty: the one that carries the signals
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;
   std::uint64_t local_offset = 0;

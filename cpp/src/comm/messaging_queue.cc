@@ -118,6 +118,11 @@ bool MessengerImpl::poll() {
   return moved;
 }
 
+// Nobody rings when a stream has got somewhere.
+bool MessengerImpl::arm() {
+  return std::ranges::all_of(lanes_, [](const auto& entry) { return entry.second.unrouted.empty(); });
+}
+
 std::shared_ptr<Operation> MessengerImpl::moving(std::uint64_t id, PeerState& peer) {
   const auto found = operations_.find(id);
   if (found == operations_.end() || found->second->peer.get() != &peer) return nullptr;

@@ -30,10 +30,11 @@ struct Lane {
   std::deque<Bytes> signals;                         // answers, finishes, credit: before any send
   std::deque<std::shared_ptr<Operation>> transfers;  // puts and gets that found no room
   std::deque<std::shared_ptr<SendOperation>> sends;  // in the order they were posted
-  // Matched, and waiting for the endpoint between their devices: a receive with what was announced, a send with its answer.
+  // Matched, and waiting for the endpoint between their devices or for a stream: a receive with what was announced or came, a send
+  // with its answer.
   struct Unrouted {
     std::shared_ptr<Operation> operation;
-    std::variant<Announce, Answer> said;
+    std::variant<Announce, Answer, Bytes> said;
   };
   std::vector<Unrouted> unrouted;
   [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty() && unrouted.empty(); }
@@ -76,6 +77,7 @@ class MessengerImpl final : public Messenger, public Pollable {
   void on_peer_gone(PeerState& peer, const Status& reason) override;
   void on_context_closing(const Status& reason) override;
   bool poll() override;
+  bool arm() override;
 
   // ---- for operations ----
   Status cancel(Operation& operation);
@@ -104,6 +106,9 @@ class MessengerImpl final : public Messenger, public Pollable {
   void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
   // would_block: the endpoint between the two devices is being made.
   Status start_receive(ReceiveOperation& receive, const Announce& announce);
+  static Status after_stream(const Operation& receive);
+  // An eager payload for `receive`; later if a stream still uses the memory.
+  void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
   Status start_send(Operation& send, const Answer& answer);
   // Starts, or keeps for later, or ends the operation with the reason.
   void start_routed(Lane& lane, Lane::Unrouted unrouted);

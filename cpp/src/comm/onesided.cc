@@ -85,6 +85,7 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
     return Status(Code::invalid_argument, "put into a buffer that its owner registered for reading only");
   }
   HMC_TRY(check_notify(options.notify));
+  HMC_ASSIGN(auto after, mark_stream(options.stream, local.device()));
   EncodedNotify notify(options.notify, envelope);
   auto lock = engine_->lock();
   PeerRoute* route = nullptr;
@@ -101,6 +102,7 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
   const bool pays_credit = notify.cost() != 0;
   const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(),
                                                    options.complete, std::move(notify));
+  work->start_after(std::move(after));
   work->use_route(route);
   return post_work(work, pays_credit);
 }
@@ -136,8 +138,8 @@ Result<std::shared_ptr<WorkState>> ContextImpl::put(const ConnBuffer& source, co
   return transfer(true, source, target, options, envelope);
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::get(const ConnBuffer& target, const RemoteBuffer& source) {
-  return transfer(false, target, source, {}, {});
+Result<std::shared_ptr<WorkState>> ContextImpl::get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) {
+  return transfer(false, target, source, {.notify = {}, .complete = Complete::remote, .stream = stream}, {});
 }
 
 Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify& notify, const Envelope& envelope) {

@@ -66,9 +66,9 @@ Result<Work> Peer::put(const ConnBuffer& source, const RemoteBuffer& target, con
   return to_work(impl(state_).impl().put(source, target, options, {}));
 }
 
-Result<Work> Peer::get(const ConnBuffer& target, const RemoteBuffer& source) const {
+Result<Work> Peer::get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) const {
   HMC_TRY(check_owner(state_, source));
-  return to_work(impl(state_).impl().get(target, source));
+  return to_work(impl(state_).impl().get(target, source, stream));
 }
 
 Result<BlockBatch> Peer::prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const {
@@ -82,9 +82,9 @@ Result<Work> Peer::put_blocks(const BlockBatch& batch, const PutOptions& options
   return to_work(impl(state_).impl().put_blocks(batch, options, {}));
 }
 
-Result<Work> Peer::get_blocks(const BlockBatch& batch) const {
+Result<Work> Peer::get_blocks(const BlockBatch& batch, StreamHandle stream) const {
   if (!state_) return no_peer();
-  return to_work(impl(state_).impl().get_blocks(batch));
+  return to_work(impl(state_).impl().get_blocks(batch, stream));
 }
 
 Status Peer::notify(const Notify& notify) const {

@@ -83,23 +83,41 @@ void MessengerImpl::accept(const std::shared_ptr<ReceiveOperation>& receive, Une
 void MessengerImpl::start_routed(Lane& lane, Lane::Unrouted unrouted) {
   Operation& operation = *unrouted.operation;
   const auto* announce = std::get_if<Announce>(&unrouted.said);
-  const Status started = announce != nullptr ? start_receive(static_cast<ReceiveOperation&>(operation), *announce)
-                                             : start_send(operation, std::get<Answer>(unrouted.said));
+  const auto* payload = std::get_if<Bytes>(&unrouted.said);
+  Status started;
+  if (announce != nullptr) {
+    started = start_receive(static_cast<ReceiveOperation&>(operation), *announce);
+  } else if (payload != nullptr) {
+    started = after_stream(operation);
+    if (started.ok()) return operation.complete(copy_in(operation.view, *payload));
+  } else {
+    started = start_send(operation, std::get<Answer>(unrouted.said));
+  }
   if (started.code() == Code::would_block) {
     lane.unrouted.push_back(std::move(unrouted));
     want_poll();
   } else if (!started.ok() && announce != nullptr) {
     finish(*lane.peer, announce->sender_op, started);
     operation.complete(started.with_context(operation.describe()));
+  } else if (!started.ok() && payload != nullptr) {
+    operation.complete(started.with_context(operation.describe()));
   } else if (!started.ok()) {
     operation.part_done(started);
   }
+}
+
+// The peer writes into the receiver's memory, and cannot wait for a stream here.
+Status MessengerImpl::after_stream(const Operation& receive) {
+  if (!receive.after) return {};
+  HMC_ASSIGN(const bool reached, receive.after->reached());
+  return reached ? Status() : Status(Code::would_block, "what is queued on the stream still uses the memory");
 }
 
 // Transfers run under the receiver's direction. Where the announced region is on the way between both memories it gets the whole
 // message, or, where both ends copying is faster, the upper half while the sender puts the lower. Else the sender puts all of it.
 Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& announce) {
   PeerState& peer = *receive.peer;
+  HMC_TRY(after_stream(receive));
   HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
   HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device));
   const bool fetch = announce.transport == route->path.transport;
@@ -150,6 +168,7 @@ void MessengerImpl::start_transfer(Lane& lane, Operation& operation) {
   operation.transfer.runs = {&operation.run, 1};
   operation.transfer.bytes = operation.run.block;
   operation.transfer.level = Complete::remote;
+  if (operation.sending) operation.transfer.after = operation.after.get();
   operation.part_over = false;
   operation.moving = true;
   if (!lane.transfers.empty()) {

@@ -38,6 +38,13 @@ Status check_notify(const Notify& notify) {
   return {};
 }
 
+Result<std::shared_ptr<StreamPoint>> mark_stream(StreamHandle stream, const Device& device) {
+  if (stream == no_stream) return std::shared_ptr<StreamPoint>();
+  if (device.is_cpu()) return Status(Code::invalid_argument, "stream= orders memory of a device; this memory is the CPU's");
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  return runtime->streams().mark(device.index(), stream);
+}
+
 TransferWork::TransferWork(bool is_put, std::shared_ptr<BufferState> local, std::uint64_t local_offset,
                            std::shared_ptr<RemoteBufferState> remote, std::uint64_t remote_offset, std::size_t bytes,
                            Complete level, EncodedNotify notify)
@@ -121,6 +128,7 @@ Status TransferWork::post_single(bool& blocked) {
   op.bytes = bytes_;
   op.level = level_;
   op.signal = notify_.span();
+  op.after = after_.get();
   slot_ = route.slot;
   ++slot_->operations;
   ++open_parts_;
@@ -170,6 +178,7 @@ Status TransferWork::post_parts(bool& blocked) {
     op.bytes = group.bytes;
     op.level = single ? level_ : Complete::remote;
     if (single) op.signal = notify_.span();
+    op.after = after_.get();
     ++part.slot->operations;
     ++open_parts_;
     part.posted = posted_ = true;

@@ -18,6 +18,9 @@ namespace hmc {
 // Errors: invalid_argument, with the limit that is not kept.
 Status check_notify(const Notify& notify);
 
+// What is queued on the stream now, or null for none. Errors: invalid_argument for CPU memory, device.
+Result<std::shared_ptr<StreamPoint>> mark_stream(StreamHandle stream, const Device& device);
+
 class EncodedNotify;
 // Signals `notify` to `peer`, spending its credit. `failure` is set when it was refused for good.
 PendingOp::Outcome post_notify(PeerImpl& peer, const EncodedNotify& notify, Status& failure);
@@ -55,6 +58,8 @@ class TransferWork final : public WorkState, public PendingOp {
 
   // Counts itself on the buffers and takes its place among the peer's operations.
   void begin();
+  // Before begin(): comes first; may be null.
+  void start_after(std::shared_ptr<StreamPoint> point) noexcept { after_ = std::move(point); }
   // The route that was found for it under the present locking; spares post() the look.
   void use_route(PeerRoute* route) noexcept { known_route_ = route; }
   // Posts what is not posted yet. When it fails, the Work completes with the reason, and `post_error` has it.
@@ -103,6 +108,7 @@ class TransferWork final : public WorkState, public PendingOp {
   EncodedNotify notify_;
   std::uint64_t offsets_[2] = {0, 0};
   Run run_;
+  std::shared_ptr<StreamPoint> after_;
   EndpointSlot* slot_ = nullptr;  // of the single part
   PeerRoute* known_route_ = nullptr;
   std::vector<Part> parts_;

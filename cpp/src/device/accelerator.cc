@@ -1,5 +1,5 @@
 // Accelerator: devices, memory and copies. Sharing with other processes is in accelerator_sharing.cc.
-#include "device/accelerator.h"
+#include "device/accelerator_point.h"
 
 #include <sched.h>
 
@@ -127,6 +127,12 @@ int Accelerator::issue(const CopyOp& op, CopyDirection direction, VendorStream s
     issued += code == 0 ? 1 : 0;
     return code;
   }
+  if (direction == CopyDirection::on_device && op.blocks > 1) {
+    const int code = calls_->copy_blocks(op.source.device.index(),
+                                         {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes}, stream);
+    if (code == 0) issued = op.blocks;
+    if (code != calls_->codes().unsupported) return code;
+  }
   for (; issued < op.blocks; ++issued) {
     const int code =
         calls_->copy(target + op.target_offsets[issued], source + op.source_offsets[issued], op.block_bytes, direction, stream);
@@ -148,11 +154,8 @@ Status Accelerator::leave_event(PerDevice& device, Lane& lane, Completion* done,
 }
 
 Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done) {
-  if (op.stream != 0) {
-    HMC_ASSIGN(const VendorEvent before, event(device));
-    int code = calls_->record(before, reinterpret_cast<VendorStream>(op.stream));
-    if (code == 0) code = calls_->wait(lane.stream, before);
-    device.free_events.push_back(before);  // a wait takes what the event stood for when it was queued
+  if (op.after != nullptr) {
+    const int code = calls_->wait(lane.stream, static_cast<const Point*>(op.after)->event());
     if (code != 0) return failure("ordering a copy behind the caller's stream", code);
   }
   std::size_t issued = 0;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "device/runtime.h"
@@ -18,7 +19,7 @@ namespace hmc {
 // Copies run on streams of HMC's own: one pair (short and long ones) per device and direction, made at first use, so that nothing
 // touches a device that is not used and a short copy does not wait behind a long one. Each copy leaves an event behind, and poll()
 // asks for the oldest of every stream.
-class Accelerator final : public DeviceRuntime, private MemorySharing {
+class Accelerator final : public DeviceRuntime, private MemorySharing, private DeviceStreams {
  public:
   Accelerator(std::string_view vendor, std::unique_ptr<VendorCalls> calls) : vendor_(vendor), calls_(std::move(calls)) {}
 
@@ -29,6 +30,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing {
   Status fill(const DeviceSpan& target, std::uint8_t value) override;
   bool poll() override;
   MemorySharing& sharing() override { return *this; }
+  DeviceStreams& streams() override { return *this; }
 
  private:
   struct Pending {
@@ -50,10 +52,14 @@ class Accelerator final : public DeviceRuntime, private MemorySharing {
   class Owned;
   class Mapping;
   class Mapped;
+  class Point;
 
   Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
   Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
   Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) override;
+
+  Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
+  Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
 
   Status open();
   Result<PerDevice*> device(int index);
@@ -71,7 +77,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing {
   std::mutex mutex_;  // of what follows
   std::atomic<bool> open_{false};
   std::vector<std::unique_ptr<PerDevice>> devices_;  // constant once open_
-  std::map<std::pair<int, IpcHandle>, std::weak_ptr<Mapping>> mappings_;
+  std::map<std::tuple<int, IpcHandle, std::uint64_t>, std::weak_ptr<Mapping>> mappings_;
 };
 
 }  // namespace hmc

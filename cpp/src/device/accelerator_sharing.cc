@@ -34,7 +34,8 @@ class Accelerator::Mapped final : public Allocation {
   const DeviceSpan span_;
 };
 
-// bytes = wire{raw 64 handle, u64 offset of the span in its allocation, u64 bytes of the span}.
+// bytes = wire{raw 64 handle, u64 offset of the span in its allocation, u64 bytes of the span, u64 id of the allocation}: an
+// address that was freed and given out again has another id.
 Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind) {
   if (kind != HandleKind::ipc) return Status(Code::unsupported, vendor_ + " memory is shared by the vendor's IPC handles only");
   HMC_TRY(open());
@@ -52,7 +53,7 @@ Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind)
   }
   Blob blob;
   const auto offset = static_cast<std::uint64_t>(static_cast<std::byte*>(span.data) - static_cast<std::byte*>(owner.base));
-  WireWriter(blob.bytes).raw(handle).u64(offset).u64(span.bytes);
+  WireWriter(blob.bytes).raw(handle).u64(offset).u64(span.bytes).u64(owner.id);
   return blob;
 }
 
@@ -65,11 +66,12 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const 
   std::ranges::copy(reader.raw(handle.size()), handle.begin());
   const std::uint64_t offset = reader.u64();
   const std::uint64_t bytes = reader.u64();
+  const std::uint64_t id = reader.u64();
   if (!reader.finish() || !blob.fds.empty()) return Status(Code::protocol, "malformed handle of " + vendor_ + " memory");
 
   const std::scoped_lock lock(mutex_);
   std::erase_if(mappings_, [](const auto& entry) { return entry.second.expired(); });
-  auto mapping = mappings_[{index, handle}].lock();
+  auto mapping = mappings_[{index, handle, id}].lock();
   if (!mapping) {
     const DeviceScope scope(*calls_, index);
     if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
@@ -78,7 +80,7 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const 
       return failure("mapping a peer's memory on " + name(index) + " (its owner may have freed it or ended)", code);
     }
     mapping = std::make_shared<Mapping>(*this, index, base);
-    mappings_[{index, handle}] = mapping;
+    mappings_[{index, handle, id}] = mapping;
   }
   VendorPointer whole;
   const bool known = calls_->classify(mapping->base(), whole) && whole.bytes != 0;

@@ -50,6 +50,7 @@ struct Api {
   int (*notifier_place)(VendorEvent, VendorStream);
   int (*notifier_query)(VendorEvent);
   int (*queue_wait)(VendorEvent, VendorStream, unsigned);
+  int (*call_host)(VendorStream, void (*)(void*), void*);
   const char* (*error_name)(int);
 };
 
@@ -131,6 +132,9 @@ class Cnrt final : public VendorCalls {
   int record(VendorEvent event, VendorStream stream) override { return api_.notifier_place(event, stream); }
   int query(VendorEvent event) override { return api_.notifier_query(event); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.queue_wait(event, stream, 0); }
+  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
+    return api_.call_host == nullptr ? cnrt_codes.unsupported : api_.call_host(stream, function, data);
+  }
 
  private:
   Status load() {
@@ -161,6 +165,7 @@ class Cnrt final : public VendorCalls {
     if (api_.copy == nullptr) missing += std::string(missing.empty() ? "" : ", ") + "cnrtMemcpyAsync";
     library_.load(api_.device_properties, "cnrtGetDeviceProperties_V3");
     library_.load(api_.device_pci, "cnrtDeviceGetPCIBusId");
+    library_.load(api_.call_host, "cnrtInvokeHostFunc");
     library_.load(api_.error_name, "cnrtGetErrorName");
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/accelerator.h"
+#include "device/cuda_blocks.h"
 #include "device/library.h"
 
 namespace hmc {
@@ -53,6 +54,7 @@ struct Api {
   int (*event_record)(VendorEvent, VendorStream);
   int (*event_query)(VendorEvent);
   int (*stream_wait)(VendorStream, VendorEvent, unsigned);
+  int (*call_host)(VendorStream, void (*)(void*), void*);
   int (*error_name)(int, const char**);
 };
 
@@ -155,6 +157,9 @@ class CudaDriver final : public VendorCalls {
     }
     return cuda_codes.unsupported;
   }
+  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream) override {
+    return blocks_.copy(index, blocks, stream);
+  }
   int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
     return api_.fill(address(target), value, bytes, stream);
   }
@@ -163,6 +168,9 @@ class CudaDriver final : public VendorCalls {
   int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
   int query(VendorEvent event) override { return api_.event_query(event); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
+  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
+    return api_.call_host == nullptr ? cuda_codes.unsupported : api_.call_host(stream, function, data);
+  }
 
  private:
   Status load() {
@@ -200,6 +208,8 @@ class CudaDriver final : public VendorCalls {
     need(api_.event_query, "cuEventQuery");
     need(api_.stream_wait, "cuStreamWaitEvent");
     need(api_.error_name, "cuGetErrorName");
+    library_.load(api_.call_host, "cuLaunchHostFunc");
+    blocks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
   }
@@ -222,6 +232,7 @@ class CudaDriver final : public VendorCalls {
 
   VendorLibrary library_{row};
   Api api_{};
+  CudaBlocks blocks_;
   std::mutex mutex_;
   std::vector<Context> contexts_;  // by device; null: not used yet
 };

@@ -71,6 +71,7 @@ struct Api {
   int (*event_record)(VendorEvent, VendorStream);
   int (*event_query)(VendorEvent);
   int (*stream_wait)(VendorStream, VendorEvent, unsigned);
+  int (*call_host)(VendorStream, void (*)(void*), void*);
   int (*last_error)();
   const char* (*error_name)(int);
 };
@@ -157,6 +158,9 @@ class CudaLike final : public VendorCalls {
   int record(VendorEvent event, VendorStream stream) override { return clear(api_.event_record(event, stream)); }
   int query(VendorEvent event) override { return clear(api_.event_query(event)); }
   int wait(VendorStream stream, VendorEvent event) override { return clear(api_.stream_wait(stream, event, 0)); }
+  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
+    return api_.call_host == nullptr ? cuda_like_codes.unsupported : clear(api_.call_host(stream, function, data));
+  }
 
  private:
   // These runtimes keep the last error for whoever asks next: a framework must not meet ours.
@@ -212,6 +216,7 @@ class CudaLike final : public VendorCalls {
     want(api_.last_error, "GetLastError");
     want(api_.device_name, "DeviceGetName");
     want(api_.device_memory, "DeviceTotalMem");
+    want(api_.call_host, "LaunchHostFunc");
     want(api_.range, "MemGetAddressRange");
     if (row_.driver_prefix != nullptr) {
       const auto from_driver = [&](auto*& function, const char* name) {

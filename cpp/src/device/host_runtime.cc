@@ -74,7 +74,7 @@ Status refuse_memory(std::string_view what, std::size_t bytes, int error) {
                 error);
 }
 
-class HostRuntime final : public DeviceRuntime, private MemorySharing {
+class HostRuntime final : public DeviceRuntime, private MemorySharing, private DeviceStreams {
  public:
   RuntimeInfo enumerate() override {
     std::string name = "CPU";
@@ -128,6 +128,12 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing {
 
   MemorySharing& sharing() override { return *this; }
 
+  DeviceStreams& streams() override { return *this; }
+
+  Result<std::shared_ptr<StreamPoint>> mark(int, StreamHandle) override { return no_streams(); }
+
+  Status hold(int, StreamHandle, std::shared_ptr<const StreamGate>) override { return no_streams(); }
+
   Result<std::unique_ptr<HostPin>> pin_host(int, const DeviceSpan&) override {
     return Status(Code::unsupported, "the CPU has no copy engine to pin memory for");
   }
@@ -163,6 +169,8 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing {
   bool poll() override { return false; }
 
  private:
+  static Status no_streams() { return Status(Code::unsupported, "the CPU has no streams"); }
+
   // Shared memory as such is refused (a security profile), rather than short.
   static bool forbidden(std::int64_t error) { return error == EPERM || error == EACCES || error == ENOSYS; }
 

@@ -50,12 +50,44 @@ class Allocation {
   }
 };
 
+// What a held stream waits for. Any thread.
+class StreamGate {
+ public:
+  void open() noexcept {
+    open_.store(1);
+    open_.notify_all();
+  }
+  void wait() const noexcept { open_.wait(0); }
+
+ private:
+  std::atomic<std::uint32_t> open_{0};
+};
+
+// What was queued on a stream when this was made, and no later work: an operation that is to come after it may be started at any
+// time, by when the caller may have made the stream wait for that very operation.
+class StreamPoint {
+ public:
+  virtual ~StreamPoint() = default;
+  [[nodiscard]] virtual Result<bool> reached() = 0;
+};
+
+// Streams of callers. Thread rules as DeviceRuntime.
+class DeviceStreams {
+ public:
+  virtual Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) = 0;
+  // What is queued on `stream` from now on waits for the gate; the caller does not.
+  virtual Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) = 0;
+
+ protected:
+  ~DeviceStreams() = default;
+};
+
 // One copy, both sides reachable from one process. Without blocks: source.bytes bytes from start to start. With blocks: block i
 // lies at source_offsets[i] and target_offsets[i] of the spans; the offsets are valid until the copy completes.
 struct CopyOp {
   DeviceSpan target;
   DeviceSpan source;
-  std::uintptr_t stream = 0;  // vendor stream whose queued work comes first; 0: none
+  const StreamPoint* after = nullptr;  // of the same runtime: comes first; valid until the copy completes
   const std::uint64_t* source_offsets = nullptr;
   const std::uint64_t* target_offsets = nullptr;
   std::size_t blocks = 0;
@@ -96,6 +128,7 @@ class DeviceRuntime {
   virtual Status copy(const CopyOp& op, Completion* done) = 0;
   virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;  // blocking
   virtual MemorySharing& sharing() = 0;
+  virtual DeviceStreams& streams() = 0;
   // Completes what has finished; true if anything did. Never blocks. Whoever waits for a copy calls it.
   virtual bool poll() = 0;
 };

@@ -31,6 +31,16 @@ struct VendorDevice {
   std::uint64_t memory_bytes = 0;
 };
 
+// Block i of `bytes` bytes: source + source_offsets[i] to target + target_offsets[i], both reached by one device.
+struct VendorBlocks {
+  void* target;
+  const void* source;
+  const std::uint64_t* target_offsets;
+  const std::uint64_t* source_offsets;
+  std::size_t count;
+  std::size_t bytes;
+};
+
 struct VendorPointer {
   int index = 0;
   void* base = nullptr;
@@ -73,12 +83,16 @@ class VendorCalls {
 
   virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
   virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
+  // (current) All blocks in one launch on device `index`. Unsupported: they go one copy each.
+  virtual int copy_blocks(int /*index*/, const VendorBlocks& /*blocks*/, VendorStream /*stream*/) { return codes().unsupported; }
   virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
   virtual int make_event(VendorEvent& event) = 0;  // (current) without timing
   virtual void free_event(VendorEvent event) = 0;
   virtual int record(VendorEvent event, VendorStream stream) = 0;
   virtual int query(VendorEvent event) = 0;
   virtual int wait(VendorStream stream, VendorEvent event) = 0;  // the stream, not the host
+  // (current) Calls function(data) when the stream gets there, on a thread of the vendor's; the stream goes on when it returns.
+  virtual int call_host(VendorStream stream, void (*function)(void*), void* data) = 0;
 };
 
 // The device is current while this lives.

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "device/runtime.h"
 #include "progress/engine.h"
 #include "progress/work_state.h"
 
@@ -28,6 +29,16 @@ MessageInfo Work::info() const { return done() ? state_->info() : MessageInfo();
 
 void Work::then(std::function<void(const Status&)> callback) const {
   if (state_ && callback) state_->then(std::move(callback));
+}
+
+Status Work::join(const Device& device, StreamHandle stream) const {
+  if (!state_) return no_work();
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  if (done()) return {};
+  const auto gate = std::make_shared<StreamGate>();
+  HMC_TRY(runtime->streams().hold(device.index(), stream, gate));
+  state_->then([gate](const Status&) { gate->open(); });
+  return {};
 }
 
 Status Work::cancel() const { return state_ ? state_->cancel() : no_work(); }

@@ -20,9 +20,7 @@ class IpcEndpoint final : public Endpoint {
 
   Result<Blob> address() override { return link_->address(); }
   Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
-    return ipc::ImportedRegion::import(exported);
-  }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
   Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
   Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
   Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }

@@ -32,7 +32,7 @@ Status Link::start(Op& op, const TransferOp& transfer) {
     CopyOp copy;
     copy.target = op.is_put ? there : here;
     copy.source = op.is_put ? here : there;
-    copy.stream = transfer.stream;
+    copy.after = transfer.after;
     if (run.count == 1) {
       const auto part = [&](const DeviceSpan& span, std::uint64_t offset) {
         return DeviceSpan{static_cast<std::byte*>(span.data) + offset, run.block, span.device};

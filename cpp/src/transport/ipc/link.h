@@ -20,6 +20,7 @@ class Link final : private CarrierLink::Owner {
 
   Result<Blob> address() { return carrier_->address({}); }
   Status connect(const Blob& address, Completion* done) { return carrier_->connect(address, done).status(); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ImportedRegion::import(exported, messages_); }
   Status put(const TransferOp& op, Completion* done) { return post(op, done, true); }
   Status get(const TransferOp& op, Completion* done) { return post(op, done, false); }
   Status signal(ByteSpan head, ByteSpan body) { return waiting_.empty() ? carrier_->signal_user(head, body) : would_block(); }
@@ -62,6 +63,7 @@ class Link final : private CarrierLink::Owner {
   std::unique_ptr<CarrierLink> carrier_;
   bool closed_ = false;
   std::list<std::unique_ptr<Op>> ops_;
+  const std::shared_ptr<MappingCache> messages_ = std::make_shared<MappingCache>();
   std::deque<Bytes> waiting_;  // attached signals that met a full carrier
   std::deque<Flush> flushes_;
   std::uint64_t last_number_ = 0;

@@ -1,9 +1,12 @@
 // Regions of the ipc transport: exported by the vendor's handle, mapped by the importer for each of its devices that needs it.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "transport/transport.h"
 
@@ -12,18 +15,31 @@ namespace hmc::ipc {
 class Region final : public LocalRegion {
  public:
   explicit Region(RegionView view) noexcept : LocalRegion(std::move(view)) {}
-  // bytes = wire{text device, blob handle, u64 bytes}. Asked of the vendor once.
+  // bytes = wire{u8 of a message?, text vendor, blob handle, u64 bytes}. Asked of the vendor once.
   Result<Blob> exported() override;
 
  private:
   std::optional<Blob> handle_;
 };
 
+// Mappings that messages made, kept for the next message from the same allocation: mapping takes a hundred times as long as a short
+// copy. The memory of a message is its sender's again when the message is over, so one that is kept may outlive what it maps; it is
+// never used then, since an allocation that is made anew has another handle or id. ConnBuffers' mappings end with their import.
+class MappingCache {
+ public:
+  void keep(ByteSpan handle, std::shared_ptr<Allocation> mapping);
+
+ private:
+  static constexpr std::size_t most = 64;
+  std::deque<std::pair<Bytes, std::shared_ptr<Allocation>>> entries_;  // the latest last
+};
+
 class ImportedRegion final : public RemoteRegion {
  public:
-  static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported);
-  ImportedRegion(std::string vendor, Bytes handle, std::size_t bytes) noexcept
-      : RemoteRegion(bytes), vendor_(std::move(vendor)), handle_(std::move(handle)) {}
+  // `cache` outlives the region's use.
+  static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported, std::shared_ptr<MappingCache> cache);
+  ImportedRegion(std::string vendor, Bytes handle, std::size_t bytes, std::shared_ptr<MappingCache> cache) noexcept
+      : RemoteRegion(bytes), vendor_(std::move(vendor)), handle_(std::move(handle)), cache_(std::move(cache)) {}
 
   // The memory as `device` here reaches it; mapped at the first call, which takes as long as the vendor needs (a fraction of a
   // millisecond). Errors: those of MemorySharing::import_handle.
@@ -32,7 +48,8 @@ class ImportedRegion final : public RemoteRegion {
  private:
   const std::string vendor_;
   const Bytes handle_;
-  std::map<Device, std::unique_ptr<Allocation>> mappings_;
+  const std::shared_ptr<MappingCache> cache_;  // null: not a message's
+  std::map<Device, std::shared_ptr<Allocation>> mappings_;
 };
 
 }  // namespace hmc::ipc

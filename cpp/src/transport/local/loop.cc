@@ -98,7 +98,7 @@ Status Loop::post(const TransferOp& transfer, Completion* done, bool is_put) {
   op->bytes = bytes;
   op->kind = copy_kind_for(bytes);
   op->is_put = is_put;
-  op->stream = transfer.stream;
+  op->after = transfer.after;
   move(*op, inline_bytes);
   if (ended(*op)) {
     if (op->failure.ok() && !signal.empty()) send_attached(signal);
@@ -146,7 +146,7 @@ std::size_t Loop::move_device(Op& op, const RegionView& remote) {
   op.runtime = *runtime;
   const DeviceSpan here{data_of(local) + piece.local_offset, piece.bytes, local.span.device};
   const DeviceSpan there{data_of(remote) + piece.remote_offset, piece.bytes, remote.span.device};
-  op.copies->start(*op.runtime, {.target = op.is_put ? there : here, .source = op.is_put ? here : there, .stream = op.stream});
+  op.copies->start(*op.runtime, {.target = op.is_put ? there : here, .source = op.is_put ? here : there, .after = op.after});
   op.cursor.advance(piece.bytes);
   return piece.bytes;
 }

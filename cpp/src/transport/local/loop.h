@@ -44,7 +44,7 @@ class Loop {
     std::size_t moved = 0;
     CopyKind kind = CopyKind::cached;
     bool is_put = true;
-    std::uintptr_t stream = 0;
+    const StreamPoint* after = nullptr;
     std::unique_ptr<DeviceCopies> copies;  // once a runtime copies something of it
     DeviceRuntime* runtime = nullptr;      // the last that did
     Status failure;

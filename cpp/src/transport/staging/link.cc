@@ -136,7 +136,7 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   op->number = ++last_number_;
   op->bytes = bytes;
   op->is_put = is_put;
-  op->stream = transfer.stream;
+  op->after = transfer.after;
   op->signal.assign(signal.begin(), signal.end());
   ops_.push_back(std::move(op));
   begin_chunks();

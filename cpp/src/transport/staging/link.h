@@ -53,7 +53,7 @@ class Link final : private CarrierLink::Owner, private Completion {
     std::uint64_t number = 0;  // order of posting
     std::size_t bytes = 0;
     bool is_put = true;
-    std::uintptr_t stream = 0;
+    const StreamPoint* after = nullptr;
     std::uint32_t slots = 0;  // in use
     bool begun = false;
     Status failure;

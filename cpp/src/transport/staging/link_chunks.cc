@@ -46,7 +46,7 @@ void Link::begin_chunk(std::uint32_t number, Op& op) {
   }
   for (const Device& device : slot.copies.devices()) ring_->pin_for(device);
   slot.state = op.is_put ? State::loading : State::loaded;
-  if (op.is_put) slot.copies.start(ring_->payload(number), true, op.stream);
+  if (op.is_put) slot.copies.start(ring_->payload(number), true, op.after);
   advance(number);
 }
 
@@ -106,7 +106,7 @@ void Link::on_finished(const Finished& finished) {
   } else {
     // The bytes are in this side's ring: shared, or carried there before the message.
     slot.state = State::unloading;
-    slot.copies.start(ring_->payload(finished.slot), false, slot.op->stream);
+    slot.copies.start(ring_->payload(finished.slot), false, slot.op->after);
   }
   shared_->engine->kick();
 }

@@ -29,7 +29,7 @@ std::vector<Device> PieceCopies::devices() const {
   return found;
 }
 
-void PieceCopies::start(std::byte* payload, bool into_payload, std::uintptr_t stream) {
+void PieceCopies::start(std::byte* payload, bool into_payload, const StreamPoint* after) {
   for (const auto& group : groups_) {
     auto runtime = runtime_for(group->memory.device);
     if (!runtime.ok()) {
@@ -38,7 +38,7 @@ void PieceCopies::start(std::byte* payload, bool into_payload, std::uintptr_t st
     }
     group->runtime = *runtime;
     CopyOp op;
-    op.stream = stream;
+    op.after = group->memory.device.is_cpu() ? nullptr : after;
     DeviceSpan memory = group->memory;
     DeviceSpan middle{payload, bytes_, Device::cpu()};
     if (group->memory_offsets.size() == 1) {

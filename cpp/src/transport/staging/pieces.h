@@ -34,7 +34,7 @@ class PieceCopies {
   [[nodiscard]] bool empty() const noexcept { return pieces_ == 0; }
   // Devices involved, for pinning.
   [[nodiscard]] std::vector<Device> devices() const;
-  void start(std::byte* payload, bool into_payload, std::uintptr_t stream);
+  void start(std::byte* payload, bool into_payload, const StreamPoint* after);
   // True once every copy has ended. Turns the runtimes.
   bool poll();
   // Waits: what a device copies cannot be stopped.

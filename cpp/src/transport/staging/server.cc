@@ -50,7 +50,7 @@ bool Server::on_chunk(const Chunk& chunk) {
     return true;
   }
   for (const Device& device : task.copies.devices()) ring_->pin_for(device);
-  task.copies.start(ring_->payload(chunk.slot), !chunk.push, 0);
+  task.copies.start(ring_->payload(chunk.slot), !chunk.push, nullptr);
   return true;
 }
 

@@ -1,0 +1,64 @@
+// Streams of devices as Python has them: numbers, frameworks' objects, the __cuda_stream__ protocol.
+#include "common.h"
+
+namespace hmc::bindings {
+namespace {
+
+// A framework's null handle is its default stream, not the absence of one.
+StreamHandle handle_of(const py::object& number) {
+  const auto handle = number.cast<StreamHandle>();
+  return handle == 0 ? default_stream : handle;
+}
+
+// torch.cuda.Stream.cuda_stream and its namesakes of other torch devices; cupy.cuda.Stream.ptr.
+constexpr const char* handle_attributes[] = {"cuda_stream", "mlu_stream", "musa_stream", "ptr"};
+
+std::string module_root(py::handle object) {
+  const auto name = py::str(py::type::of(object).attr("__module__")).cast<std::string>();
+  return name.substr(0, name.find('.'));
+}
+
+}  // namespace
+
+StreamHandle stream_of(py::handle object) {
+  if (!object || object.is_none()) return no_stream;
+  if (PyLong_Check(object.ptr()) != 0) return handle_of(py::reinterpret_borrow<py::object>(object));
+  if (py::hasattr(object, "__cuda_stream__")) {
+    return handle_of(object.attr("__cuda_stream__")().cast<py::tuple>()[1]);  // (version of the protocol, handle)
+  }
+  for (const char* name : handle_attributes) {
+    if (py::hasattr(object, name)) return handle_of(object.attr(name));
+  }
+  refuse("a stream is an int, an object with __cuda_stream__, or a stream of torch or CuPy");
+}
+
+Device stream_device(py::handle object) {
+  if (object && py::hasattr(object, "device")) {
+    const py::object device = object.attr("device");
+    if (py::hasattr(device, "type") && py::hasattr(device, "index")) {  // torch.device
+      const py::object index = device.attr("index");
+      return check(Device::parse(py::str(device.attr("type")).cast<std::string>() + ":" +
+                                 std::to_string(index.is_none() ? 0 : index.cast<int>())));
+    }
+  }
+  refuse("this stream does not say whose it is: name its device, as in join(stream, \"cuda:0\")");
+}
+
+// What is queued on it produces the array. A framework's current stream; else what __cuda_array_interface__ says (`declared`).
+StreamHandle producer_stream(py::handle array, py::handle declared) {
+  const std::string root = module_root(array);
+  if (root == "torch") {
+    const py::object device = array.attr("device");
+    const auto kind = py::str(device.attr("type")).cast<std::string>();
+    const py::object torch = py::module_::import("torch");
+    if (kind != "cpu" && py::hasattr(torch, kind.c_str())) {
+      const py::object backend = torch.attr(kind.c_str());
+      if (py::hasattr(backend, "current_stream")) return stream_of(backend.attr("current_stream")(device));
+    }
+  } else if (root == "cupy") {
+    return stream_of(py::module_::import("cupy.cuda").attr("get_current_stream")());
+  }
+  return stream_of(declared);
+}
+
+}  // namespace hmc::bindings

@@ -1,0 +1,52 @@
+// CudaBlocks: scattered blocks between memories that one NVIDIA device reaches, in one kernel launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "device/library.h"
+#include "device/vendor_calls.h"
+
+namespace hmc {
+
+// The kernel is loaded into a device's context at first use. The offsets travel on the stream, into scratch memory of that stream,
+// so that one launch may follow another. Any thread.
+class CudaBlocks {
+ public:
+  // False: the driver cannot run kernels of ours; copy() is unsupported.
+  void load(const VendorLibrary& library);
+  // On `device`, whose context is current. Codes of the driver.
+  int copy(int device, const VendorBlocks& blocks, VendorStream stream);
+
+ private:
+  struct Kernel {
+    bool tried = false;
+    int code = 0;
+    void* function = nullptr;
+    int processors = 1;
+  };
+  struct Scratch {
+    unsigned long long data = 0;
+    std::size_t bytes = 0;
+  };
+  Kernel& kernel_of(int device);
+  int make_room(Scratch& scratch, std::size_t bytes);
+
+  int (*load_module_)(void**, const void*) = nullptr;
+  int (*get_function_)(void**, void*, const char*) = nullptr;
+  int (*launch_)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, VendorStream, void**,
+                 void**) = nullptr;
+  int (*attribute_)(int*, int, int) = nullptr;
+  int (*allocate_)(unsigned long long*, std::size_t) = nullptr;
+  int (*release_)(unsigned long long) = nullptr;
+  int (*upload_)(unsigned long long, const void*, std::size_t, VendorStream) = nullptr;
+  std::mutex mutex_;  // of what follows
+  std::map<int, Kernel> kernels_;
+  std::map<VendorStream, Scratch> scratch_;
+  std::vector<std::uint64_t> offsets_;
+};
+
+}  // namespace hmc
