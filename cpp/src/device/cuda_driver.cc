@@ -22,6 +22,7 @@ constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
 constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
+constexpr std::size_t device_page = 2 << 20;
 constexpr int peer_access_already_enabled = 704;
 constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100};
 
@@ -114,9 +115,10 @@ class CudaDriver final : public VendorCalls {
     return code == peer_access_already_enabled ? 0 : code;
   }
 
+  // Smaller allocations share a page of the device, and a handle to one gives its neighbours away with it.
   int allocate(std::size_t bytes, void*& data) override {
     Pointer pointer = 0;
-    const int code = api_.allocate(&pointer, bytes);
+    const int code = api_.allocate(&pointer, (bytes + device_page - 1) / device_page * device_page);
     data = reinterpret_cast<void*>(pointer);
     return code;
   }

@@ -35,8 +35,8 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
   const std::uint64_t bytes = reader.u64();
   if (!reader.finish()) return Status(Code::protocol, "malformed region of device memory");
   return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(std::move(vendor), Bytes(handle.begin(), handle.end()),
-                                                                        static_cast<std::size_t>(bytes),
-                                                                        message ? std::move(cache) : nullptr));
+                                                                        static_cast<std::size_t>(bytes), message,
+                                       std::move(cache)));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
@@ -57,10 +57,16 @@ Result<DeviceSpan> ImportedRegion::on(const Device& device) {
     HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
     Blob blob;
     blob.bytes = handle_;
-    HMC_ASSIGN(auto made, runtime->sharing().import_handle(device.index(), blob, HandleKind::ipc));
+    auto mapped = runtime->sharing().import_handle(device.index(), blob, HandleKind::ipc);
+    if (!mapped.ok() && cache_ && !cache_->empty()) {
+      // A vendor refuses to map memory again whose former allocation is still mapped, as one that is kept may be.
+      cache_->clear();
+      mapped = runtime->sharing().import_handle(device.index(), blob, HandleKind::ipc);
+    }
+    HMC_ASSIGN(auto made, std::move(mapped));
     if (made->span().bytes != bytes_) return Status(Code::protocol, "the peer's handle is of another size than its region");
     mapping = std::move(made);
-    if (cache_) cache_->keep(handle_, mapping);
+    if (message_ && cache_) cache_->keep(handle_, mapping);
   }
   return mapping->span();
 }

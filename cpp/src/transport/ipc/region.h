@@ -28,6 +28,8 @@ class Region final : public LocalRegion {
 class MappingCache {
  public:
   void keep(ByteSpan handle, std::shared_ptr<Allocation> mapping);
+  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
+  void clear() noexcept { entries_.clear(); }
 
  private:
   static constexpr std::size_t most = 64;
@@ -36,10 +38,9 @@ class MappingCache {
 
 class ImportedRegion final : public RemoteRegion {
  public:
-  // `cache` outlives the region's use.
   static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported, std::shared_ptr<MappingCache> cache);
-  ImportedRegion(std::string vendor, Bytes handle, std::size_t bytes, std::shared_ptr<MappingCache> cache) noexcept
-      : RemoteRegion(bytes), vendor_(std::move(vendor)), handle_(std::move(handle)), cache_(std::move(cache)) {}
+  ImportedRegion(std::string vendor, Bytes handle, std::size_t bytes, bool message, std::shared_ptr<MappingCache> cache) noexcept
+      : RemoteRegion(bytes), vendor_(std::move(vendor)), handle_(std::move(handle)), message_(message), cache_(std::move(cache)) {}
 
   // The memory as `device` here reaches it; mapped at the first call, which takes as long as the vendor needs (a fraction of a
   // millisecond). Errors: those of MemorySharing::import_handle.
@@ -48,7 +49,8 @@ class ImportedRegion final : public RemoteRegion {
  private:
   const std::string vendor_;
   const Bytes handle_;
-  const std::shared_ptr<MappingCache> cache_;  // null: not a message's
+  const bool message_;
+  const std::shared_ptr<MappingCache> cache_;  // of the link
   std::map<Device, std::shared_ptr<Allocation>> mappings_;
 };
 
