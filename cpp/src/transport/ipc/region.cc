@@ -34,9 +34,8 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
   const ByteSpan handle = reader.bytes(max_handle);
   const std::uint64_t bytes = reader.u64();
   if (!reader.finish()) return Status(Code::protocol, "malformed region of device memory");
-  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(std::move(vendor), Bytes(handle.begin(), handle.end()),
-                                                                        static_cast<std::size_t>(bytes), message,
-                                       std::move(cache)));
+  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(
+      std::move(vendor), Bytes(handle.begin(), handle.end()), static_cast<std::size_t>(bytes), message, std::move(cache)));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
