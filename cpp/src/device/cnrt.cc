@@ -46,7 +46,6 @@ struct Api {
   int (*copy)(void*, void*, std::size_t, VendorStream, int);
   int (*fill)(void*, int, std::size_t, VendorStream);
   int (*notifier_create)(VendorEvent*, unsigned);
-  int (*notifier_destroy)(VendorEvent);
   int (*notifier_place)(VendorEvent, VendorStream);
   int (*notifier_query)(VendorEvent);
   int (*queue_wait)(VendorEvent, VendorStream, unsigned);
@@ -128,7 +127,6 @@ class Cnrt final : public VendorCalls {
     return api_.fill(target, value, bytes, stream);
   }
   int make_event(VendorEvent& event) override { return api_.notifier_create(&event, notifier_disable_timing); }
-  void free_event(VendorEvent event) override { static_cast<void>(api_.notifier_destroy(event)); }
   int record(VendorEvent event, VendorStream stream) override { return api_.notifier_place(event, stream); }
   int query(VendorEvent event) override { return api_.notifier_query(event); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.queue_wait(event, stream, 0); }
@@ -155,7 +153,6 @@ class Cnrt final : public VendorCalls {
     need(api_.queue_create, "cnrtQueueCreate");
     need(api_.fill, "cnrtMemsetAsync");
     need(api_.notifier_create, "cnrtNotifierCreateWithFlags");
-    need(api_.notifier_destroy, "cnrtNotifierDestroy");
     need(api_.notifier_place, "cnrtPlaceNotifier");
     need(api_.notifier_query, "cnrtQueryNotifier");
     need(api_.queue_wait, "cnrtQueueWaitNotifier");

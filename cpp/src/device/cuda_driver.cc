@@ -51,7 +51,6 @@ struct Api {
   int (*on_device)(Pointer, Pointer, std::size_t, VendorStream);
   int (*fill)(Pointer, unsigned char, std::size_t, VendorStream);
   int (*event_create)(VendorEvent*, unsigned);
-  int (*event_destroy)(VendorEvent);
   int (*event_record)(VendorEvent, VendorStream);
   int (*event_query)(VendorEvent);
   int (*stream_wait)(VendorStream, VendorEvent, unsigned);
@@ -166,7 +165,6 @@ class CudaDriver final : public VendorCalls {
     return api_.fill(address(target), value, bytes, stream);
   }
   int make_event(VendorEvent& event) override { return api_.event_create(&event, event_disable_timing); }
-  void free_event(VendorEvent event) override { static_cast<void>(api_.event_destroy(event)); }
   int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
   int query(VendorEvent event) override { return api_.event_query(event); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
@@ -205,7 +203,6 @@ class CudaDriver final : public VendorCalls {
     need(api_.on_device, "cuMemcpyDtoDAsync_v2");
     need(api_.fill, "cuMemsetD8Async");
     need(api_.event_create, "cuEventCreate");
-    need(api_.event_destroy, "cuEventDestroy_v2");
     need(api_.event_record, "cuEventRecord");
     need(api_.event_query, "cuEventQuery");
     need(api_.stream_wait, "cuStreamWaitEvent");

@@ -67,7 +67,6 @@ struct Api {
   int (*copy)(void*, const void*, std::size_t, int, VendorStream);
   int (*fill)(void*, int, std::size_t, VendorStream);
   int (*event_create)(VendorEvent*, unsigned);
-  int (*event_destroy)(VendorEvent);
   int (*event_record)(VendorEvent, VendorStream);
   int (*event_query)(VendorEvent);
   int (*stream_wait)(VendorStream, VendorEvent, unsigned);
@@ -154,7 +153,6 @@ class CudaLike final : public VendorCalls {
     return clear(api_.fill(target, value, bytes, stream));
   }
   int make_event(VendorEvent& event) override { return api_.event_create(&event, event_disable_timing); }
-  void free_event(VendorEvent event) override { static_cast<void>(api_.event_destroy(event)); }
   int record(VendorEvent event, VendorStream stream) override { return clear(api_.event_record(event, stream)); }
   int query(VendorEvent event) override { return clear(api_.event_query(event)); }
   int wait(VendorStream stream, VendorEvent event) override { return clear(api_.stream_wait(stream, event, 0)); }
@@ -208,7 +206,6 @@ class CudaLike final : public VendorCalls {
     need(api_.copy, "MemcpyAsync");
     need(api_.fill, "MemsetAsync");
     need(api_.event_create, "EventCreateWithFlags");
-    need(api_.event_destroy, "EventDestroy");
     need(api_.event_record, "EventRecord");
     need(api_.event_query, "EventQuery");
     need(api_.stream_wait, "StreamWaitEvent");

@@ -87,7 +87,6 @@ class VendorCalls {
   virtual int copy_blocks(int /*index*/, const VendorBlocks& /*blocks*/, VendorStream /*stream*/) { return codes().unsupported; }
   virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
   virtual int make_event(VendorEvent& event) = 0;  // (current) without timing
-  virtual void free_event(VendorEvent event) = 0;
   virtual int record(VendorEvent event, VendorStream stream) = 0;
   virtual int query(VendorEvent event) = 0;
   virtual int wait(VendorStream stream, VendorEvent event) = 0;  // the stream, not the host
