@@ -15,7 +15,10 @@ import hmc.testing
 def run_alone(source: str, **environment: str) -> str:
     prelude = "import numpy as np\nimport hmc\n"
     every = {**os.environ, **hmc.testing.environment(), **environment}
-    result = subprocess.run([sys.executable, "-c", prelude + source], capture_output=True, text=True, timeout=60, env=every)
+    # "-c" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.
+    result = subprocess.run(
+        [sys.executable, "-c", prelude + source], capture_output=True, text=True, timeout=60, env=every, cwd="/"
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
