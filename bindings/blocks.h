@@ -34,6 +34,12 @@ inline py::list notifications_as_list(const std::vector<Notification>& all) {
   return result;
 }
 
+inline py::list bytes_list(const std::vector<std::vector<std::byte>>& all) {
+  py::list result;
+  for (const auto& one : all) result.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
+  return result;
+}
+
 inline PutOptions put_options(const py::object& notify, const std::string& complete, std::string& payload) {
   PutOptions options;
   options.notify = notify_of(notify, payload);

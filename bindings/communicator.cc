@@ -3,6 +3,7 @@
 #include "blocks.h"
 #include "collectives.h"
 #include "context_options.h"
+#include "members.h"
 #include "p2p.h"
 
 namespace hmc::bindings {
@@ -33,35 +34,6 @@ struct RankedCaller {
   static Status wait_notify(const T& self, int src, std::uint64_t id, std::uint64_t count, Deadline deadline) {
     return member_of(self).wait_notify(src, id, count, deadline);
   }
-};
-
-// Element counts and displacements of one side of an uneven all-to-all, in bytes.
-class LayoutArrays {
- public:
-  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name)
-      : counts_(bytes_of(counts, name, item)) {
-    if (displacements && !displacements.is_none()) {
-      displacements_ = bytes_of(displacements, "displacements", item);
-    } else {
-      std::uint64_t at = 0;
-      for (const auto count : counts_) {
-        displacements_.push_back(at);
-        at += count;
-      }
-    }
-  }
-  [[nodiscard]] Member::Layout layout() const { return {counts_, displacements_}; }
-
- private:
-  static std::vector<std::uint64_t> bytes_of(py::handle elements, const char* name, std::size_t item) {
-    const Offsets given = offsets_of(elements, name);
-    std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
-    for (auto& each : bytes) each *= item;
-    return bytes;
-  }
-
-  std::vector<std::uint64_t> counts_;
-  std::vector<std::uint64_t> displacements_;
 };
 
 template <class T, class Class>
@@ -132,11 +104,8 @@ void bind_ranked(Class& cls) {
             const std::string_view text = data;
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
-            const auto all =
-                interruptible([&] { return member.exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline); });
-            py::list result;
-            for (const auto& one : all) result.append(py::bytes(reinterpret_cast<const char*>(one.data()), one.size()));
-            return result;
+            return bytes_list(
+                interruptible([&] { return member.exchange_bytes(std::as_bytes(std::span(text.data(), text.size())), deadline); }));
           },
           py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
       .def(
@@ -194,8 +163,8 @@ py::dict launch_dict() {
   return row;
 }
 
-Communicator init(int rank, int size, const std::string& rendezvous, const py::object& devices, double timeout,
-                  const py::kwargs& settings) {
+Communicator init(int rank, int size, const std::string& rendezvous, const py::object& devices,
+                  const std::optional<Topology>& topology, double timeout, const py::kwargs& settings) {
   InitOptions options;
   options.rank = rank;
   options.size = size;
@@ -203,6 +172,7 @@ Communicator init(int rank, int size, const std::string& rendezvous, const py::o
   if (!devices.is_none()) {
     for (const py::handle device : devices) options.devices.push_back(device_of(device));
   }
+  options.topology = topology;
   options.timeout_seconds = timeout;
   options.context = context_options(settings);
   return interruptible([&] { return Communicator::init(options); });
@@ -213,7 +183,7 @@ Communicator init(int rank, int size, const std::string& rendezvous, const py::o
 void bind_communicator(py::module_& module) {
   module.def("detect_launch", launch_dict);
   module.def("init", init, py::arg("rank") = -1, py::arg("size") = -1, py::arg("rendezvous") = "", py::arg("devices") = py::none(),
-             py::arg("timeout") = 60.0);
+             py::arg("topology") = py::none(), py::arg("timeout") = 60.0);
 
   py::class_<Member> member(
       module, "Member",
@@ -224,6 +194,13 @@ void bind_communicator(py::module_& module) {
           "device", [](const Member& self) { return self.device().str(); }, "Its device.")
       .def(
           "path", [](const Member& self, int dst) { return check(self.path(dst)); }, py::arg("dst"), "The Path to another rank.")
+      .def(
+          "buffer",
+          [](const Member& self, std::size_t nbytes) {
+            const py::gil_scoped_release nogil;
+            return check(self.buffer(nbytes));
+          },
+          py::arg("nbytes"), "Allocates and registers zero-filled memory on this Member's device.")
       .def("__eq__",
            [](const Member& a, const py::object& b) {
              return py::isinstance<Member>(b) && a.rank() == b.cast<const Member&>().rank() &&
@@ -323,6 +300,7 @@ void bind_communicator(py::module_& module) {
            })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });
   bind_ranked<Communicator>(comm);
+  bind_members(comm);
   fast_method(
       comm, "barrier", Collectives<Communicator>::barrier,
       "barrier($self, timeout=None)\n--\n\nReturns when every rank has arrived; joins with every local Member. Collective.");

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   hmc::bindings::bind_path(module);
   hmc::bindings::bind_peer(module);
   hmc::bindings::bind_context(module);
+  hmc::bindings::bind_topology(module);
   hmc::bindings::bind_communicator(module);
   hmc::bindings::bind_baseline(module);
 }

@@ -17,6 +17,8 @@ void bind_path(py::module_& module) {
       .def_readonly("rejected", &Path::rejected, "The other candidates, each with its reason.")
       .def_readonly("latency_us", &Path::latency_us, "Expected one-way latency of a small message, microseconds.")
       .def_readonly("bandwidth", &Path::bandwidth, "Expected bandwidth of a large message, bytes per second.")
+      .def_readonly("hardware_bandwidth", &Path::hardware_bandwidth,
+                    "What the hardware between the two could carry as far as it is known, bytes per second; 0: not known.")
       .def_readonly("bytes_put", &Path::bytes_put, "Bytes put on this path from this side so far.")
       .def_readonly("bytes_got", &Path::bytes_got, "Bytes got on this path by this side so far.")
       .def_readonly("bytes_staged", &Path::bytes_staged, "Bytes copied through a stage so far.")

@@ -36,6 +36,10 @@ from hmc._core import (
     Path,
     Peer,
     RemoteBuffer,
+    Topology,
+    TopologyCard,
+    TopologyLink,
+    TopologyNic,
     Work,
     wait_all,
     wait_any,
@@ -84,6 +88,10 @@ __all__ = [
     "ProtocolError",
     "RemoteBuffer",
     "StaleBufferError",
+    "Topology",
+    "TopologyCard",
+    "TopologyLink",
+    "TopologyNic",
     "TransportError",
     "UnsupportedError",
     "Work",
@@ -105,6 +113,7 @@ def init(
     rendezvous: str = "",
     *,
     devices: Sequence[str] | None = None,
+    topology: Topology | None = None,
     timeout: float = 60.0,
     **context: Any,
 ) -> Communicator:
@@ -112,7 +121,8 @@ def init(
 
     ``rank``, ``size`` and ``rendezvous`` ("unix:/path" or "tcp://host:port", where process 0 listens) come from the launcher's
     environment when left out (``hmc run``, torchrun, Open MPI, MPICH, Slurm); without a launcher the world is this process alone.
-    ``devices`` are the Members that this process brings, default one CPU Member. ``timeout`` is for everybody to arrive, in
+    ``devices`` are the Members that this process brings, default one CPU Member; instead of them, ``topology`` says what every
+    process brings, and is the same everywhere. ``timeout`` is for everybody to arrive, in
     seconds. Further keywords are those of :class:`Context`.
 
     Raises HmcTimeoutError naming the ranks that did not come, AuthenticationError, InvalidArgumentError.
@@ -122,6 +132,7 @@ def init(
         size=-1 if size is None else size,
         rendezvous=rendezvous,
         devices=devices,
+        topology=topology,
         timeout=timeout,
         **context,
     )

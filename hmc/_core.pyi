@@ -334,6 +334,11 @@ class Path:
         True when the payload is encrypted on the wire.
         """
     @property
+    def hardware_bandwidth(self) -> float:
+        """
+        What the hardware between the two could carry as far as it is known, bytes per second; 0: not known.
+        """
+    @property
     def latency_us(self) -> float:
         """
         Expected one-way latency of a small message, microseconds.
@@ -631,6 +636,10 @@ class Member:
         """
         As barrier(), as a coroutine; the call waits on the loop's default executor.
         """
+    def buffer(self, nbytes: typing.SupportsIndex) -> ConnBuffer:
+        """
+        Allocates and registers zero-filled memory on this Member's device.
+        """
     def exchange(self, buffer: ConnBuffer, timeout: float | None = None) -> list[RemoteBuffer]:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
@@ -707,6 +716,214 @@ class Member:
         Number of ranks.
         """
 
+class TopologyCard:
+    """
+    A card, or a host's CPU memory. Facts that are not known are empty, 0 or None.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def device(self) -> str:
+        """
+        As the process that brings it counts: "cuda:0".
+        """
+    @property
+    def host(self) -> str:
+        """
+        Name of its host.
+        """
+    @property
+    def host_bandwidth(self) -> float:
+        """
+        To and from host memory, bytes per second and direction.
+        """
+    @property
+    def memory_bytes(self) -> int:
+        """
+        Size of its memory.
+        """
+    @property
+    def model(self) -> str:
+        """
+        What the vendor calls it.
+        """
+    @property
+    def name(self) -> str:
+        """
+        Unique in its Topology.
+        """
+    @property
+    def numa_node(self) -> int | None:
+        """
+        Of its host.
+        """
+    @property
+    def pci(self) -> str:
+        """
+        PCI address.
+        """
+    @property
+    def process(self) -> int | None:
+        """
+        Number of the process that brings it into a job; None: it takes no part.
+        """
+    @property
+    def provenance(self) -> str:
+        """
+        "hardware", "simulated", "facade"; empty: written down.
+        """
+
+class TopologyNic:
+    """
+    A network card.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def bandwidth(self) -> float:
+        """
+        Bytes per second and direction; 0: not known.
+        """
+    @property
+    def host(self) -> str:
+        """
+        Name of its host.
+        """
+    @property
+    def kind(self) -> str:
+        """
+        "ethernet", "infiniband", "roce".
+        """
+    @property
+    def name(self) -> str:
+        """
+        Unique on its host.
+        """
+    @property
+    def numa_node(self) -> int | None:
+        """
+        Of its host.
+        """
+    @property
+    def pci(self) -> str:
+        """
+        PCI address.
+        """
+
+class TopologyLink:
+    """
+    Two cards that reach each other without host memory, in both directions.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def a(self) -> str:
+        """
+        Name of a card.
+        """
+    @property
+    def b(self) -> str:
+        """
+        Name of a card.
+        """
+    @property
+    def bandwidth(self) -> float:
+        """
+        Bytes per second and direction; 0: not known.
+        """
+    @property
+    def kind(self) -> str:
+        """
+        "nvlink", "xgmi", "peer", "same card", or the application's word.
+        """
+
+class Topology:
+    """
+    Hosts, the cards in them, what joins them, and which process of a job brings which card: discovered, or written down. Not to be changed by two threads at once.
+    """
+
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    @staticmethod
+    def discover() -> Topology:
+        """
+        This host, with every device and network card. Opens vendor libraries.
+        """
+    @staticmethod
+    def load(file: str) -> Topology:
+        """
+        Reads a file.
+        """
+    @staticmethod
+    def parse(text: str) -> Topology:
+        """
+        Reads what str() writes. InvalidArgumentError with the line.
+        """
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __init__(self) -> None: ...
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    def add_card(
+        self,
+        host: str,
+        device: typing.Any,
+        process: typing.SupportsIndex | None = None,
+        *,
+        name: str = "",
+        model: str = "",
+        pci: str = "",
+        numa_node: typing.SupportsIndex | None = None,
+        memory_bytes: typing.SupportsIndex = 0,
+        host_bandwidth: float = 0.0,
+    ) -> str:
+        """
+        Adds a card, and its host where that is new. process: which process of the job brings it; ranks go by process, then in the order of adding. Returns its name, default "host/device".
+        """
+    def add_link(self, a: str, b: str, *, kind: str = "peer", bandwidth: float = 0.0) -> None:
+        """
+        Says that two cards reach each other without host memory.
+        """
+    def add_nic(self, host: str, name: str, *, kind: str = "ethernet", bandwidth: float = 0.0) -> None:
+        """
+        Adds a network card, and its host where that is new.
+        """
+    def check(self) -> None:
+        """
+        InvalidArgumentError naming what does not fit together.
+        """
+    def members(self) -> list[TopologyCard]:
+        """
+        The cards that take part, by rank.
+        """
+    def save(self, file: str) -> None:
+        """
+        Writes a file that load() reads.
+        """
+    @property
+    def cards(self) -> list[TopologyCard]:
+        """
+        Every card, as TopologyCards.
+        """
+    @property
+    def hosts(self) -> list[str]:
+        """
+        Names of the hosts.
+        """
+    @property
+    def links(self) -> list[TopologyLink]:
+        """
+        Every link, as TopologyLinks.
+        """
+    @property
+    def nics(self) -> list[TopologyNic]:
+        """
+        Every network card, as TopologyNics.
+        """
+    @property
+    def processes(self) -> int:
+        """
+        How many processes bring cards.
+        """
+
 class Communicator:
     """
     A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
@@ -754,6 +971,7 @@ class Communicator:
         """
         Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.
         """
+    @typing.overload
     def all_to_all_v(
         self,
         out: typing.Any,
@@ -766,6 +984,11 @@ class Communicator:
     ) -> None:
         """
         Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
+        """
+    @typing.overload
+    def all_to_all_v(self, members: dict[typing.Any, typing.Any], timeout: float | None = None) -> None:
+        """
+        As all_to_all_v of {member: (out, out_counts, inp, in_counts)} for every local Member. Collective.
         """
     def barrier(self, timeout: float | None = None) -> None:
         """
@@ -787,13 +1010,25 @@ class Communicator:
         """
         Device name of a rank.
         """
+    @typing.overload
     def exchange(self, buffer: ConnBuffer, timeout: float | None = None) -> list[RemoteBuffer]:
         """
         Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.
         """
+    @typing.overload
+    def exchange(self, members: dict[typing.Any, typing.Any], timeout: float | None = None) -> list[RemoteBuffer]:
+        """
+        As exchange of {member: buffer} for every local Member. Collective.
+        """
+    @typing.overload
     def exchange_bytes(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """
         Every rank's bytes (at most 64 KiB each) as a list. Collective.
+        """
+    @typing.overload
+    def exchange_bytes(self, members: dict[typing.Any, typing.Any], timeout: float | None = None) -> list[bytes]:
+        """
+        As exchange_bytes of {member: bytes} for every local Member. Collective.
         """
     def fence(self, dst: typing.SupportsIndex) -> None:
         """
@@ -855,6 +1090,10 @@ class Communicator:
         """
         Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
         """
+    def topology(self, timeout: float | None = None) -> Topology:
+        """
+        The Members' hosts, cards and links, as every process sees its own host. Opens vendor libraries. Collective, one call per process.
+        """
     async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
         As wait_notify(), as a coroutine; the call waits on the loop's default executor.
@@ -896,6 +1135,7 @@ def init(
     size: typing.SupportsIndex = -1,
     rendezvous: str = "",
     devices: typing.Any = None,
+    topology: Topology | None = None,
     timeout: float = 60.0,
     **kwargs: typing.Any,
 ) -> Communicator: ...

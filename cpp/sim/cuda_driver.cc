@@ -270,6 +270,16 @@ HMC_SIM_EXPORT int cuDeviceCanAccessPeer(int* can, int device, int peer) {
   return 0;
 }
 
+// A simulated card has peer access (attribute 2) and no NVLink, whose sign is atomics across (3).
+HMC_SIM_EXPORT int cuDeviceGetP2PAttribute(int* value, int attribute, int device, int peer) {
+  HMC_SIM_ENTER;
+  if (value == nullptr || device == peer) return cuda_code(Error::invalid_value);
+  if (!sim::device_exists(device) || !sim::device_exists(peer)) return cuda_code(Error::invalid_device);
+  if (attribute < 1 || attribute > 4) return cuda_code(Error::invalid_value);
+  *value = attribute == 2 && sim::can_access_peer(device, peer) ? 1 : 0;
+  return 0;
+}
+
 HMC_SIM_EXPORT int cuCtxEnablePeerAccess(Context* peer, unsigned flags) {
   HMC_SIM_ENTER_CONTEXT;
   if (flags != 0) return cuda_code(Error::invalid_value);

@@ -1,4 +1,4 @@
-"""The ``hmc`` command: info, doctor, keygen, run, demo, bench."""
+"""The ``hmc`` command: info, topo, doctor, keygen, run, demo, bench."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="devices, transports and settings, each with a reason when absent")
     info.add_argument("--json", action="store_true", help="machine-readable output")
+
+    topo = commands.add_parser("topo", help="cards, what joins them, and the path chosen for every pair")
+    topo.add_argument("--devices", default="", help="cards to ask, e.g. 'cuda:0,cuda:1,cpu'; default: all of this host")
+    topo.add_argument("--simulate", default="", help="vendors to simulate in place of real ones, e.g. 'cuda,musa'")
+    topo.add_argument("--file", default="", help="show this written topology; no card is asked")
+    topo.add_argument("--save", type=_file, default="", metavar="FILE", help="write the topology, for hmc.Topology.load")
+    topo.add_argument(
+        "--picture", type=_picture, default="", metavar="FILE", help="draw hosts, cards, links and paths (.png or .svg)"
+    )
+    topo.add_argument("--json", type=_file, default="", metavar="FILE", help="write everything as JSON")
 
     doctor = commands.add_parser("doctor", help="check this machine and say how to fix what is wrong")
     doctor.add_argument("--json", action="store_true", help="machine-readable output")
@@ -109,6 +119,10 @@ def _dispatch(options: argparse.Namespace) -> int:
         from hmc.cli.info import show_info
 
         return show_info(as_json=options.json)
+    if options.command == "topo":
+        from hmc.topo import run_topo
+
+        return run_topo(options)
     if options.command == "doctor":
         from hmc.cli.doctor import examine
 

@@ -1,8 +1,15 @@
 #include "testing.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <system_error>
 
 // Computed block by block beside the data, which memcpy and memcmp then touch: sanitizers check those in one go, and miss nothing.
 #define HMC_UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
@@ -46,6 +53,29 @@ std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t se
 
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right) {
   return left.size() == right.size() && (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
+}
+
+void stop_process(pid_t child) {
+  kill(child, SIGSTOP);
+  siginfo_t info;
+  while (waitid(P_PID, static_cast<id_t>(child), &info, WSTOPPED | WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+  }
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = std::filesystem::temp_directory_path() / "hmc-test-XXXXXX";
+  if (mkdtemp(name.data()) == nullptr) throw std::filesystem::filesystem_error("mkdtemp " + name, {errno, std::generic_category()});
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+void write_file(const std::filesystem::path& file, const std::string& text) {
+  std::filesystem::create_directories(file.parent_path());
+  std::ofstream(file) << text << "\n";
 }
 
 }  // namespace hmc::testing

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace hmc::testing {
@@ -43,6 +46,26 @@ constexpr std::size_t lengthy(std::size_t bytes) { return bytes; }
 
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
+
+// Sends SIGSTOP to a child and waits until every thread of it has stopped (or it has ended): until the thread that takes the signal
+// gets a core, the others run on.
+void stop_process(pid_t child);
+
+// A folder of its own, removed with everything in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// `text` and a line's end, folders made as needed.
+void write_file(const std::filesystem::path& file, const std::string& text);
 
 #define HMC_ASSERT_OK(expr)                                         \
   do {                                                              \

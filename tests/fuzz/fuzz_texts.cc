@@ -1,5 +1,5 @@
-// Texts that people, launchers and peers give: devices, transport filters, addresses, a launcher's environment. The first byte
-// chooses the reader.
+// Texts that people, launchers and peers give: devices, transport filters, addresses, a launcher's environment, topologies. The
+// first byte chooses the reader.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "collective/rendezvous.h"
 #include "comm/filter.h"
 #include "hmc/device.h"
+#include "hmc/topology.h"
 #include "progress/address.h"
 
 namespace {
@@ -101,12 +102,19 @@ void launcher(std::string_view text) {
   check(info->local_size <= info->size && (info->size == 1 || !info->rendezvous.empty()));
 }
 
+void topology(std::string_view text) {
+  const auto first = Topology::parse(text);
+  if (!first.ok()) return check(first.status().code() == Code::invalid_argument);
+  const auto second = Topology::parse(first->str());
+  check(second.ok() && *second == *first && second->str() == first->str());
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 5) {
+  switch (data[0] % 6) {
     case 0:
       device(text);
       break;
@@ -119,8 +127,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 3:
       slurm(text);
       break;
-    default:
+    case 4:
       launcher(text);
+      break;
+    default:
+      topology(text);
       break;
   }
   return 0;

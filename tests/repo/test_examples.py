@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
 BIN = Path(sys.executable).parent
-RANKS = {"first_transfer.py": 2, "all_to_all.py": 4, "arrays_and_buffers.py": 0, "asyncio_pair.py": 0}
+RANKS = {"first_transfer.py": 2, "all_to_all.py": 4, "several_cards.py": 2, "arrays_and_buffers.py": 0, "asyncio_pair.py": 0}
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
 
 

@@ -16,6 +16,7 @@
 #include "hmc/export.h"
 #include "hmc/peer.h"
 #include "hmc/status.h"
+#include "hmc/topology.h"
 #include "hmc/work.h"
 
 namespace hmc {
@@ -29,6 +30,9 @@ struct InitOptions {
   int size = -1;                // number of processes
   std::string rendezvous;       // "unix:/path" or "tcp://host:port" where process 0 listens; default from the launcher
   std::vector<Device> devices;  // the Members this process brings, in rank order; default: one CPU Member
+  // Who brings what, written down: then `devices` stays empty, every process is given the same Topology, and there are as many
+  // processes as it names.
+  std::optional<Topology> topology;
   ContextOptions context;
   double timeout_seconds = 60;  // for everybody to arrive
 };
@@ -46,6 +50,8 @@ class HMC_API Member {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept;
   [[nodiscard]] Device device() const;
+  // Zero-filled memory on this Member's device, registered. Errors: as Context::buffer.
+  [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes) const;
 
   [[nodiscard]] Status send(const MemoryView& view, int dst, std::int64_t tag = 0, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<MessageInfo> recv(const MemoryView& view, int src, std::int64_t tag = 0,
@@ -98,6 +104,21 @@ struct MemberBuffers {
   MemoryView out;
   MemoryView in;
 };
+struct MemberBuffersV {
+  Member member;
+  MemoryView out;
+  Member::Layout out_layout;
+  MemoryView in;
+  Member::Layout in_layout;
+};
+struct MemberBuffer {
+  Member member;
+  ConnBuffer buffer;
+};
+struct MemberBytes {
+  Member member;
+  std::span<const std::byte> bytes;
+};
 
 // Thread rules: any thread; collectives as for Member. Errors besides those named: as for Member.
 class HMC_API Communicator {
@@ -123,9 +144,19 @@ class HMC_API Communicator {
   [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu()) const;
   [[nodiscard]] Result<ConnBuffer> register_memory(const Memory& memory, Access access = Access::read_write) const;
 
-  // Every local Member in one call.
+  // Every local Member in one call: each is named once. Where a process has several, their blocking calls one after the other would
+  // wait for each other.
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline = Deadline::never()) const;
+  // One RemoteBuffer per rank, for all of this process's Members.
+  [[nodiscard]] Result<std::vector<RemoteBuffer>> exchange(std::span<const MemberBuffer> members,
+                                                           Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> exchange_bytes(std::span<const MemberBytes> members,
+                                                                           Deadline deadline = Deadline::never()) const;
+  // The Members' hosts, cards and links as each process sees its own host, over what InitOptions::topology says; `process` counts
+  // the processes of this group. Collective over all local Members. Opens vendor libraries.
+  [[nodiscard]] Result<Topology> topology(Deadline deadline = Deadline::never()) const;
 
   // Members with equal `color` form a new group, ranked by (key, old rank); a negative color joins none (empty Communicator).
   // colors and keys hold one entry per local Member. Collective.

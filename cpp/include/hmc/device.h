@@ -46,12 +46,21 @@ struct DeviceInfo {
   std::uint64_t memory_bytes;  // total, 0 if unknown
   std::string pci;             // "0000:3b:00.0", empty for the CPU
   std::string provenance;      // "hardware", "simulated", "facade"
+  int numa_node = -1;          // of the host; -1 if unknown
+  double host_bandwidth = 0;   // expected to and from host memory, bytes per second and direction; 0 if unknown
+};
+// How two devices of one vendor reach each other without the host.
+struct DeviceLink {
+  Device a, b;
+  std::string kind;      // "nvlink", "xgmi", "peer" (the vendor does not say over what)
+  double bandwidth = 0;  // expected, bytes per second and direction; 0 if unknown
 };
 struct RuntimeInfo {
   std::string vendor;
   bool available;
   std::string reason;  // why it is absent, or which library serves it
   std::vector<DeviceInfo> devices;
+  std::vector<DeviceLink> links = {};  // a before b
 };
 
 // Every runtime compiled in, available or not. Opens vendor libraries on first use; never fails.

@@ -12,5 +12,6 @@
 #include "hmc/path.h"
 #include "hmc/peer.h"
 #include "hmc/status.h"
+#include "hmc/topology.h"
 #include "hmc/version.h"
 #include "hmc/work.h"

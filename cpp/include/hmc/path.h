@@ -21,6 +21,7 @@ struct Path {
   std::vector<std::string> rejected;                             // "tcp: slower (...)", "shm: not on this host"
   double latency_us = 0;                                         // expected, one way, small message
   double bandwidth = 0;                                          // expected, bytes per second, large message
+  double hardware_bandwidth = 0;                                 // what the hardware could carry as far as known; 0: not known
   std::uint64_t bytes_put = 0, bytes_got = 0, bytes_staged = 0;  // moved so far on this path from this side
 
   [[nodiscard]] HMC_API std::string str() const;  // "cpu -> cpu: shm (mapped memfd), because ..."

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "collective/communicator_state.h"
@@ -51,6 +52,27 @@ Status no_such_rank(const char* what, int rank, const Group& group) {
   if (group.size() == 1 && group.scope() == world_scope)
     message += "; start a job of several by `hmc run -n N script.py`, torchrun, mpirun or srun";
   return {Code::invalid_argument, std::move(message)};
+}
+
+Result<std::vector<std::size_t>> each_local_once(const Communicator& communicator, std::string_view what,
+                                                 std::span<const Member> named) {
+  const auto& group = communicator.state()->group;
+  const auto& local = group->local();
+  constexpr std::size_t nowhere = ~std::size_t{0};
+  std::vector<std::size_t> order(local.size(), nowhere);
+  const auto refuse = [&](const std::string& why) { return Status(Code::invalid_argument, std::string(what) + ": " + why); };
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    if (!named[i].valid() || named[i].state()->group != group) return refuse("a Member is empty or of another Communicator");
+    const auto rank = static_cast<std::uint32_t>(named[i].rank());
+    const auto at = std::ranges::find(local, rank);
+    if (at == local.end()) return refuse("rank " + std::to_string(rank) + " is no Member of this process");
+    std::size_t& place = order[static_cast<std::size_t>(at - local.begin())];
+    if (place != nowhere) return refuse("rank " + std::to_string(rank) + " is there twice");
+    place = i;
+  }
+  if (std::ranges::find(order, nowhere) == order.end()) return order;
+  return refuse("every one of the " + std::to_string(local.size()) + " local Members joins exactly once; " +
+                std::to_string(named.size()) + " were given");
 }
 
 Context Communicator::context() const { return state_ ? state_->context : Context(); }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,17 @@ Communicator make_communicator(Context context, const std::shared_ptr<Group>& gr
 // invalid_argument: `what` ("rank", "destination") `rank` is none of the group's. Says how a job of several is started where the
 // whole job is this process, which is what forgetting the launcher looks like.
 Status no_such_rank(const char* what, int rank, const Group& group);
+
+// Where each local Member's entry is in `named`, by rank. Errors: invalid_argument unless each of them is named once, and no other.
+Result<std::vector<std::size_t>> each_local_once(const Communicator& communicator, std::string_view what,
+                                                 std::span<const Member> named);
+template <class Entry>
+Result<std::vector<std::size_t>> each_local_once(const Communicator& communicator, std::string_view what,
+                                                 std::span<const Entry> entries) {
+  std::vector<Member> named;
+  for (const Entry& entry : entries) named.push_back(entry.member);
+  return each_local_once(communicator, what, std::span<const Member>(named));
+}
 
 // One byte string per rank, contributed by each of this process's `ranks`: mine[i] of ranks[i]. Collective.
 Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,

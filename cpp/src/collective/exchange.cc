@@ -85,15 +85,8 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
 namespace {
 
 Status check(const std::shared_ptr<CommunicatorState>& state) {
-  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  if (!state) return {Code::invalid_argument, "the Member or Communicator is empty; init() and Communicator::local() give them"};
   return state->group->open();
-}
-
-Result<std::vector<Bytes>> gather_of(const Member& member, Bytes bytes, std::string_view what, Deadline deadline) {
-  const auto rank = static_cast<std::uint32_t>(member.rank());
-  std::vector<Bytes> mine;
-  mine.push_back(std::move(bytes));
-  return gather_bytes(member.state()->group, std::span(&rank, 1), std::move(mine), what, deadline);
 }
 
 job::Offer offer_of(const ConnBuffer& buffer) {
@@ -105,19 +98,42 @@ job::Offer offer_of(const ConnBuffer& buffer) {
 
 }  // namespace
 
-Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<const std::byte> bytes, Deadline deadline) const {
-  HMC_TRY(check(state_));
-  if (bytes.size() > max_exchange_bytes) {
-    return Status(Code::invalid_argument, "exchange_bytes takes at most " + std::to_string(max_exchange_bytes) +
-                                              " bytes per rank, not " + std::to_string(bytes.size()));
-  }
-  return gather_of(*this, Bytes(bytes.begin(), bytes.end()), "exchange_bytes", deadline);
+namespace {
+
+Status check_size(std::span<const std::byte> bytes) {
+  if (bytes.size() <= max_exchange_bytes) return {};
+  return Status(Code::invalid_argument, "exchange_bytes takes at most " + std::to_string(max_exchange_bytes) +
+                                            " bytes per rank, not " + std::to_string(bytes.size()));
 }
 
-Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Deadline deadline) const {
+}  // namespace
+
+Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<const std::byte> bytes, Deadline deadline) const {
   HMC_TRY(check(state_));
-  const auto& group = state_->group;
-  HMC_ASSIGN(const auto offers, gather_of(*this, encode(offer_of(buffer)), "exchange", deadline));
+  HMC_TRY(check_size(bytes));
+  const auto rank = static_cast<std::uint32_t>(rank_);
+  return gather_bytes(state_->group, std::span(&rank, 1), {Bytes(bytes.begin(), bytes.end())}, "exchange_bytes", deadline);
+}
+
+Result<std::vector<std::vector<std::byte>>> Communicator::exchange_bytes(std::span<const MemberBytes> members,
+                                                                         Deadline deadline) const {
+  HMC_TRY(check(state_));
+  HMC_ASSIGN(const auto order, each_local_once(*this, "exchange_bytes", members));
+  std::vector<Bytes> mine;
+  for (const std::size_t at : order) {
+    const auto bytes = members[at].bytes;
+    HMC_TRY(check_size(bytes));
+    mine.emplace_back(bytes.begin(), bytes.end());
+  }
+  return gather_bytes(state_->group, state_->group->local(), std::move(mine), "exchange_bytes", deadline);
+}
+
+namespace {
+
+// One RemoteBuffer per rank; mine[i] is what ranks[i] gives.
+Result<std::vector<RemoteBuffer>> exchange_of(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
+                                              std::vector<Bytes> mine, Deadline deadline) {
+  HMC_ASSIGN(const auto offers, gather_bytes(group, ranks, std::move(mine), "exchange", deadline));
   std::vector<std::shared_ptr<PeerState>> peers;
   std::vector<Descriptor> descriptors;
   std::vector<job::Offer> parsed;
@@ -138,6 +154,22 @@ Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Dea
     remotes.push_back(std::move(*slice));
   }
   return remotes;
+}
+
+}  // namespace
+
+Result<std::vector<RemoteBuffer>> Member::exchange(const ConnBuffer& buffer, Deadline deadline) const {
+  HMC_TRY(check(state_));
+  const auto rank = static_cast<std::uint32_t>(rank_);
+  return exchange_of(state_->group, std::span(&rank, 1), {encode(offer_of(buffer))}, deadline);
+}
+
+Result<std::vector<RemoteBuffer>> Communicator::exchange(std::span<const MemberBuffer> members, Deadline deadline) const {
+  HMC_TRY(check(state_));
+  HMC_ASSIGN(const auto order, each_local_once(*this, "exchange", members));
+  std::vector<Bytes> mine;
+  for (const std::size_t at : order) mine.push_back(encode(offer_of(members[at].buffer)));
+  return exchange_of(state_->group, state_->group->local(), std::move(mine), deadline);
 }
 
 namespace {

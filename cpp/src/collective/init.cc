@@ -50,6 +50,32 @@ Result<ContextOptions> context_options(const InitOptions& options, const LaunchI
   return context;
 }
 
+// The devices that this process brings.
+Result<std::vector<Device>> own_devices(const InitOptions& options, const LaunchInfo& launch) {
+  if (!options.topology) return options.devices.empty() ? std::vector<Device>{Device::cpu()} : options.devices;
+  if (!options.devices.empty()) {
+    return Status(Code::invalid_argument, "give devices or a topology, not both: the topology says which devices a process brings");
+  }
+  HMC_TRY(options.topology->check());
+  if (options.topology->processes() != launch.size) {
+    return Status(Code::invalid_argument, "the topology names " + std::to_string(options.topology->processes()) +
+                                              " processes that bring cards, and the job has " + std::to_string(launch.size));
+  }
+  return options.topology->devices_of(launch.rank);
+}
+
+// Others may have been given something else.
+Status check_same(const Topology& written, const std::vector<job::Registration>& table) {
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (written.devices_of(static_cast<int>(i)) == table[i].devices) continue;
+    std::string brought;
+    for (const auto& device : table[i].devices) brought += (brought.empty() ? "" : ", ") + device.str();
+    return {Code::invalid_argument, "process " + std::to_string(i) + " (" + table[i].name + ") brings " + brought +
+                                        ", which is not what this process's topology says: give every process the same one"};
+  }
+  return {};
+}
+
 bool worth_retrying(Code code) {
   // Nobody there yet, or a socket that a dead job left: process 0 may come last.
   return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block ||
@@ -66,7 +92,7 @@ class Gathering {
         bootstrap_(std::make_shared<Bootstrap>(*context_.state(), static_cast<std::uint32_t>(launch.rank),
                                                static_cast<std::uint32_t>(launch.size))) {}
 
-  Result<Communicator> form(const std::vector<Device>& devices) {
+  Result<Communicator> form(const std::vector<Device>& devices, const std::optional<Topology>& written) {
     world_->set_bootstrap(bootstrap_);
     World::attach(world_);
     ContextState& state = *context_.state();
@@ -79,6 +105,8 @@ class Gathering {
       if (!registration) return Status(Code::protocol, "rank " + std::to_string(i) + " registered with malformed data");
       table.push_back(std::move(*registration));
     }
+    if (written) HMC_TRY(check_same(*written, table));
+    world_->set_written(written);
     const auto group = make_group(table);
     Communicator communicator = make_communicator(context_, group);
     auto ready = bootstrap_->gather(round_ready, {}, board_, deadline_);
@@ -172,12 +200,12 @@ Result<Communicator> Communicator::init(const InitOptions& options) {
     return Status(Code::invalid_argument,
                   "a job has at most " + std::to_string(max_processes) + " processes, not " + std::to_string(launch.size));
   }
-  const std::vector<Device> devices = options.devices.empty() ? std::vector<Device>{Device::cpu()} : options.devices;
+  HMC_ASSIGN(const auto devices, own_devices(options, launch));
   HMC_TRY(check_devices(devices));
   HMC_ASSIGN(const ContextOptions with, context_options(options, launch));
   auto context = Context::create(with);
   if (!context) return context.status().with_context("rank " + std::to_string(launch.rank));
-  auto communicator = Gathering(*context, launch, deadline).form(devices);
+  auto communicator = Gathering(*context, launch, deadline).form(devices, options.topology);
   if (!communicator) static_cast<void>(context->close());
   return communicator;
 }

@@ -54,6 +54,12 @@ int Member::size() const noexcept { return state_ ? static_cast<int>(state_->gro
 
 Device Member::device() const { return state_ ? state_->group->rank(static_cast<std::uint32_t>(rank_)).device : Device::cpu(); }
 
+Result<ConnBuffer> Member::buffer(std::size_t bytes) const {
+  if (!state_) return Status(Code::invalid_argument, "the Member is empty; take one from Communicator::local()");
+  HMC_TRY(state_->group->open());
+  return state_->context.buffer(bytes, device());
+}
+
 Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;

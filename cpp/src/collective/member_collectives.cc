@@ -86,14 +86,19 @@ Status check_disjoint(const Layout& layout) {
   return {};
 }
 
+Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                          const Layout& in_layout) {
+  HMC_TRY(check_memory(out, in));
+  HMC_TRY(check_layout("output", out_layout, out, group.size()));
+  HMC_TRY(check_layout("input", in_layout, in, group.size()));
+  return check_disjoint(out_layout);
+}
+
 Started start_all_to_all_v(const Member& member, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                            const Layout& in_layout) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
-  HMC_TRY(check_memory(out, in));
-  HMC_TRY(check_layout("output", out_layout, out, group->size()));
-  HMC_TRY(check_layout("input", in_layout, in, group->size()));
-  HMC_TRY(check_disjoint(out_layout));
+  HMC_TRY(check_all_to_all_v(*group, out, out_layout, in, in_layout));
   const auto rank = static_cast<std::uint32_t>(member.rank());
   auto schedule =
       std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
@@ -157,20 +162,7 @@ Status Communicator::barrier(Deadline deadline) const {
 
 Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline deadline) const {
   HMC_TRY(check(*this));
-  const auto& group = state_->group;
-  std::vector<int> ranks;
-  for (const auto& one : members) {
-    if (!one.member.valid() || one.member.state()->group != group) {
-      return {Code::invalid_argument, "all_to_all: a Member is empty or of another Communicator"};
-    }
-    ranks.push_back(one.member.rank());
-  }
-  std::sort(ranks.begin(), ranks.end());
-  if (!std::equal(ranks.begin(), ranks.end(), group->local().begin(), group->local().end(),
-                  [](int a, std::uint32_t b) { return static_cast<std::uint32_t>(a) == b; })) {
-    return {Code::invalid_argument, "all_to_all: every one of the " + std::to_string(group->local().size()) +
-                                        " local Members joins exactly once; " + std::to_string(members.size()) + " were given"};
-  }
+  HMC_TRY(each_local_once(*this, "all_to_all", members).status());
   for (const auto& one : members) {  // all or none: a share that is refused later would leave the others half done
     HMC_TRY(check_memory(one.out, one.in));
     if (one.in.bytes != members.front().in.bytes) {
@@ -180,6 +172,20 @@ Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline
   std::vector<std::shared_ptr<CollectiveWork>> works;
   for (const auto& one : members) {
     HMC_ASSIGN(auto work, start_all_to_all(one.member, one.out, one.in));
+    works.push_back(std::move(work));
+  }
+  return finish_collectives(works, deadline);
+}
+
+Status Communicator::all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline) const {
+  HMC_TRY(check(*this));
+  HMC_TRY(each_local_once(*this, "all_to_all_v", members).status());
+  for (const auto& one : members) {
+    HMC_TRY(check_all_to_all_v(*state_->group, one.out, one.out_layout, one.in, one.in_layout));
+  }
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (const auto& one : members) {
+    HMC_ASSIGN(auto work, start_all_to_all_v(one.member, one.out, one.out_layout, one.in, one.in_layout));
     works.push_back(std::move(work));
   }
   return finish_collectives(works, deadline);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +12,7 @@
 
 #include "collective/records.h"
 #include "comm/context_state.h"
+#include "hmc/topology.h"
 #include "progress/engine.h"
 
 namespace hmc {
@@ -45,6 +47,9 @@ class World {
   [[nodiscard]] ContextState& context() noexcept { return context_; }
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
   [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
+  // What the application wrote down, if it did; constant once the job is complete. Any thread.
+  [[nodiscard]] const std::optional<Topology>& written() const noexcept { return written_; }
+  void set_written(std::optional<Topology> topology) { written_ = std::move(topology); }
   // Once, when the job is complete.
   void set_processes(std::vector<Process> processes);
   void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
@@ -71,6 +76,7 @@ class World {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<Process> processes_;
+  std::optional<Topology> written_;
   std::unordered_map<const PeerState*, std::size_t> index_;
   std::vector<Group*> groups_;
   std::unordered_set<std::uint64_t> told_broken_;  // ids of groups

@@ -4,23 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 
 #include "base/env.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "comm/pending_channel.h"
+#include "comm/topology_discover.h"
 
 namespace hmc {
 namespace {
 
 constexpr std::size_t max_context_name = 255;
-
-std::string default_name() {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return std::string(host.data()) + ":" + std::to_string(getpid());
-}
 
 Status closed_status() { return Status(Code::closed, "this Context is closed; create another one"); }
 
@@ -54,7 +48,7 @@ Result<std::shared_ptr<ContextImpl>> ContextImpl::create(const ContextOptions& o
   if (checked.name.size() > max_context_name) {
     return Status(Code::invalid_argument, "a name of " + std::to_string(checked.name.size()) + " bytes; at most 255");
   }
-  if (checked.name.empty()) checked.name = default_name();
+  if (checked.name.empty()) checked.name = host_name() + ":" + std::to_string(getpid());
   if (checked.key.empty()) checked.key = env_text("HMC_JOB_KEY").value_or("");
   if (checked.transports.empty()) checked.transports = env_text("HMC_TRANSPORTS").value_or("");
   install_fork_handler();

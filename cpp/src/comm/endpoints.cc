@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "comm/context_impl.h"
+#include "comm/paths.h"
 #include "comm/peer_impl.h"
 
 namespace hmc {
@@ -19,9 +20,9 @@ void EndpointSlot::complete(Status status) noexcept { peer_.on_connected(*this, 
 
 namespace {
 
-std::string rate_text(double bytes_per_second) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.3g GB/s", bytes_per_second / 1e9);
+std::string rate_text(const Reach& reach) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3g us, %.3g GB/s", reach.latency_us, reach.bandwidth / 1e9);
   return text;
 }
 
@@ -276,14 +277,12 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   if (candidates.size() > 1)
     path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
   for (std::size_t i = 1; i < candidates.size(); ++i) {
-    rejected.push_back(candidates[i].transport->name + ": slower (" + rate_text(candidates[i].reach.bandwidth) + " against " +
-                       rate_text(best.reach.bandwidth) + ")");
+    rejected.push_back(candidates[i].transport->name + ": slower (" + rate_text(candidates[i].reach) + " against " +
+                       rate_text(best.reach) + ")");
   }
   path.rejected = std::move(rejected);
-  if (route->staged) {
-    warn_once("staged " + path.transport + local.str() + remote.str(),
-              local.str() + " to " + remote.str() + " goes through host memory (" + path.reason + "); see hmc doctor for the fix");
-  }
+  if (self_ || identity_.same_host) path.hardware_bandwidth = hardware_bandwidth(local, remote);
+  if (context_.options().transports.empty()) warn_if_poor(path);  // else it was asked for
   return routes_.emplace_back(std::move(route)).get();
 }
 

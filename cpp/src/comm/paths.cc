@@ -1,11 +1,24 @@
 // Transports of this build, and paths as people see them.
+#include "comm/paths.h"
+
 #include <cstdio>
 
 #include "base/env.h"
+#include "base/log.h"
 #include "comm/context_impl.h"
-#include "hmc/path.h"
+#include "device/links.h"
 
 namespace hmc {
+
+namespace {
+
+std::string rate(double bytes_per_second) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.3g GB/s", bytes_per_second / 1e9);
+  return text;
+}
+
+}  // namespace
 
 std::vector<std::string> known_transports() {
   std::vector<std::string> names;
@@ -84,6 +97,25 @@ Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Devi
   return route->path;
 }
 
+double hardware_bandwidth(const Device& local, const Device& remote) {
+  constexpr double memcpy_rate = 10e9;  // of one thread
+  if (local.is_cpu()) return remote.is_cpu() ? memcpy_rate : 0;
+  if (local == remote) return 0;
+  const double link = link_bandwidth(local, remote);
+  return link > 0 ? link : host_bandwidth(local);
+}
+
+void warn_if_poor(const Path& path) {
+  const bool one_vendor = !path.source.is_cpu() && path.source.vendor() == path.target.vendor();
+  const bool slow = path.bandwidth < path.hardware_bandwidth / 2;
+  if (!slow && (path.direct || !one_vendor)) return;
+  std::string text = path.source.str() + " to " + path.target.str() + " goes by " + path.transport +
+                     (path.direct ? "" : ", through host memory") + ": ";
+  if (slow) text += rate(path.bandwidth) + " expected of the " + rate(path.hardware_bandwidth) + " that the hardware could carry. ";
+  for (const auto& other : path.rejected) text += "Not " + other + ". ";
+  warn_once("poor path " + path.transport + path.source.str() + path.target.str(), text + "`hmc topo` shows every pair");
+}
+
 void PeerRoute::count(bool is_put, std::size_t bytes) {
   TransportSlot& counted = slot->transport();
   (is_put ? path.bytes_put : path.bytes_got) += bytes;
@@ -101,9 +133,10 @@ std::string Path::str() const {
   text += encrypted ? ", encrypted" : "";
   if (!reason.empty()) text += ", because: " + reason;
   if (bandwidth > 0) {
-    char numbers[96];
-    std::snprintf(numbers, sizeof numbers, "; expected %.3g us, %.3g GB/s", latency_us, bandwidth / 1e9);
-    text += numbers;
+    char latency[32];
+    std::snprintf(latency, sizeof latency, "; expected %.3g us, ", latency_us);
+    text += latency + rate(bandwidth);
+    if (hardware_bandwidth > bandwidth) text += " (the hardware: " + rate(hardware_bandwidth) + ")";
   }
   for (const auto& other : rejected) text += "\n  not " + other;
   return text;

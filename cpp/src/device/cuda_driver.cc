@@ -24,6 +24,25 @@ constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
 constexpr std::size_t device_page = 2 << 20;
 constexpr int peer_access_already_enabled = 704;
+constexpr int p2p_access = 2, p2p_atomics = 3;
+constexpr int attribute_major = 75;  // of the compute capability
+
+// All links of a data-centre card, bytes per second and direction (NVIDIA's data sheets: half of the figure for both directions).
+// The driver API does not say how many links there are; 0: not known.
+double nvlink_bandwidth(int major) {
+  switch (major) {
+    case 7:
+      return 150e9;
+    case 8:
+      return 300e9;
+    case 9:
+      return 450e9;
+    case 10:
+      return 900e9;
+    default:
+      return 0;
+  }
+}
 constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100};
 
 struct Api {
@@ -33,6 +52,8 @@ struct Api {
   int (*device_name)(char*, int, int);
   int (*device_pci)(char*, int, int);
   int (*device_memory)(std::size_t*, int);
+  int (*device_attribute)(int*, int, int);
+  int (*p2p_attribute)(int*, int, int, int);
   int (*retain)(Context*, int);
   int (*push)(Context);
   int (*pop)(Context*);
@@ -96,6 +117,14 @@ class CudaDriver final : public VendorCalls {
     if (api_.device_pci(text, sizeof text, handle) == 0) device.pci = text;
     if (api_.device_memory(&bytes, handle) == 0) device.memory_bytes = bytes;
     return 0;
+  }
+  VendorLink link(int from, int to) override {
+    int reaches = 0, atomics = 0, generation = 0;
+    if (api_.p2p_attribute == nullptr || api_.p2p_attribute(&reaches, p2p_access, from, to) != 0 || reaches == 0) return {};
+    // Atomics reach across NVLink alone.
+    if (api_.p2p_attribute(&atomics, p2p_atomics, from, to) != 0 || atomics == 0) return {"peer", 0};
+    if (api_.device_attribute == nullptr || api_.device_attribute(&generation, attribute_major, from) != 0) return {"nvlink", 0};
+    return {"nvlink", nvlink_bandwidth(generation)};
   }
   // The primary context, which frameworks share; made (or joined) when the device is first used, and kept.
   int enter(int index, std::uintptr_t&) override {
@@ -208,6 +237,8 @@ class CudaDriver final : public VendorCalls {
     need(api_.stream_wait, "cuStreamWaitEvent");
     need(api_.error_name, "cuGetErrorName");
     library_.load(api_.call_host, "cuLaunchHostFunc");
+    library_.load(api_.device_attribute, "cuDeviceGetAttribute");
+    library_.load(api_.p2p_attribute, "cuDeviceGetP2PAttribute");
     blocks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");

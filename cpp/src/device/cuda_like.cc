@@ -53,6 +53,7 @@ struct Api {
   int (*device_name)(char*, int, int);
   int (*device_pci)(char*, int, int);
   int (*device_memory)(std::size_t*, int);
+  int (*can_reach)(int*, int, int);
   int (*enable_peer)(int, unsigned);
   int (*allocate)(void**, std::size_t);
   int (*release)(void*);
@@ -107,6 +108,11 @@ class CudaLike final : public VendorCalls {
     if (api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
     if (api_.device_memory != nullptr && api_.device_memory(&bytes, index) == 0) device.memory_bytes = bytes;
     return 0;
+  }
+  VendorLink link(int from, int to) override {
+    int reaches = 0;
+    const bool yes = api_.can_reach != nullptr && clear(api_.can_reach(&reaches, from, to)) == 0 && reaches != 0;
+    return yes ? VendorLink{"peer", 0} : VendorLink{};
   }
   int enter(int index, std::uintptr_t& previous) override {
     int current = 0;
@@ -214,6 +220,7 @@ class CudaLike final : public VendorCalls {
     want(api_.device_name, "DeviceGetName");
     want(api_.device_memory, "DeviceTotalMem");
     want(api_.call_host, "LaunchHostFunc");
+    want(api_.can_reach, "DeviceCanAccessPeer");
     want(api_.range, "MemGetAddressRange");
     if (row_.driver_prefix != nullptr) {
       const auto from_driver = [&](auto*& function, const char* name) {

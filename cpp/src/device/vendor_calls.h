@@ -31,6 +31,12 @@ struct VendorDevice {
   std::uint64_t memory_bytes = 0;
 };
 
+// How a device reaches the memory of another of its vendor.
+struct VendorLink {
+  std::string kind;      // empty: it does not, or the vendor does not say
+  double bandwidth = 0;  // bytes per second and direction; 0: unknown
+};
+
 // Block i of `bytes` bytes: source + source_offsets[i] to target + target_offsets[i], both reached by one device.
 struct VendorBlocks {
   void* target;
@@ -65,6 +71,7 @@ class VendorCalls {
 
   virtual int count(int& devices) = 0;
   virtual int describe(int index, VendorDevice& device) = 0;
+  virtual VendorLink link(int /*from*/, int /*to*/) { return {}; }
   // Makes the device current on this thread; `previous` goes to leave(), which restores what was current.
   virtual int enter(int index, std::uintptr_t& previous) = 0;
   virtual void leave(std::uintptr_t previous) = 0;

@@ -151,6 +151,93 @@ TEST(Members, SeveralInOneProcess) {
   });
 }
 
+TEST(Members, ExchangeAndUnevenAllToAllInOneCall) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = two_members(process);
+    std::vector<MemberBuffer> buffers;
+    std::vector<MemberBytes> said;
+    std::vector<Bytes> texts;
+    for (const Member& member : world.local()) {
+      buffers.push_back({member, *member.buffer(3000)});
+      texts.push_back(pattern(100, static_cast<std::uint64_t>(member.rank())));
+    }
+    for (std::size_t i = 0; i < 2; ++i) said.push_back({world.local()[i], texts[i]});
+    const auto remotes = world.exchange(buffers, soon());
+    ASSERT_TRUE(remotes.ok()) << remotes.status().str();
+    const auto heard = world.exchange_bytes(said, soon());
+    ASSERT_TRUE(heard.ok()) << heard.status().str();
+    ASSERT_EQ(remotes->size(), 4U);
+    for (std::size_t r = 0; r < 4; ++r) EXPECT_EQ(first_mismatch((*heard)[r], r), -1);
+    // A third Member's worth of entries, one twice, none: refused before anything is sent.
+    buffers.push_back(buffers.front());
+    EXPECT_EQ(world.exchange(buffers, soon()).status().code(), Code::invalid_argument);
+    buffers.erase(buffers.begin());
+    EXPECT_TRUE(world.exchange(buffers, soon()).ok());
+    EXPECT_EQ(world.exchange({}, soon()).status().code(), Code::invalid_argument);
+
+    const auto count = [](std::size_t from, std::size_t to) { return std::uint64_t{(from * 5 + to * 3) % 4 * 1001}; };
+    std::vector<std::vector<std::uint64_t>> counts, places;
+    std::vector<Bytes> memory;
+    for (const Member& member : world.local()) {
+      const auto me = static_cast<std::size_t>(member.rank());
+      for (const bool out : {true, false}) {
+        auto& bytes = memory.emplace_back();
+        auto& mine = counts.emplace_back();
+        auto& at = places.emplace_back();
+        for (std::size_t r = 0; r < 4; ++r) {
+          mine.push_back(out ? count(r, me) : count(me, r));
+          at.push_back(bytes.size() + 7);
+          bytes.resize(at.back() + mine.back());
+          if (!out) testing::fill_pattern(std::span(bytes).subspan(at.back(), mine.back()), me * 10 + r);
+        }
+      }
+    }
+    std::vector<MemberBuffersV> shares;
+    for (std::size_t i = 0; i < 2; ++i) {
+      shares.push_back({world.local()[i],
+                        view(memory[2 * i]),
+                        {counts[2 * i], places[2 * i]},
+                        view(memory[2 * i + 1]),
+                        {counts[2 * i + 1], places[2 * i + 1]}});
+    }
+    HMC_ASSERT_OK(world.all_to_all_v(shares, soon()));
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto me = static_cast<std::size_t>(world.local()[i].rank());
+      for (std::size_t r = 0; r < 4; ++r) {
+        EXPECT_EQ(first_mismatch(std::span(memory[2 * i]).subspan(places[2 * i][r], count(r, me)), r * 10 + me), -1);
+      }
+    }
+    const auto short_layout = std::span(counts[0]).first(3);
+    shares[1].out_layout = {short_layout, short_layout};
+    EXPECT_EQ(world.all_to_all_v(shares, soon()).code(), Code::invalid_argument);  // and the first share was not begun:
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Members, BroughtByATopology) {
+  const auto topology = Topology::parse(
+      "hmc-topology 1\nhost a\ncard one host=a process=1\ncard zero host=a process=0 memory=77\ncard uno host=a process=1\n"
+      "link zero uno kind=string bandwidth=5\n");
+  ASSERT_TRUE(topology.ok()) << topology.status().str();
+  run_job(2, [&](const Process& process) {
+    InitOptions options = process.options();
+    options.topology = *topology;
+    const Communicator world = process.init(options);
+    ASSERT_EQ(world.size(), 3);
+    EXPECT_EQ(world.local().size(), process.rank == 0 ? 1U : 2U);
+    const auto found = world.topology(soon());
+    ASSERT_TRUE(found.ok()) << found.status().str();
+    ASSERT_EQ(found->members().size(), 3U);
+    EXPECT_EQ(found->members()[0]->name, "zero");
+    EXPECT_EQ(found->members()[0]->memory_bytes, 77U);
+    EXPECT_EQ(found->members()[2]->name, "uno");
+    EXPECT_FALSE(found->members()[2]->model.empty());
+    ASSERT_NE(found->link("uno", "zero"), nullptr);
+    EXPECT_EQ(found->hosts, std::vector<std::string>{"a"});
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
 TEST(Members, MessagesWithinAndBetweenProcesses) {
   run_job(2, [](const Process& process) {
     const Communicator world = two_members(process);

@@ -82,7 +82,10 @@ Role::~Role() {
   if (out_ >= 0) close(out_);
 }
 
-void Role::signal(int number) const { kill(pid_, number); }
+void Role::signal(int number) const {
+  if (number == SIGSTOP) return stop_process(pid_);
+  kill(pid_, number);
+}
 
 int Role::wait() {
   int status = 0;

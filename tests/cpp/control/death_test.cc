@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "control/raw.h"
+#include "testing.h"
 
 extern char** environ;
 
@@ -194,7 +195,7 @@ TEST(Death, AStoppedPeerOfThisHostIsNotLost) {
   Child child(node.listen("unix"));
   Link* link = child.join(node);
   ASSERT_NE(link, nullptr);
-  kill(child.pid, SIGSTOP);
+  hmc::testing::stop_process(child.pid);
   ASSERT_TRUE(node.send(link, 100, pattern(20, 1)).ok());
   EXPECT_FALSE(node.until([&] { return link->endings > 0 || link->messages.size() > 1; }, 1.5));
   kill(child.pid, SIGCONT);
@@ -280,7 +281,7 @@ class Relay {
   std::thread thread_;
 };
 
-class RelayTest : public testing::Test {
+class RelayTest : public ::testing::Test {
  protected:
   void start(double server_heartbeat, double client_heartbeat) {
     const std::string key = generate_key();

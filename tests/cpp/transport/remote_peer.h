@@ -127,7 +127,7 @@ class RemotePeer {
     socket = UniqueFd(ends[0]);
   }
   ~RemotePeer() { kill(); }
-  void stop() const { ::kill(pid_, SIGSTOP); }
+  void stop() const { stop_process(pid_); }
   void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "device/links.h"
 #include "transport/ipc/link.h"
 
 namespace hmc {
@@ -12,6 +13,9 @@ namespace hmc {
 namespace {
 
 using ipc::Link;
+
+// Bytes per second, where nobody says what joins two devices: more than any way through host memory.
+constexpr double unknown_link = 50e9;
 
 class IpcEndpoint final : public Endpoint {
  public:
@@ -63,9 +67,10 @@ class IpcTransport final : public Transport {
     } else {
       result.ok = true;
       result.detail = "mapped device memory, signals by " + std::string(carrier.transport->name());
+      const double link = link_bandwidth(local, remote);
       result.reason = "same host, same vendor";
       result.latency_us = 8 + carrier.reach.latency_us;
-      result.bandwidth = 300e9;
+      result.bandwidth = link > 0 ? link : unknown_link;
     }
     return result;
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "device/links.h"
 #include "transport/local/loop.h"
 
 namespace hmc {
@@ -15,6 +16,15 @@ using local::Shared;
 
 constexpr std::size_t instance_bytes = 16;
 constexpr std::size_t poll_bytes = 1 << 20;
+
+// Bytes per second; where the hardware is not known, that of a common one.
+double estimate(const Device& from, const Device& to) {
+  constexpr double memcpy_rate = 10e9, pcie = 25e9, device_memory = 1e12;
+  if (from.is_cpu() && to.is_cpu()) return memcpy_rate;
+  if (from == to) return device_memory;
+  const double known = from.is_cpu() ? host_bandwidth(to) : to.is_cpu() ? host_bandwidth(from) : link_bandwidth(from, to);
+  return known > 0 ? known : pcie;
+}
 
 class LocalEndpoint final : public Endpoint {
  public:
@@ -72,8 +82,8 @@ class LocalTransport final : public Transport {
       result.ok = true;
       result.detail = from.is_cpu() && to.is_cpu() ? "memcpy" : "copy engine";
       result.reason = "same Context";
-      result.latency_us = from.is_cpu() && to.is_cpu() ? 0.1 : 5;
-      result.bandwidth = from.is_cpu() && to.is_cpu() ? 10e9 : 50e9;
+      result.latency_us = from.is_cpu() && to.is_cpu() ? 0.1 : 8;
+      result.bandwidth = estimate(from, to);
     }
     return result;
   }

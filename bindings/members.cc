@@ -1,0 +1,95 @@
+#include "members.h"
+
+#include <list>
+#include <string_view>
+
+namespace hmc::bindings {
+namespace {
+
+// One entry of {member: value}.
+template <class Value>
+Value entry_of(py::handle who, py::handle value, const char* wanted) {
+  if (!py::isinstance<Member>(who) || !py::isinstance<Value>(value)) throw py::type_error(wanted);
+  return py::cast<Value>(value);
+}
+
+void exchange_members(py::class_<Communicator>& comm) {
+  comm.def(
+      "exchange",
+      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+        std::vector<MemberBuffer> given;
+        for (const auto& [who, buffer] : members) {
+          const auto one = entry_of<ConnBuffer>(who, buffer, "exchange takes a ConnBuffer, or {Member: ConnBuffer}");
+          given.push_back({who.cast<Member>(), one});
+        }
+        const Deadline deadline = deadline_of(timeout);
+        return interruptible([&] { return self.exchange(given, deadline); });
+      },
+      py::arg("members"), py::arg("timeout") = py::none(), "As exchange of {member: buffer} for every local Member. Collective.");
+  comm.def(
+      "exchange_bytes",
+      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+        std::vector<MemberBytes> given;
+        for (const auto& [who, data] : members) {
+          const std::string_view text = entry_of<py::bytes>(who, data, "exchange_bytes takes bytes, or {Member: bytes}");
+          given.push_back({who.cast<Member>(), std::as_bytes(std::span(text.data(), text.size()))});
+        }
+        const Deadline deadline = deadline_of(timeout);
+        return bytes_list(interruptible([&] { return self.exchange_bytes(given, deadline); }));
+      },
+      py::arg("members"), py::arg("timeout") = py::none(),
+      "As exchange_bytes of {member: bytes} for every local Member. Collective.");
+}
+
+// One Member's (out, out_counts, inp, in_counts[, out_displacements, in_displacements]).
+struct Uneven {
+  explicit Uneven(const py::tuple& entry)
+      : out(entry[0], true),
+        in(entry[2], false),
+        out_layout(entry[1], optional(entry, 4), item_size_of(entry[0]), "out_counts"),
+        in_layout(entry[3], optional(entry, 5), item_size_of(entry[2]), "in_counts") {}
+  static py::object optional(const py::tuple& entry, std::size_t at) {
+    return at < entry.size() ? py::object(entry[at]) : py::object(py::none());
+  }
+  BorrowedView out, in;
+  LayoutArrays out_layout, in_layout;
+};
+
+void all_to_all_v_members(py::class_<Communicator>& comm) {
+  comm.def(
+      "all_to_all_v",
+      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+        std::list<Uneven> entries;
+        std::vector<MemberBuffersV> given;
+        for (const auto& [who, value] : members) {
+          const auto entry = entry_of<py::tuple>(who, value, "all_to_all_v takes arrays and counts, or {Member: tuple of them}");
+          if (entry.size() != 4 && entry.size() != 6) {
+            refuse("each Member needs (out, out_counts, inp, in_counts), optionally with (out_displacements, in_displacements)");
+          }
+          const Uneven& one = entries.emplace_back(entry);
+          given.push_back({who.cast<Member>(), *one.out, one.out_layout.layout(), *one.in, one.in_layout.layout()});
+        }
+        const Deadline deadline = deadline_of(timeout);
+        interruptible([&] { return self.all_to_all_v(given, deadline); });
+      },
+      py::arg("members"), py::arg("timeout") = py::none(),
+      "As all_to_all_v of {member: (out, out_counts, inp, in_counts)} for every local Member. Collective.");
+}
+
+}  // namespace
+
+void bind_members(py::class_<Communicator>& comm) {
+  exchange_members(comm);
+  all_to_all_v_members(comm);
+  comm.def(
+      "topology",
+      [](const Communicator& self, const std::optional<double>& timeout) {
+        const Deadline deadline = deadline_of(timeout);
+        return interruptible([&] { return self.topology(deadline); });
+      },
+      py::arg("timeout") = py::none(),
+      "The Members' hosts, cards and links, as every process sees its own host. Opens vendor libraries. Collective, one call per "
+      "process.");
+}
+
+}  // namespace hmc::bindings

@@ -1,0 +1,42 @@
+// Collectives that several Members of a process join in one call, and the layouts of uneven ones.
+#pragma once
+
+#include <vector>
+
+#include "blocks.h"
+
+namespace hmc::bindings {
+
+// Element counts and displacements of one side of an uneven all-to-all, in bytes.
+class LayoutArrays {
+ public:
+  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name)
+      : counts_(bytes_of(counts, name, item)) {
+    if (displacements && !displacements.is_none()) {
+      displacements_ = bytes_of(displacements, "displacements", item);
+    } else {
+      std::uint64_t at = 0;
+      for (const auto count : counts_) {
+        displacements_.push_back(at);
+        at += count;
+      }
+    }
+  }
+  [[nodiscard]] Member::Layout layout() const { return {counts_, displacements_}; }
+
+ private:
+  static std::vector<std::uint64_t> bytes_of(py::handle elements, const char* name, std::size_t item) {
+    const Offsets given = offsets_of(elements, name);
+    std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
+    for (auto& each : bytes) each *= item;
+    return bytes;
+  }
+
+  std::vector<std::uint64_t> counts_;
+  std::vector<std::uint64_t> displacements_;
+};
+
+// {member: ...} forms of the Communicator's collectives, and topology().
+void bind_members(py::class_<Communicator>& comm);
+
+}  // namespace hmc::bindings

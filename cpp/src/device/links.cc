@@ -1,0 +1,45 @@
+#include "device/links.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "device/runtime.h"
+
+namespace hmc {
+namespace {
+
+// Devices come and go only between processes.
+const RuntimeInfo& facts_of(const Device& device) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, RuntimeInfo, std::less<>>();  // used by threads that outlive main
+  const std::scoped_lock lock(mutex);
+  const auto found = known->find(device.vendor());
+  if (found != known->end()) return found->second;
+  const auto runtime = runtime_for(device);
+  RuntimeInfo info = runtime.ok() ? (*runtime)->enumerate() : RuntimeInfo{};
+  return known->emplace(std::string(device.vendor()), std::move(info)).first->second;
+}
+
+}  // namespace
+
+double host_bandwidth(const Device& device) {
+  for (const auto& info : facts_of(device).devices) {
+    if (info.device == device) return info.host_bandwidth;
+  }
+  return 0;
+}
+
+double link_bandwidth(const Device& local, const Device& remote) {
+  if (local.is_cpu() || local.vendor() != remote.vendor()) return 0;
+  double any = 0;
+  for (const auto& link : facts_of(local).links) {
+    if (link.a != local && link.b != local) continue;
+    if (link.a == remote || link.b == remote) return link.bandwidth;
+    any = link.bandwidth;
+  }
+  return local == remote ? 0 : any;
+}
+
+}  // namespace hmc

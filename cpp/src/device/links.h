@@ -1,0 +1,15 @@
+// What the hardware between two memories could carry, as far as the vendors' runtimes and the kernel say. Estimates for choosing
+// and explaining paths, never promises.
+#pragma once
+
+#include "hmc/device.h"
+
+namespace hmc {
+
+// Bytes per second and direction, 0 where nobody says. The vendor's library is asked once per process and vendor. Any thread.
+double host_bandwidth(const Device& device);
+// Between two devices of one vendor on this host, without going through its memory.
+// `remote` is a number as its own process counts: where this process has no such device, its links are taken to be alike.
+double link_bandwidth(const Device& local, const Device& remote);
+
+}  // namespace hmc

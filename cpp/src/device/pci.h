@@ -1,0 +1,16 @@
+// Where a PCI device sits on this host, from sysfs.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace hmc {
+
+struct PciFacts {
+  int numa_node = -1;    // -1: unknown
+  double bandwidth = 0;  // raw, bytes per second and direction, of the narrowest link up to the host; 0: unknown
+};
+// `address`: "0000:3b:00.0" in either case. Facts that are not there stay unknown. Any thread.
+PciFacts pci_facts(std::string_view address, const std::string& sysfs = "/sys");
+
+}  // namespace hmc

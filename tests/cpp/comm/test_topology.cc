@@ -1,0 +1,107 @@
+// Topologies as text and as discovered from a host's files.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "comm/topology_discover.h"
+#include "hmc/topology.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::TemporaryFolder;
+using testing::write_file;
+
+Topology two_hosts() {
+  Topology topology;
+  topology.hosts = {"alpha", "beta gamma"};
+  topology.cards.push_back(
+      {"a0", "alpha", *Device::parse("cuda:1"), 1, "A \"card\"\\\n", "0000:3b:00.0", 1, 1ULL << 37, 5.5e10, "hardware"});
+  topology.cards.push_back({"b0", "beta gamma", *Device::parse("mlu:0"), 0, "", "", -1, 0, 0, ""});
+  topology.cards.push_back({"b1", "beta gamma", Device::cpu(), 0, "", "", -1, 0, 0.1, "simulated"});
+  topology.cards.push_back({"spare", "alpha", *Device::parse("cuda:0"), -1, "", "", -1, 0, 0, ""});
+  topology.nics.push_back({"mlx5_0", "alpha", "infiniband", "0000:19:00.0", 0, 5e10});
+  topology.links.push_back({"a0", "spare", "nvlink", 4.5e11});
+  return topology;
+}
+
+TEST(Topology, TextReadsBackTheSame) {
+  const Topology topology = two_hosts();
+  const auto again = Topology::parse(topology.str());
+  ASSERT_TRUE(again.ok()) << again.status().str();
+  EXPECT_EQ(*again, topology);
+  EXPECT_EQ(again->str(), topology.str());
+}
+
+TEST(Topology, RanksGoByProcessThenByOrder) {
+  const Topology topology = two_hosts();
+  ASSERT_TRUE(topology.check().ok());
+  const auto members = topology.members();
+  ASSERT_EQ(members.size(), 3U);
+  EXPECT_EQ(members[0]->name, "b0");
+  EXPECT_EQ(members[1]->name, "b1");
+  EXPECT_EQ(members[2]->name, "a0");
+  EXPECT_EQ(topology.processes(), 2);
+  EXPECT_EQ(topology.devices_of(0), (std::vector<Device>{*Device::parse("mlu:0"), Device::cpu()}));
+  EXPECT_TRUE(topology.devices_of(-1).empty());
+  EXPECT_EQ(topology.card("none"), nullptr);
+  EXPECT_EQ(topology.link("spare", "a0"), &topology.links[0]);
+}
+
+TEST(Topology, SavedAndLoaded) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() / "cluster.topo";
+  ASSERT_TRUE(two_hosts().save(file).ok());
+  const auto again = Topology::load(file);
+  ASSERT_TRUE(again.ok()) << again.status().str();
+  EXPECT_EQ(*again, two_hosts());
+  EXPECT_EQ(Topology::load(file + ".absent").status().code(), Code::invalid_argument);
+  std::ofstream(file) << "hmc-topology 1\nhost a\nhost a\n";
+  const auto twice = Topology::load(file);
+  EXPECT_NE(std::string(twice.status().message()).find("twice"), std::string::npos) << twice.status().str();
+}
+
+TEST(Topology, NetworkCardsAsTheKernelNamesThem) {
+  const TemporaryFolder folder;
+  const fs::path sys = folder.path();
+  const fs::path ethernet = sys / "devices/pci0000:00/0000:00:05.0", rdma = sys / "devices/pci0000:17/0000:18:00.0";
+  write_file(ethernet / "numa_node", "0");
+  write_file(rdma / "numa_node", "1");
+  write_file(ethernet / "net/eth0/operstate", "up");
+  write_file(ethernet / "net/eth0/speed", "25000");
+  write_file(sys / "devices/virtual/net/lo/operstate", "unknown");
+  write_file(ethernet / "net/eth1/operstate", "down");
+  write_file(rdma / "infiniband/mlx5_0/ports/1/link_layer", "InfiniBand");
+  write_file(rdma / "infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)");
+  for (const char* name : {"eth0", "eth1"}) {
+    fs::create_directory_symlink(ethernet, ethernet / "net" / name / "device");
+    fs::create_directories(sys / "class/net");
+    fs::create_directory_symlink(ethernet / "net" / name, sys / "class/net" / name);
+  }
+  fs::create_directory_symlink(sys / "devices/virtual/net/lo", sys / "class/net/lo");
+  fs::create_directory_symlink(rdma, rdma / "infiniband/mlx5_0/device");
+  fs::create_directories(sys / "class/infiniband");
+  fs::create_directory_symlink(rdma / "infiniband/mlx5_0", sys / "class/infiniband/mlx5_0");
+  fs::create_directories(sys / "bus/pci/devices");
+  fs::create_directory_symlink(ethernet, sys / "bus/pci/devices/0000:00:05.0");
+  fs::create_directory_symlink(rdma, sys / "bus/pci/devices/0000:18:00.0");
+
+  const std::vector<TopologyNic> expected = {{"mlx5_0", "h", "infiniband", "0000:18:00.0", 1, 5e10},
+                                             {"eth0", "h", "ethernet", "0000:00:05.0", 0, 3.125e9}};
+  EXPECT_EQ(discover_nics("h", sys), expected);
+  EXPECT_TRUE(discover_nics("h", sys / "absent").empty());
+}
+
+TEST(Topology, ThisHostIsDiscovered) {
+  const Topology topology = Topology::discover();
+  ASSERT_TRUE(topology.check().ok()) << topology.check().str();
+  ASSERT_FALSE(topology.cards.empty());
+  EXPECT_TRUE(topology.cards.front().device.is_cpu());
+  EXPECT_EQ(topology.processes(), 0);
+}
+
+}  // namespace
+}  // namespace hmc
