@@ -12,22 +12,13 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-__all__ = ["Finding", "examine", "findings"]
+from hmc.cli.accelerators import accelerators
+from hmc.cli.finding import BAD, GOOD, NOTE, Finding
 
-GOOD, NOTE, BAD = "ok", "note", "problem"
-
-
-@dataclass
-class Finding:
-    """One check: ``level`` is ok, note (works, could be better) or problem; ``fix`` is empty when there is nothing to do."""
-
-    name: str
-    level: str
-    found: str
-    fix: str = ""
+__all__ = ["examine", "findings"]
 
 
 def _memlock() -> Finding:
@@ -184,7 +175,7 @@ def _transfer() -> Finding:
     return Finding("transfer", GOOD, f"two Contexts here reach each other by {path.transport} ({path.detail})")
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
     _versions,
     _space,
     _shared_memory,
@@ -196,15 +187,17 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _key,
     _launcher,
     _transfer,
+    accelerators,
 )
 
 
 def findings() -> list[Finding]:
     """Every check's finding, in order; a check that itself fails is a problem, not an exception."""
-    results = []
+    results: list[Finding] = []
     for check in CHECKS:
         try:
-            results.append(check())
+            found = check()
+            results += found if isinstance(found, list) else [found]
         except Exception as error:
             results.append(Finding(check.__name__.strip("_"), BAD, f"the check failed: {error!r}", "please report this"))
     return results
