@@ -1,14 +1,11 @@
-"""Two processes with three cards of different vendors: one rank per card. Start with: hmc run -n 2 several_cards.py"""
+"""Two processes with three cards of different vendors: one rank per card.
 
-import os
+Start with: hmc run -n 2 --simulate cuda,mlu,musa several_cards.py
+"""
 
 import numpy as np
 
 import hmc
-import hmc.testing
-
-# No such cards here? Simulated ones behave as theirs would. Leave this line out where the cards are real.
-os.environ.update(hmc.testing.environment("cuda", "mlu", "musa"))
 
 # Who brings what, the same in every process. topology.save() and hmc.Topology.load() keep it in a file.
 topology = hmc.Topology()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hmc.bench.sizes import parse_blocks, parse_sizes
+from hmc.cli.devices import SIMULATED, Place, place_ranks, simulation
 from hmc.cli.run import Job
 
 __all__ = ["run_bench"]
@@ -32,18 +33,28 @@ def run_bench(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"hmc bench: {error}", file=sys.stderr)
         return 2
+    places: list[Place] = []
+    if options.devices or options.simulate:
+        try:
+            places = place_ranks(options.devices, options.ranks, options.simulate)
+        except ValueError as error:
+            print(f"hmc bench: {error}", file=sys.stderr)
+            return 2
     points: list[dict[str, Any]] = []
     for transport in options.transports.split(",") if options.transports else [""]:
-        status = _measure(transport, operations, sizes, blocks, options, points)
+        status = _measure(transport, operations, sizes, blocks, places, options, points)
         if status != 0:
             return 1
     from hmc.bench.report import draw, table
 
     table(points)
+    simulated = any(place.provenance == "simulated" for place in places)
+    if simulated:
+        print(SIMULATED)
     if options.json:
         Path(options.json).write_text(json.dumps(points, indent=2) + "\n")
     if options.plot:
-        print(draw(points, options.plot))
+        print(draw(points, options.plot, simulated))
     return 0
 
 
@@ -52,13 +63,14 @@ def _measure(
     operations: list[str],
     sizes: list[int],
     blocks: list[tuple[int, int]],
+    places: list[Place],
     options: argparse.Namespace,
     points: list[dict[str, Any]],
 ) -> int:
     task = json.dumps(
         {
             "transport": transport,
-            "devices": [name for name in options.devices.split(",") if name],
+            "devices": [place.name for place in places],
             "operations": operations,
             "sizes": sizes,
             "blocks": blocks,
@@ -68,11 +80,13 @@ def _measure(
 
     def on_line(rank: int, line: str) -> None:
         if line.startswith('{"hmc-bench"'):
-            points.append(json.loads(line))
+            points.append({**json.loads(line), "devices": [place.label for place in places] or ["cpu"]})
         else:
             sys.stderr.write(f"[{rank}] {line}")
 
-    job = Job(command=[sys.executable, str(Path(__file__).with_name("worker.py")), task], processes=options.ranks, output=on_line)
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), task]
+    environment = simulation(options.simulate, options.ranks)
+    job = Job(command, processes=options.ranks, environment=environment, output=on_line)
     job.start()
     try:
         return job.wait()

@@ -36,7 +36,7 @@ def table(points: list[dict[str, Any]]) -> None:
     Console().print(result)
 
 
-def draw(points: list[dict[str, Any]], file: str) -> str:
+def draw(points: list[dict[str, Any]], file: str, simulated: bool) -> str:
     """Draws bandwidth over size, one line per operation and transport. Returns a line to print."""
     try:
         import matplotlib as mpl
@@ -64,7 +64,8 @@ def draw(points: list[dict[str, Any]], file: str) -> str:
     panel.set_ylim(bottom=0)
     panel.grid(color="0.9")
     panel.legend(frameon=False)
-    panel.set_title("HMC between two processes on this machine")
+    title = "HMC between two processes on this machine"
+    panel.set_title(title + ("\nsimulated devices: the speeds mean nothing" if simulated else ""))
     figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"plot: {file}"

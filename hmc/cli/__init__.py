@@ -6,6 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from hmc.cli.devices import vendor_list
+from hmc.testing import VENDORS
 
 __all__ = ["main"]
 
@@ -37,13 +41,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--includedir", action="store_true", help="print the folder of the C++ headers and exit")
     parser.add_argument("--cmakedir", action="store_true", help="print the folder of the CMake package and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    simulate: dict[str, Any] = {
+        "type": vendor_list,
+        "default": [],
+        "metavar": "VENDORS",
+        "help": f"simulated devices in place of these vendors' own, comma-separated: {', '.join(VENDORS)}",
+    }
 
     info = commands.add_parser("info", help="devices, transports and settings, each with a reason when absent")
     info.add_argument("--json", action="store_true", help="machine-readable output")
 
     topo = commands.add_parser("topo", help="cards, what joins them, and the path chosen for every pair")
     topo.add_argument("--devices", default="", help="cards to ask, e.g. 'cuda:0,cuda:1,cpu'; default: all of this host")
-    topo.add_argument("--simulate", default="", help="vendors to simulate in place of real ones, e.g. 'cuda,musa'")
+    topo.add_argument("--simulate", **simulate)
     topo.add_argument("--file", default="", help="show this written topology; no card is asked")
     topo.add_argument("--save", type=_file, default="", metavar="FILE", help="write the topology, for hmc.Topology.load")
     topo.add_argument(
@@ -61,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--nodes", type=int, default=1, help="hosts in the job (default 1)")
     run.add_argument("--node-rank", type=int, default=0, help="this host's number, 0 to nodes - 1 (default 0)")
     run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
+    run.add_argument("--simulate", **simulate)
     run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
     run.add_argument("--grace", type=float, default=5.0, help="seconds the others get when one process fails (default 5)")
     run.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE ...", help="run a module, with its arguments")
@@ -71,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--ranks", type=int, default=4, help="processes, each in the role of a card (default 4, at least 2)")
     demo.add_argument("--tokens", type=int, default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)")
     demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens): seconds on a laptop")
+    demo.add_argument("--devices", default="", help="memory of the ranks, cycling, e.g. 'cuda:0,cpu'; default: accelerators")
+    demo.add_argument("--simulate", **simulate)
     demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
     demo.add_argument("--picture", type=_picture, default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
     demo.add_argument("--json", type=_file, default="", metavar="FILE", help="also write the results as JSON")
@@ -80,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--ranks", type=int, default=2, help="processes for alltoall; the other operations take two (default 2)")
     bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
     bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")
+    bench.add_argument("--simulate", **simulate)
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
     bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
     bench.add_argument("--repeat", type=int, default=5, help="samples per point, the median is reported (default 5)")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from hmc.cli.devices import simulation
+
 __all__ = ["Job", "run_command"]
 
 
@@ -186,6 +188,7 @@ def run_command(options: argparse.Namespace) -> int:
         first_rank=options.node_rank * options.processes,
         size=options.nodes * options.processes,
         rendezvous=options.rendezvous,
+        environment=simulation(options.simulate, options.processes),
         grace=options.grace,
         output=show,
     )

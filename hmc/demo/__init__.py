@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hmc.cli.devices import place_ranks, simulation
 from hmc.cli.run import Job
 from hmc.demo.results import Results
 from hmc.demo.screen import Screen
@@ -29,8 +31,13 @@ def run_demo(options: argparse.Namespace) -> int:
     if tokens < 16:
         print("hmc demo: --tokens must be at least 16, one page", file=sys.stderr)
         return 2
-    results = Results()
-    with Screen(ranks=options.ranks, tokens=tokens) as screen:
+    try:
+        places = place_ranks(options.devices, options.ranks, options.simulate)
+    except ValueError as error:
+        print(f"hmc demo: {error}", file=sys.stderr)
+        return 2
+    results = Results(places)
+    with Screen(places, tokens=tokens) as screen:
 
         def on_line(rank: int, line: str) -> None:
             message = _parse(line)
@@ -40,8 +47,18 @@ def run_demo(options: argparse.Namespace) -> int:
                 results.add(message)
                 screen.update(message)
 
-        command = [sys.executable, str(WORKER), str(tokens), str(rounds), options.transports]
-        job = Job(command=command, processes=options.ranks, output=on_line)
+        command = [
+            sys.executable,
+            str(WORKER),
+            str(tokens),
+            str(rounds),
+            options.transports,
+            ",".join(place.name for place in places),
+        ]
+        environment = simulation(options.simulate, options.ranks)
+        # What a warning says of a path, the table says of all of them.
+        environment["HMC_LOG"] = os.environ.get("HMC_LOG", "error")
+        job = Job(command, processes=options.ranks, environment=environment, output=on_line)
         try:
             job.start()
             status = job.wait()
@@ -55,8 +72,8 @@ def run_demo(options: argparse.Namespace) -> int:
     if options.picture and results.moved:
         from hmc.demo.picture import draw
 
-        print(draw(results, options.ranks, options.picture))
-    return _verdict(results, options.ranks, status)
+        print(draw(results, options.picture))
+    return _verdict(results, status)
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -69,11 +86,13 @@ def _parse(line: str) -> dict[str, Any] | None:
     return message if isinstance(message, dict) and "hmc-demo" in message else None
 
 
-def _verdict(results: Results, ranks: int, status: int) -> int:
+def _verdict(results: Results, status: int) -> int:
+    ranks = len(results.places)
     wrong = [check for check in results.checks if not check["good"]]
     if status == 0 and not wrong and results.finished == ranks and results.checks:
         checked = sum(check["bytes"] for check in results.checks)
-        print(f"{len(results.checks)} checks passed: {checked / 2**20:.0f} MiB compared by independently computed checksums")
+        kind = " (simulated devices)" if results.simulated() else ""
+        print(f"{len(results.checks)} checks passed: {checked / 2**20:.0f} MiB{kind} compared by independently computed checksums")
         return 0
     for check in wrong:
         print(f"FAILED: {check['phase']} from {check['src']} to {check['dst']}: bytes differ", file=sys.stderr)

@@ -6,26 +6,40 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from hmc.cli.devices import Place
+
 __all__ = ["Results", "Row"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a phase between one pair of ranks (speeds in bytes per second, medians over the rounds)."""
+    """One line of the table: a phase between one pair of ranks (speeds in bytes per second, medians over the rounds).
+
+    ``memcpy`` is the speed relative to memcpy, where both ends are CPU memory.
+    """
 
     phase: str
     src: int
     dst: int
     size: int
     speed: float
-    path: str
+    memcpy: float | None
+    transport: str
+    detail: str
+    direct: bool
     reason: str
+
+    @property
+    def path(self) -> str:
+        """The transport, and whether it copies through a stage."""
+        return f"{self.transport}, {'direct' if self.direct else 'staged'}"
 
 
 @dataclass
 class Results:
-    """Collected messages of all ranks."""
+    """Collected messages of all ranks, and where each rank's memory is."""
 
+    places: list[Place]
     moved: list[dict[str, Any]] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     memcpy: list[float] = field(default_factory=list)
@@ -46,8 +60,12 @@ class Results:
             self.counters[message["rank"]] = message["counters"]
 
     def memcpy_speed(self) -> float:
-        """Median over the ranks, bytes per second; 0 before any was measured."""
+        """Median over the ranks on the CPU, bytes per second; 0 if there are none."""
         return statistics.median(self.memcpy) if self.memcpy else 0.0
+
+    def simulated(self) -> bool:
+        """True if a rank's memory is not that of hardware."""
+        return any(place.provenance != "hardware" for place in self.places)
 
     def rows(self) -> list[Row]:
         """The table, in the order in which phases and pairs first appeared."""
@@ -58,8 +76,14 @@ class Results:
         for (phase, src, dst), messages in sorted(groups.items(), key=lambda item: (self._phase_order(item[0][0]), item[0][1:])):
             speed = statistics.median(message["bytes"] / max(message["seconds"], 1e-9) for message in messages)
             last = messages[-1]
-            path = last["transport"] + (f" ({last['detail']})" if last["detail"] else "")
-            rows.append(Row(phase, src, dst, sum(message["bytes"] for message in messages), speed, path, last["reason"]))
+            on_cpu = self.places[src].name == self.places[dst].name == "cpu" and self.memcpy
+            rows.append(
+                Row(
+                    phase, src, dst, sum(message["bytes"] for message in messages), speed,
+                    speed / self.memcpy_speed() if on_cpu else None,
+                    last["transport"], last["detail"], last["direct"], last["reason"],
+                )
+            )  # fmt: skip
         return rows
 
     def _phase_order(self, phase: str) -> int:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hmc.cli.devices import SIMULATED, Place
 from hmc.demo.results import Results
 from hmc.demo.workload import LAYERS, PAGE_BYTES, Shape
 
@@ -18,14 +19,19 @@ __all__ = ["Screen"]
 class Screen:
     """Context manager around the run. Calls may come from several threads."""
 
-    def __init__(self, ranks: int, tokens: int) -> None:
+    def __init__(self, places: list[Place], tokens: int) -> None:
         self.console = Console()
+        self._places = places
         shape = Shape(tokens)
         cache = LAYERS * shape.pages * PAGE_BYTES / 2**20
         self.console.print(
-            f"{ranks} processes in the roles of cards (memory: CPU). A prompt of {tokens} tokens has {cache:.0f} MiB of "
-            f"KV cache: {LAYERS} layers x {shape.pages} pages of {PAGE_BYTES // 1024} KiB."
+            f"{len(places)} processes in the roles of cards (memory: {', '.join(dict.fromkeys(place.label for place in places))}). "
+            f"A prompt of {tokens} tokens has {cache:.0f} MiB of KV cache: {LAYERS} layers x {shape.pages} pages of "
+            f"{PAGE_BYTES // 1024} KiB.",
+            highlight=False,
         )
+        if any(place.provenance == "simulated" for place in places):
+            self.console.print(SIMULATED)
         self._progress = Progress(
             TextColumn("{task.description:<14}"),
             BarColumn(),
@@ -59,32 +65,25 @@ class Screen:
                 self._progress.update(task, total=done)
 
     def table(self, results: Results) -> None:
-        """What moved, by which path and why, how fast, against memcpy."""
-        yardstick = results.memcpy_speed()
-        table = Table(box=box.SIMPLE_HEAD, title=None)
-        for name, justify in (
-            ("phase", "left"), ("from", "right"), ("to", "right"), ("MiB", "right"), ("GB/s", "right"), ("of memcpy", "right"),
-            ("path", "left"),
-        ):  # fmt: skip
-            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=name != "path")
-        reasons: dict[str, str] = {}
+        """What moved between which devices, by which path and why, how fast, on the CPU against memcpy."""
+        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        columns = ["phase", "from", "to", "MiB", "GB/s", *(["of memcpy"] if results.memcpy else []), "path"]
+        for name in columns:
+            words = name in ("from", "to", "path")
+            table.add_column(name, justify="left" if words or name == "phase" else "right", no_wrap=not words, overflow="fold")
+        reasons: dict[str, dict[str, None]] = {}  # path: its distinct reasons, in order
         for row in results.rows():
-            share = f"{row.speed / yardstick:.2f}x" if yardstick else "-"
-            table.add_row(
-                row.phase,
-                str(row.src),
-                str(row.dst),
-                f"{row.size / 2**20:.1f}",
-                f"{row.speed / 1e9:.2f}",
-                share,
-                row.path.split(" ")[0],
-            )
-            reasons[row.path] = row.reason
-        self.console.print(table)
-        for path, reason in reasons.items():
-            self.console.print(f"why {path}: {reason}", markup=False, highlight=False)
+            cells = [row.phase, *(f"{rank}: {self._places[rank].label}" for rank in (row.src, row.dst))]
+            cells += [f"{row.size / 2**20:.1f}", f"{row.speed / 1e9:.2f}"]
+            if results.memcpy:
+                cells.append("-" if row.memcpy is None else f"{row.memcpy:.2f}x")
+            table.add_row(*cells, row.path)
+            reasons.setdefault(row.transport + (f" ({row.detail})" if row.detail else ""), {})[row.reason] = None
+        self.console.print(table, highlight=False)
+        for path, why in reasons.items():
+            self.console.print(f"why {path}: {'; '.join(why)}", markup=False, highlight=False)
         staged = sum(counters.get("bytes_staged", 0) for counters in results.counters.values())
-        self.console.print(
-            f"memcpy here (one thread, all processes at once): {yardstick / 1e9:.2f} GB/s. Bytes copied through a stage: {staged}.",
-            highlight=False,
-        )
+        if results.memcpy:
+            speed = results.memcpy_speed() / 1e9
+            self.console.print(f"memcpy here (one thread, all CPU ranks at once): {speed:.2f} GB/s.", highlight=False)
+        self.console.print(f"Bytes copied through a stage: {staged}.", highlight=False)

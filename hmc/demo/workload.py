@@ -14,6 +14,7 @@ __all__ = [
     "LAYERS",
     "PAGE_BYTES",
     "PAGE_TOKENS",
+    "Bytes",
     "Shape",
     "checksum",
     "expert_counts",
@@ -65,7 +66,8 @@ def page_table(shape: Shape, *seed: int) -> NDArray[np.int64]:
 def expert_counts(tokens: int, ranks: int, source: int) -> list[int]:
     """Tokens that ``source`` routes to each rank's experts: skewed, and different for every source; some pairs get none."""
     weights = np.random.default_rng([7, source]).exponential(size=ranks)
-    weights[(source * 3 + 1) % ranks] = 0.0
+    if ranks > 2:
+        weights[(source * 3 + 1) % ranks] = 0.0
     counts = np.floor(weights / weights.sum() * tokens).astype(np.int64)
     counts[int(np.argmax(weights))] += tokens - int(counts.sum())
     return [int(count) for count in counts]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from hmc.cli.devices import find_places, named_places, simulation
 from hmc.cli.run import Job
 from hmc.topo.report import as_data, show
 
@@ -22,25 +22,20 @@ def run_topo(options: argparse.Namespace) -> int:
     """Prints, and draws and saves where asked. Exit status 1 when a process failed, 2 for wrong usage."""
     import hmc
 
-    if options.simulate:
-        import hmc.testing
-
-        try:
-            os.environ.update(hmc.testing.environment(*options.simulate.split(",")))
-        except (ValueError, FileNotFoundError) as error:
-            print(f"hmc topo: {error}", file=sys.stderr)
-            return 2
     paths: list[list[dict[str, Any]]] = []
     try:
         if options.file:
             topology = hmc.Topology.load(options.file)
         else:
-            devices = [name for name in options.devices.split(",") if name] or hmc.devices()
-            status, text, paths = _ask(devices)
+            environment = simulation(options.simulate, processes=0)
+            places = find_places(environment)
+            if options.devices:
+                places = named_places(options.devices, places)
+            status, text, paths = _ask([place.name for place in places], environment)
             if status != 0:
                 return 1
             topology = hmc.Topology.parse(text)
-    except hmc.HmcError as error:
+    except (hmc.HmcError, ValueError) as error:
         print(f"hmc topo: {error}", file=sys.stderr)
         return 2
     if options.json:
@@ -56,7 +51,7 @@ def run_topo(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(devices: list[str]) -> tuple[int, str, list[list[dict[str, Any]]]]:
+def _ask(devices: list[str], environment: dict[str, str]) -> tuple[int, str, list[list[dict[str, Any]]]]:
     """Starts one process per card. Returns the exit status, the topology as text and every pair's path, by rank."""
     answers: dict[int, dict[str, Any]] = {}
 
@@ -66,7 +61,7 @@ def _ask(devices: list[str]) -> tuple[int, str, list[list[dict[str, Any]]]]:
         else:
             print(f"[{rank}] {line.rstrip()}", file=sys.stderr)
 
-    job = Job(command=[sys.executable, str(WORKER), *devices], processes=len(devices), output=on_line)
+    job = Job(command=[sys.executable, str(WORKER), *devices], processes=len(devices), environment=environment, output=on_line)
     try:
         job.start()
         status = job.wait()

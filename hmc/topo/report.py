@@ -8,6 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hmc.cli.devices import SIMULATED
+
 if TYPE_CHECKING:
     import hmc
 
@@ -65,7 +67,7 @@ def show(topology: hmc.Topology, paths: list[list[dict[str, Any]]]) -> None:
     if paths:
         _show_paths(console, [names[card.name] for card in topology.members()], paths)
     if any(card.provenance == "simulated" for card in topology.cards):
-        line("Simulated cards are libraries of HMC's own: no such hardware is here, and expected speeds are placeholders.")
+        line(f"{SIMULATED} Expected ones are placeholders.")
 
 
 def _links(topology: hmc.Topology, names: dict[str, str]) -> list[str]:

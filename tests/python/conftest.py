@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,10 @@ from numpy.typing import NDArray
 
 import hmc
 
-HMC = str(Path(sys.executable).with_name("hmc"))
+SCRIPT = Path(sys.executable).with_name("hmc")
+# Where the package is on PYTHONPATH and not installed, what the script would run. Not with -m, which looks into the working
+# directory first: that may be a source tree that is not built.
+HMC = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, str(Path(hmc.__file__).with_name("__main__.py"))]
 
 
 def pattern(size: int, seed: int) -> NDArray[np.uint8]:
@@ -24,20 +28,33 @@ def pattern(size: int, seed: int) -> NDArray[np.uint8]:
     return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)
 
 
+def run_hmc(
+    *arguments: str, cwd: Path | None = None, timeout: float = 120, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The finished `hmc` command with its output."""
+    return subprocess.run(
+        [*HMC, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., str]:
     """Runs a script as a job of N processes by `hmc run`; fails the test with everything they printed."""
 
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
-        import os
-
         script = tmp_path / "job.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom conftest import pattern\n"
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
         prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\n" + textwrap.dedent(source))
         result = subprocess.run(
-            [HMC, "run", "-n", str(ranks), str(script)],
+            [*HMC, "run", "-n", str(ranks), str(script)],
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from conftest import HMC
+from conftest import run_hmc
 
 import hmc.testing
 from hmc.cli.accelerators import accelerators, plugged_in
@@ -22,8 +20,7 @@ def card(sysfs: Path, address: str, vendor: str, kind: str) -> None:
 
 
 def doctor(expect: int = 0, **environment: str) -> list[dict[str, Any]]:
-    every = {**os.environ, **environment}
-    result = subprocess.run([HMC, "doctor", "--json"], capture_output=True, text=True, timeout=60, env=every)
+    result = run_hmc("doctor", "--json", environment=environment)
     assert result.returncode == expect, result.stdout + result.stderr
     return json.loads(result.stdout)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HMC
+from conftest import run_hmc
 
 import hmc
 import hmc.testing
@@ -251,7 +250,7 @@ def test_a_topology_of_another_size_is_refused() -> None:
 
 
 def topo(*arguments: str, folder: Path) -> str:
-    result = subprocess.run([HMC, "topo", *arguments], capture_output=True, text=True, timeout=110, cwd=folder)
+    result = run_hmc("topo", *arguments, cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
 BIN = Path(sys.executable).parent
-RANKS = {"first_transfer.py": 2, "all_to_all.py": 4, "several_cards.py": 2, "arrays_and_buffers.py": 0, "asyncio_pair.py": 0}
+# Options of `hmc run`; none: started by itself.
+OPTIONS = {
+    "first_transfer.py": ["-n", "2"],
+    "all_to_all.py": ["-n", "4"],
+    "several_cards.py": ["-n", "2", "--simulate", "cuda,mlu,musa"],
+    "mixed_vendors.py": ["-n", "2", "--simulate", "cuda,rocm"],
+    "arrays_and_buffers.py": [],
+    "asyncio_pair.py": [],
+}
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
 
 
@@ -26,7 +34,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RANKS) | set(FOREIGN)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(OPTIONS) | set(FOREIGN)
 
 
 def test_every_example_is_in_the_documentation() -> None:
@@ -41,12 +49,12 @@ def test_tutorials_hold_no_code_of_their_own() -> None:
         assert not re.search(r"^```(python|py|cpp|c\+\+)\s*$", path.read_text(), re.MULTILINE), path.name
 
 
-@pytest.mark.parametrize("name", sorted(RANKS))
+@pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_example(name: str) -> None:
     script = str(EXAMPLES / name)
-    ranks = RANKS[name]
-    command = [str(BIN / "hmc"), "run", "-n", str(ranks), script] if ranks else [sys.executable, script]
-    assert run(command).count("done") == max(1, ranks)
+    options = OPTIONS[name]
+    command = [str(BIN / "hmc"), "run", *options, script] if options else [sys.executable, script]
+    assert run(command).count("done") == int(options[1] if options else 1)
 
 
 def test_the_program_of_the_readme(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vendors import Failure
+from abi import Failure
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,9 @@ def child(name: str, source: str, arguments: list[str] | None = None, **environm
     prelude = f"""
         import ctypes, sys, time
         sys.path.insert(0, {str(HERE)!r})
-        from vendors import *
+        from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+        from abi import Failure, address
+        from vendors import load
         from harness import pattern
         v = load({name!r})
     """

@@ -16,8 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import vendors
+from abi import ILLEGAL, INVALID, NO_MEMORY, Failure, address
 from harness import child, expect, pattern, run
-from vendors import ILLEGAL, INVALID, NO_MEMORY, Failure, address, load
+from vendors import load
 
 LOADED: dict[str, Any] = {}
 MIB = 1 << 20

@@ -11,8 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import vendors
+from abi import INVALID
 from harness import expect, run
-from vendors import INVALID, load
+from vendors import load
 
 
 def test_cuda_needs_a_context() -> None:

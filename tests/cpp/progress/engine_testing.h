@@ -10,6 +10,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -57,6 +58,24 @@ inline bool eventually(const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
   return condition();
+}
+
+// An engine in each of its modes.
+class EngineModes : public ::testing::TestWithParam<Progress> {
+ protected:
+  void SetUp() override { engine_ = Engine::create(GetParam()).value(); }
+  void TearDown() override {
+    if (engine_) engine_->stop();
+  }
+  // What `function` needs to become true, with the engine turned in the way of its mode.
+  bool until(const std::function<bool()>& function, double seconds = 10) {
+    return engine_->drive(Deadline::after_seconds(seconds), function);
+  }
+  std::shared_ptr<Engine> engine_;
+};
+
+inline std::string mode_name(const ::testing::TestParamInfo<Progress>& mode) {
+  return mode.param == Progress::manual ? "manual" : "background";
 }
 
 }  // namespace hmc::testing

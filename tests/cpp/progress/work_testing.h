@@ -1,23 +1,16 @@
 // The fixture of tests over WorkState, in both modes of progress.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "progress/engine.h"
+#include "progress/engine_testing.h"
 #include "progress/work_state.h"
 
 namespace hmc::testing {
 
-class WorkFixture : public ::testing::TestWithParam<Progress> {
+class WorkFixture : public EngineModes {
  protected:
-  void SetUp() override { engine_ = Engine::create(GetParam()).value(); }
-  void TearDown() override {
-    if (engine_) engine_->stop();
-  }
   std::shared_ptr<WorkState> pending() {
     auto state = std::make_shared<WorkState>(engine_);
     const auto lock = engine_->lock();
@@ -33,11 +26,6 @@ class WorkFixture : public ::testing::TestWithParam<Progress> {
     const auto lock = engine_->lock();
     engine_->at(Deadline::after_seconds(seconds), [state, status] { state->complete(status); });
   }
-  std::shared_ptr<Engine> engine_;
 };
-
-inline std::string mode_name(const ::testing::TestParamInfo<Progress>& mode) {
-  return mode.param == Progress::manual ? "manual" : "background";
-}
 
 }  // namespace hmc::testing

@@ -78,7 +78,7 @@ class StagingTransport final : public Transport {
     result.detail =
         std::to_string(options_.geometry.chunk_bytes >> 10) + " KiB chunks " +
         (peer.same_host && options_.share ? "in a shared ring" : "carried by " + std::string(carrier.transport->name()));
-    result.reason = "nothing direct between " + local.str() + " and " + remote.str();
+    result.reason = "nothing direct joins the two memories";
     result.latency_us = (devices ? 20 : 2) + carrier.reach.latency_us;
     // Between CPU memories it is never worth it, and there for completeness.
     result.bandwidth = devices && peer.same_host && options_.share ? ring_rate(local, remote) : carrier.reach.bandwidth * 0.4;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "transport/pair.h"
+#include "transport/one_transport.h"
 #include "transport/shm/files.h"
 #include "transport/shm/link.h"
 
@@ -16,13 +16,6 @@ namespace {
 
 using shm::ChannelMemory;
 
-const TransportFactory& shm_factory() {
-  for (const TransportFactory* factory : transport_factories()) {
-    if (factory->name == "shm") return *factory;
-  }
-  std::abort();
-}
-
 // A node with an honest link and a victim, whose peer is this test.
 class ShmForged : public ::testing::Test {
  protected:
@@ -30,13 +23,13 @@ class ShmForged : public ::testing::Test {
     setenv("HMC_SHM_PTRACE", "0", 1);
     setenv("HMC_SHM_RING_BYTES", "131072", 1);
     std::string reason;
-    honest_ = Pair::create(shm_factory(), reason);
+    honest_ = Pair::create(factory_of("shm"), reason);
     ASSERT_TRUE(honest_) << reason;
     renew();
   }
   void TearDown() override {
     if (honest_) {
-      expect_honest_link_works();
+      expect_link_works(*honest_);
       drop();
     }
     unsetenv("HMC_SHM_PTRACE");
@@ -80,17 +73,6 @@ class ShmForged : public ::testing::Test {
     blob.fds.push_back(from_victim_.fd().duplicate());
     blob.fds.push_back(UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
     return blob;
-  }
-  void expect_honest_link_works() {
-    const Area local(*honest_->a().node, 70'001, false);
-    const Area remote(*honest_->b().node, 70'001, false);
-    fill_pattern(local.span(), 6);
-    const auto imported = honest_->import(honest_->a(), remote);
-    Transfer put(honest_->a(), local, *imported);
-    HMC_ASSERT_OK(put.put());
-    ASSERT_TRUE(honest_->until([&] { return put.done.done(); }));
-    HMC_EXPECT_OK(Status(put.done.status()));
-    EXPECT_EQ(first_mismatch(remote.span(), 6), -1);
   }
   void expect_broken() {
     ASSERT_TRUE(honest_->until([&] { return !sink_->failure.ok(); }));

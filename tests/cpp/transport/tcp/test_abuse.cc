@@ -5,19 +5,12 @@
 
 #include <cstring>
 
-#include "transport/pair.h"
+#include "transport/one_transport.h"
 #include "transport/tcp/connect.h"
 #include "transport/tcp/frames.h"
 
 namespace hmc::testing {
 namespace {
-
-const TransportFactory& tcp_factory() {
-  for (const TransportFactory* factory : transport_factories()) {
-    if (factory->name == "tcp") return *factory;
-  }
-  std::abort();
-}
 
 // A blocking connection to "tcp://127.0.0.1:PORT".
 UniqueFd dial(const std::string& address) {
@@ -40,7 +33,7 @@ class Abuse : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string reason;
-    honest_ = Pair::create(tcp_factory(), reason);
+    honest_ = Pair::create(factory_of("tcp"), reason);
     ASSERT_TRUE(honest_) << reason;
     Node& node = *honest_->a().node;
     // An endpoint whose peer is this test: it listens nowhere, so it dials.
@@ -60,7 +53,7 @@ class Abuse : public ::testing::Test {
   }
   void TearDown() override {
     if (honest_) {
-      expect_honest_link_works();
+      expect_link_works(*honest_);
       const auto lock = honest_->a().lock();
       victim_.reset();
     }
@@ -92,17 +85,6 @@ class Abuse : public ::testing::Test {
     EXPECT_TRUE(honest_->until([&] { return connected_.done(); }));
     HMC_EXPECT_OK(Status(connected_.status()));
     return fd;
-  }
-  void expect_honest_link_works() {
-    const Area local(*honest_->a().node, 70'001, false);
-    const Area remote(*honest_->b().node, 70'001, false);
-    fill_pattern(local.span(), 6);
-    const auto imported = honest_->import(honest_->a(), remote);
-    Transfer put(honest_->a(), local, *imported);
-    HMC_ASSERT_OK(put.put());
-    ASSERT_TRUE(honest_->until([&] { return put.done.done(); }));
-    HMC_EXPECT_OK(Status(put.done.status()));
-    EXPECT_EQ(first_mismatch(remote.span(), 6), -1);
   }
   static Bytes frame(tcp::FrameType type, std::uint16_t extents, std::uint32_t length, std::uint64_t op, std::uint64_t a = 0,
                      std::uint64_t b = 0) {
@@ -157,7 +139,7 @@ TEST_F(Abuse, ScannersAndSilentOnes) {
   const UniqueFd scanner = dial(address_.listens.front());
   say(scanner, pattern(4000, 1));
   honest_->settle();
-  expect_honest_link_works();
+  expect_link_works(*honest_);
 }
 
 TEST_F(Abuse, GarbageEndsTheLink) { expect_broken_by({pattern(3000, 200)}); }

@@ -1,22 +1,15 @@
 // Links whose two ends are set up differently.
 #include <cstdlib>
 
-#include "transport/pair.h"
+#include "transport/one_transport.h"
 
 namespace hmc::testing {
 namespace {
 
-const TransportFactory& tcp_factory() {
-  for (const TransportFactory* factory : transport_factories()) {
-    if (factory->name == "tcp") return *factory;
-  }
-  std::abort();
-}
-
 std::unique_ptr<Node> node_with(const char* streams, const char* buffer) {
   setenv("HMC_TCP_STREAMS", streams, 1);
   setenv("HMC_TCP_BUFFER", buffer, 1);
-  auto node = Node::create(tcp_factory());
+  auto node = Node::create(factory_of("tcp"));
   unsetenv("HMC_TCP_STREAMS");
   unsetenv("HMC_TCP_BUFFER");
   return node.ok() ? std::move(*node) : nullptr;
