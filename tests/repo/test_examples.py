@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import hmc.testing
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
 BIN = Path(sys.executable).parent
 RANKS = {"first_transfer.py": 2, "all_to_all.py": 4, "arrays_and_buffers.py": 0, "asyncio_pair.py": 0}
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
+SIMULATED = "beside_cuda_python.py"
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -26,7 +29,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RANKS) | set(FOREIGN)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RANKS, *FOREIGN, SIMULATED}
 
 
 def test_every_example_is_in_the_documentation() -> None:
@@ -75,3 +78,12 @@ def test_example_beside_another_library(name: str) -> None:
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
     assert run([*command, str(EXAMPLES / name)], **allow).count("done") == 4
+
+
+def test_example_beside_cuda_python(tmp_path: Path) -> None:
+    for package in ("cuda", "cuda.core", "cuda.bindings"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    (tmp_path / "libcuda.so.1").symlink_to(hmc.testing.library("cuda"))
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1"}
+    assert run([sys.executable, str(EXAMPLES / SIMULATED)], **environment).count("done") == 1
