@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "common.h"
+#include "cuda_array.h"
 #include "dlpack.h"
+#include "interop.h"
 
 namespace hmc::bindings {
 namespace {
@@ -100,22 +102,23 @@ MemoryView buffer_view(py::handle object, bool writable) {
   return plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu());
 }
 
-MemoryView cuda_interface_view(py::handle object, bool writable) {
-  const py::dict face = object.attr("__cuda_array_interface__");
-  const auto data = face["data"].cast<std::pair<std::uintptr_t, bool>>();
-  if (writable && data.second) refuse("a read-only device array cannot be received into");
-  std::size_t items = 1;
-  for (const auto& n : face["shape"].cast<std::vector<std::size_t>>()) items *= n;
-  if (face.contains("strides") && !face["strides"].is_none())
-    refuse("a strided device array cannot be transferred; make it contiguous");
-  const auto typestr = face["typestr"].cast<std::string>();
-  const std::size_t bytes = items * std::stoul(typestr.substr(2));
-  // The protocol's name says nothing of the owner: ask the runtimes.
-  const Memory probe = check(Memory::wrap(reinterpret_cast<void*>(data.first), bytes));
-  if (bytes > 0 && probe.device().is_cpu()) refuse("no device runtime of this process knows the memory of a " + type_name(object));
-  MemoryView view = plain_view(object, probe.data(), bytes, probe.device());
-  view.stream = producer_stream(object, face.contains("stream") ? py::object(face["stream"]) : py::none());
+// Empty when the memory is the host's and the buffer protocol has it: then it goes as other CPU memory does.
+std::optional<MemoryView> cuda_array_view(py::handle object, bool writable) {
+  const CudaArray taken = take_cuda_array(object);
+  if (taken.on_host) {
+    if (PyObject_CheckBuffer(object.ptr()) != 0) return std::nullopt;
+    refuse("no device runtime of this process knows the memory of a " + type_name(object));
+  }
+  if (writable && taken.read_only) refuse("a read-only device array cannot be received into");
+  MemoryView view = plain_view(object, taken.memory.data(), taken.memory.size(), taken.memory.device());
+  view.stream = producer_stream(object, taken.stream);
   return view;
+}
+
+// Types of Python's own, which no library adds attributes to.
+bool plain_buffer(py::handle object) {
+  return PyBytes_CheckExact(object.ptr()) != 0 || PyByteArray_CheckExact(object.ptr()) != 0 ||
+         PyMemoryView_Check(object.ptr()) != 0;
 }
 
 }  // namespace
@@ -190,13 +193,18 @@ MemoryView view_of(py::handle object, bool writable) {
   static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
   if (Py_TYPE(object.ptr()) == buffer_type) return {object.cast<const ConnBuffer&>()};
   if (Py_TYPE(object.ptr()) == memory_type) return {object.cast<const Memory&>()};
+  // Before the buffer protocol, which hip-python's arrays offer for device memory too.
+  if (!plain_buffer(object) && py::hasattr(object, "__cuda_array_interface__")) {
+    if (auto view = cuda_array_view(object, writable)) return *std::move(view);
+  }
   if (PyObject_CheckBuffer(object.ptr()) != 0) return buffer_view(object, writable);
-  if (py::hasattr(object, "__cuda_array_interface__")) return cuda_interface_view(object, writable);
   if (py::hasattr(object, "__dlpack__")) {
     const DlpackView taken = take_dlpack(object);
     MemoryView view(taken.data, taken.bytes, taken.device);
     view.owner = shared_reference(taken.capsule);
-    if (!taken.device.is_cpu()) view.stream = producer_stream(object, py::none());
+    // We named no stream, so the producer has ordered the tensor before the default one.
+    const bool ordered = interop_of(taken.device.vendor()).like_cuda;
+    if (!taken.device.is_cpu()) view.stream = producer_stream(object, ordered ? py::object(py::int_(0)) : py::none());
     if (writable && taken.read_only) refuse("a read-only " + type_name(object) + " cannot be received into");
     return view;
   }
@@ -208,7 +216,10 @@ MemoryView view_of(py::handle object, bool writable) {
 Memory memory_of(py::handle object) {
   if (py::isinstance<ConnBuffer>(object)) return object.cast<const ConnBuffer&>().memory();
   if (py::isinstance<Memory>(object)) return object.cast<const Memory&>();
-  const MemoryView view = view_of(object, false);
+  return memory_of(view_of(object, false));
+}
+
+Memory memory_of(const MemoryView& view) {
   return check(Memory::wrap(view.data, view.bytes, view.device, [owner = view.owner]() mutable { owner.reset(); }));
 }
 

@@ -103,6 +103,7 @@ class BorrowedView {
 };
 // As a Memory handle (for registration).
 Memory memory_of(py::handle object);
+Memory memory_of(const MemoryView& view);
 // uint64 offsets from any integer array or sequence, without a Python loop for arrays and without a copy of 64-bit ones.
 struct Offsets {
   py::object array;  // holds them
@@ -119,7 +120,7 @@ std::shared_ptr<const void> shared_reference(py::handle object);
 std::function<void()> keep_alive(py::handle object);
 
 // ---- streams.cc ----
-StreamHandle stream_of(py::handle object);  // None (no_stream), int, framework stream, __cuda_stream__
+StreamHandle stream_of(py::handle object);  // None (no_stream), number, framework stream, __cuda_stream__
 Device stream_device(py::handle object);    // whose a framework's stream is; throws when it does not say
 StreamHandle producer_stream(py::handle array, py::handle declared);
 

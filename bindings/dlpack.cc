@@ -1,5 +1,7 @@
 #include "dlpack.h"
 
+#include "interop.h"
+
 namespace hmc::bindings {
 namespace {
 
@@ -35,7 +37,6 @@ struct DlManagedTensorVersioned {
   DlTensor tensor;
 };
 
-constexpr std::int32_t dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_host = 11, dl_ext = 12;
 constexpr const char* plain_name = "dltensor";
 constexpr const char* versioned_name = "dltensor_versioned";
 
@@ -55,21 +56,14 @@ void drop_capsule(PyObject* capsule, const char* name) {
   managed->deleter(managed);
 }
 
-std::int32_t device_type(const Device& device) {
-  if (device.is_cpu()) return dl_cpu;
-  if (device.vendor() == "cuda") return dl_cuda;
-  if (device.vendor() == "rocm" || device.vendor() == "hygon") return dl_rocm;
-  return dl_ext;
-}
-
 template <class Managed>
 Managed* export_memory(const Memory& memory) {
   auto* exported = new Export<Managed>;
   exported->memory = memory;
   exported->shape = static_cast<std::int64_t>(memory.size());
   DlTensor& tensor = exported->managed.tensor;
-  tensor = {
-      memory.data(), {device_type(memory.device()), memory.device().index()}, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
+  const DlDevice device{interop_of(memory.device().vendor()).dlpack, memory.device().index()};
+  tensor = {memory.data(), device, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
   exported->managed.manager = exported;
   exported->managed.deleter = [](Managed* managed) { delete static_cast<Export<Managed>*>(managed->manager); };
   return &exported->managed;
@@ -110,7 +104,7 @@ DlpackView take_dlpack(py::handle object) {
   view.bytes = contiguous_bytes(*tensor);
   view.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
   const std::int32_t type = tensor->device.type;
-  if (type != dl_cpu && type != dl_cuda_host && type != dl_rocm_host) {
+  if (!dlpack_on_host(type)) {
     // The code does not always name the vendor: ask the runtimes whose pointer it is.
     view.device = check(Memory::wrap(view.data, view.bytes)).device();
     if (view.bytes > 0 && view.device.is_cpu()) {
@@ -137,6 +131,8 @@ py::object give_dlpack(const Memory& memory, py::handle max_version) {
   return py::reinterpret_steal<py::object>(capsule);
 }
 
-py::tuple dlpack_device(const Memory& memory) { return py::make_tuple(device_type(memory.device()), memory.device().index()); }
+py::tuple dlpack_device(const Memory& memory) {
+  return py::make_tuple(interop_of(memory.device().vendor()).dlpack, memory.device().index());
+}
 
 }  // namespace hmc::bindings

@@ -29,17 +29,20 @@ void bind_memory(py::module_& module) {
   cls.def(
       "copy_from",
       [](const Memory& self, const py::object& source) {
-        const Memory other = memory_of(source);
+        const MemoryView from = view_of(source, false);
+        const Memory other = memory_of(from);
         const py::gil_scoped_release nogil;
+        if (from.stream != no_stream) check(synchronize_stream(from.device, from.stream));
         check(self.copy_from(other));
       },
       py::arg("source"), "Copies every byte of source (Memory or array, any device) here. Sizes must be equal. Blocks.");
   cls.def(
       "copy_to",
       [](const Memory& self, const py::object& target) {
-        static_cast<void>(view_of(target, true));
-        const Memory other = memory_of(target);
+        const MemoryView to = view_of(target, true);
+        const Memory other = memory_of(to);
         const py::gil_scoped_release nogil;
+        if (to.stream != no_stream) check(synchronize_stream(to.device, to.stream));
         check(self.copy_to(other));
       },
       py::arg("target"), "Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.");

@@ -13,6 +13,11 @@ StreamHandle handle_of(const py::object& number) {
 // torch.cuda.Stream.cuda_stream and its namesakes of other torch devices; cupy.cuda.Stream.ptr.
 constexpr const char* handle_attributes[] = {"cuda_stream", "mlu_stream", "musa_stream", "ptr"};
 
+// A handle that is more than an int: of NumPy, or a stream of cuda.bindings or hip-python. What has a fraction is none.
+bool numeric(py::handle object) {
+  return PyIndex_Check(object.ptr()) != 0 || (py::hasattr(object, "__int__") && !py::hasattr(object, "__float__"));
+}
+
 std::string module_root(py::handle object) {
   const auto name = py::str(py::type::of(object).attr("__module__")).cast<std::string>();
   return name.substr(0, name.find('.'));
@@ -29,7 +34,8 @@ StreamHandle stream_of(py::handle object) {
   for (const char* name : handle_attributes) {
     if (py::hasattr(object, name)) return handle_of(object.attr(name));
   }
-  refuse("a stream is an int, an object with __cuda_stream__, or a stream of torch or CuPy");
+  if (numeric(object)) return handle_of(py::int_(py::reinterpret_borrow<py::object>(object)));
+  refuse("a stream is an int, an object with __cuda_stream__, or a stream of torch, CuPy, cuda-python or hip-python");
 }
 
 Device stream_device(py::handle object) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common.h"
+#include "cuda_array.h"
 #include "dlpack.h"
 
 namespace hmc::bindings {
@@ -36,6 +37,10 @@ void bind_views(Class& cls) {
       },
       py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
       py::arg("copy") = py::none(), "The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.");
+  cls.def_property_readonly(
+      "__cuda_array_interface__", [](const T& self) { return give_cuda_array(memory_behind(self)); },
+      "The bytes as one-dimensional uint8, version 3 of the protocol; ready, so no stream. Whoever uses it keeps this object. "
+      "AttributeError where the protocol is not the custom: CPU memory and some vendors'.");
   cls.def("__dlpack_device__", [](const T& self) { return dlpack_device(memory_behind(self)); }, "DLPack device type and number.");
 }
 

@@ -60,6 +60,11 @@ class Memory:
         The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
         """
     @property
+    def __cuda_array_interface__(self) -> dict[str, typing.Any]:
+        """
+        The bytes as one-dimensional uint8, version 3 of the protocol; ready, so no stream. Whoever uses it keeps this object. AttributeError where the protocol is not the custom: CPU memory and some vendors'.
+        """
+    @property
     def device(self) -> str:
         """
         Device name, such as "cpu".
@@ -136,6 +141,11 @@ class ConnBuffer:
     def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
         """
         The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
+        """
+    @property
+    def __cuda_array_interface__(self) -> dict[str, typing.Any]:
+        """
+        The bytes as one-dimensional uint8, version 3 of the protocol; ready, so no stream. Whoever uses it keeps this object. AttributeError where the protocol is not the custom: CPU memory and some vendors'.
         """
     @property
     def access(self) -> str:

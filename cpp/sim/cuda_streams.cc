@@ -34,6 +34,14 @@ HMC_SIM_EXPORT int cuStreamCreateWithPriority(void** stream, unsigned flags, int
   return cuda_code(sim::create_stream(context->device, flags == 0, stream));
 }
 
+// Streams of every priority are served alike.
+HMC_SIM_EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  HMC_SIM_ENTER_CONTEXT;
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = 0;
+  return 0;
+}
+
 HMC_SIM_EXPORT int cuStreamDestroy_v2(void* stream) {
   HMC_SIM_ENTER_CONTEXT;
   return cuda_code(sim::destroy_stream(stream));

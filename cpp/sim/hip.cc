@@ -30,6 +30,11 @@ constexpr bool knows_unregistered = HMC_SIM_HIP == 6;
 constexpr int type_host = knows_unregistered ? 1 : 0;
 constexpr int type_device = knows_unregistered ? 2 : 1;
 
+// hipIpcMemLazyEnablePeerAccess, and from 5.2 on nothing else: 0 in the header of 5.2, 1 in those of 6 and 7.
+constexpr bool takes_ipc_flags(unsigned flags) {
+  return HMC_SIM_HIP == 52 ? flags == 0 : HMC_SIM_HIP == 6 ? flags == 1 : flags <= 1;
+}
+
 struct Attributes {  // hipPointerAttribute_t
   int type;
   int device;

@@ -17,6 +17,8 @@ namespace {
 constexpr int runtime_version = 40000;
 constexpr bool knows_unregistered = true;
 
+constexpr bool takes_ipc_flags(unsigned flags) { return flags <= 1; }
+
 struct Attributes {  // cudaPointerAttributes
   int type;          // 0 unregistered, 1 host, 2 device, 3 managed
   int device;

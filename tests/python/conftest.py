@@ -66,6 +66,24 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., str]:
+    """Runs a script as one process with just these variables more (None: without it); fails the test with all that it printed."""
+
+    def run(source: str, environment: dict[str, str | None]) -> str:
+        import os
+
+        script = tmp_path / "script.py"
+        prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        script.write_text(prelude + "import numpy as np\nimport hmc\nfrom conftest import pattern\n" + textwrap.dedent(source))
+        merged = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+        result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=merged)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run
+
+
 def read_only(size: int) -> Any:
     array = pattern(size, 4)
     array.flags.writeable = False

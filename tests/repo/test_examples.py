@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import hmc.testing
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
 BIN = Path(sys.executable).parent
@@ -25,6 +27,7 @@ OPTIONS = {
     "asyncio_pair.py": [],
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
+SIMULATED = "beside_cuda_python.py"
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -34,7 +37,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(OPTIONS) | set(FOREIGN)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OPTIONS, *FOREIGN, SIMULATED}
 
 
 def test_every_example_is_in_the_documentation() -> None:
@@ -83,3 +86,12 @@ def test_example_beside_another_library(name: str) -> None:
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
     assert run([*command, str(EXAMPLES / name)], **allow).count("done") == 4
+
+
+def test_example_beside_cuda_python(tmp_path: Path) -> None:
+    for package in ("cuda", "cuda.core", "cuda.bindings"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    (tmp_path / "libcuda.so.1").symlink_to(hmc.testing.library("cuda"))
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1"}
+    assert run([sys.executable, str(EXAMPLES / SIMULATED)], **environment).count("done") == 1

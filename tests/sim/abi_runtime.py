@@ -28,6 +28,7 @@ class Runtime(Vendor):
         super().__init__(name, path)
         self.prefix = "musa" if name == "musa" else "hip"
         self.types = {0: "host", 1: "device"} if name in ("rocm5", "hygon") else {0: "unknown", 1: "host", 2: "device"}
+        self.lazy_peer_access = 0 if name == "hygon" else 1  # changed between HIP 5.2 and 6
         self.copy_call, self.alloc_call = f"{self.prefix}MemcpyAsync", f"{self.prefix}Malloc"
 
     def rt(self, call: str, *arguments: Any) -> None:
@@ -142,7 +143,7 @@ class Runtime(Vendor):
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        return self.rt_out(c_void_p, "IpcOpenMemHandle", Handle64.from_buffer_copy(handle), 1)
+        return self.rt_out(c_void_p, "IpcOpenMemHandle", Handle64.from_buffer_copy(handle), self.lazy_peer_access)
 
     def close(self, pointer: int) -> None:
         self.rt("IpcCloseMemHandle", c_void_p(pointer))

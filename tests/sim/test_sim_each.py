@@ -81,3 +81,16 @@ def test_hip_of_old_lacks_symbols() -> None:
         if vendors.library_path(name) is not None:
             assert hasattr(load(name).lib, "hipMemGetHandleForAddressRange") == has
             assert hasattr(load(name).lib, "hipPointerSetAttribute") == has
+
+
+@pytest.mark.parametrize(("name", "taken"), [("rocm", 1), ("hygon", 0)])
+def test_the_flag_that_opens_a_handle_is_the_versions_own(name: str, taken: int) -> None:
+    if vendors.library_path(name) is None:
+        pytest.skip("not built")
+    vendor = load(name)
+    pointer = vendor.alloc(100)
+    handle = vendors.Handle64.from_buffer_copy(vendor.export(pointer))
+    expect(vendor, INVALID, vendor.rt_out, ctypes.c_void_p, "IpcOpenMemHandle", handle, 1 - taken)
+    with pytest.raises(vendors.Failure, match="201"):  # this process made it
+        vendor.rt_out(ctypes.c_void_p, "IpcOpenMemHandle", handle, taken)
+    vendor.free(pointer)

@@ -39,6 +39,9 @@ using StreamHandle = std::uintptr_t;
 inline constexpr StreamHandle no_stream = 0;
 inline constexpr StreamHandle default_stream = 1;  // the vendor's default stream, whose own handle is null
 
+// Returns when what was queued on `stream` before the call is over. Errors: unsupported (the CPU has no streams), device.
+HMC_API Status synchronize_stream(const Device& device, StreamHandle stream);
+
 // One row of `hmc info`: a device that exists, or a runtime that is absent and why.
 struct DeviceInfo {
   Device device;

@@ -7,8 +7,7 @@
 namespace hmc {
 namespace {
 
-constexpr int multiprocessor_count = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-constexpr int unsupported = 801;
+constexpr int unsupported = cuda_driver::codes.unsupported;
 constexpr unsigned threads = 256;
 // An upload from pageable memory of up to this many bytes returns at once, its source copied.
 constexpr std::size_t upload_bytes = 64 << 10;
@@ -16,13 +15,9 @@ constexpr std::size_t upload_bytes = 64 << 10;
 }  // namespace
 
 void CudaBlocks::load(const VendorLibrary& library) {
-  library.load(load_module_, "cuModuleLoadData");
-  library.load(get_function_, "cuModuleGetFunction");
-  library.load(launch_, "cuLaunchKernel");
-  library.load(attribute_, "cuDeviceGetAttribute");
-  library.load(allocate_, "cuMemAlloc_v2");
-  library.load(release_, "cuMemFree_v2");
-  library.load(upload_, "cuMemcpyHtoDAsync_v2");
+#define HMC_WANT(member, name, ...) library.load(api_.member, #name);
+  HMC_CUDA_KERNEL_CALLS(HMC_WANT)
+#undef HMC_WANT
 }
 
 CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
@@ -30,11 +25,12 @@ CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
   if (kernel.tried) return kernel;
   kernel.tried = true;
   kernel.code = unsupported;
-  if (load_module_ == nullptr || get_function_ == nullptr || launch_ == nullptr || attribute_ == nullptr) return kernel;
-  void* module = nullptr;
-  kernel.code = load_module_(&module, copy_blocks_ptx);
-  if (kernel.code == 0) kernel.code = get_function_(&kernel.function, module, "hmc_copy_blocks");
-  if (kernel.code == 0) kernel.code = attribute_(&kernel.processors, multiprocessor_count, device);
+  if (api_.load_module == nullptr || api_.get_function == nullptr || api_.launch == nullptr || api_.attribute == nullptr)
+    return kernel;
+  cuda_driver::Module module = nullptr;
+  kernel.code = api_.load_module(&module, copy_blocks_ptx);
+  if (kernel.code == 0) kernel.code = api_.get_function(&kernel.function, module, "hmc_copy_blocks");
+  if (kernel.code == 0) kernel.code = api_.attribute(&kernel.processors, cuda_driver::device_multiprocessor_count, device);
   if (kernel.code != 0) kernel.code = unsupported;  // copied one by one then
   return kernel;
 }
@@ -42,10 +38,10 @@ CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
 int CudaBlocks::make_room(Scratch& scratch, std::size_t bytes) {
   if (scratch.bytes >= bytes) return 0;
   // Waits for what still reads the old one.
-  if (scratch.data != 0) static_cast<void>(release_(scratch.data));
+  if (scratch.data != 0) static_cast<void>(api_.release(scratch.data));
   scratch = {};
   const std::size_t wanted = std::max<std::size_t>(bytes * 2, 256 << 10);
-  if (const int code = allocate_(&scratch.data, wanted); code != 0) return code;
+  if (const int code = api_.allocate(&scratch.data, wanted); code != 0) return code;
   scratch.bytes = wanted;
   return 0;
 }
@@ -61,7 +57,7 @@ int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream
   if (const int code = make_room(scratch, bytes); code != 0) return code;
   for (std::size_t at = 0; at < bytes; at += upload_bytes) {
     const auto* from = reinterpret_cast<const std::byte*>(offsets_.data()) + at;
-    if (const int code = upload_(scratch.data + at, from, std::min(upload_bytes, bytes - at), stream); code != 0) return code;
+    if (const int code = api_.upload(scratch.data + at, from, std::min(upload_bytes, bytes - at), stream); code != 0) return code;
   }
   auto target = reinterpret_cast<unsigned long long>(blocks.target);
   auto source = reinterpret_cast<unsigned long long>(blocks.source);
@@ -71,7 +67,7 @@ int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream
   unsigned long long block_bytes = blocks.bytes;
   void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &block_bytes};
   const auto grid = static_cast<unsigned>(std::min<std::size_t>(blocks.count, static_cast<std::size_t>(kernel.processors)));
-  return launch_(kernel.function, grid, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  return api_.launch(kernel.function, grid, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 }  // namespace hmc

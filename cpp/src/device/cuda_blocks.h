@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "device/cuda_driver_api.h"
 #include "device/library.h"
 #include "device/vendor_calls.h"
 
@@ -25,24 +26,17 @@ class CudaBlocks {
   struct Kernel {
     bool tried = false;
     int code = 0;
-    void* function = nullptr;
+    cuda_driver::Function function = nullptr;
     int processors = 1;
   };
   struct Scratch {
-    unsigned long long data = 0;
+    cuda_driver::Pointer data = 0;
     std::size_t bytes = 0;
   };
   Kernel& kernel_of(int device);
   int make_room(Scratch& scratch, std::size_t bytes);
 
-  int (*load_module_)(void**, const void*) = nullptr;
-  int (*get_function_)(void**, void*, const char*) = nullptr;
-  int (*launch_)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, VendorStream, void**,
-                 void**) = nullptr;
-  int (*attribute_)(int*, int, int) = nullptr;
-  int (*allocate_)(unsigned long long*, std::size_t) = nullptr;
-  int (*release_)(unsigned long long) = nullptr;
-  int (*upload_)(unsigned long long, const void*, std::size_t, VendorStream) = nullptr;
+  cuda_driver::KernelApi api_;
   std::mutex mutex_;  // of what follows
   std::map<int, Kernel> kernels_;
   std::map<VendorStream, Scratch> scratch_;

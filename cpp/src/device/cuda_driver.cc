@@ -1,10 +1,10 @@
-// NVIDIA through the driver API: no toolkit needed, and no second runtime beside a framework's. Signatures, enumerators and the
-// versioned names are those of NVIDIA's cuda.h; they cross this file as plain integers.
+// NVIDIA through the driver API: no toolkit needed, and no second runtime beside a framework's.
 #include <mutex>
 #include <vector>
 
 #include "device/accelerator.h"
 #include "device/cuda_blocks.h"
+#include "device/cuda_driver_api.h"
 #include "device/library.h"
 
 namespace hmc {
@@ -14,18 +14,10 @@ constexpr std::string_view versions[] = {"1", ""};
 constexpr std::string_view folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"};
 constexpr LibraryRow row{"HMC_CUDA_LIBRARY", "libcuda.so", versions, folders};
 
-using Pointer = unsigned long long;  // CUdeviceptr
-using Context = void*;
+using cuda_driver::Context;
+using cuda_driver::Pointer;
 
-constexpr unsigned stream_non_blocking = 1;
-constexpr unsigned event_disable_timing = 2;
-constexpr unsigned host_register_portable = 1;
-constexpr unsigned ipc_lazy_peer_access = 1;
-constexpr int memory_type_device = 2;
 constexpr std::size_t device_page = 2 << 20;
-constexpr int peer_access_already_enabled = 704;
-constexpr int p2p_access = 2, p2p_atomics = 3;
-constexpr int attribute_major = 75;  // of the compute capability
 
 // All links of a data-centre card, bytes per second and direction (NVIDIA's data sheets: half of the figure for both directions).
 // The driver API does not say how many links there are; 0: not known.
@@ -43,41 +35,6 @@ double nvlink_bandwidth(int major) {
       return 0;
   }
 }
-constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100};
-
-struct Api {
-  int (*init)(unsigned);
-  int (*device_count)(int*);
-  int (*device_get)(int*, int);
-  int (*device_name)(char*, int, int);
-  int (*device_pci)(char*, int, int);
-  int (*device_memory)(std::size_t*, int);
-  int (*device_attribute)(int*, int, int);
-  int (*p2p_attribute)(int*, int, int, int);
-  int (*retain)(Context*, int);
-  int (*push)(Context);
-  int (*pop)(Context*);
-  int (*enable_peer)(Context, unsigned);
-  int (*allocate)(Pointer*, std::size_t);
-  int (*release)(Pointer);
-  int (*attributes)(unsigned, int*, void**, Pointer);
-  int (*pin)(void*, std::size_t, unsigned);
-  int (*unpin)(void*);
-  int (*ipc_get)(IpcHandle*, Pointer);
-  int (*ipc_open)(Pointer*, IpcHandle, unsigned);  // 64 bytes by value, as CUipcMemHandle
-  int (*ipc_close)(Pointer);
-  int (*stream_create)(VendorStream*, unsigned);
-  int (*to_device)(Pointer, const void*, std::size_t, VendorStream);
-  int (*to_host)(void*, Pointer, std::size_t, VendorStream);
-  int (*on_device)(Pointer, Pointer, std::size_t, VendorStream);
-  int (*fill)(Pointer, unsigned char, std::size_t, VendorStream);
-  int (*event_create)(VendorEvent*, unsigned);
-  int (*event_record)(VendorEvent, VendorStream);
-  int (*event_query)(VendorEvent);
-  int (*stream_wait)(VendorStream, VendorEvent, unsigned);
-  int (*call_host)(VendorStream, void (*)(void*), void*);
-  int (*error_name)(int, const char**);
-};
 
 Pointer address(const void* data) { return reinterpret_cast<Pointer>(data); }
 
@@ -95,7 +52,7 @@ class CudaDriver final : public VendorCalls {
   bool resident() override { return library_.resident(); }
   [[nodiscard]] std::string library() const override { return library_.path(); }
   [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
-  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_codes; }
+  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_driver::codes; }
   std::string error_name(int code) override {
     const char* name = nullptr;
     return api_.error_name(code, &name) == 0 && name != nullptr ? name : "unknown error";
@@ -120,10 +77,14 @@ class CudaDriver final : public VendorCalls {
   }
   VendorLink link(int from, int to) override {
     int reaches = 0, atomics = 0, generation = 0;
-    if (api_.p2p_attribute == nullptr || api_.p2p_attribute(&reaches, p2p_access, from, to) != 0 || reaches == 0) return {};
+    if (api_.p2p_attribute == nullptr || api_.p2p_attribute(&reaches, cuda_driver::p2p_access_supported, from, to) != 0 ||
+        reaches == 0)
+      return {};
     // Atomics reach across NVLink alone.
-    if (api_.p2p_attribute(&atomics, p2p_atomics, from, to) != 0 || atomics == 0) return {"peer", 0};
-    if (api_.device_attribute == nullptr || api_.device_attribute(&generation, attribute_major, from) != 0) return {"nvlink", 0};
+    if (api_.p2p_attribute(&atomics, cuda_driver::p2p_native_atomics, from, to) != 0 || atomics == 0) return {"peer", 0};
+    if (api_.device_attribute == nullptr ||
+        api_.device_attribute(&generation, cuda_driver::device_compute_capability_major, from) != 0)
+      return {"nvlink", 0};
     return {"nvlink", nvlink_bandwidth(generation)};
   }
   // The primary context, which frameworks share; made (or joined) when the device is first used, and kept.
@@ -140,7 +101,7 @@ class CudaDriver final : public VendorCalls {
     Context context = nullptr;
     if (const int code = context_of(other, context); code != 0) return code;
     const int code = api_.enable_peer(context, 0);
-    return code == peer_access_already_enabled ? 0 : code;
+    return code == cuda_driver::peer_access_already_enabled ? 0 : code;
   }
 
   // Smaller allocations share a page of the device, and a handle to one gives its neighbours away with it.
@@ -152,30 +113,31 @@ class CudaDriver final : public VendorCalls {
   }
   int release(void* data) override { return api_.release(address(data)); }
   bool classify(const void* data, VendorPointer& pointer) override {
-    int wanted[] = {2, 9, 11, 12, 7};  // memory type, device ordinal, range start, range size, buffer id
+    int wanted[] = {cuda_driver::attribute_memory_type, cuda_driver::attribute_device_ordinal, cuda_driver::attribute_range_start,
+                    cuda_driver::attribute_range_size, cuda_driver::attribute_buffer_id};
     unsigned type = 0;
     int ordinal = 0;
     Pointer start = 0;
     std::size_t bytes = 0;
     unsigned long long id = 0;
     void* values[] = {&type, &ordinal, &start, &bytes, &id};
-    if (api_.attributes(5, wanted, values, address(data)) != 0 || type != memory_type_device) return false;
+    if (api_.attributes(5, wanted, values, address(data)) != 0 || type != cuda_driver::memory_type_device) return false;
     pointer = {ordinal, reinterpret_cast<void*>(start), bytes, id};
     return true;
   }
-  int pin(void* host, std::size_t bytes) override { return api_.pin(host, bytes, host_register_portable); }
+  int pin(void* host, std::size_t bytes) override { return api_.pin(host, bytes, cuda_driver::host_register_portable); }
   int unpin(void* host) override { return api_.unpin(host); }
   int ipc_export(void* base, IpcHandle& handle) override { return api_.ipc_get(&handle, address(base)); }
   int ipc_open(const IpcHandle& handle, void*& base) override {
     Pointer pointer = 0;
     // Without peer access a mapping of another device's memory has a tenth of the bandwidth.
-    const int code = api_.ipc_open(&pointer, handle, ipc_lazy_peer_access);
+    const int code = api_.ipc_open(&pointer, handle, cuda_driver::ipc_lazy_peer_access);
     base = reinterpret_cast<void*>(pointer);
     return code;
   }
   int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
 
-  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, stream_non_blocking); }
+  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_driver::stream_non_blocking); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     switch (direction) {
       case CopyDirection::to_device:
@@ -185,7 +147,7 @@ class CudaDriver final : public VendorCalls {
       case CopyDirection::on_device:
         return api_.on_device(address(target), address(source), bytes, stream);
     }
-    return cuda_codes.unsupported;
+    return cuda_driver::codes.unsupported;
   }
   int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream) override {
     return blocks_.copy(index, blocks, stream);
@@ -193,12 +155,12 @@ class CudaDriver final : public VendorCalls {
   int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
     return api_.fill(address(target), value, bytes, stream);
   }
-  int make_event(VendorEvent& event) override { return api_.event_create(&event, event_disable_timing); }
+  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_driver::event_disable_timing); }
   int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
   int query(VendorEvent event) override { return api_.event_query(event); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
   int call_host(VendorStream stream, void (*function)(void*), void* data) override {
-    return api_.call_host == nullptr ? cuda_codes.unsupported : api_.call_host(stream, function, data);
+    return api_.call_host == nullptr ? cuda_driver::codes.unsupported : api_.call_host(stream, function, data);
   }
 
  private:
@@ -208,37 +170,12 @@ class CudaDriver final : public VendorCalls {
       library_.load(function, name);
       if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
     };
-    need(api_.init, "cuInit");
-    need(api_.device_count, "cuDeviceGetCount");
-    need(api_.device_get, "cuDeviceGet");
-    need(api_.device_name, "cuDeviceGetName");
-    need(api_.device_pci, "cuDeviceGetPCIBusId");
-    need(api_.device_memory, "cuDeviceTotalMem_v2");
-    need(api_.retain, "cuDevicePrimaryCtxRetain");
-    need(api_.push, "cuCtxPushCurrent_v2");
-    need(api_.pop, "cuCtxPopCurrent_v2");
-    need(api_.enable_peer, "cuCtxEnablePeerAccess");
-    need(api_.allocate, "cuMemAlloc_v2");
-    need(api_.release, "cuMemFree_v2");
-    need(api_.attributes, "cuPointerGetAttributes");
-    need(api_.pin, "cuMemHostRegister_v2");
-    need(api_.unpin, "cuMemHostUnregister");
-    need(api_.ipc_get, "cuIpcGetMemHandle");
-    need(api_.ipc_open, "cuIpcOpenMemHandle_v2");
-    need(api_.ipc_close, "cuIpcCloseMemHandle");
-    need(api_.stream_create, "cuStreamCreate");
-    need(api_.to_device, "cuMemcpyHtoDAsync_v2");
-    need(api_.to_host, "cuMemcpyDtoHAsync_v2");
-    need(api_.on_device, "cuMemcpyDtoDAsync_v2");
-    need(api_.fill, "cuMemsetD8Async");
-    need(api_.event_create, "cuEventCreate");
-    need(api_.event_record, "cuEventRecord");
-    need(api_.event_query, "cuEventQuery");
-    need(api_.stream_wait, "cuStreamWaitEvent");
-    need(api_.error_name, "cuGetErrorName");
-    library_.load(api_.call_host, "cuLaunchHostFunc");
-    library_.load(api_.device_attribute, "cuDeviceGetAttribute");
-    library_.load(api_.p2p_attribute, "cuDeviceGetP2PAttribute");
+#define HMC_NEED(member, name, ...) need(api_.member, #name);
+#define HMC_WANT(member, name, ...) library_.load(api_.member, #name);
+    HMC_CUDA_DRIVER_CALLS(HMC_NEED)
+    HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_WANT)
+#undef HMC_NEED
+#undef HMC_WANT
     blocks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
@@ -261,7 +198,7 @@ class CudaDriver final : public VendorCalls {
   }
 
   VendorLibrary library_{row};
-  Api api_{};
+  cuda_driver::Api api_;
   CudaBlocks blocks_;
   std::mutex mutex_;
   std::vector<Context> contexts_;  // by device; null: not used yet

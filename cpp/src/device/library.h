@@ -4,8 +4,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "hmc/status.h"
+
+// A vendor's calls are tables of rows CALL(member, name, type): a row as the member of a struct.
+#define HMC_CALL_MEMBER(member, name, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
 
 namespace hmc {
 

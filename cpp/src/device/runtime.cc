@@ -71,4 +71,14 @@ Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source) {
   return copy_with(*runtime, target, source);
 }
 
+Status synchronize_stream(const Device& device, StreamHandle stream) {
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  HMC_ASSIGN(const auto point, runtime->streams().mark(device.index(), stream));
+  while (true) {
+    HMC_ASSIGN(const bool reached, point->reached());
+    if (reached) return {};
+    sched_yield();
+  }
+}
+
 }  // namespace hmc
