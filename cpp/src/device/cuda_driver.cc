@@ -5,6 +5,7 @@
 
 #include "device/accelerator.h"
 #include "device/cuda_blocks.h"
+#include "device/cuda_chunks.h"
 #include "device/library.h"
 
 namespace hmc {
@@ -23,8 +24,10 @@ constexpr unsigned host_register_portable = 1;
 constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
 constexpr std::size_t device_page = 2 << 20;
+constexpr int device_attribute_dma_buf = 124;
+constexpr int range_dma_buf = 1;
 constexpr int peer_access_already_enabled = 704;
-constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100};
+constexpr VendorCodes cuda_codes{{600, 600}, 2, 801, 100, 400};
 
 struct Api {
   int (*init)(unsigned);
@@ -45,6 +48,8 @@ struct Api {
   int (*ipc_get)(IpcHandle*, Pointer);
   int (*ipc_open)(Pointer*, IpcHandle, unsigned);  // 64 bytes by value, as CUipcMemHandle
   int (*ipc_close)(Pointer);
+  int (*device_attribute)(int*, int, int);
+  int (*dma_buf)(void*, Pointer, std::size_t, int, unsigned long long);
   int (*stream_create)(VendorStream*, unsigned);
   int (*to_device)(Pointer, const void*, std::size_t, VendorStream);
   int (*to_host)(void*, Pointer, std::size_t, VendorStream);
@@ -146,6 +151,21 @@ class CudaDriver final : public VendorCalls {
   }
   int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
 
+  int export_chunk(const void* at, VendorChunk& chunk) override { return chunks_.export_chunk(at, chunk); }
+  int map_chunks(int index, std::span<VendorChunk> chunks) override { return chunks_.map_chunks(index, chunks); }
+  int allow_chunks(int index, std::span<const VendorChunk> chunks) override { return chunks_.allow_chunks(index, chunks); }
+  void unmap_chunks(std::span<const VendorChunk> chunks) override { chunks_.unmap_chunks(chunks); }
+  int dma_buf(int index, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    int handle = 0;
+    int able = 0;
+    if (api_.dma_buf == nullptr || api_.device_attribute == nullptr) return cuda_codes.unsupported;
+    int code = api_.device_get(&handle, index);
+    if (code == 0) code = api_.device_attribute(&able, device_attribute_dma_buf, handle);
+    if (code != 0) return code;
+    offset = 0;
+    return able == 0 ? cuda_codes.unsupported : api_.dma_buf(&descriptor, address(data), bytes, range_dma_buf, 0);
+  }
+
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, stream_non_blocking); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     switch (direction) {
@@ -208,7 +228,10 @@ class CudaDriver final : public VendorCalls {
     need(api_.stream_wait, "cuStreamWaitEvent");
     need(api_.error_name, "cuGetErrorName");
     library_.load(api_.call_host, "cuLaunchHostFunc");
+    library_.load(api_.device_attribute, "cuDeviceGetAttribute");
+    library_.load(api_.dma_buf, "cuMemGetHandleForAddressRange");
     blocks_.load(library_);
+    chunks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
   }
@@ -232,6 +255,7 @@ class CudaDriver final : public VendorCalls {
   VendorLibrary library_{row};
   Api api_{};
   CudaBlocks blocks_;
+  CudaChunks chunks_;
   std::mutex mutex_;
   std::vector<Context> contexts_;  // by device; null: not used yet
 };

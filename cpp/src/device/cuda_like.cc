@@ -16,6 +16,7 @@ struct Row {
   LibraryRow library;
   const char* prefix;         // of every call
   const char* driver_prefix;  // of the calls that the runtime lacks and its driver interface has; null: none
+  const char* dma_buf_library = nullptr;   // for runtimes that have no call for a dma-buf: HSA's, which they are built on
 };
 
 constexpr std::string_view hip_versions[] = {"7", "6", "5", ""};
@@ -25,16 +26,17 @@ constexpr std::string_view dtk_folders[] = {"/opt/dtk/hip/lib", "/opt/dtk/lib"};
 constexpr std::string_view musa_versions[] = {"5", "4", "1", ""};
 constexpr std::string_view musa_folders[] = {"/usr/local/musa/lib"};
 
-constexpr Row rocm_row{"rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr};
+constexpr Row rocm_row{"rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1"};
 constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr};
 constexpr Row musa_row{"musa", {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders}, "musa", "mu"};
 
-constexpr VendorCodes cuda_like_codes{{600, 600}, 2, 801, 100};
+constexpr VendorCodes cuda_like_codes{{600, 600}, 2, 801, 100, 400};
 constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
 constexpr unsigned ipc_lazy_peer_access = 1;
+constexpr int range_dma_buf = 1;
 constexpr int kind_to_device = 1, kind_to_host = 2, kind_on_device = 3;
 
 // hipPointerAttribute_t and cudaPointerAttributes agree in what is read here.
@@ -63,6 +65,8 @@ struct Api {
   int (*ipc_get)(IpcHandle*, void*);
   int (*ipc_open)(void**, IpcHandle, unsigned);  // 64 bytes by value
   int (*ipc_close)(void*);
+  int (*dma_buf)(void*, void*, std::size_t, int, unsigned long long);
+  int (*hsa_dma_buf)(const void*, std::size_t, int*, std::uint64_t*);
   int (*stream_create)(VendorStream*, unsigned);
   int (*copy)(void*, const void*, std::size_t, int, VendorStream);
   int (*fill)(void*, int, std::size_t, VendorStream);
@@ -142,6 +146,15 @@ class CudaLike final : public VendorCalls {
   int ipc_open(const IpcHandle& handle, void*& base) override { return clear(api_.ipc_open(&base, handle, ipc_lazy_peer_access)); }
   int ipc_close(void* base) override { return clear(api_.ipc_close(base)); }
 
+  int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    offset = 0;
+    int code = api_.dma_buf == nullptr ? cuda_like_codes.unsupported : clear(api_.dma_buf(&descriptor, data, bytes, range_dma_buf, 0));
+    if (code == cuda_like_codes.unsupported && api_.hsa_dma_buf != nullptr) {
+      code = api_.hsa_dma_buf(data, bytes, &descriptor, &offset) == 0 ? 0 : cuda_like_codes.unsupported;
+    }
+    return code;
+  }
+
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, stream_non_blocking); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     int kind = kind_on_device;
@@ -215,6 +228,9 @@ class CudaLike final : public VendorCalls {
     want(api_.device_memory, "DeviceTotalMem");
     want(api_.call_host, "LaunchHostFunc");
     want(api_.range, "MemGetAddressRange");
+    want(api_.dma_buf, "MemGetHandleForAddressRange");
+    // Its own dependency: where it is not loaded already, there is no such runtime either.
+    if (row_.dma_buf_library != nullptr) VendorLibrary::load_loaded(api_.hsa_dma_buf, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
     if (row_.driver_prefix != nullptr) {
       const auto from_driver = [&](auto*& function, const char* name) {
         if (function == nullptr) library_.load(function, row_.driver_prefix + std::string(name));
@@ -222,6 +238,7 @@ class CudaLike final : public VendorCalls {
       from_driver(api_.device_name, "DeviceGetName");
       from_driver(api_.device_memory, "DeviceTotalMem");
       from_driver(api_.range, "MemGetAddressRange");
+      from_driver(api_.dma_buf, "MemGetHandleForAddressRange");
     }
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
