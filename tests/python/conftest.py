@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import hmc
+import hmc.testing
 
 HMC = str(Path(sys.executable).with_name("hmc"))
 
@@ -29,8 +31,6 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
     """Runs a script as a job of N processes by `hmc run`; fails the test with everything they printed."""
 
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
-        import os
-
         script = tmp_path / "job.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom conftest import pattern\n"
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
@@ -47,6 +47,18 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
         return result.stdout
 
     return run
+
+
+def run_alone(source: str, **environment: str) -> str:
+    """Runs a script in a process of its own, with every vendor simulated."""
+    prelude = "import numpy as np\nimport hmc\n"
+    every = {**os.environ, **hmc.testing.environment(), **environment}
+    # "-c" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.
+    result = subprocess.run(
+        [sys.executable, "-c", prelude + source], capture_output=True, text=True, timeout=60, env=every, cwd="/"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def read_only(size: int) -> Any:
