@@ -111,7 +111,13 @@ PointerView look_up(const void* pointer) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   if (const AllocationRef found = all.find(address)) {
-    return {PointerView::Kind::device, found->device, found->address, found->bytes, found->id, found->imported, found->exportable && !found->imported};
+    return {PointerView::Kind::device,
+            found->device,
+            found->address,
+            found->bytes,
+            found->id,
+            found->imported,
+            found->exportable && !found->imported};
   }
   if (const auto found = covering(all.pinned, address); found != all.pinned.end()) {
     return {PointerView::Kind::pinned, found->second.device, found->first, found->second.bytes, found->second.id, false, false};

@@ -63,7 +63,8 @@ PointerView look_up(const void* pointer);
 // The allocation that `pointer` lies in, or null.
 AllocationRef find_allocation(const void* pointer);
 
-// Device memory, zeroed, page-aligned. `bytes` > 0. Not `exportable`: as of a stream-ordered pool, without a handle of shared memory.
+// Device memory, zeroed, page-aligned. `bytes` > 0. Not `exportable`: as of a stream-ordered pool, without a handle of shared
+// memory.
 Error allocate(int device, std::size_t bytes, void** address, bool exportable = true);
 // `address` is the base of an allocation of this process. Waits for the device's streams, as the vendors do.
 Error release(void* address);

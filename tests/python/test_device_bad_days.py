@@ -234,7 +234,8 @@ with hmc.init() as comm:
         timeout=120,
     )
     raised = re.search(r"raised: (\d+)", out)
-    assert raised and int(raised[1]) >= 5, out
+    assert raised is not None, out
+    assert int(raised[1]) >= 5, out
 
 
 def test_a_stream_of_another_device_or_vendor(run_job: Callable[..., str]) -> None:

@@ -49,12 +49,21 @@ class Driver:
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
 
-    def mapped(self, device: int, pieces: list[int], *, offset: int = 0, size: int | None = None, shareable: bool = True) -> Foreign:
+    def mapped(
+        self, device: int, pieces: list[int], *, offset: int = 0, size: int | None = None, shareable: bool = True
+    ) -> Foreign:
         """`size` bytes from `offset` on of pieces of so many granules each, as torch's expandable segments are."""
         total = sum(pieces) * PIECE
         base, handle = ctypes.c_uint64(), ctypes.c_uint64()
         where = Location(1, device)
-        self("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(total), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+        self(
+            "cuMemAddressReserve",
+            ctypes.byref(base),
+            ctypes.c_size_t(total),
+            ctypes.c_size_t(0),
+            ctypes.c_uint64(0),
+            ctypes.c_uint64(0),
+        )
         at = base.value
         for piece in pieces:
             properties = Properties(1, 1 if shareable else 0, where)

@@ -246,8 +246,8 @@ Result<Route*> PeerImpl::route_by(const Device& local, const Device& remote, std
     if (candidate.transport->name == transport_name) return route(local, remote, better);
     better |= candidate.transport->bit;
   }
-  return Status(Code::unsupported, "this side would send by " + best->path.transport + ", the receiver asks for " +
-                                       std::string(transport_name));
+  return Status(Code::unsupported,
+                "this side would send by " + best->path.transport + ", the receiver asks for " + std::string(transport_name));
 }
 
 Result<Route*> PeerImpl::next_route(const Route& failed, TransportSet refused, const Status& reason) {

@@ -178,7 +178,9 @@ Status ContextImpl::fetch_own(const Wanted& wanted) {
 
 Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline deadline) {
   while (true) {
-    const auto refused = [&] { return wanted.record->refused(wanted.local) | (registration != nullptr ? registration->refused : 0); };
+    const auto refused = [&] {
+      return wanted.record->refused(wanted.local) | (registration != nullptr ? registration->refused : 0);
+    };
     TransportSet without = 0;
     {
       const auto lock = engine_->lock();

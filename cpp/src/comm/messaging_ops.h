@@ -47,12 +47,12 @@ class Operation : public WorkState {
   bool announced = false;  // a send whose announcement is out
   bool matched = false;
   bool refused_answer = false;  // a send that expects another answer
-  bool moving = false;        // its own transfer is under way
-  bool part_over = true;      // nothing of its own to move (any more)
-  bool peer_over = false;     // the peer has said that its part is done
-  bool hopeless = false;      // the peer will never say
-  Status outcome;             // first error met
-  std::uint64_t peer_op = 0;  // its number at the peer, once known
+  bool moving = false;          // its own transfer is under way
+  bool part_over = true;        // nothing of its own to move (any more)
+  bool peer_over = false;       // the peer has said that its part is done
+  bool hopeless = false;        // the peer will never say
+  Status outcome;               // first error met
+  std::uint64_t peer_op = 0;    // its number at the peer, once known
 
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
   Route* route = nullptr;              // that the peer's put takes, or this side's

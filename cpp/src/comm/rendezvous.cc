@@ -176,8 +176,7 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   Lane& lane = lane_of(peer);
   // Asked for first, so that the sender's half starts while this side copies.
   if (lower > 0) {
-    emit(lane,
-         encode(Answer{announce.sender_op, receive.id, lower, std::string(), receive.view.device.str(), std::move(region)}));
+    emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::string(), receive.view.device.str(), std::move(region)}));
   }
   receive.local_offset = receive.remote_offset = lower;
   receive.run = {receive.region.get(),  receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1,

@@ -86,7 +86,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   const std::unique_ptr<VendorCalls> calls_;
   std::mutex mutex_;  // of what follows
   std::atomic<bool> open_{false};
-  std::uint32_t fork_epoch_ = 0;  // constant once open_
+  std::uint32_t fork_epoch_ = 0;                     // constant once open_
   std::vector<std::unique_ptr<PerDevice>> devices_;  // constant once open_
   std::map<std::tuple<int, IpcHandle, std::uint64_t>, std::weak_ptr<Mapping>> mappings_;
 };

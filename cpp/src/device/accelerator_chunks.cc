@@ -111,7 +111,10 @@ Result<Blob> Accelerator::export_dma_buf(const DeviceSpan& span) {
   int descriptor = -1;
   std::uint64_t offset = 0;
   const int code = calls_->dma_buf(owner.index, reinterpret_cast<void*>(first), last - first, descriptor, offset);
-  if (code != 0) return failure("no dma-buf can be had of memory of " + name(owner.index), code);
+  if (code != 0) {
+    const Status refused = failure("no dma-buf can be had of memory of " + name(owner.index), code);
+    return Status(Code::unsupported, std::string(refused.message()), code);
+  }
   Blob blob;
   blob.fds.emplace_back(descriptor);
   WireWriter(blob.bytes).u64(offset + (start - first)).u64(span.bytes);

@@ -1,5 +1,5 @@
-// CudaChunks: memory of NVIDIA's virtual-memory management, as torch's expandable segments are made of. cuIpcGetMemHandle refuses it;
-// each piece that was mapped is shared by a descriptor instead.
+// CudaChunks: memory of NVIDIA's virtual-memory management, as torch's expandable segments are made of. cuIpcGetMemHandle refuses
+// it; each piece that was mapped is shared by a descriptor instead.
 #pragma once
 
 #include <cstddef>

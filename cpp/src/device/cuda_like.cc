@@ -14,9 +14,9 @@ namespace {
 struct Row {
   std::string_view vendor;
   LibraryRow library;
-  const char* prefix;         // of every call
-  const char* driver_prefix;  // of the calls that the runtime lacks and its driver interface has; null: none
-  const char* dma_buf_library = nullptr;   // for runtimes that have no call for a dma-buf: HSA's, which they are built on
+  const char* prefix;                     // of every call
+  const char* driver_prefix;              // of the calls that the runtime lacks and its driver interface has; null: none
+  const char* dma_buf_library = nullptr;  // for runtimes that have no call for a dma-buf: HSA's, which they are built on
 };
 
 constexpr std::string_view hip_versions[] = {"7", "6", "5", ""};
@@ -26,7 +26,8 @@ constexpr std::string_view dtk_folders[] = {"/opt/dtk/hip/lib", "/opt/dtk/lib"};
 constexpr std::string_view musa_versions[] = {"5", "4", "1", ""};
 constexpr std::string_view musa_folders[] = {"/usr/local/musa/lib"};
 
-constexpr Row rocm_row{"rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1"};
+constexpr Row rocm_row{
+    "rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1"};
 constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr};
 constexpr Row musa_row{"musa", {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders}, "musa", "mu"};
 
@@ -148,7 +149,8 @@ class CudaLike final : public VendorCalls {
 
   int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
     offset = 0;
-    int code = api_.dma_buf == nullptr ? cuda_like_codes.unsupported : clear(api_.dma_buf(&descriptor, data, bytes, range_dma_buf, 0));
+    int code =
+        api_.dma_buf == nullptr ? cuda_like_codes.unsupported : clear(api_.dma_buf(&descriptor, data, bytes, range_dma_buf, 0));
     if (code == cuda_like_codes.unsupported && api_.hsa_dma_buf != nullptr) {
       code = api_.hsa_dma_buf(data, bytes, &descriptor, &offset) == 0 ? 0 : cuda_like_codes.unsupported;
     }
@@ -230,7 +232,8 @@ class CudaLike final : public VendorCalls {
     want(api_.range, "MemGetAddressRange");
     want(api_.dma_buf, "MemGetHandleForAddressRange");
     // Its own dependency: where it is not loaded already, there is no such runtime either.
-    if (row_.dma_buf_library != nullptr) VendorLibrary::load_loaded(api_.hsa_dma_buf, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
+    if (row_.dma_buf_library != nullptr)
+      VendorLibrary::load_loaded(api_.hsa_dma_buf, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
     if (row_.driver_prefix != nullptr) {
       const auto from_driver = [&](auto*& function, const char* name) {
         if (function == nullptr) library_.load(function, row_.driver_prefix + std::string(name));

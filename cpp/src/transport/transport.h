@@ -88,9 +88,9 @@ class RemoteRegion {
  public:
   virtual ~RemoteRegion() = default;
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  // Slow first-use work (mapping, populating) for operations with memory of `local` here: before the first of them, on the importing
-  // thread, engine lock NOT held, one call at a time. A region of a message is prepared with the lock held. Errors say that this
-  // transport cannot reach the memory from that device; another one may.
+  // Slow first-use work (mapping, populating) for operations with memory of `local` here: before the first of them, on the
+  // importing thread, engine lock NOT held, one call at a time. A region of a message is prepared with the lock held. Errors say
+  // that this transport cannot reach the memory from that device; another one may.
   virtual Status prepare(const Device& /*local*/) { return {}; }
 
  protected:

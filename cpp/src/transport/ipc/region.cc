@@ -31,7 +31,8 @@ Result<Blob> Region::exported() {
       // Descriptors are scarce, so they are made for each importer and not kept.
       auto made = runtime->sharing().export_handle(view_.span, HandleKind::chunks);
       if (!made.ok()) {
-        return Status(handle.status().code(), std::string(handle.status().message()) + ", and " + std::string(made.status().message()),
+        return Status(handle.status().code(),
+                      std::string(handle.status().message()) + ", and " + std::string(made.status().message()),
                       handle.status().native());
       }
       pieces = std::move(*made);
@@ -62,8 +63,8 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
     handle.fds.push_back(fd.duplicate());
     if (!handle.fds.back()) return errno_status("keep the descriptors of a peer's memory", errno);
   }
-  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(static_cast<Kind>(kind), std::move(vendor), std::move(handle),
-                                                                        static_cast<std::size_t>(size), std::move(cache)));
+  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(
+      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), std::move(cache)));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
