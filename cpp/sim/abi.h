@@ -37,6 +37,8 @@ constexpr int cuda_code(Error error) {
       return 600;
     case Error::illegal_address:
       return 700;
+    case Error::no_peer_access:
+      return 217;
     case Error::peer_already_enabled:
       return 704;
     case Error::already_registered:

@@ -225,7 +225,7 @@ HMC_SIM_EXPORT int cnrtInvokeHostFunc(void* queue, void (*function)(void*), void
 
 HMC_SIM_EXPORT int cnrtNotifierCreateWithFlags(void** notifier, unsigned /*flags*/) {
   HMC_SIM_ENTER;
-  return result(sim::create_event(notifier));
+  return result(sim::create_event(current_device(), notifier));
 }
 
 HMC_SIM_EXPORT int cnrtNotifierDestroy(void* notifier) {
@@ -278,4 +278,12 @@ HMC_SIM_EXPORT int cnrtMapMemHandle(void** pointer, std::uint64_t handle, int /*
 HMC_SIM_EXPORT int cnrtUnMapMemHandle(void* pointer) {
   HMC_SIM_ENTER;
   return result(sim::close_shared(pointer));
+}
+
+// Of the driver, which the runtime brings along.
+HMC_SIM_EXPORT int cnMemGetHandleForAddressRange(void* handle, std::uint64_t pointer, std::size_t bytes, int type,
+                                                 std::uint64_t flags) {
+  HMC_SIM_ENTER;
+  const void* address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer));
+  return result(type == 1 && flags == 0 ? sim::export_range(address, bytes, handle) : Error::invalid_value);
 }

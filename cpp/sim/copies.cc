@@ -9,27 +9,43 @@
 #include <cstring>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "memory.h"
 
 namespace hmc::sim {
 namespace {
 
-// One end of a copy: a place in an allocation, or an address of the host.
+// One end of a copy: a place in an allocation, or an address of the host. A range of virtual memory may go on in further pieces.
 struct End {
   AllocationRef allocation;
+  std::vector<AllocationRef> further;
   std::size_t offset = 0;
   std::uintptr_t host = 0;
   [[nodiscard]] std::byte* alias() const { return allocation->alias + offset; }
 };
+
+// Adds the pieces that [offset, offset + bytes) reaches beyond the first.
+bool take_further(End& end, std::size_t bytes) {
+  const Allocation* last = end.allocation.get();
+  if (!last->accessible.load()) return false;
+  for (std::size_t covered = last->bytes; covered < end.offset + bytes; covered += last->bytes) {
+    if (last->reservation == nullptr) return false;
+    AllocationRef next = find_allocation(reinterpret_cast<const void*>(last->address + last->bytes));
+    if (!next || next->reservation != last->reservation || !next->accessible.load()) return false;
+    last = next.get();
+    end.further.push_back(std::move(next));
+  }
+  return true;
+}
 
 Error resolve(const void* pointer, std::size_t bytes, Side side, End& end) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   end.allocation = find_allocation(pointer);
   if (end.allocation) {
     end.offset = address - end.allocation->address;
-    const bool inside = end.offset <= end.allocation->bytes && bytes <= end.allocation->bytes - end.offset;
-    return inside && side != Side::host ? Error::ok : Error::invalid_value;
+    const bool inside = end.offset <= end.allocation->bytes && bytes <= PTRDIFF_MAX;
+    return inside && take_further(end, bytes) && side != Side::host ? Error::ok : Error::invalid_value;
   }
   if (pointer == nullptr) return Error::invalid_value;
   if (side == Side::device) {
@@ -71,13 +87,37 @@ Error host_to_host(std::uintptr_t target, std::uintptr_t source, std::size_t byt
   return error;
 }
 
+// Calls function(fd, offset in it, bytes done before, bytes) for each piece of the end's first `bytes`.
+template <class Function>
+Error each_piece(const End& end, std::size_t bytes, const Function& function) {
+  const Allocation* piece = end.allocation.get();
+  std::size_t offset = end.offset;
+  auto next = end.further.begin();
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t n = std::min(bytes - done, piece->bytes - offset);
+    if (const Error error = function(piece->fd, offset, done, n); error != Error::ok) return error;
+    done += n;
+    offset = 0;
+    if (done < bytes) piece = (next++)->get();
+  }
+  return Error::ok;
+}
+
 Error move(const End& target, const End& source, std::size_t bytes) {
   if (target.allocation && source.allocation) {
     std::memmove(target.alias(), source.alias(), bytes);
     return Error::ok;
   }
-  if (target.allocation) return host_to_file(source.host, target.allocation->fd, target.offset, bytes);
-  if (source.allocation) return file_to_host(source.allocation->fd, source.offset, target.host, bytes);
+  if (target.allocation) {
+    return each_piece(target, bytes, [&](int fd, std::size_t offset, std::size_t done, std::size_t n) {
+      return host_to_file(source.host + done, fd, offset, n);
+    });
+  }
+  if (source.allocation) {
+    return each_piece(source, bytes, [&](int fd, std::size_t offset, std::size_t done, std::size_t n) {
+      return file_to_host(fd, offset, target.host + done, n);
+    });
+  }
   return host_to_host(target.host, source.host, bytes);
 }
 

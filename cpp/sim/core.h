@@ -23,6 +23,7 @@ enum class Error {
   already_registered,
   not_registered,
   peer_already_enabled,
+  no_peer_access,  // the two devices do not reach each other
   not_found,
   illegal_address,  // a copy ran into memory that cannot be accessed; the stream stays failed
 };
@@ -49,9 +50,12 @@ Error set_current_device(int device);
 // Copies `text` into a caller's buffer of `bytes`, cut short to fit and ended by a zero.
 Error copy_text(const std::string& text, char* target, int bytes);
 
-// ---- peer access: remembered so that a second enabling errs; copies between devices of a library always work ----
+// ---- peer access: remembered so that a second enabling errs; copies between devices of a library always work, also with
+// HMC_SIM_PEERS=0, where none reaches another and its memory cannot be mapped for it ----
 Error enable_peer_access(int from, int to);
 bool can_access_peer(int from, int to);
+// Whether `device` reaches memory of the device at that place, which may be invisible here.
+bool reaches_bus(int device, unsigned pci_bus);
 
 // ---- injected errors: HMC_SIM_FAIL="cuMemcpyAsync:3=700,..." (the third call from now returns 700), or hmcsim_fail() ----
 // The code that this call of entry point `call` must return; 0: none. Counts the call.

@@ -158,6 +158,10 @@ HMC_SIM_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
     case 16:
       *value = 1;
       break;  // multiprocessors
+    case 102:
+    case 124:
+      *value = 1;
+      break;  // virtual memory management, dma-buf
     case 19:
       *value = 1;
       break;  // can map host memory
@@ -181,7 +185,7 @@ HMC_SIM_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
       break;  // wait for a value: not all bits
     default:
       *value = 0;
-      break;  // GPUDirect RDMA (116), dma-buf (124), virtual memory management (102) among them
+      break;  // GPUDirect RDMA (116) among them
   }
   return 0;
 }

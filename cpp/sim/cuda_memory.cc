@@ -46,7 +46,7 @@ int pointer_attribute(void* data, int attribute, const sim::PointerView& view, D
     case 9:
       return put(data, view.device);
     case 10:
-      return put(data, static_cast<unsigned char>(on_device && !view.imported ? 1 : 0));  // has an IPC handle
+      return put(data, static_cast<unsigned char>(view.exportable ? 1 : 0));  // has an IPC handle
     case 11:
       return put(data, static_cast<DevicePointer>(view.base));
     case 12:
@@ -78,6 +78,22 @@ HMC_SIM_EXPORT int cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
 HMC_SIM_EXPORT int cuMemFree_v2(DevicePointer pointer) {
   HMC_SIM_ENTER_CONTEXT;
   return pointer == 0 ? 0 : cuda_code(sim::release(at(pointer)));
+}
+
+// Of the device's pool, whose memory has no handle.
+HMC_SIM_EXPORT int cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, void* /*stream*/) {
+  HMC_SIM_ENTER_CONTEXT;
+  if (pointer == nullptr) return cuda_code(Error::invalid_value);
+  void* address = nullptr;
+  const int code = cuda_code(sim::allocate(context->device, bytes, &address, false));
+  if (code == 0) *pointer = reinterpret_cast<std::uintptr_t>(address);
+  return code;
+}
+
+// Done at once: the device's work is waited for.
+HMC_SIM_EXPORT int cuMemFreeAsync(DevicePointer pointer, void* /*stream*/) {
+  HMC_SIM_ENTER_CONTEXT;
+  return cuda_code(sim::release(at(pointer)));
 }
 
 HMC_SIM_EXPORT int cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -231,9 +247,8 @@ HMC_SIM_EXPORT int cuIpcCloseMemHandle(DevicePointer pointer) {
   return cuda_code(sim::close_shared(at(pointer)));
 }
 
-// dma-buf: a memfd is none.
-HMC_SIM_EXPORT int cuMemGetHandleForAddressRange(void* /*handle*/, DevicePointer /*pointer*/, std::size_t /*bytes*/, int /*type*/,
-                                                 std::uint64_t /*flags*/) {
+HMC_SIM_EXPORT int cuMemGetHandleForAddressRange(void* handle, DevicePointer pointer, std::size_t bytes, int type,
+                                                 std::uint64_t flags) {
   HMC_SIM_ENTER_CONTEXT;
-  return sim::cuda_not_supported;
+  return cuda_code(type == 1 && flags == 0 ? sim::export_range(at(pointer), bytes, handle) : Error::invalid_value);
 }

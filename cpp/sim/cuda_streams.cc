@@ -101,7 +101,7 @@ HMC_SIM_EXPORT int cuStreamWaitValue64_v2(void* stream, std::uint64_t pointer, s
 
 HMC_SIM_EXPORT int cuEventCreate(void** event, unsigned /*flags*/) {
   HMC_SIM_ENTER_CONTEXT;
-  return cuda_code(sim::create_event(event));
+  return cuda_code(sim::create_event(context->device, event));
 }
 
 HMC_SIM_EXPORT int cuEventDestroy_v2(void* event) {

@@ -100,10 +100,18 @@ Error copy_text(const std::string& text, char* target, int bytes) {
   return Error::ok;
 }
 
-bool can_access_peer(int from, int to) { return device_exists(from) && device_exists(to) && from != to; }
+bool reaches_bus(int device, unsigned pci_bus) {
+  static const bool peers_reach = environment_number("HMC_SIM_PEERS", 1) != 0;
+  return peers_reach || device_pci_bus(device) == pci_bus;
+}
+
+bool can_access_peer(int from, int to) {
+  return device_exists(from) && device_exists(to) && from != to && reaches_bus(from, device_pci_bus(to));
+}
 
 Error enable_peer_access(int from, int to) {
-  if (!can_access_peer(from, to)) return Error::invalid_device;
+  if (!device_exists(from) || !device_exists(to) || from == to) return Error::invalid_device;
+  if (!can_access_peer(from, to)) return Error::no_peer_access;
   const std::lock_guard lock(peers().mutex);
   return peers().enabled.emplace(from, to).second ? Error::ok : Error::peer_already_enabled;
 }

@@ -65,6 +65,7 @@ constexpr CodeName names[] = {
     {100, "hipErrorNoDevice", "no ROCm-capable device is detected"},
     {101, "hipErrorInvalidDevice", "invalid device ordinal"},
     {201, "hipErrorInvalidContext", "invalid device context"},
+    {217, "hipErrorPeerAccessUnsupported", "peer access is not supported between these two devices"},
     {400, "hipErrorInvalidHandle", "invalid resource handle"},
     {500, "hipErrorNotFound", "named symbol not found"},
     {600, "hipErrorNotReady", "device not ready"},
@@ -123,11 +124,10 @@ HMC_SIM_EXPORT int hipMemGetAddressRange(void** base, std::size_t* bytes, void* 
 }
 
 #if HMC_SIM_HIP == 6
-// dma-buf: a memfd is none.
-HMC_SIM_EXPORT int hipMemGetHandleForAddressRange(void* /*handle*/, void* /*pointer*/, std::size_t /*bytes*/, int /*type*/,
-                                                  unsigned long long /*flags*/) {
+HMC_SIM_EXPORT int hipMemGetHandleForAddressRange(void* handle, void* pointer, std::size_t bytes, int type,
+                                                  unsigned long long flags) {
   HMC_SIM_ENTER;
-  return fail(sim::cuda_not_supported);
+  return result(type == 1 && flags == 0 ? sim::export_range(pointer, bytes, handle) : Error::invalid_value);
 }
 
 HMC_SIM_EXPORT int hipPointerSetAttribute(const void* value, int attribute, void* pointer) {

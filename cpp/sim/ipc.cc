@@ -30,11 +30,6 @@ constexpr unsigned fd_bits = 20;
 constexpr unsigned nonce_bits = 64 - pid_bits - fd_bits;
 constexpr std::uint64_t short_nonce = (std::uint64_t{1} << nonce_bits) - 1;
 
-struct FileName {
-  std::uint64_t nonce = 0;
-  std::size_t bytes = 0;
-};
-
 // Reads a whole number in hexadecimal and what must follow it; leaves the rest in `text`.
 bool take_hexadecimal(std::string_view& text, std::uint64_t& value, char end_mark) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
@@ -43,7 +38,8 @@ bool take_hexadecimal(std::string_view& text, std::uint64_t& value, char end_mar
   return true;
 }
 
-// What the memfd behind an entry of /proc/<pid>/fd says of itself; nothing when it is none of this library's.
+}  // namespace
+
 std::optional<FileName> identify(const char* entry) {
   char target[256];
   const ssize_t length = readlink(entry, target, sizeof(target));
@@ -54,15 +50,17 @@ std::optional<FileName> identify(const char* entry) {
   if (start == std::string_view::npos || start > 1) return std::nullopt;
   text.remove_prefix(start + prefix.size());
   FileName name;
-  if (!take_hexadecimal(text, name.nonce, '-') || !take_hexadecimal(text, name.bytes, '.')) return std::nullopt;
+  if (!take_hexadecimal(text, name.nonce, '-') || !take_hexadecimal(text, name.bytes, '-') ||
+      !take_hexadecimal(text, name.pci_bus, '.')) {
+    return std::nullopt;
+  }
   return name;
 }
 
-}  // namespace
-
-int make_memory_file(std::uint64_t nonce, std::size_t bytes) {
+int make_memory_file(std::uint64_t nonce, std::size_t bytes, int device) {
   char name[96];
-  std::snprintf(name, sizeof(name), "hmcsim-%s-%llx-%zx.", profile.tag, static_cast<unsigned long long>(nonce), bytes);
+  std::snprintf(name, sizeof(name), "hmcsim-%s-%llx-%zx-%x.", profile.tag, static_cast<unsigned long long>(nonce), bytes,
+                device_pci_bus(device));
   const int fd = memfd_create(name, MFD_CLOEXEC);
   if (fd < 0) return -1;
   if (ftruncate(fd, static_cast<off_t>(bytes)) == 0) return fd;
@@ -89,6 +87,10 @@ Error open_shared(const SharedMemory& memory, std::uint64_t nonce_mask, int devi
   if (!name || ((name->nonce ^ memory.nonce) & nonce_mask) != 0) {
     close(fd);
     return Error::invalid_handle;
+  }
+  if (!reaches_bus(device, static_cast<unsigned>(name->pci_bus))) {
+    close(fd);
+    return Error::no_peer_access;
   }
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
@@ -118,10 +120,25 @@ Error close_shared(void* address) {
   return Error::ok;
 }
 
+Error export_range(const void* address, std::size_t bytes, void* fd) {
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto start = reinterpret_cast<std::uintptr_t>(address);
+  const AllocationRef found = find_allocation(address);
+  if (fd == nullptr || !found || bytes == 0 || start % page != 0 || bytes % page != 0) return Error::invalid_value;
+  if (bytes > found->mapped - (start - found->address)) return Error::invalid_value;
+  char entry[64];
+  std::snprintf(entry, sizeof(entry), "/proc/self/fd/%d", found->fd);
+  const int made = open(entry, O_RDWR | O_CLOEXEC);
+  if (made < 0) return Error::out_of_memory;
+  lseek(made, static_cast<off_t>(start - found->address), SEEK_SET);
+  std::memcpy(fd, &made, sizeof(made));
+  return Error::ok;
+}
+
 Error export_handle64(const void* pointer, Handle64* handle) {
   if (handle == nullptr) return Error::invalid_value;
   const AllocationRef found = find_allocation(pointer);
-  if (!found || found->imported) return Error::invalid_value;
+  if (!found || found->imported || !found->exportable) return Error::invalid_value;
   WireHandle wire{};
   std::memcpy(wire.magic, magic, sizeof(magic));
   std::strncpy(wire.tag, profile.tag, sizeof(wire.tag) - 1);

@@ -17,19 +17,9 @@
 namespace hmc::sim {
 namespace {
 
-std::atomic<std::uint64_t> next_id{1};
-
 std::size_t whole_pages(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return (bytes + page - 1) / page * page;
-}
-
-std::uint64_t random_number() {
-  std::uint64_t value = 0;
-  if (getrandom(&value, sizeof(value), 0) != static_cast<ssize_t>(sizeof(value))) {
-    value = (static_cast<std::uint64_t>(getpid()) << 40) ^ next_id.fetch_add(1);
-  }
-  return value;
 }
 
 // MADV_POPULATE_READ, which the C library's headers may not know.
@@ -62,6 +52,19 @@ auto covering(Map& map, std::uintptr_t address) {
 
 }  // namespace
 
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1) + 1;
+}
+
+std::uint64_t random_number() {
+  std::uint64_t value = 0;
+  if (getrandom(&value, sizeof(value), 0) != static_cast<ssize_t>(sizeof(value))) {
+    value = (static_cast<std::uint64_t>(getpid()) << 40) ^ next_id();
+  }
+  return value;
+}
+
 Registry& registry() {
   static Registry& instance = *new Registry;  // never destroyed: streams' threads may outlive main()
   return instance;
@@ -77,7 +80,7 @@ std::shared_ptr<Allocation> Allocation::map(int fd, std::size_t bytes, int devic
   made->fd = fd;
   made->bytes = bytes;
   made->device = device;
-  made->id = next_id.fetch_add(1);
+  made->id = next_id();
   made->nonce = nonce;
   made->imported = imported;
   const std::size_t mapped = whole_pages(bytes);
@@ -92,6 +95,7 @@ std::shared_ptr<Allocation> Allocation::map(int fd, std::size_t bytes, int devic
 }
 
 Allocation::~Allocation() {
+  if (reservation != nullptr) return;  // which has the addresses back, and the piece its descriptor
   if (address != 0) munmap(reinterpret_cast<void*>(address), mapped);
   if (alias != nullptr) munmap(alias, mapped);
   if (fd >= 0) close(fd);
@@ -107,26 +111,33 @@ PointerView look_up(const void* pointer) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   if (const AllocationRef found = all.find(address)) {
-    return {PointerView::Kind::device, found->device, found->address, found->bytes, found->id, found->imported};
+    return {PointerView::Kind::device,
+            found->device,
+            found->address,
+            found->bytes,
+            found->id,
+            found->imported,
+            found->exportable && !found->imported};
   }
   if (const auto found = covering(all.pinned, address); found != all.pinned.end()) {
-    return {PointerView::Kind::pinned, found->second.device, found->first, found->second.bytes, found->second.id, false};
+    return {PointerView::Kind::pinned, found->second.device, found->first, found->second.bytes, found->second.id, false, false};
   }
   return {};
 }
 
-Error allocate(int device, std::size_t bytes, void** address) {
+Error allocate(int device, std::size_t bytes, void** address, bool exportable) {
   if (address == nullptr || bytes == 0) return Error::invalid_value;
   if (!device_exists(device)) return Error::invalid_device;
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  std::size_t& used = all.used[device];
+  std::atomic<std::size_t>& used = all.used_by(device);
   if (bytes > device_memory() || whole_pages(bytes) > device_memory() - used) return Error::out_of_memory;
   const std::uint64_t nonce = random_number();
-  const int fd = make_memory_file(nonce, bytes);
+  const int fd = make_memory_file(nonce, bytes, device);
   if (fd < 0) return Error::out_of_memory;
   const AllocationRef made = Allocation::map(fd, bytes, device, nonce, false);
   if (!made) return Error::out_of_memory;
+  made->exportable = exportable;
   used += made->mapped;
   all.allocations.emplace(made->address, made);
   *address = reinterpret_cast<void*>(made->address);
@@ -135,12 +146,14 @@ Error allocate(int device, std::size_t bytes, void** address) {
 
 Error release(void* address) {
   const AllocationRef found = find_allocation(address);
-  if (!found || found->imported || found->address != reinterpret_cast<std::uintptr_t>(address)) return Error::invalid_value;
+  if (!found || found->imported || found->reservation || found->address != reinterpret_cast<std::uintptr_t>(address)) {
+    return Error::invalid_value;
+  }
   static_cast<void>(synchronize_device(found->device));
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   if (all.allocations.erase(found->address) == 0) return Error::invalid_value;  // another thread freed it meanwhile
-  all.used[found->device] -= found->mapped;
+  all.used_by(found->device) -= found->mapped;
   return Error::ok;
 }
 
@@ -148,8 +161,12 @@ void release_all(int device) {
   static_cast<void>(synchronize_device(device));
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  std::erase_if(all.allocations, [device](const auto& entry) { return entry.second->device == device; });
-  all.used[device] = 0;
+  std::erase_if(all.allocations, [&](const auto& entry) {
+    const Allocation& one = *entry.second;
+    if (one.device != device || one.reservation != nullptr) return false;  // virtual memory is no context's
+    if (!one.imported) all.used_by(device) -= one.mapped;
+    return true;
+  });
 }
 
 Error memory_info(int device, std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -157,7 +174,7 @@ Error memory_info(int device, std::size_t* free_bytes, std::size_t* total_bytes)
   if (!device_exists(device)) return Error::invalid_device;
   const std::lock_guard lock(registry().mutex);
   *total_bytes = device_memory();
-  *free_bytes = device_memory() - registry().used[device];
+  *free_bytes = device_memory() - registry().used_by(device);
   return Error::ok;
 }
 
@@ -167,7 +184,7 @@ Error allocate_host(std::size_t bytes, int device, void** address) {
   void* made = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return Error::out_of_memory;
   const std::lock_guard lock(registry().mutex);
-  registry().pinned.emplace(reinterpret_cast<std::uintptr_t>(made), PinnedRange{bytes, device, next_id.fetch_add(1), true});
+  registry().pinned.emplace(reinterpret_cast<std::uintptr_t>(made), PinnedRange{bytes, device, next_id(), true});
   *address = made;
   return Error::ok;
 }
@@ -182,7 +199,7 @@ Error pin(void* address, std::size_t bytes, int device) {
   if (covering(all.pinned, start) != all.pinned.end() || (next != all.pinned.end() && next->first - start < bytes)) {
     return Error::already_registered;
   }
-  all.pinned.emplace(start, PinnedRange{bytes, device, next_id.fetch_add(1), false});
+  all.pinned.emplace(start, PinnedRange{bytes, device, next_id(), false});
   return Error::ok;
 }
 

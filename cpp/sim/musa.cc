@@ -48,6 +48,7 @@ constexpr CodeName names[] = {
     {100, "musaErrorNoDevice", "no MUSA-capable device is detected"},
     {101, "musaErrorInvalidDevice", "invalid device ordinal"},
     {201, "musaErrorDeviceUninitialized", "invalid device context"},
+    {217, "musaErrorPeerAccessUnsupported", "peer access is not supported between these two devices"},
     {400, "musaErrorInvalidResourceHandle", "invalid resource handle"},
     {500, "musaErrorSymbolNotFound", "named symbol not found"},
     {600, "musaErrorNotReady", "device not ready"},
@@ -120,9 +121,9 @@ HMC_SIM_EXPORT int muMemGetAddressRange(std::uint64_t* base, std::size_t* bytes,
   return 0;
 }
 
-// dma-buf: a memfd is none.
-HMC_SIM_EXPORT int muMemGetHandleForAddressRange(void* /*handle*/, std::uint64_t /*pointer*/, std::size_t /*bytes*/, int /*type*/,
-                                                 std::uint64_t /*flags*/) {
+HMC_SIM_EXPORT int muMemGetHandleForAddressRange(void* handle, std::uint64_t pointer, std::size_t bytes, int type,
+                                                 std::uint64_t flags) {
   HMC_SIM_ENTER;
-  return fail(sim::cuda_not_supported);
+  const void* address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer));
+  return result(type == 1 && flags == 0 ? sim::export_range(address, bytes, handle) : Error::invalid_value);
 }

@@ -7,11 +7,16 @@
 namespace hmc::sim {
 namespace {
 
+struct Event {
+  int device = 0;
+  Ticket ticket;
+};
+
 struct Streams {
   std::mutex mutex;
   std::map<void*, StreamRef> created;
   std::map<int, StreamRef> null_streams;  // by device, made at first use
-  std::map<void*, Ticket> events;
+  std::map<void*, Event> events;
   std::uintptr_t next_event = 0;
 };
 Streams& streams() {
@@ -185,13 +190,13 @@ void forget_stream_failures() {
   for (const StreamRef& stream : all_streams()) stream->forget_failure();
 }
 
-Error create_event(void** handle) {
+Error create_event(int device, void** handle) {
   if (handle == nullptr) return Error::invalid_value;
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   // A number that no other event had: a destroyed one is never mistaken for a new one.
   *handle = reinterpret_cast<void*>(all.next_event += 16);
-  all.events.emplace(*handle, Ticket{});
+  all.events.emplace(*handle, Event{device, {}});
   return Error::ok;
 }
 
@@ -206,8 +211,8 @@ Error record_event(void* handle, const StreamRef& stream) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   const auto found = all.events.find(handle);
-  if (found == all.events.end()) return Error::invalid_handle;
-  found->second = std::move(ticket);
+  if (found == all.events.end() || found->second.device != stream->device()) return Error::invalid_handle;
+  found->second.ticket = std::move(ticket);
   return Error::ok;
 }
 
@@ -217,7 +222,7 @@ static bool find_event(void* handle, Ticket& ticket) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.events.find(handle);
   if (found == all.events.end()) return false;
-  ticket = found->second;
+  ticket = found->second.ticket;
   return true;
 }
 

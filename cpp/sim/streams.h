@@ -86,7 +86,8 @@ Error synchronize_device(int device);
 void forget_stream_failures();
 
 // Events: the work before their last record.
-Error create_event(void** handle);
+// Events are of a device: only its streams record them.
+Error create_event(int device, void** handle);
 Error destroy_event(void* handle);
 Error record_event(void* handle, const StreamRef& stream);
 Error query_event(void* handle);

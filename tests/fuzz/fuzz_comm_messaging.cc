@@ -51,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (answer) same(encode(*answer));
       break;
     case Kind::finish:
-      if (finish) same(encode(*finish));
+    case Kind::refuse:
+      if (finish) same(encode(*finish, *kind));
       break;
     case Kind::withdraw:
       if (withdraw) same(encode_withdraw(*withdraw));

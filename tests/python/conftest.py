@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import hmc
+import hmc.testing
 
 SCRIPT = Path(sys.executable).with_name("hmc")
 # Where the package is on PYTHONPATH and not installed, what the script would run. Not with -m, which looks into the working
@@ -82,6 +83,16 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         return result.stdout
 
     return run
+def run_alone(source: str, **environment: str) -> str:
+    """Runs a script in a process of its own, with every vendor simulated."""
+    prelude = "import numpy as np\nimport hmc\n"
+    every = {**os.environ, **hmc.testing.environment(), **environment}
+    # "-c" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.
+    result = subprocess.run(
+        [sys.executable, "-c", prelude + source], capture_output=True, text=True, timeout=60, env=every, cwd="/"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def read_only(size: int) -> Any:

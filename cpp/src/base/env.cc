@@ -29,6 +29,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_SIM_DEVICES", "2", "Simulated vendors: devices of each, 0 to 8."},
     {"HMC_SIM_FAIL", "", "Simulated vendors: calls that fail, `cuMemcpyAsync:3=700`: the third returns 700; commas between."},
     {"HMC_SIM_MEMORY", "1073741824", "Simulated vendors: bytes of memory per device."},
+    {"HMC_SIM_PEERS", "1", "Simulated vendors: 0: no device reaches the memory of another."},
     {"HMC_SIZE", "", "Set by `hmc run`: processes of the job."},
     {"HMC_STAGING_CHUNK_BYTES", "4194304", "Bytes of one chunk of the staging transport; 8 per peer and direction."},
     {"HMC_STAGING_SHARED", "1", "0: the staging transport carries its chunks on one host too, as between hosts."},

@@ -99,7 +99,7 @@ Status ContextImpl::resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bo
       HMC_ASSIGN(PeerRoute * route, usable_route(lock, *pair.local, *pair.remote, look_again));
       if (look_again) break;
       auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.slot == route->slot; });
-      if (group == groups.end()) group = groups.insert(groups.end(), BlockBatchState::Group{route->slot, {}, 0});
+      if (group == groups.end()) group = groups.insert(groups.end(), BlockBatchState::Group{route->slot, route, {}, 0});
       const std::size_t count = pair.local_offsets.size();
       group->runs.push_back(Run{pair.local->registration->find(route->transport)->get(),
                                 pair.remote->record->find(route->slot)->region.get(), pair.local_offsets.data(),

@@ -4,11 +4,13 @@
 // that the Context keeps (Exposure, RemoteImport) are told of the last handle's end and taken down under the lock later.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "comm/registration.h"
@@ -20,6 +22,7 @@ namespace hmc {
 class ContextImpl;
 class PeerImpl;
 class EndpointSlot;
+struct PeerRoute;
 
 // The owner's record of one ConnBuffer. Engine lock held, except for the constants.
 struct Exposure {
@@ -60,10 +63,15 @@ struct RemoteImport {
     EndpointSlot* slot = nullptr;
     std::uint64_t request = 0;  // what the owner knows it by; 0 for one's own buffers
     std::unique_ptr<RemoteRegion> region;
-    bool prepared = false;
-    bool preparing = false;  // one thread is at it; others wait
+    std::vector<Device> prepared;  // devices here that operations have used, or may use, it with
+    bool preparing = false;        // one thread is at it; others wait
+    [[nodiscard]] bool prepared_for(const Device& local) const noexcept {
+      return std::find(prepared.begin(), prepared.end(), local) != prepared.end();
+    }
   };
   std::vector<Entry> entries;  // one per transport that has carried an operation
+  // Transports that did not reach it from a device here.
+  std::vector<std::pair<Device, TransportSet>> refusals;
   std::atomic<bool> alive{true};
   Status dead;                   // why not alive
   std::uint32_t operations = 0;  // under way, preparations included
@@ -71,6 +79,18 @@ struct RemoteImport {
   bool flushing = false;
   bool acknowledge = false;  // the owner waits for `revoked`
 
+  [[nodiscard]] TransportSet refused(const Device& local) const noexcept {
+    for (const auto& [from, transports] : refusals) {
+      if (from == local) return transports;
+    }
+    return 0;
+  }
+  void refuse(const Device& local, TransportSet transport) {
+    for (auto& [from, transports] : refusals) {
+      if (from == local) transports |= transport;
+    }
+    if (refused(local) == 0) refusals.emplace_back(local, transport);
+  }
   [[nodiscard]] Entry* find(const EndpointSlot* slot) noexcept {
     for (auto& entry : entries) {
       if (entry.slot == slot) return &entry;
@@ -112,6 +132,7 @@ class BlockBatchState {
   // Runs grouped by the endpoint that carries them.
   struct Group {
     EndpointSlot* slot = nullptr;
+    PeerRoute* route = nullptr;  // of the first of them
     std::vector<Run> runs;
     std::size_t bytes = 0;
   };

@@ -147,13 +147,16 @@ class ContextImpl final : public ContextState, private Pollable {
     std::shared_ptr<PeerImpl> peer;
     std::shared_ptr<RemoteImport> record;
     EndpointSlot* slot = nullptr;
+    Device local;  // that operations with it will use here
   };
   Status fetch(std::span<const Wanted> wanted, Deadline deadline);
   Status fetch_own(const Wanted& wanted);
   Status prepare(const Wanted& wanted, Deadline deadline);
+  // All that operations between the buffers need, by the best transport that reaches both. `registration` null: of the remote only.
+  Status obtain(Wanted wanted, Registration* registration, Deadline deadline);
   Status check_descriptor(PeerImpl& peer, const Descriptor& descriptor);
   // Waits until the route between two devices is there (lock not held).
-  Result<PeerRoute*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, Deadline deadline);
+  Result<PeerRoute*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused, Deadline deadline);
 
   Result<std::shared_ptr<WorkState>> transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote,
                                               const PutOptions& options, const Envelope& envelope);

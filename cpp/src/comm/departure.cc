@@ -37,7 +37,7 @@ void PeerImpl::become_self() {
   identity_.epoch = session_;
   for (const auto& slot : context_.transports()) domains_.push_back({slot->name, slot->domain});
   std::vector<std::string> rejected;
-  for (const Candidate& candidate : rank(Device::cpu(), Device::cpu(), rejected)) {
+  for (const Candidate& candidate : rank(Device::cpu(), Device::cpu(), 0, rejected)) {
     EndpointSlot* slot = open_endpoint(*candidate.transport, 0);
     if (slot->state == EndpointSlot::State::failed) continue;
     message_slot_ = slot;

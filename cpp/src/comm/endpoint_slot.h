@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/completion.h"
+#include "comm/transport_set.h"
 #include "transport/transport.h"
 
 namespace hmc {
@@ -18,6 +19,7 @@ struct TransportSlot {
   std::unique_ptr<Transport> transport;  // null: could not be made
   Capabilities capabilities;             // reason says why not, when unavailable
   Bytes domain;
+  TransportSet bit = 0;
   bool self_only = false;  // kept for transfers within this Context although the filter leaves it out
   std::uint64_t puts = 0, put_bytes = 0, gets = 0, get_bytes = 0, staged_bytes = 0;
 };

@@ -46,7 +46,8 @@ PeerDomain PeerImpl::peer_domain(const Bytes& domain) const noexcept {
 
 // Usable transports between the two devices, best first: by bandwidth, then by the order of the table. The others end in
 // `rejected`.
-std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, std::vector<std::string>& rejected) {
+std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, TransportSet refused,
+                                                std::vector<std::string>& rejected) {
   std::vector<Candidate> candidates;
   for (const auto& slot : context_.transports()) {
     if (slot->self_only && !self_) {
@@ -60,6 +61,10 @@ std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Devic
     const Bytes* domain = domain_of(slot->name);
     if (domain == nullptr) {
       rejected.push_back(slot->name + ": the peer does not offer it");
+      continue;
+    }
+    if ((slot->bit & refused) != 0) {
+      rejected.push_back(slot->name + ": does not reach this memory");
       continue;
     }
     const EndpointSlot* known = find_slot(slot->name);
@@ -228,22 +233,50 @@ void PeerImpl::on_endpoint_failed(EndpointSlot& slot, const Status& reason) {
   if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
 }
 
-Result<Route*> PeerImpl::route(const Device& local, const Device& remote) {
-  HMC_ASSIGN(PeerRoute * found, find_route(local, remote));
+Result<Route*> PeerImpl::route(const Device& local, const Device& remote, TransportSet refused) {
+  HMC_ASSIGN(PeerRoute * found, find_route(local, remote, refused));
   return static_cast<Route*>(found);
 }
 
+Result<Route*> PeerImpl::route_by(const Device& local, const Device& remote, std::string_view transport_name) {
+  HMC_ASSIGN(PeerRoute * best, find_route(local, remote, 0));
+  if (best->path.transport == transport_name) return static_cast<Route*>(best);
+  std::vector<std::string> rejected;
+  TransportSet better = 0;
+  for (const Candidate& candidate : rank(local, remote, 0, rejected)) {
+    if (candidate.transport->name == transport_name) return route(local, remote, better);
+    better |= candidate.transport->bit;
+  }
+  return Status(Code::unsupported,
+                "this side would send by " + best->path.transport + ", the receiver asks for " + std::string(transport_name));
+}
+
+Result<Route*> PeerImpl::next_route(const Route& failed, TransportSet refused, const Status& reason) {
+  const Path& path = failed.path;
+  auto next = route(path.source, path.target, refused);
+  if (next.status().code() == Code::unsupported) {
+    const char* direct = context_.options().direct_only ? "; policy=\"direct\" forbids to stage it; " : "; ";
+    return Status(reason.code(), std::string(reason.message()) + direct + std::string(next.status().message()), reason.native());
+  }
+  context_.count("routes.refused." + path.transport, 1);
+  warn_once("refused " + path.transport + path.source.str() + path.target.str(),
+            path.transport + " from " + path.source.str() + " does not reach some memory on " + path.target.str() + " of " +
+                describe() + " (" + std::string(reason.message()) +
+                "); the next transport moves it, more slowly. policy=\"direct\" makes that an error where it is staged");
+  return next;
+}
+
 // would_block: the best transport's endpoint is being made; ask again when route_epoch() has changed.
-Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remote) {
+Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remote, TransportSet refused) {
   for (const auto& route : routes_) {
-    if (route->path.source == local && route->path.target == remote) return route.get();
+    if (route->path.source == local && route->path.target == remote && route->without == refused) return route.get();
   }
   if (phase_ != PeerPhase::ready) {
     if (!failure_.ok()) return failure_;
     return Status(Code::would_block, describe() + " is not ready");
   }
   std::vector<std::string> rejected;
-  const auto candidates = rank(local, remote, rejected);
+  const auto candidates = rank(local, remote, refused, rejected);
   if (candidates.empty()) {
     std::string message = "no transport moves " + local.str() + " to " + remote.str() + " of " + describe() + ":";
     for (const auto& reason : rejected) message += "\n  " + reason;
@@ -255,12 +288,14 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
     slot = open_endpoint(*best.transport, 0);
     if (self_ && slot->state == EndpointSlot::State::waiting) connect_self(*slot);
   }
-  if (slot->state == EndpointSlot::State::failed) return find_route(local, remote);  // now among the rejected
+  if (slot->state == EndpointSlot::State::failed) return find_route(local, remote, refused);  // now among the rejected
   if (slot->state != EndpointSlot::State::ready)
     return Status(Code::would_block, "the " + best.transport->name + " endpoint is being made");
 
   auto route = std::make_unique<PeerRoute>();
   route->transport = best.transport->transport.get();
+  route->bit = best.transport->bit;
+  route->without = refused;
   route->endpoint = slot->endpoint.get();
   route->slot = slot;
   route->staged = !best.reach.direct;
@@ -282,7 +317,8 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   }
   path.rejected = std::move(rejected);
   if (self_ || identity_.same_host) path.hardware_bandwidth = hardware_bandwidth(local, remote);
-  if (context_.options().transports.empty()) warn_if_poor(path);  // else it was asked for
+  // Otherwise it was asked for, or next_route() has told.
+  if (context_.options().transports.empty() && refused == 0) warn_if_poor(path);
   return routes_.emplace_back(std::move(route)).get();
 }
 

@@ -149,7 +149,7 @@ void PeerImpl::on_hello_reply(const wire::Hello& hello) {
   greeted_ = true;
   if (!take_hello(hello)) return;
   if (hello.choice.empty()) {
-    rank(Device::cpu(), Device::cpu(), tried_);
+    rank(Device::cpu(), Device::cpu(), 0, tried_);
     end(no_transport(), PeerPhase::lost);
   }
 }
@@ -158,7 +158,7 @@ void PeerImpl::on_hello_reply(const wire::Hello& hello) {
 void PeerImpl::choose_message_transport() {
   bool unanswered = slots_.empty();
   std::vector<std::string> rejected;
-  for (const Candidate& candidate : rank(Device::cpu(), Device::cpu(), rejected)) {
+  for (const Candidate& candidate : rank(Device::cpu(), Device::cpu(), 0, rejected)) {
     if (find_slot(candidate.transport->name) != nullptr) continue;  // failed before
     if (unanswered && !channel_->send(wire::hello, encode(own_hello(candidate.transport->name))).ok()) break;
     unanswered = false;

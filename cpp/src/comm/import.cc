@@ -89,7 +89,7 @@ void PeerImpl::on_imported(const wire::Answer& m, std::vector<UniqueFd> fds) {
   if (request->record->find(request->slot) != nullptr) {  // another thread was faster
     release();
   } else {
-    request->record->entries.push_back({request->slot, m.request, std::move(*region), false, false});
+    request->record->entries.push_back({request->slot, m.request, std::move(*region), {}, false});
   }
   answered(request, {});
 }
@@ -177,6 +177,13 @@ void PeerImpl::settle(const std::shared_ptr<RemoteImport>& record) {
   static_cast<void>(send_control(wire::revoked, encode(wire::BufferName{record->buffer_id, record->generation})));
 }
 
+void PeerImpl::drop_unused(RemoteImport& record, const EndpointSlot* slot) {
+  RemoteImport::Entry* entry = record.find(slot);
+  if (entry == nullptr || entry->preparing || !entry->prepared.empty()) return;
+  if (entry->request != 0) static_cast<void>(send_control(wire::release, wire::encode_request(entry->request)));
+  record.entries.erase(record.entries.begin() + (entry - record.entries.data()));
+}
+
 // The owner closed the buffer: nothing may touch it once we have acknowledged.
 void PeerImpl::on_revoke(const wire::BufferName& name) {
   if (!end_records(name, true)) static_cast<void>(send_control(wire::revoked, encode(name)));
@@ -212,9 +219,9 @@ void PeerImpl::answer(std::uint64_t request, const Status& status, Bytes bytes, 
   const wire::Answer m{request, status.code(), std::string(status.message()), std::move(bytes)};
   const Status sent = send_control(lookup ? wire::found : wire::imported, encode(m), std::move(fds));
   if (sent.ok() || phase_ != PeerPhase::ready || !status.ok()) return;
-  // It cannot be told the answer (descriptors do not cross hosts, ...): it learns that much.
+  // It cannot be told the answer (descriptors do not cross hosts, ...): it learns that much, and may ask for another transport.
   if (!lookup) on_release(request);
-  const wire::Answer refusal{request, sent.code(), std::string(sent.message()), {}};
+  const wire::Answer refusal{request, Code::unsupported, std::string(sent.message()), {}};
   static_cast<void>(send_control(lookup ? wire::found : wire::imported, encode(refusal)));
 }
 

@@ -14,12 +14,13 @@ Status ContextImpl::check_descriptor(PeerImpl& peer, const Descriptor& d) {
                                             "; import it from the peer that made it");
 }
 
-Result<PeerRoute*> ContextImpl::wait_route(PeerImpl& peer, const Device& local, const Device& remote, Deadline deadline) {
+Result<PeerRoute*> ContextImpl::wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused,
+                                           Deadline deadline) {
   while (true) {
     std::uint64_t epoch = 0;
     {
       const auto lock = engine_->lock();
-      auto found = peer.find_route(local, remote);
+      auto found = peer.find_route(local, remote, refused);
       if (found.ok() || found.status().code() != Code::would_block) return found;
       epoch = peer.route_epoch();
     }
@@ -62,9 +63,9 @@ Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::s
     if (!device.ok()) return device.status();
     HMC_TRY(wait_ready(peer, deadline));
     // Any route to that device will do to ask; others are imported when an operation needs them.
-    auto route = wait_route(*peer, Device::cpu(), *device, deadline);
+    auto route = wait_route(*peer, Device::cpu(), *device, 0, deadline);
     if (!route.ok() && route.status().code() == Code::unsupported && !device->is_cpu())
-      route = wait_route(*peer, *device, *device, deadline);
+      route = wait_route(*peer, *device, *device, 0, deadline);
     if (!route.ok()) return route.status();
     const auto lock = engine_->lock();
     if ((states[i] = peer->known_remote(d)) != nullptr) continue;
@@ -79,11 +80,16 @@ Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::s
     if (peer->phase() != PeerPhase::ready) return peer->failure();
     peer->add_record(record);
     states[i] = std::make_shared<RemoteBufferState>(std::static_pointer_cast<ContextImpl>(shared_from_this()), peer, record);
-    wanted.push_back({peer, record, (*route)->slot});
+    wanted.push_back({peer, record, (*route)->slot, (*route)->path.source});
     fresh.push_back(i);
   }
-  HMC_TRY(fetch(wanted, deadline));
-  for (const auto& each : wanted) HMC_TRY(prepare(each, deadline));
+  Status imported = fetch(wanted, deadline);
+  for (std::size_t i = 0; i < wanted.size() && imported.ok(); ++i) imported = prepare(wanted[i], deadline);
+  if (gives_way(imported)) {
+    imported = {};
+    for (std::size_t i = 0; i < wanted.size() && imported.ok(); ++i) imported = obtain(wanted[i], nullptr, deadline);
+  }
+  HMC_TRY(imported);
   std::vector<RemoteBuffer> result;
   const auto lock = engine_->lock();
   for (const std::size_t i : fresh) states[i]->peer->remember_remote(states[i]);
@@ -166,8 +172,44 @@ Status ContextImpl::fetch_own(const Wanted& wanted) {
   if (wanted.slot->state != EndpointSlot::State::ready) return wanted.slot->failure;
   HMC_ASSIGN(const Blob blob, (*registration->find(transport))->exported());
   HMC_ASSIGN(auto region, wanted.slot->endpoint->import_region(blob));
-  wanted.record->entries.push_back({wanted.slot, 0, std::move(region), false, false});
+  if (wanted.record->find(wanted.slot) == nullptr) wanted.record->entries.push_back({wanted.slot, 0, std::move(region), {}, false});
   return {};
+}
+
+Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline deadline) {
+  while (true) {
+    const auto refused = [&] {
+      return wanted.record->refused(wanted.local) | (registration != nullptr ? registration->refused : 0);
+    };
+    TransportSet without = 0;
+    {
+      const auto lock = engine_->lock();
+      without = refused();
+    }
+    HMC_ASSIGN(PeerRoute * route, wait_route(*wanted.peer, wanted.local, wanted.record->device, without, deadline));
+    bool known = false;
+    {
+      const auto lock = engine_->lock();
+      wanted.slot = route->slot;
+      known = wanted.record->find(wanted.slot) != nullptr;
+    }
+    Status reached;
+    if (registration != nullptr) reached = ensure_local(*registration, *wanted.slot->transport().transport);
+    const bool here = !reached.ok();
+    if (reached.ok() && !known) reached = fetch({&wanted, 1}, deadline);
+    if (reached.ok()) reached = prepare(wanted, deadline);
+    if (!gives_way(reached)) return reached;
+    const auto lock = engine_->lock();
+    if (here) {
+      registration->refused |= route->bit;
+    } else {
+      wanted.record->refuse(wanted.local, route->bit);
+      wanted.peer->drop_unused(*wanted.record, wanted.slot);
+    }
+    if (const Status next = wanted.peer->next_route(*route, refused(), reached).status(); !next.ok()) {
+      if (next.code() != Code::would_block) return next;
+    }
+  }
 }
 
 // The region's slow first-use work, without the lock; held against revocation meanwhile.
@@ -179,7 +221,7 @@ Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
     RemoteImport::Entry* entry = record.find(wanted.slot);
     if (!record.alive.load()) return record.dead;
     if (entry == nullptr) return Status(Code::transport, "the path to " + wanted.peer->describe() + " failed during the import");
-    if (entry->prepared) return {};
+    if (entry->prepared_for(wanted.local)) return {};
     if (!entry->preparing) {
       entry->preparing = true;
       region = entry->region.get();
@@ -193,13 +235,13 @@ Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
     });
     if (!free) return Status(Code::timeout, "another thread is still mapping the buffer");
   }
-  const Status prepared = region->prepare();
+  const Status prepared = region->prepare(wanted.local);
   const auto lock = engine_->lock();
   --record.operations;
   RemoteImport::Entry* entry = record.find(wanted.slot);
   if (entry != nullptr) {
     entry->preparing = false;
-    entry->prepared = prepared.ok();
+    if (prepared.ok()) entry->prepared.push_back(wanted.local);
   }
   engine_->wake_waiters();
   if (record.retiring) wanted.peer->settle(wanted.record);

@@ -204,6 +204,8 @@ void MessengerImpl::on_signal(PeerState& peer, ByteSpan signal) {
       return on_answer(peer, signal);
     case Kind::finish:
       return on_finish(peer, signal);
+    case Kind::refuse:
+      return on_refuse(peer, signal);
     case Kind::withdraw:
       return on_withdraw(peer, signal);
     case Kind::credit:

@@ -46,14 +46,16 @@ class Operation : public WorkState {
   bool queued = false;     // a send that waits for the peer, for credit or for room
   bool announced = false;  // a send whose announcement is out
   bool matched = false;
-  bool moving = false;        // its own transfer is under way
-  bool part_over = true;      // nothing of its own to move (any more)
-  bool peer_over = false;     // the peer has said that its part is done
-  bool hopeless = false;      // the peer will never say
-  Status outcome;             // first error met
-  std::uint64_t peer_op = 0;  // its number at the peer, once known
+  bool refused_answer = false;  // a send that expects another answer
+  bool moving = false;          // its own transfer is under way
+  bool part_over = true;        // nothing of its own to move (any more)
+  bool peer_over = false;       // the peer has said that its part is done
+  bool hopeless = false;        // the peer will never say
+  Status outcome;               // first error met
+  std::uint64_t peer_op = 0;    // its number at the peer, once known
 
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
+  Route* route = nullptr;              // that the peer's put takes, or this side's
   std::string transport;               // that moves its part; empty: the one that carries the signals
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;
@@ -87,6 +89,9 @@ class ReceiveOperation final : public Operation {
                    const MemoryView& v)
       : Operation(messenger, std::move(from), e, t, v, false) {}
   void deliver(const Head& head, std::uint64_t bytes) { info_ = info_of(head, bytes); }
+
+  TransportSet refused = 0;                  // what does not reach its memory
+  std::unique_ptr<const Announce> announce;  // what the sender puts, should it refuse the answer
 };
 
 // A message that nobody had asked for when it came.

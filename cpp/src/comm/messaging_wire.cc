@@ -27,7 +27,7 @@ void write_head(std::array<std::byte, head_bytes>& out, Kind kind, const Head& h
 std::optional<Kind> kind_of(ByteSpan signal) noexcept {
   if (signal.empty()) return std::nullopt;
   const auto kind = static_cast<std::uint8_t>(signal[0]);
-  if (kind < static_cast<std::uint8_t>(Kind::eager) || kind > static_cast<std::uint8_t>(Kind::credit)) return std::nullopt;
+  if (kind < static_cast<std::uint8_t>(Kind::eager) || kind > static_cast<std::uint8_t>(Kind::refuse)) return std::nullopt;
   return static_cast<Kind>(kind);
 }
 
@@ -90,8 +90,8 @@ std::optional<Answer> decode_answer(ByteSpan signal) {
   return answer;
 }
 
-Bytes encode(const Finish& finish) {
-  Bytes out = begin(Kind::finish);
+Bytes encode(const Finish& finish, Kind kind) {
+  Bytes out = begin(kind);
   WireWriter(out)
       .u64(finish.op)
       .u32(static_cast<std::uint32_t>(finish.code))

@@ -21,6 +21,7 @@ enum class Kind : std::uint8_t {
   finish = 4,    // FIN: one side's part is done, or failed
   withdraw = 5,  // the sender takes an announcement back if it is not matched yet
   credit = 6,    // the receiver has consumed eager messages
+  refuse = 7,    // the sender cannot reach the receiver's memory by the answer's transport: it is to answer anew
 };
 
 // Head of an eager message and of an announcement: 24 bytes, so that 8 bytes of payload fit one cache line with the ring's own
@@ -63,7 +64,7 @@ inline constexpr std::size_t max_text_bytes = 256;
 
 Bytes encode(const Announce& announce);
 Bytes encode(const Answer& answer);
-Bytes encode(const Finish& finish);
+Bytes encode(const Finish& finish, Kind kind = Kind::finish);  // or refuse
 Bytes encode_withdraw(std::uint64_t sender_op);
 Bytes encode(const Credit& credit);
 
@@ -72,7 +73,7 @@ std::optional<Kind> kind_of(ByteSpan signal) noexcept;
 std::optional<Head> decode_head(ByteSpan signal) noexcept;  // of an eager message; its payload follows at head_bytes
 std::optional<Announce> decode_announce(ByteSpan signal);
 std::optional<Answer> decode_answer(ByteSpan signal);
-std::optional<Finish> decode_finish(ByteSpan signal);
+std::optional<Finish> decode_finish(ByteSpan signal);  // and of refuse
 std::optional<std::uint64_t> decode_withdraw(ByteSpan signal);
 std::optional<Credit> decode_credit(ByteSpan signal);
 

@@ -106,6 +106,10 @@ class MessengerImpl final : public Messenger, public Pollable {
   void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
   // would_block: the endpoint between the two devices is being made.
   Status start_receive(ReceiveOperation& receive, const Announce& announce);
+  // The receiver's memory as the sender is to reach it by `route`, in a signal.
+  Result<Bytes> own_region(ReceiveOperation& receive, Route& route, std::uint64_t bytes);
+  // Asks the sender to put all of it. For memory that a transport does not reach, by the next.
+  Status ask_for_put(ReceiveOperation& receive, const Announce& announce, Route* route);
   static Status after_stream(const Operation& receive);
   // An eager payload for `receive`; later if a stream still uses the memory.
   void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
@@ -114,6 +118,7 @@ class MessengerImpl final : public Messenger, public Pollable {
   void start_routed(Lane& lane, Lane::Unrouted unrouted);
   void on_answer(PeerState& peer, ByteSpan signal);
   void on_finish(PeerState& peer, ByteSpan signal);
+  void on_refuse(PeerState& peer, ByteSpan signal);
   void on_withdraw(PeerState& peer, ByteSpan signal);
   void start_transfer(Lane& lane, Operation& operation);
   Status post_transfer(Operation& operation);

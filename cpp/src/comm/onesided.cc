@@ -30,34 +30,19 @@ Status ContextImpl::check_remote(PeerImpl& peer, const RemoteImport& record, boo
 
 Result<PeerRoute*> ContextImpl::usable_route(Engine::Lock& lock, BufferState& local, RemoteBufferState& remote, bool& look_again) {
   PeerImpl& peer = *remote.peer;
-  auto route = peer.find_route(local.exposure->device, remote.record->device);
+  auto route = peer.find_route(local, remote);
   if (!route.ok() && route.status().code() != Code::would_block) return route;
   look_again = false;
   if (route.ok()) {
     const auto* region = local.registration->find((*route)->transport);
     const auto* entry = remote.record->find((*route)->slot);
-    if (region != nullptr && entry != nullptr && entry->prepared) [[likely]]
+    if (region != nullptr && entry != nullptr && entry->prepared_for(local.exposure->device)) [[likely]]
       return route;
   }
   look_again = true;
   const Deadline deadline = Deadline::after_seconds(fetch_seconds);
   lock.unlock();
-  const auto fetch_missing = [&]() -> Status {
-    HMC_ASSIGN(PeerRoute * found, wait_route(peer, local.exposure->device, remote.record->device, deadline));
-    TransportSlot* transport = nullptr;
-    Wanted wanted{remote.peer, remote.record, nullptr};
-    bool known = false;
-    {
-      const auto held = engine_->lock();
-      wanted.slot = found->slot;
-      transport = &found->slot->transport();
-      known = remote.record->find(wanted.slot) != nullptr;
-    }
-    HMC_TRY(ensure_local(*local.registration, *transport->transport));
-    if (!known) HMC_TRY(fetch({&wanted, 1}, deadline));
-    return prepare(wanted, deadline);
-  };
-  const Status fetched = fetch_missing();
+  const Status fetched = obtain({remote.peer, remote.record, nullptr, local.exposure->device}, local.registration.get(), deadline);
   lock = engine_->lock();
   if (!fetched.ok()) return fetched;
   return static_cast<PeerRoute*>(nullptr);

@@ -31,6 +31,7 @@ std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment
   for (const TransportFactory* factory : transport_factories()) {
     auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
     slot->name = std::string(factory->name);
+    slot->bit = TransportSet{1} << (slots.size() - 1);
     if (!filter.allows(factory->name)) {
       // Somebody who names the transports between processes still expects a process to reach itself.
       if (factory->name != "local" || filter.excludes(factory->name)) {
@@ -91,9 +92,9 @@ std::vector<TransportInfo> list_transports() {
 Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target,
                                Deadline deadline) {
   HMC_TRY(wait_ready(peer, deadline));
-  HMC_TRY(wait_route(*peer, source, target, deadline).status());
+  HMC_TRY(wait_route(*peer, source, target, 0, deadline).status());
   const auto lock = engine_->lock();
-  HMC_ASSIGN(const PeerRoute* route, peer->find_route(source, target));
+  HMC_ASSIGN(const PeerRoute* route, peer->find_route(source, target, 0));
   return route->path;
 }
 

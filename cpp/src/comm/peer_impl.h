@@ -29,6 +29,7 @@ class FlushCount;
 
 struct PeerRoute : Route {
   EndpointSlot* slot = nullptr;
+  TransportSet without = 0;  // what was left out when it was chosen
   bool staged = false;
   // Adds a posted operation to the counters that path() and counters() show.
   void count(bool is_put, std::size_t bytes);
@@ -60,7 +61,9 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] const Capabilities& message_capabilities() const noexcept override {
     return message_slot_->transport().capabilities;
   }
-  Result<Route*> route(const Device& local, const Device& remote) override;
+  Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) override;
+  Result<Route*> route_by(const Device& local, const Device& remote, std::string_view transport_name) override;
+  Result<Route*> next_route(const Route& failed, TransportSet refused, const Status& reason) override;
   Endpoint* endpoint(std::string_view transport_name) noexcept override;
   void count_message(Route& route, bool sent, std::size_t bytes) override { static_cast<PeerRoute&>(route).count(sent, bytes); }
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
@@ -103,7 +106,12 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name) noexcept;
   // Changes whenever a route may have changed; never 0.
   [[nodiscard]] std::uint64_t route_epoch() const noexcept { return route_epoch_; }
-  Result<PeerRoute*> find_route(const Device& local, const Device& remote);
+  Result<PeerRoute*> find_route(const Device& local, const Device& remote, TransportSet refused);
+  // Between two buffers.
+  Result<PeerRoute*> find_route(const BufferState& local, const RemoteBufferState& remote) {
+    return find_route(local.exposure->device, remote.record->device,
+                      local.registration->refused | remote.record->refused(local.exposure->device));
+  }
   [[nodiscard]] const std::vector<std::unique_ptr<PeerRoute>>& routes() const noexcept { return routes_; }
 
   // ---- posting (pump.cc) ----
@@ -136,6 +144,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // No handle is left, the owner revoked it, or the peer ended: entries go once nothing is under way on them.
   void retire(const std::shared_ptr<RemoteImport>& record);
   void settle(const std::shared_ptr<RemoteImport>& record);
+  // Gives up what was imported for a transport that did not reach the buffer from any device.
+  void drop_unused(RemoteImport& record, const EndpointSlot* slot);
   // Owner's side: the answer to an import of ours by this peer.
   void answer(std::uint64_t request, const Status& status, Bytes bytes = {}, std::vector<UniqueFd> fds = {}, bool lookup = false);
   void revoke(const std::shared_ptr<Exposure>& exposure);
@@ -166,7 +176,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
     TransportSlot* transport;
     Reach reach;
   };
-  std::vector<Candidate> rank(const Device& local, const Device& remote, std::vector<std::string>& rejected);
+  std::vector<Candidate> rank(const Device& local, const Device& remote, TransportSet refused, std::vector<std::string>& rejected);
   [[nodiscard]] const Bytes* domain_of(std::string_view transport_name) const noexcept;
   [[nodiscard]] PeerDomain peer_domain(const Bytes& domain) const noexcept;
   EndpointSlot* open_endpoint(TransportSlot& transport, std::uint32_t attempt);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/envelope.h"
+#include "comm/transport_set.h"
 #include "control/channel.h"
 #include "hmc/path.h"
 #include "hmc/peer.h"
@@ -21,9 +22,11 @@ namespace messaging {
 struct Lane;
 }
 
-// How operations between one local and one remote device travel. Chosen once per pair, kept until it fails.
+// How operations between one local and one remote device travel. Chosen once per pair, kept until it fails; memory that it does not
+// reach has another.
 struct Route {
   Transport* transport = nullptr;
+  TransportSet bit = 0;
   Endpoint* endpoint = nullptr;
   Path path;  // counters are updated as operations are posted
 };
@@ -60,8 +63,13 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   // Ready only. The endpoint that carries two-sided signals (one per peer, fixed), and its capabilities.
   [[nodiscard]] virtual Endpoint& message_endpoint() noexcept = 0;
   [[nodiscard]] virtual const Capabilities& message_capabilities() const noexcept = 0;
-  // Ready only. Errors: unsupported with every candidate's reason.
-  virtual Result<Route*> route(const Device& local, const Device& remote) = 0;
+  // Ready only. The best without `refused`. Errors: unsupported with every candidate's reason; would_block: it is being made.
+  virtual Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) = 0;
+  // The one by the transport of that name, which the peer has chosen.
+  virtual Result<Route*> route_by(const Device& local, const Device& remote, std::string_view transport_name) = 0;
+  // What takes over for memory that `failed` does not reach; `refused` names it and those that failed before. Tells of it once.
+  // Errors: as route(), with `reason` in front.
+  virtual Result<Route*> next_route(const Route& failed, TransportSet refused, const Status& reason) = 0;
   // The endpoint whose transport has `name`, for importing regions a peer exported through that transport; null if none.
   virtual Endpoint* endpoint(std::string_view transport_name) noexcept = 0;
   // Adds a message that moved along `route` to its counters.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/transport_set.h"
 #include "hmc/buffer.h"
 #include "hmc/memory.h"
 #include "transport/transport.h"
@@ -33,7 +34,8 @@ class Registration {
   LocalRegion& add(const Transport* transport, std::shared_ptr<LocalRegion> region);
   // Deregisters everywhere. Nothing may be under way on it.
   void clear() { regions_.clear(); }
-  std::uint32_t users = 0;  // ConnBuffers whose registration has not ended
+  std::uint32_t users = 0;   // ConnBuffers whose registration has not ended
+  TransportSet refused = 0;  // those that could not register it
 
  private:
   Memory memory_;

@@ -11,7 +11,7 @@ Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   std::string transport;
   Bytes region;
   if (send.view.device.is_cpu()) {
-    HMC_ASSIGN(Route * route, lane.peer->route(Device::cpu(), Device::cpu()));
+    HMC_ASSIGN(Route * route, lane.peer->route(Device::cpu(), Device::cpu(), 0));
     if (send.region == nullptr) {
       HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
       send.run.local = send.region.get();
@@ -113,49 +113,70 @@ Status MessengerImpl::after_stream(const Operation& receive) {
   return reached ? Status() : Status(Code::would_block, "what is queued on the stream still uses the memory");
 }
 
+Result<Bytes> MessengerImpl::own_region(ReceiveOperation& receive, Route& route, std::uint64_t bytes) {
+  MemoryView exact = receive.view;
+  exact.bytes = bytes;
+  HMC_ASSIGN(receive.region, context_.transient_region(route, exact));
+  HMC_ASSIGN(Blob exported, receive.region->exported());
+  if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) return std::move(exported.bytes);
+  return Status(Code::unsupported, "transport " + route.path.transport + " cannot describe a message's memory in a signal");
+}
+
+Status MessengerImpl::ask_for_put(ReceiveOperation& receive, const Announce& announce, Route* route) {
+  auto region = own_region(receive, *route, announce.bytes);
+  while (!region.ok()) {
+    if (!gives_way(region.status())) return region.status();
+    receive.refused |= route->bit;
+    HMC_ASSIGN(route, receive.peer->next_route(*route, receive.refused, region.status()));
+    region = own_region(receive, *route, announce.bytes);
+  }
+  receive.route = route;
+  emit(lane_of(*receive.peer), encode(Answer{announce.sender_op, receive.id, announce.bytes, route->path.transport,
+                                             receive.view.device.str(), std::move(*region)}));
+  return {};
+}
+
 // Transfers run under the receiver's direction. Where the announced region is on the way between both memories it gets the whole
 // message, or, where both ends copying is faster, the upper half while the sender puts the lower. Else the sender puts all of it.
 Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& announce) {
   PeerState& peer = *receive.peer;
   HMC_TRY(after_stream(receive));
   HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
-  HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device));
-  const bool fetch = announce.transport == route->path.transport;
-  if (!fetch && announce.bytes == 0) return Status(Code::protocol, "an announcement of nothing");
-  MemoryView exact = receive.view;
-  exact.bytes = announce.bytes;
-  HMC_ASSIGN(receive.region, context_.transient_region(*route, exact));
-  std::uint64_t lower = 0;
-  if (fetch) {
-    Blob blob;
-    blob.bytes = announce.region;
-    HMC_ASSIGN(receive.remote, route->endpoint->import_region(blob));
-    if (receive.remote->bytes() < announce.bytes)
-      return Status(Code::protocol, "the sender announced more bytes than its region holds");
-    HMC_TRY(receive.remote->prepare());  // a message's region maps nothing
+  HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device, receive.refused));
+  if (receive.id == 0) {
+    receive.id = next_id_++;
+    operations_.emplace(receive.id, std::static_pointer_cast<Operation>(receive.shared_from_this()));
   }
-  Bytes own_region;
-  if (!fetch || (announce.bytes >= both_ends_from && route->transport->capabilities().foreign_both_ends)) {
-    HMC_ASSIGN(Blob exported, receive.region->exported());
-    if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) {
-      lower = fetch ? (announce.bytes / 2) & ~std::uint64_t{4095} : announce.bytes;
-      own_region = std::move(exported.bytes);
-    } else if (!fetch) {
-      return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
+  if (announce.transport != route->path.transport) {
+    if (announce.bytes == 0) return Status(Code::protocol, "an announcement of nothing");
+    receive.peer_over = false;
+    if (!receive.announce) receive.announce = std::make_unique<const Announce>(announce);
+    return ask_for_put(receive, *receive.announce, route);
+  }
+  std::uint64_t lower = 0;
+  Bytes region;
+  if (announce.bytes >= both_ends_from && route->transport->capabilities().foreign_both_ends) {
+    if (auto mine = own_region(receive, *route, announce.bytes); mine.ok()) {
+      lower = (announce.bytes / 2) & ~std::uint64_t{4095};
+      region = std::move(*mine);
     }
   }
-  receive.id = next_id_++;
-  operations_.emplace(receive.id, std::static_pointer_cast<Operation>(receive.shared_from_this()));
+  if (receive.region == nullptr) {
+    MemoryView exact = receive.view;
+    exact.bytes = announce.bytes;
+    HMC_ASSIGN(receive.region, context_.transient_region(*route, exact));
+  }
+  Blob blob;
+  blob.bytes = announce.region;
+  HMC_ASSIGN(receive.remote, route->endpoint->import_region(blob));
+  if (receive.remote->bytes() < announce.bytes)
+    return Status(Code::protocol, "the sender announced more bytes than its region holds");
+  HMC_TRY(receive.remote->prepare(receive.view.device));  // a message's region maps nothing
   receive.peer_over = lower == 0;
   Lane& lane = lane_of(peer);
   // Asked for first, so that the sender's half starts while this side copies.
   if (lower > 0) {
-    emit(lane, encode(Answer{announce.sender_op, receive.id, lower, fetch ? std::string() : route->path.transport,
-                             receive.view.device.str(), std::move(own_region)}));
-  }
-  if (!fetch) {
-    peer.count_message(*route, false, announce.bytes);
-    return {};
+    emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::string(), receive.view.device.str(), std::move(region)}));
   }
   receive.local_offset = receive.remote_offset = lower;
   receive.run = {receive.region.get(),  receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1,
@@ -205,10 +226,12 @@ void MessengerImpl::report_part(Operation& operation) {
 void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {
   const auto answer = decode_answer(signal);
   const auto operation = answer ? moving(answer->sender_op, peer) : nullptr;
-  if (!operation || !operation->sending || operation->matched || answer->lower > operation->view.bytes) {
+  const bool expected = operation && operation->sending && (!operation->matched || operation->refused_answer);
+  if (!expected || answer->lower > operation->view.bytes) {
     return peer.fail(Status(Code::protocol, "an answer to a message that was not announced"));
   }
   operation->matched = true;
+  operation->refused_answer = false;
   operation->peer_op = answer->receiver_op;
   start_routed(lane_of(peer), {operation, *answer});
 }
@@ -218,26 +241,48 @@ Status MessengerImpl::start_send(Operation& send, const Answer& answer) {
   Endpoint* endpoint = &peer.message_endpoint();
   if (!answer.transport.empty()) {
     HMC_ASSIGN(const Device remote_device, Device::parse(answer.device));
-    HMC_ASSIGN(Route * route, peer.route(send.view.device, remote_device));
-    if (route->path.transport != answer.transport) {
-      return Status(Code::unsupported,
-                    "this side would send by " + route->path.transport + ", the receiver asks for " + answer.transport);
-    }
-    HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
+    HMC_ASSIGN(send.route, peer.route_by(send.view.device, remote_device, answer.transport));
+    HMC_ASSIGN(send.region, context_.transient_region(*send.route, send.view));
     send.transport = answer.transport;
     send.peer_over = true;  // the receiver has nothing to move
-    endpoint = route->endpoint;
-    peer.count_message(*route, true, send.view.bytes);
+    endpoint = send.route->endpoint;
   }
   Blob blob;
   blob.bytes = answer.region;
   HMC_ASSIGN(send.remote, endpoint->import_region(blob));
   if (send.remote->bytes() < answer.lower) return Status(Code::protocol, "the receiver's region is too small");
-  HMC_TRY(send.remote->prepare());
+  if (const Status prepared = send.remote->prepare(send.view.device); !prepared.ok()) {
+    if (send.route == nullptr || !gives_way(prepared)) return prepared;
+    send.remote.reset();
+    send.region.reset();
+    send.refused_answer = true;
+    emit(lane_of(peer), encode(Finish{answer.receiver_op, prepared.code(), std::string(prepared.message())}, Kind::refuse));
+    return {};
+  }
+  if (send.route != nullptr) peer.count_message(*send.route, true, send.view.bytes);
   send.finish_signal = encode(Finish{answer.receiver_op, Code::ok, {}});
   send.run = {send.region.get(), send.remote.get(), &send.local_offset, &send.remote_offset, 1, answer.lower};
   start_transfer(lane_of(peer), send);
   return {};
+}
+
+void MessengerImpl::on_refuse(PeerState& peer, ByteSpan signal) {
+  const auto refusal = decode_finish(signal);
+  const auto operation = refusal ? moving(refusal->op, peer) : nullptr;
+  if (refusal && !operation) return;  // it ended here already
+  if (!operation || operation->sending || operation->route == nullptr || refusal->code == Code::ok) {
+    return peer.fail(Status(Code::protocol, "a refusal of an answer that was not given"));
+  }
+  auto& receive = static_cast<ReceiveOperation&>(*operation);
+  const Route& failed = *std::exchange(receive.route, nullptr);
+  receive.refused |= failed.bit;
+  const Status reason(refusal->code, "at the peer: " + refusal->message);
+  if (const Status next = peer.next_route(failed, receive.refused, reason).status();
+      !next.ok() && next.code() != Code::would_block) {
+    finish(peer, receive.announce->sender_op, next);
+    return receive.complete(next.with_context(receive.describe()));
+  }
+  start_routed(lane_of(peer), {operation, *receive.announce});
 }
 
 void MessengerImpl::on_finish(PeerState& peer, ByteSpan signal) {
@@ -246,6 +291,9 @@ void MessengerImpl::on_finish(PeerState& peer, ByteSpan signal) {
   const auto operation = moving(finish->op, peer);
   if (!operation) return;  // it ended here already (an error, a cancel)
   operation->matched = true;
+  if (finish->code == Code::ok && !operation->sending && operation->route != nullptr) {
+    peer.count_message(*operation->route, false, static_cast<ReceiveOperation&>(*operation).announce->bytes);
+  }
   operation->peer_done(finish->code == Code::ok ? Status() : Status(finish->code, "at the peer: " + finish->message));
 }
 

@@ -108,7 +108,7 @@ Status TransferWork::post_single(bool& blocked) {
   if (!remote_->record->alive.load(std::memory_order_relaxed)) return remote_->record->dead;
   PeerRoute* known = std::exchange(known_route_, nullptr);
   if (known == nullptr) {
-    const auto found = peer_->find_route(local_->exposure->device, remote_->record->device);
+    const auto found = peer_->find_route(*local_, *remote_);
     if (!found.ok()) {
       blocked = found.status().code() == Code::would_block;
       return blocked ? Status() : found.status();
@@ -118,7 +118,7 @@ Status TransferWork::post_single(bool& blocked) {
   PeerRoute& route = *known;
   const auto* region = local_->registration->find(route.transport);
   RemoteImport::Entry* entry = remote_->record->find(route.slot);
-  if (region == nullptr || entry == nullptr || !entry->prepared) {
+  if (region == nullptr || entry == nullptr || !entry->prepared_for(local_->exposure->device)) {
     return Status(Code::transport, "its route failed before it was posted and " + route.path.transport +
                                        ", which takes over, does not know the buffers yet; nothing was written, post it again");
   }
@@ -165,8 +165,6 @@ Status TransferWork::post_parts(bool& blocked) {
     }
   }
   const auto batch = batch_;  // the last part may complete inside its post and let go of it
-  const auto& first = batch->pairs.front();
-  const auto route = peer_->find_route(first.local->exposure->device, first.remote->record->device);
   const bool single = parts_.size() == 1;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
@@ -194,7 +192,7 @@ Status TransferWork::post_parts(bool& blocked) {
       return blocked ? Status() : status;
     }
     if (single && notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
-    if (route.ok()) (*route)->count(is_put_, group.bytes);
+    group.route->count(is_put_, group.bytes);
     if (finished_) return {};
   }
   return {};

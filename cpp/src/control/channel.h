@@ -20,8 +20,8 @@ namespace hmc {
 
 // 1..99 control itself, 100..199 comm, 200..255 collective. Control never looks inside the others' payload.
 using MessageType = std::uint8_t;
-inline constexpr std::size_t max_control_payload = 1 << 20;  // bytes of one message
-inline constexpr std::size_t max_control_fds = 16;           // descriptors of one message
+inline constexpr std::size_t max_control_payload = 1 << 20;   // bytes of one message
+inline constexpr std::size_t max_control_fds = max_blob_fds;  // descriptors of one message
 
 using ContextId = std::array<std::uint64_t, 2>;  // random, ordered lexicographically
 

@@ -104,7 +104,9 @@ Status ChannelCore::send(MessageType type, ByteSpan payload, std::vector<UniqueF
     return Status(Code::invalid_argument, "a control message of " + std::to_string(payload.size()) + " bytes; the limit is " +
                                               std::to_string(max_control_payload));
   }
-  if (fds.size() > max_control_fds) return Status(Code::invalid_argument, "more than 16 descriptors in one control message");
+  if (fds.size() > max_control_fds) {
+    return Status(Code::invalid_argument, "more than " + std::to_string(max_control_fds) + " descriptors in one control message");
+  }
   if (state_ == State::over) return end_;
   if (state_ == State::closing) return closed_here();
   if (state_ == State::broken || write_failed_) return Status(Code::peer_lost, "the connection to " + who() + " is broken");

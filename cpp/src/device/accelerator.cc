@@ -27,7 +27,7 @@ Status Accelerator::failure(const std::string& what, int code) const {
 }
 
 Status Accelerator::open() {
-  if (open_.load(std::memory_order_acquire)) return {};
+  if (open_.load(std::memory_order_acquire)) return forked() ? forked_status() : Status();
   const std::scoped_lock lock(mutex_);
   if (open_.load(std::memory_order_relaxed)) return {};
   HMC_TRY(calls_->open());
@@ -39,6 +39,8 @@ Status Accelerator::open() {
     devices_.push_back(std::make_unique<PerDevice>());
     devices_.back()->peers.resize(static_cast<std::size_t>(count));
   }
+  install_fork_handler();
+  fork_epoch_ = fork_epoch();
   open_.store(true, std::memory_order_release);
   return {};
 }
@@ -90,6 +92,7 @@ class Accelerator::Owned final : public Allocation {
  public:
   Owned(Accelerator& runtime, DeviceSpan span) noexcept : runtime_(runtime), span_(span) {}
   ~Owned() override {
+    if (runtime_.forked()) return;
     const DeviceScope scope(*runtime_.calls_, span_.device.index());
     runtime_.calls_->release(span_.data);
   }
@@ -169,7 +172,7 @@ Status Accelerator::leave_event(PerDevice& device, Lane& lane, Completion* done,
 Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done) {
   if (op.after != nullptr) {
     const int code = calls_->wait(lane.stream, static_cast<const Point*>(op.after)->event());
-    if (code != 0) return failure("ordering a copy behind the caller's stream", code);
+    if (code != 0) return failure("ordering a copy of " + vendor_ + " behind the caller's stream", code);
   }
   std::size_t issued = 0;
   const int code = issue(op, direction, lane.stream, issued);
@@ -225,7 +228,7 @@ Status Accelerator::fill(const DeviceSpan& target, std::uint8_t value) {
 }
 
 bool Accelerator::poll() {
-  if (!open_.load(std::memory_order_acquire)) return false;
+  if (!open_.load(std::memory_order_acquire) || forked()) return false;
   struct Ended {
     Completion* done;
     Status status;

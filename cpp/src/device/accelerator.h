@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/fork.h"
 #include "device/runtime.h"
 #include "device/vendor_calls.h"
 
@@ -52,18 +53,27 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   class Owned;
   class Mapping;
   class Mapped;
+  class MappedChunks;
   class Point;
 
   Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
   Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
+  Result<Blob> export_allocation(const DeviceSpan& span);
+  Result<Blob> export_chunks(const DeviceSpan& span);
+  Result<Blob> export_dma_buf(const DeviceSpan& span);
+  Result<std::unique_ptr<Allocation>> import_allocation(int index, const Blob& blob);
+  Result<std::unique_ptr<Allocation>> import_chunks(int index, const Blob& blob);
   Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) override;
 
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
 
   Status open();
+  // A vendor's runtime does not survive a fork: nothing of it is called in the child, not even to free.
+  [[nodiscard]] bool forked() const noexcept { return fork_epoch_ != fork_epoch(); }
   Result<PerDevice*> device(int index);
   Status failure(const std::string& what, int code) const;
+  Status stream_failure(const std::string& what, int code) const;
   [[nodiscard]] std::string name(int index) const { return vendor_ + ":" + std::to_string(index); }
   // The rest with the device's mutex held and the device current.
   Result<Lane*> lane(PerDevice& device, CopyDirection direction, std::size_t bytes);
@@ -76,6 +86,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   const std::unique_ptr<VendorCalls> calls_;
   std::mutex mutex_;  // of what follows
   std::atomic<bool> open_{false};
+  std::uint32_t fork_epoch_ = 0;                     // constant once open_
   std::vector<std::unique_ptr<PerDevice>> devices_;  // constant once open_
   std::map<std::tuple<int, IpcHandle, std::uint64_t>, std::weak_ptr<Mapping>> mappings_;
 };

@@ -11,6 +11,7 @@ class Accelerator::Mapping {
  public:
   Mapping(Accelerator& runtime, int index, void* base) noexcept : runtime_(runtime), index_(index), base_(base) {}
   ~Mapping() {
+    if (runtime_.forked()) return;
     const DeviceScope scope(*runtime_.calls_, index_);
     runtime_.calls_->ipc_close(base_);
   }
@@ -34,11 +35,31 @@ class Accelerator::Mapped final : public Allocation {
   const DeviceSpan span_;
 };
 
+Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind) {
+  HMC_TRY(open());
+  switch (kind) {
+    case HandleKind::ipc:
+      return export_allocation(span);
+    case HandleKind::chunks:
+      return export_chunks(span);
+    case HandleKind::dma_buf:
+      return export_dma_buf(span);
+    case HandleKind::memfd:
+      break;
+  }
+  return Status(Code::unsupported, vendor_ + " memory lies in no memfd");
+}
+
+Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const Blob& blob, HandleKind kind) {
+  HMC_TRY(device(index).status());
+  if (kind == HandleKind::ipc) return import_allocation(index, blob);
+  if (kind == HandleKind::chunks) return import_chunks(index, blob);
+  return Status(Code::unsupported, vendor_ + " maps the vendor's handles only");
+}
+
 // bytes = wire{raw 64 handle, u64 offset of the span in its allocation, u64 bytes of the span, u64 id of the allocation}: an
 // address that was freed and given out again has another id.
-Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind) {
-  if (kind != HandleKind::ipc) return Status(Code::unsupported, vendor_ + " memory is shared by the vendor's IPC handles only");
-  HMC_TRY(open());
+Result<Blob> Accelerator::export_allocation(const DeviceSpan& span) {
   VendorPointer owner;
   if (!calls_->classify(span.data, owner) || owner.base == nullptr) {
     return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
@@ -47,9 +68,7 @@ Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind)
   const DeviceScope scope(*calls_, owner.index);
   if (scope.code() != 0) return failure(name(owner.index) + " cannot be used", scope.code());
   if (const int code = calls_->ipc_export(owner.base, handle); code != 0) {
-    return failure("exporting an allocation of " + name(owner.index) +
-                       " (memory mapped by a framework's allocator, as torch's expandable segments, cannot be)",
-                   code);
+    return failure("the vendor gives no handle of this allocation of " + name(owner.index), code);
   }
   Blob blob;
   const auto offset = static_cast<std::uint64_t>(static_cast<std::byte*>(span.data) - static_cast<std::byte*>(owner.base));
@@ -57,9 +76,7 @@ Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind)
   return blob;
 }
 
-Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const Blob& blob, HandleKind kind) {
-  if (kind != HandleKind::ipc) return Status(Code::unsupported, vendor_ + " memory is shared by the vendor's IPC handles only");
-  HMC_TRY(device(index).status());
+Result<std::unique_ptr<Allocation>> Accelerator::import_allocation(int index, const Blob& blob) {
   HMC_ASSIGN(const Device here, Device::parse(name(index)));
   WireReader reader(blob.bytes);
   IpcHandle handle{};
@@ -94,14 +111,15 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const 
 Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSpan& host) {
   class Pin final : public HostPin {
    public:
-    Pin(VendorCalls& calls, int device, void* data) noexcept : calls_(calls), device_(device), data_(data) {}
+    Pin(Accelerator& runtime, int device, void* data) noexcept : runtime_(runtime), device_(device), data_(data) {}
     ~Pin() override {
-      const DeviceScope scope(calls_, device_);
-      calls_.unpin(data_);
+      if (runtime_.forked()) return;
+      const DeviceScope scope(*runtime_.calls_, device_);
+      runtime_.calls_->unpin(data_);
     }
 
    private:
-    VendorCalls& calls_;
+    Accelerator& runtime_;
     const int device_;
     void* const data_;
   };
@@ -111,7 +129,7 @@ Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSp
   if (const int code = calls_->pin(host.data, host.bytes); code != 0) {
     return failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + vendor_, code);
   }
-  return std::unique_ptr<HostPin>(std::make_unique<Pin>(*calls_, index, host.data));
+  return std::unique_ptr<HostPin>(std::make_unique<Pin>(*this, index, host.data));
 }
 
 }  // namespace hmc

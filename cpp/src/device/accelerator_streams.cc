@@ -8,6 +8,12 @@ VendorStream stream_of(StreamHandle stream) { return stream == default_stream ? 
 
 }  // namespace
 
+Status Accelerator::stream_failure(const std::string& what, int code) const {
+  const Status status = failure(what, code);
+  if (code != calls_->codes().invalid_handle) return status;
+  return Status(Code::invalid_argument, std::string(status.message()) + "; is the stream one of that very device?", code);
+}
+
 Result<std::shared_ptr<StreamPoint>> Accelerator::mark(int index, StreamHandle stream) {
   HMC_ASSIGN(PerDevice * on, device(index));
   const DeviceScope scope(*calls_, index);
@@ -16,7 +22,7 @@ Result<std::shared_ptr<StreamPoint>> Accelerator::mark(int index, StreamHandle s
   HMC_ASSIGN(const VendorEvent made, event(*on));
   if (const int code = calls_->record(made, stream_of(stream)); code != 0) {
     on->free_events.push_back(made);
-    return failure("recording an event on the caller's stream of " + name(index), code);
+    return stream_failure("recording an event on the caller's stream of " + name(index), code);
   }
   return std::shared_ptr<StreamPoint>(std::make_shared<Point>(*this, *on, made));
 }
@@ -31,7 +37,7 @@ Status Accelerator::hold(int index, StreamHandle stream, std::shared_ptr<const S
     (*mine)->wait();
   };
   if (const int code = calls_->call_host(stream_of(stream), wait, held.get()); code != 0) {
-    return failure("making a stream of " + name(index) + " wait", code);
+    return stream_failure("making a stream of " + name(index) + " wait", code);
   }
   static_cast<void>(held.release());  // the callback's
   return {};

@@ -12,9 +12,10 @@ constexpr std::string_view versions[] = {""};
 constexpr std::string_view folders[] = {"/usr/local/neuware/lib64"};
 constexpr LibraryRow row{"HMC_MLU_LIBRARY", "libcnrt.so", versions, folders};
 
-constexpr VendorCodes cnrt_codes{{1, 632014}, 100100, 100050, 100004};
+constexpr VendorCodes cnrt_codes{{1, 632014}, 100100, 100050, 100004, 100006};
 constexpr unsigned notifier_disable_timing = 4;
 constexpr int type_device = 2;
+constexpr int range_dma_buf = 1;
 // Not CUDA's order.
 constexpr int host_to_device = 0, device_to_device = 1, device_to_host = 2;
 constexpr std::size_t handle_bytes = 8;
@@ -42,6 +43,7 @@ struct Api {
   int (*ipc_get)(std::uint64_t*, void*);
   int (*ipc_open)(void**, std::uint64_t, unsigned);
   int (*ipc_close)(void*);
+  int (*dma_buf)(void*, std::uint64_t, std::size_t, int, unsigned long long);
   int (*queue_create)(VendorStream*);
   int (*copy)(void*, void*, std::size_t, VendorStream, int);
   int (*fill)(void*, int, std::size_t, VendorStream);
@@ -116,6 +118,12 @@ class Cnrt final : public VendorCalls {
   }
   int ipc_close(void* base) override { return api_.ipc_close(base); }
 
+  int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    offset = 0;
+    if (api_.dma_buf == nullptr) return cnrt_codes.unsupported;
+    return api_.dma_buf(&descriptor, reinterpret_cast<std::uint64_t>(data), bytes, range_dma_buf, 0);
+  }
+
   int make_stream(VendorStream& stream) override { return api_.queue_create(&stream); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     int kind = device_to_device;
@@ -164,6 +172,7 @@ class Cnrt final : public VendorCalls {
     library_.load(api_.device_pci, "cnrtDeviceGetPCIBusId");
     library_.load(api_.call_host, "cnrtInvokeHostFunc");
     library_.load(api_.error_name, "cnrtGetErrorName");
+    library_.load(api_.dma_buf, "cnMemGetHandleForAddressRange");  // of the driver, which this library is linked to
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
   }

@@ -4,6 +4,7 @@
 
 #include "device/accelerator.h"
 #include "device/cuda_blocks.h"
+#include "device/cuda_chunks.h"
 #include "device/cuda_driver_api.h"
 #include "device/library.h"
 
@@ -137,6 +138,22 @@ class CudaDriver final : public VendorCalls {
   }
   int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
 
+  int export_chunk(const void* at, VendorChunk& chunk) override { return chunks_.export_chunk(at, chunk); }
+  int map_chunks(int index, std::span<VendorChunk> chunks) override { return chunks_.map_chunks(index, chunks); }
+  int allow_chunks(int index, std::span<const VendorChunk> chunks) override { return chunks_.allow_chunks(index, chunks); }
+  void unmap_chunks(std::span<const VendorChunk> chunks) override { chunks_.unmap_chunks(chunks); }
+  int dma_buf(int index, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    int handle = 0;
+    int able = 0;
+    if (api_.dma_buf == nullptr || api_.device_attribute == nullptr) return cuda_driver::codes.unsupported;
+    int code = api_.device_get(&handle, index);
+    if (code == 0) code = api_.device_attribute(&able, cuda_driver::device_dma_buf_supported, handle);
+    if (code != 0) return code;
+    offset = 0;
+    return able == 0 ? cuda_driver::codes.unsupported
+                     : api_.dma_buf(&descriptor, address(data), bytes, cuda_driver::range_dma_buf, 0);
+  }
+
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_driver::stream_non_blocking); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     switch (direction) {
@@ -177,6 +194,7 @@ class CudaDriver final : public VendorCalls {
 #undef HMC_NEED
 #undef HMC_WANT
     blocks_.load(library_);
+    chunks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
   }
@@ -200,6 +218,7 @@ class CudaDriver final : public VendorCalls {
   VendorLibrary library_{row};
   cuda_driver::Api api_;
   CudaBlocks blocks_;
+  CudaChunks chunks_;
   std::mutex mutex_;
   std::vector<Context> contexts_;  // by device; null: not used yet
 };

@@ -13,8 +13,15 @@ using Pointer = unsigned long long;  // CUdeviceptr
 using Context = void*;
 using Module = void*;
 using Function = void*;
+using Handle = unsigned long long;  // CUmemGenericAllocationHandle
+struct Access {                     // CUmemAccessDesc
+  int location_type;
+  int location;
+  int flags;
+};
 
-constexpr VendorCodes codes{{600, 600}, 2, 801, 100};
+constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400};
+constexpr int invalid_value = 1;
 constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
@@ -30,6 +37,11 @@ constexpr int device_multiprocessor_count = 16;
 constexpr int device_compute_capability_major = 75;
 constexpr int p2p_access_supported = 2;  // of pairs of devices
 constexpr int p2p_native_atomics = 3;
+constexpr int device_dma_buf_supported = 124;
+constexpr int range_dma_buf = 1;     // kinds of handles of address ranges
+constexpr int posix_descriptor = 1;  // kinds of handles of virtual memory
+constexpr int location_device = 1;
+constexpr int access_read_write = 3;
 
 // clang-format off
 #define HMC_CUDA_DRIVER_CALLS(CALL)                                                                    \
@@ -66,7 +78,21 @@ constexpr int p2p_native_atomics = 3;
 #define HMC_CUDA_DRIVER_OPTIONAL_CALLS(CALL)                                                           \
   CALL(call_host, cuLaunchHostFunc, int(VendorStream, void (*)(void*), void*))                         \
   CALL(device_attribute, cuDeviceGetAttribute, int(int*, int, int))                                    \
-  CALL(p2p_attribute, cuDeviceGetP2PAttribute, int(int*, int, int, int))
+  CALL(p2p_attribute, cuDeviceGetP2PAttribute, int(int*, int, int, int))                               \
+  CALL(dma_buf, cuMemGetHandleForAddressRange, int(void*, Pointer, std::size_t, int, unsigned long long))
+
+// Virtual-memory management.
+#define HMC_CUDA_CHUNK_CALLS(CALL)                                                                     \
+  CALL(range, cuMemGetAddressRange_v2, int(Pointer*, std::size_t*, Pointer))                           \
+  CALL(retain, cuMemRetainAllocationHandle, int(Handle*, void*))                                       \
+  CALL(release, cuMemRelease, int(Handle))                                                             \
+  CALL(export_handle, cuMemExportToShareableHandle, int(void*, Handle, int, unsigned long long))       \
+  CALL(import_handle, cuMemImportFromShareableHandle, int(Handle*, void*, int))                        \
+  CALL(reserve, cuMemAddressReserve, int(Pointer*, std::size_t, std::size_t, Pointer, unsigned long long)) \
+  CALL(unreserve, cuMemAddressFree, int(Pointer, std::size_t))                                         \
+  CALL(map, cuMemMap, int(Pointer, std::size_t, std::size_t, Handle, unsigned long long))              \
+  CALL(unmap, cuMemUnmap, int(Pointer, std::size_t))                                                   \
+  CALL(allow, cuMemSetAccess, int(Pointer, std::size_t, const Access*, std::size_t))
 
 // For kernels of ours.
 #define HMC_CUDA_KERNEL_CALLS(CALL)                                                                    \
@@ -83,6 +109,9 @@ constexpr int p2p_native_atomics = 3;
 struct Api {
   HMC_CUDA_DRIVER_CALLS(HMC_CALL_MEMBER)
   HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_CALL_MEMBER)
+};
+struct ChunkApi {
+  HMC_CUDA_CHUNK_CALLS(HMC_CALL_MEMBER)
 };
 struct KernelApi {
   HMC_CUDA_KERNEL_CALLS(HMC_CALL_MEMBER)

@@ -15,8 +15,9 @@ namespace {
 struct Row {
   std::string_view vendor;
   LibraryRow library;
-  const char* prefix;         // of every call
-  const char* driver_prefix;  // of the calls that the runtime lacks and its driver interface has; null: none
+  const char* prefix;                     // of every call
+  const char* driver_prefix;              // of the calls that the runtime lacks and its driver interface has; null: none
+  const char* dma_buf_library = nullptr;  // for runtimes that have no call for a dma-buf: HSA's, which they are built on
 };
 
 constexpr std::string_view hip_versions[] = {"7", "6", "5", ""};
@@ -26,7 +27,8 @@ constexpr std::string_view dtk_folders[] = {"/opt/dtk/hip/lib", "/opt/dtk/lib"};
 constexpr std::string_view musa_versions[] = {"5", "4", "1", ""};
 constexpr std::string_view musa_folders[] = {"/usr/local/musa/lib"};
 
-constexpr Row rocm_row{"rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr};
+constexpr Row rocm_row{
+    "rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1"};
 constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr};
 constexpr Row musa_row{"musa", {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders}, "musa", "mu"};
 
@@ -108,6 +110,16 @@ class CudaLike final : public VendorCalls {
   }
   int ipc_close(void* base) override { return clear(api_.ipc_close(base)); }
 
+  int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    offset = 0;
+    int code = api_.dma_buf == nullptr ? cuda_like::codes.unsupported
+                                       : clear(api_.dma_buf(&descriptor, data, bytes, cuda_like::range_dma_buf, 0));
+    if (code == cuda_like::codes.unsupported && hsa_dma_buf_ != nullptr) {
+      code = hsa_dma_buf_(data, bytes, &descriptor, &offset) == 0 ? 0 : cuda_like::codes.unsupported;
+    }
+    return code;
+  }
+
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_like::stream_non_blocking); }
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     int kind = cuda_like::kind_on_device;
@@ -164,9 +176,13 @@ class CudaLike final : public VendorCalls {
     HMC_CUDA_LIKE_CALLS(HMC_NEED)
     HMC_CUDA_LIKE_OPTIONAL_CALLS(HMC_WANT)
     HMC_CUDA_LIKE_DRIVER_CALLS(HMC_FROM_DRIVER)
+    HMC_CUDA_LIKE_NEWER_CALLS(HMC_FROM_DRIVER)
 #undef HMC_NEED
 #undef HMC_WANT
 #undef HMC_FROM_DRIVER
+    // Its own dependency: where it is not loaded already, there is no such runtime either.
+    if (row_.dma_buf_library != nullptr)
+      VendorLibrary::load_loaded(hsa_dma_buf_, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
   }
@@ -174,6 +190,7 @@ class CudaLike final : public VendorCalls {
   const Row& row_;
   VendorLibrary library_;
   cuda_like::Api api_;
+  int (*hsa_dma_buf_)(const void*, std::size_t, int*, std::uint64_t*) = nullptr;
   std::atomic<int> device_type_{-1};  // -1: not learnt yet
 };
 

@@ -9,7 +9,7 @@
 
 namespace hmc::cuda_like {
 
-constexpr VendorCodes codes{{600, 600}, 2, 801, 100};
+constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400};
 constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
@@ -17,6 +17,7 @@ constexpr unsigned host_register_portable = 1;
 // Versions disagree (0 in HIP 5.2, 1 from 6 on), and some refuse any value but theirs: the one that is taken is right.
 constexpr unsigned ipc_lazy_peer_access[] = {1, 0};
 constexpr int invalid_value = 1;
+constexpr int range_dma_buf = 1;
 constexpr int kind_to_device = 1, kind_to_host = 2, kind_on_device = 3;
 
 // hipPointerAttribute_t and cudaPointerAttributes agree in what is read here.
@@ -63,12 +64,17 @@ struct Attributes {
   CALL(device_name, DeviceGetName, int(char*, int, int))                                               \
   CALL(device_memory, DeviceTotalMem, int(std::size_t*, int))                                          \
   CALL(range, MemGetAddressRange, int(void**, std::size_t*, void*))
+
+// And those that HIP has had since 7, with the driver's interface likewise.
+#define HMC_CUDA_LIKE_NEWER_CALLS(CALL)                                                                \
+  CALL(dma_buf, MemGetHandleForAddressRange, int(void*, void*, std::size_t, int, unsigned long long))
 // clang-format on
 
 struct Api {
   HMC_CUDA_LIKE_CALLS(HMC_CALL_MEMBER)
   HMC_CUDA_LIKE_OPTIONAL_CALLS(HMC_CALL_MEMBER)
   HMC_CUDA_LIKE_DRIVER_CALLS(HMC_CALL_MEMBER)
+  HMC_CUDA_LIKE_NEWER_CALLS(HMC_CALL_MEMBER)
 };
 
 }  // namespace hmc::cuda_like

@@ -94,6 +94,11 @@ void* VendorLibrary::symbol(const std::string& name) const noexcept {
   return handle_ == nullptr ? nullptr : dlsym(handle_, name.c_str());
 }
 
+void* VendorLibrary::loaded_symbol(const char* library, const char* name) noexcept {
+  void* const handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  return handle == nullptr ? nullptr : dlsym(handle, name);
+}
+
 std::string VendorLibrary::provenance() const {
   if (symbol("hmcsim_description") != nullptr) return "simulated";
   if (symbol("hmcfacade_description") != nullptr) return "facade";

@@ -37,11 +37,17 @@ class VendorLibrary {
   void load(Function*& function, const std::string& name) const noexcept {
     function = reinterpret_cast<Function*>(symbol(name));
   }
+  // From a library that this process has loaded already, by its exact name; opens nothing.
+  template <class Function>
+  static void load_loaded(Function*& function, const char* library, const char* name) noexcept {
+    function = reinterpret_cast<Function*>(loaded_symbol(library, name));
+  }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   // "hardware", or what a stand-in says of itself: "simulated", "facade".
   [[nodiscard]] std::string provenance() const;
 
  private:
+  static void* loaded_symbol(const char* library, const char* name) noexcept;
   bool try_open(const std::string& path, int extra_flags);
 
   const LibraryRow row_;

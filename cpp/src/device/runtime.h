@@ -35,7 +35,11 @@ struct PointerInfo {
 };
 
 // How memory may be handed to another process or to a network card.
-enum class HandleKind : std::uint8_t { memfd, ipc, dma_buf };
+//   memfd    one descriptor; bytes = wire{u64 size of the file, u64 offset in it}
+//   ipc      the vendor's handle of an allocation, no descriptor
+//   chunks   a descriptor for each piece of memory that an allocator mapped piece by piece (virtual memory)
+//   dma_buf  one descriptor, for a network card's driver; bytes = wire{u64 offset in it, u64 bytes}
+enum class HandleKind : std::uint8_t { memfd, ipc, chunks, dma_buf };
 
 // One allocation made by a runtime. Destruction frees it.
 class Allocation {
@@ -44,7 +48,9 @@ class Allocation {
   [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;
   // Whether another process of the host can map it: export_handle(HandleKind::memfd) works.
   [[nodiscard]] virtual bool shareable() const noexcept { return false; }
-  // As MemorySharing::export_handle, for memory whose owner is known. memfd: bytes = wire{u64 size of the file, u64 offset in it}.
+  // Lets another device of the vendor reach imported memory where it is mapped. unsupported: that device imports it for itself.
+  virtual Status allow(int /*index*/) { return Status(Code::unsupported, "another device needs a mapping of its own"); }
+  // As MemorySharing::export_handle, for memory whose owner is known.
   [[nodiscard]] virtual Result<Blob> export_handle(HandleKind) const {
     return Status(Code::unsupported, "this allocation has no handle of that kind");
   }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "hmc/status.h"
@@ -17,6 +18,7 @@ struct VendorCodes {
   int out_of_memory;
   int unsupported;
   int no_device;
+  int invalid_handle;  // what it says to a stream that is none of the device's
 };
 
 using VendorStream = void*;
@@ -54,6 +56,13 @@ struct VendorPointer {
   std::uint64_t id = 0;
 };
 
+// A piece of memory of a virtual-memory allocator, and a descriptor of it.
+struct VendorChunk {
+  void* base = nullptr;
+  std::size_t bytes = 0;
+  int descriptor = -1;
+};
+
 // All int results are the vendor's own codes, 0 for success. Calls marked (current) act on the device made current by enter().
 // Thread rules: any thread, as the vendors promise; open() once, under the owner's lock.
 class VendorCalls {
@@ -87,6 +96,19 @@ class VendorCalls {
   virtual int ipc_export(void* base, IpcHandle& handle) = 0;
   virtual int ipc_open(const IpcHandle& handle, void*& base) = 0;  // (current)
   virtual int ipc_close(void* base) = 0;
+
+  // Memory that was mapped piece by piece, which ipc_export refuses. Unsupported where the vendor has no such memory.
+  // The piece that `at` lies in; its descriptor becomes the caller's.
+  virtual int export_chunk(const void* /*at*/, VendorChunk& /*chunk*/) { return codes().unsupported; }
+  // (current) Maps the pieces side by side for device `index`, and says where. The descriptors stay the caller's.
+  virtual int map_chunks(int /*index*/, std::span<VendorChunk> /*chunks*/) { return codes().unsupported; }
+  virtual int allow_chunks(int /*index*/, std::span<const VendorChunk> /*chunks*/) { return codes().unsupported; }
+  virtual void unmap_chunks(std::span<const VendorChunk> /*chunks*/) {}
+  // (current) A dma-buf of whole host pages of one allocation; the descriptor becomes the caller's, and [data, data + bytes) begins
+  // at `offset` in it.
+  virtual int dma_buf(int /*index*/, void* /*data*/, std::size_t /*bytes*/, int& /*descriptor*/, std::uint64_t& /*offset*/) {
+    return codes().unsupported;
+  }
 
   virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
   virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;

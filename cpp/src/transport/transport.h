@@ -88,8 +88,10 @@ class RemoteRegion {
  public:
   virtual ~RemoteRegion() = default;
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  // Slow first-use work (mapping, populating), on the importing thread, engine lock NOT held, once, before any operation.
-  virtual Status prepare() { return {}; }
+  // Slow first-use work (mapping, populating) for operations with memory of `local` here: before the first of them, on the
+  // importing thread, engine lock NOT held, one call at a time. A region of a message is prepared with the lock held. Errors say
+  // that this transport cannot reach the memory from that device; another one may.
+  virtual Status prepare(const Device& /*local*/) { return {}; }
 
  protected:
   explicit RemoteRegion(std::size_t bytes) noexcept : bytes_(bytes) {}

@@ -217,7 +217,7 @@ inline std::unique_ptr<RemoteRegion> import_area(Side& side, Side& other, const 
     const auto lock = side.lock();
     region = side.endpoint->import_region(exported).value();
   }
-  const Status prepared = region->prepare();
+  const Status prepared = region->prepare(Device::cpu());
   EXPECT_TRUE(prepared.ok()) << prepared.str();
   return region;
 }

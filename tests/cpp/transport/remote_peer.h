@@ -97,7 +97,7 @@ struct RemoteLink {
       const auto lock = side.lock();
       HMC_ASSIGN(region, side.endpoint->import_region(exported));
     }
-    return region->prepare();
+    return region->prepare(Device::cpu());
   }
 
  private:

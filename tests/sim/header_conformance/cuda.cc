@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <cstddef>
+
 #include "same_abi.h"
 
 namespace conformance {
@@ -11,6 +13,12 @@ template <>
 inline constexpr bool same_layout<hmc::IpcHandle, CUipcMemHandle> =
     sizeof(hmc::IpcHandle) == sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<CUipcMemHandle>;
 
+using Ours = hmc::cuda_driver::Access;
+template <>
+inline constexpr bool same_layout<Ours, CUmemAccessDesc> =
+    sizeof(Ours) == sizeof(CUmemAccessDesc) && offsetof(Ours, location_type) == offsetof(CUmemAccessDesc, location.type) &&
+    offsetof(Ours, location) == offsetof(CUmemAccessDesc, location.id) && offsetof(Ours, flags) == offsetof(CUmemAccessDesc, flags);
+
 }  // namespace conformance
 
 namespace hmc::cuda_driver {
@@ -18,6 +26,7 @@ namespace hmc::cuda_driver {
 #define HMC_CHECK(member, name, ...) static_assert(conformance::same_abi<__VA_ARGS__, decltype(::name)>(), #name);
 HMC_CUDA_DRIVER_CALLS(HMC_CHECK)
 HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_CHECK)
+HMC_CUDA_CHUNK_CALLS(HMC_CHECK)
 HMC_CUDA_KERNEL_CALLS(HMC_CHECK)
 
 static_assert(codes.not_ready[0] == CUDA_ERROR_NOT_READY);
@@ -25,6 +34,8 @@ static_assert(codes.not_ready[1] == CUDA_ERROR_NOT_READY);
 static_assert(codes.out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(codes.unsupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(codes.no_device == CUDA_ERROR_NO_DEVICE);
+static_assert(codes.invalid_handle == CUDA_ERROR_INVALID_HANDLE);
+static_assert(invalid_value == CUDA_ERROR_INVALID_VALUE);
 static_assert(peer_access_already_enabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(event_disable_timing == CU_EVENT_DISABLE_TIMING);
@@ -39,6 +50,11 @@ static_assert(attribute_range_size == CU_POINTER_ATTRIBUTE_RANGE_SIZE);
 static_assert(device_multiprocessor_count == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(device_compute_capability_major == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(p2p_access_supported == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED);
+static_assert(device_dma_buf_supported == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+static_assert(range_dma_buf == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
+static_assert(posix_descriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+static_assert(location_device == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(access_read_write == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(p2p_native_atomics == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
 
 }  // namespace hmc::cuda_driver

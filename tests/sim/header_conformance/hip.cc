@@ -36,12 +36,17 @@ namespace hmc::cuda_like {
 HMC_CUDA_LIKE_CALLS(HMC_CHECK)
 HMC_CUDA_LIKE_OPTIONAL_CALLS(HMC_CHECK)
 HMC_CUDA_LIKE_DRIVER_CALLS(HMC_CHECK)
+#if HIP_VERSION_MAJOR >= 7
+HMC_CUDA_LIKE_NEWER_CALLS(HMC_CHECK)
+static_assert(range_dma_buf == hipMemRangeHandleTypeDmaBufFd);
+#endif
 
 static_assert(codes.not_ready[0] == hipErrorNotReady);
 static_assert(codes.not_ready[1] == hipErrorNotReady);
 static_assert(codes.out_of_memory == hipErrorOutOfMemory);
 static_assert(codes.unsupported == hipErrorNotSupported);
 static_assert(codes.no_device == hipErrorNoDevice);
+static_assert(codes.invalid_handle == hipErrorInvalidHandle);
 static_assert(peer_access_already_enabled == hipErrorPeerAccessAlreadyEnabled);
 static_assert(stream_non_blocking == hipStreamNonBlocking);
 static_assert(event_disable_timing == hipEventDisableTiming);

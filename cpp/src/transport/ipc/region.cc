@@ -1,6 +1,7 @@
 #include "transport/ipc/region.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 
 #include "base/wire.h"
@@ -10,64 +11,108 @@ namespace hmc::ipc {
 namespace {
 
 constexpr std::size_t max_device_text = 32;
-constexpr std::size_t max_handle = 1024;
+constexpr std::size_t max_handle = 4096;
 constexpr std::ptrdiff_t handle_bytes = 64;
 constexpr std::ptrdiff_t id_bytes = 8;
 
 }  // namespace
 
 Result<Blob> Region::exported() {
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(view_.span.device));
+  Kind kind = view_.transient ? Kind::message : Kind::buffer;
+  Blob pieces;
   if (!handle_) {
-    HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(view_.span.device));
-    HMC_ASSIGN(handle_, runtime->sharing().export_handle(view_.span, HandleKind::ipc));
-    if (!handle_->fds.empty()) return Status(Code::unsupported, "handles with descriptors are not carried by ipc");
+    auto handle = runtime->sharing().export_handle(view_.span, HandleKind::ipc);
+    if (handle.ok()) {
+      handle_ = std::move(handle->bytes);
+    } else if (view_.transient || handle.status().code() == Code::invalid_argument) {
+      return handle.status();
+    } else {
+      // Descriptors are scarce, so they are made for each importer and not kept.
+      auto made = runtime->sharing().export_handle(view_.span, HandleKind::chunks);
+      if (!made.ok()) {
+        return Status(handle.status().code(),
+                      std::string(handle.status().message()) + ", and " + std::string(made.status().message()),
+                      handle.status().native());
+      }
+      pieces = std::move(*made);
+      kind = Kind::pieces;
+    }
   }
   Blob blob;
-  WireWriter(blob.bytes).u8(view_.transient ? 1 : 0).text(view_.span.device.vendor()).bytes(handle_->bytes).u64(view_.span.bytes);
+  WireWriter writer(blob.bytes);
+  writer.u8(static_cast<std::uint8_t>(kind)).text(view_.span.device.vendor());
+  writer.bytes(kind == Kind::pieces ? pieces.bytes : *handle_).u64(view_.span.bytes);
+  blob.fds = std::move(pieces.fds);
   return blob;
 }
 
 Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exported, std::shared_ptr<MappingCache> cache) {
   WireReader reader(exported.bytes);
-  const bool message = reader.u8() != 0;
+  const std::uint8_t kind = reader.u8();
   std::string vendor = reader.text(max_device_text);
-  const ByteSpan handle = reader.bytes(max_handle);
-  const std::uint64_t bytes = reader.u64();
-  if (!reader.finish()) return Status(Code::protocol, "malformed region of device memory");
+  const ByteSpan bytes = reader.bytes(max_handle);
+  const std::uint64_t size = reader.u64();
+  const bool pieces = kind == static_cast<std::uint8_t>(Kind::pieces);
+  if (!reader.finish() || kind > static_cast<std::uint8_t>(Kind::pieces) || (!pieces && !exported.fds.empty())) {
+    return Status(Code::protocol, "malformed region of device memory");
+  }
+  Blob handle;
+  handle.bytes.assign(bytes.begin(), bytes.end());
+  for (const UniqueFd& fd : exported.fds) {
+    handle.fds.push_back(fd.duplicate());
+    if (!handle.fds.back()) return errno_status("keep the descriptors of a peer's memory", errno);
+  }
   return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(
-      std::move(vendor), Bytes(handle.begin(), handle.end()), static_cast<std::size_t>(bytes), message, std::move(cache)));
+      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), std::move(cache)));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
   // The same allocation however it was sliced: the handle proper comes first, and the id last.
   Bytes key(handle.begin(), handle.begin() + std::min<std::ptrdiff_t>(handle_bytes, std::ssize(handle)));
   key.insert(key.end(), handle.end() - std::min<std::ptrdiff_t>(id_bytes, std::ssize(handle)), handle.end());
+  const std::lock_guard guard(mutex_);
   std::erase_if(entries_, [&](const auto& entry) { return entry.first == key; });
   if (entries_.size() == most) entries_.pop_front();
   entries_.emplace_back(std::move(key), std::move(mapping));
 }
 
-Result<DeviceSpan> ImportedRegion::on(const Device& device) {
-  auto& mapping = mappings_[device];
-  if (!mapping) {
-    if (device.vendor() != vendor_) {
-      return Status(Code::invalid_argument, "memory of a " + vendor_ + " device cannot be mapped for " + device.str());
-    }
-    HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
-    Blob blob;
-    blob.bytes = handle_;
-    auto mapped = runtime->sharing().import_handle(device.index(), blob, HandleKind::ipc);
-    if (!mapped.ok() && cache_ && !cache_->empty()) {
-      // A vendor refuses to map memory again whose former allocation is still mapped, as one that is kept may be.
-      cache_->clear();
-      mapped = runtime->sharing().import_handle(device.index(), blob, HandleKind::ipc);
-    }
-    HMC_ASSIGN(auto made, std::move(mapped));
-    if (made->span().bytes != bytes_) return Status(Code::protocol, "the peer's handle is of another size than its region");
-    mapping = std::move(made);
-    if (message_ && cache_) cache_->keep(handle_, mapping);
+bool MappingCache::clear() {
+  const std::lock_guard guard(mutex_);
+  return !std::exchange(entries_, {}).empty();
+}
+
+Result<std::shared_ptr<Allocation>> ImportedRegion::map(const Device& device) {
+  if (device.vendor() != vendor_) {
+    return Status(Code::invalid_argument, "memory of a " + vendor_ + " device cannot be mapped for " + device.str());
   }
-  return mapping->span();
+  if (kind_ == Kind::pieces && !mappings_.empty()) {
+    const auto& known = mappings_.begin()->second;
+    HMC_TRY(known->allow(device.index()));
+    return known;
+  }
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  const HandleKind kind = kind_ == Kind::pieces ? HandleKind::chunks : HandleKind::ipc;
+  auto mapped = runtime->sharing().import_handle(device.index(), handle_, kind);
+  // A vendor refuses to map memory again whose former allocation is still mapped, as one that is kept may be.
+  if (!mapped.ok() && cache_ && cache_->clear()) mapped = runtime->sharing().import_handle(device.index(), handle_, kind);
+  HMC_ASSIGN(std::shared_ptr<Allocation> made, std::move(mapped));
+  if (made->span().bytes != bytes_) return Status(Code::protocol, "the peer's handle is of another size than its region");
+  handle_.fds.clear();
+  if (kind_ == Kind::message && cache_) cache_->keep(handle_.bytes, made);
+  return made;
+}
+
+Result<DeviceSpan> ImportedRegion::on(const Device& device) {
+  const std::lock_guard guard(mutex_);
+  auto found = mappings_.find(device);
+  if (found == mappings_.end()) {
+    HMC_ASSIGN(auto made, map(device));
+    found = mappings_.emplace(device, std::move(made)).first;
+  }
+  DeviceSpan span = found->second->span();
+  span.device = device;
+  return span;
 }
 
 }  // namespace hmc::ipc

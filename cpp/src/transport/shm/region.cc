@@ -115,7 +115,7 @@ Result<std::unique_ptr<ShmRemoteRegion>> ShmRemoteRegion::import(const Blob& exp
   return std::unique_ptr<ShmRemoteRegion>(new ShmRemoteRegion(info, std::move(fd)));
 }
 
-Status ShmRemoteRegion::prepare() {
+Status ShmRemoteRegion::prepare(const Device&) {
   if (!fd_) return {};
   const UniqueFd fd = std::move(fd_);
   HMC_ASSIGN(const std::size_t block, verify_sealed(fd.get(), info_.file_offset + info_.bytes));

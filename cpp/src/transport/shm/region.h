@@ -46,7 +46,7 @@ class ShmRemoteRegion final : public RemoteRegion {
   static Result<std::unique_ptr<ShmRemoteRegion>> import(const Blob& exported);
   // Maps and populates a shareable region. Where the kernel refuses the mapping (limits), the region is left to the other ways.
   // Errors: protocol (the memfd is not sealed or too small).
-  Status prepare() override;
+  Status prepare(const Device& local) override;
 
   [[nodiscard]] std::byte* mapped() const noexcept { return base_; }  // null: not mapped
   [[nodiscard]] std::uint64_t id() const noexcept { return info_.id; }

@@ -102,7 +102,7 @@ void Link::on_rings(const Rings& rings) {
     Blob blob;
     blob.bytes = exported;
     auto region = carrier_->endpoint().import_region(blob);
-    if (!region.ok() || !(*region)->prepare().ok()) return nullptr;
+    if (!region.ok() || !(*region)->prepare(Device::cpu()).ok()) return nullptr;
     return std::move(*region);
   };
   server_.set_peer_ring(import(rings.own));

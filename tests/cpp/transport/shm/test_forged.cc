@@ -164,7 +164,7 @@ TEST_F(ShmForged, RegionsAreRefused) {
       if (!imported.ok()) return imported.status();
       region = std::move(*imported);
     }
-    return region->prepare();
+    return region->prepare(Device::cpu());
   };
   HMC_EXPECT_OK(prepare(memfd(12288, F_SEAL_SHRINK), 4000, 4096 + 13));
   EXPECT_EQ(prepare(memfd(12288, 0), 4000, 0).code(), Code::protocol);
