@@ -83,6 +83,8 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         return result.stdout
 
     return run
+
+
 def run_alone(source: str, **environment: str) -> str:
     """Runs a script in a process of its own, with every vendor simulated."""
     prelude = "import numpy as np\nimport hmc\n"

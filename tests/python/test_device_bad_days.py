@@ -1,4 +1,4 @@
-"""Bad days of devices, continued: memory that is not what it was said to be, deaths, other numbering, every call failing once."""
+"""Bad days of devices, continued: memory that is not what it was said to be, deaths, other numbering, each vendor call failing."""
 
 from __future__ import annotations
 
@@ -154,9 +154,27 @@ with hmc.init() as comm:
     )
 
 
-COMMON = ("Malloc", "Free", "PointerGetAttributes", "MemcpyAsync", "MemsetAsync", "EventRecord", "EventQuery", "GetDevice",
-          "SetDevice", "EventCreateWithFlags", "StreamCreateWithFlags", "IpcGetMemHandle", "IpcOpenMemHandle", "IpcCloseMemHandle",
-          "HostRegister", "HostUnregister", "DeviceEnablePeerAccess", "StreamWaitEvent", "MemGetAddressRange")  # fmt: skip
+COMMON = [
+    "Malloc",
+    "Free",
+    "PointerGetAttributes",
+    "MemcpyAsync",
+    "MemsetAsync",
+    "EventRecord",
+    "EventQuery",
+    "GetDevice",
+    "SetDevice",
+    "EventCreateWithFlags",
+    "StreamCreateWithFlags",
+    "IpcGetMemHandle",
+    "IpcOpenMemHandle",
+    "IpcCloseMemHandle",
+    "HostRegister",
+    "HostUnregister",
+    "DeviceEnablePeerAccess",
+    "StreamWaitEvent",
+    "MemGetAddressRange",
+]
 CALLS = {
     "cuda": ("cuMemAlloc_v2", "cuMemFree_v2", "cuPointerGetAttributes", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2",
              "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamCreate",

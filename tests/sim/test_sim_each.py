@@ -94,6 +94,8 @@ def test_the_flag_that_opens_a_handle_is_the_versions_own(name: str, taken: int)
     with pytest.raises(Failure, match="201"):  # this process made it
         vendor.rt_out(ctypes.c_void_p, "IpcOpenMemHandle", handle, taken)
     vendor.free(pointer)
+
+
 def test_cuda_virtual_memory() -> None:
     if vendors.library_path("cuda") is None:
         pytest.skip("not built")

@@ -260,8 +260,8 @@ Result<Route*> PeerImpl::next_route(const Route& failed, TransportSet refused, c
   }
   context_.count("routes.refused." + path.transport, 1);
   warn_once("refused " + path.transport + path.source.str() + path.target.str(),
-            path.transport + " from " + path.source.str() + " does not reach some memory on " + path.target.str() + " of " +
-                describe() + " (" + std::string(reason.message()) +
+            path.transport + " between " + path.source.str() + " and " + path.target.str() + " of " + describe() +
+                " does not reach some memory (" + std::string(reason.message()) +
                 "); the next transport moves it, more slowly. policy=\"direct\" makes that an error where it is staged");
   return next;
 }
