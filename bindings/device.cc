@@ -12,6 +12,7 @@ void bind_device(py::module_& module) {
     row["provenance"] = info.provenance;
     row["numa_node"] = info.numa_node < 0 ? std::nullopt : std::optional(info.numa_node);
     row["host_bandwidth"] = info.host_bandwidth;
+    row["capabilities"] = info.capabilities;
     return row;
   };
   module.def("runtimes", [as_dict] {

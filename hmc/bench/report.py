@@ -20,14 +20,14 @@ def _baseline(points: list[dict[str, Any]], operation: str) -> dict[int, float]:
 def table(points: list[dict[str, Any]]) -> None:
     """Prints every point with its ratio: to the raw flag up to 64 bytes (time), to memcpy above (bandwidth)."""
     flag, memcpy = _baseline(points, "raw flag"), _baseline(points, "memcpy")
-    result = Table(box=box.SIMPLE_HEAD)
+    result = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in ("operation", "transport", "size", "time", "GB/s", "ratio"):
         result.add_column(name, justify="left" if name in ("operation", "transport") else "right", no_wrap=True)
     for point in points:
         size, seconds = point["size"], point["seconds"]
         ratio = "-"
         if size <= 64 and 8 in flag and point["hmc-bench"] not in ("raw flag", "memcpy"):
-            ratio = f"{seconds / flag[8]:.2f}x the flag's time"
+            ratio = f"{seconds / flag[8]:.2f}x flag"
         elif size in memcpy and point["hmc-bench"] != "memcpy":
             ratio = f"{memcpy[size] / seconds:.2f}x memcpy"
         time_text = f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

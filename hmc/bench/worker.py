@@ -172,6 +172,7 @@ class Bench:
                 comm.all_to_all(out, inp)
 
             self.point("alltoall", size, self.median(calls_for(size), exchange))
+            del inp, out, exchange  # before the next size takes its memory
 
 
 def main() -> int:

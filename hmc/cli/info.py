@@ -40,7 +40,8 @@ def show_info(as_json: bool = False) -> int:
         for device in runtime["devices"]:
             size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
             place = f", {device['pci']}" if device["pci"] else ""
-            print(f"  {device['device']:<8} {device['name']} ({size}{place}; {device['provenance']})")
+            able = f"; {', '.join(device['capabilities'])}" if device["capabilities"] else ""
+            print(f"  {device['device']:<8} {device['name']} ({size}{place}; {device['provenance']}{able})")
     print("\ntransports")
     for transport in report["transports"]:
         state = transport["reason"] if transport["available"] else f"not available: {transport['reason']}"

@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 from conftest import run_hmc
 
+import hmc.testing
+
 
 def test_info_names_every_transport() -> None:
     result = run_hmc("info")
     assert result.returncode == 0, result.stderr
     for name in ("local", "shm", "tcp"):
         assert name in result.stdout
+
+
+def test_info_says_what_a_device_can_do() -> None:
+    result = run_hmc("info", environment=hmc.testing.environment())
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("  ")}
+    assert "simulated; ipc, virtual memory, dma-buf" in lines["cuda:0"]
+    assert "simulated; ipc, dma-buf" in lines["musa:1"]
+    assert "simulated; ipc)" in lines["hygon:0"]
 
 
 def test_doctor_checks() -> None:

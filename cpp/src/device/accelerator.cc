@@ -57,8 +57,8 @@ RuntimeInfo Accelerator::enumerate() {
     if (!parsed.ok()) continue;
     if (code != 0) found.name = name(i) + " does not say its name: " + calls_->error_name(code);
     const PciFacts place = pci_facts(found.pci);
-    info.devices.push_back(
-        {*parsed, found.name, found.memory_bytes, found.pci, provenance, place.numa_node, place.bandwidth * copy_efficiency});
+    info.devices.push_back({*parsed, found.name, found.memory_bytes, found.pci, provenance, place.numa_node,
+                            place.bandwidth * copy_efficiency, calls_->capabilities(i)});
   }
   for (std::size_t a = 0; a < info.devices.size(); ++a) {
     for (std::size_t b = a + 1; b < info.devices.size(); ++b) {

@@ -86,6 +86,10 @@ class Cnrt final : public VendorCalls {
     if (api_.device_pci != nullptr && api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
     return 0;
   }
+  std::vector<std::string> capabilities(int) override {
+    if (api_.dma_buf == nullptr) return {"ipc"};
+    return {"ipc", "dma-buf"};
+  }
   int enter(int index, std::uintptr_t& previous) override {
     int current = 0;
     if (const int code = api_.device_get(&current); code != 0) return code;

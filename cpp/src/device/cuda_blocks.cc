@@ -25,8 +25,7 @@ CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
   if (kernel.tried) return kernel;
   kernel.tried = true;
   kernel.code = unsupported;
-  if (api_.load_module == nullptr || api_.get_function == nullptr || api_.launch == nullptr || api_.attribute == nullptr)
-    return kernel;
+  if (!available()) return kernel;
   cuda_driver::Module module = nullptr;
   kernel.code = api_.load_module(&module, copy_blocks_ptx);
   if (kernel.code == 0) kernel.code = api_.get_function(&kernel.function, module, "hmc_copy_blocks");

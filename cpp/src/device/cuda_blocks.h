@@ -17,8 +17,11 @@ namespace hmc {
 // so that one launch may follow another. Any thread.
 class CudaBlocks {
  public:
-  // False: the driver cannot run kernels of ours; copy() is unsupported.
   void load(const VendorLibrary& library);
+  // False: the driver cannot run kernels of ours; copy() is unsupported.
+  [[nodiscard]] bool available() const noexcept {
+    return api_.load_module != nullptr && api_.get_function != nullptr && api_.launch != nullptr && api_.attribute != nullptr;
+  }
   // On `device`, whose context is current. Codes of the driver.
   int copy(int device, const VendorBlocks& blocks, VendorStream stream);
 

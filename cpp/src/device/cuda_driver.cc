@@ -76,6 +76,13 @@ class CudaDriver final : public VendorCalls {
     if (api_.device_memory(&bytes, handle) == 0) device.memory_bytes = bytes;
     return 0;
   }
+  std::vector<std::string> capabilities(int index) override {
+    std::vector<std::string> names{"ipc"};
+    if (chunks_.available()) names.emplace_back("virtual memory");
+    if (has_dma_buf(index) == 0) names.emplace_back("dma-buf");
+    if (blocks_.available()) names.emplace_back("block kernel");
+    return names;
+  }
   VendorLink link(int from, int to) override {
     int reaches = 0, atomics = 0, generation = 0;
     if (api_.p2p_attribute == nullptr || api_.p2p_attribute(&reaches, cuda_driver::p2p_access_supported, from, to) != 0 ||
@@ -143,15 +150,9 @@ class CudaDriver final : public VendorCalls {
   int allow_chunks(int index, std::span<const VendorChunk> chunks) override { return chunks_.allow_chunks(index, chunks); }
   void unmap_chunks(std::span<const VendorChunk> chunks) override { chunks_.unmap_chunks(chunks); }
   int dma_buf(int index, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
-    int handle = 0;
-    int able = 0;
-    if (api_.dma_buf == nullptr || api_.device_attribute == nullptr) return cuda_driver::codes.unsupported;
-    int code = api_.device_get(&handle, index);
-    if (code == 0) code = api_.device_attribute(&able, cuda_driver::device_dma_buf_supported, handle);
-    if (code != 0) return code;
     offset = 0;
-    return able == 0 ? cuda_driver::codes.unsupported
-                     : api_.dma_buf(&descriptor, address(data), bytes, cuda_driver::range_dma_buf, 0);
+    if (const int code = has_dma_buf(index); code != 0) return code;
+    return api_.dma_buf(&descriptor, address(data), bytes, cuda_driver::range_dma_buf, 0);
   }
 
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_driver::stream_non_blocking); }
@@ -197,6 +198,16 @@ class CudaDriver final : public VendorCalls {
     chunks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
+  }
+
+  // 0: the device exports dma-bufs.
+  int has_dma_buf(int index) {
+    int handle = 0;
+    int able = 0;
+    if (api_.dma_buf == nullptr || api_.device_attribute == nullptr) return cuda_driver::codes.unsupported;
+    int code = api_.device_get(&handle, index);
+    if (code == 0) code = api_.device_attribute(&able, cuda_driver::device_dma_buf_supported, handle);
+    return code == 0 && able == 0 ? cuda_driver::codes.unsupported : code;
   }
 
   int context_of(int index, Context& context) {

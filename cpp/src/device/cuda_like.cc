@@ -65,6 +65,10 @@ class CudaLike final : public VendorCalls {
     if (api_.device_memory != nullptr && api_.device_memory(&bytes, index) == 0) device.memory_bytes = bytes;
     return 0;
   }
+  std::vector<std::string> capabilities(int) override {
+    if (api_.dma_buf == nullptr && hsa_dma_buf_ == nullptr) return {"ipc"};
+    return {"ipc", "dma-buf"};
+  }
   VendorLink link(int from, int to) override {
     int reaches = 0;
     const bool yes = api_.can_reach != nullptr && clear(api_.can_reach(&reaches, from, to)) == 0 && reaches != 0;
