@@ -35,6 +35,7 @@ Status Accelerator::open() {
   const int code = calls_->count(count);
   if (code != 0 && code != calls_->codes().no_device) return failure(calls_->library() + " counts no devices", code);
   if (code != 0 || count <= 0) return Status(Code::unsupported, calls_->library() + " finds no device");
+  HMC_TRY(check_cards(count));
   for (int i = 0; i < count; ++i) {
     devices_.push_back(std::make_unique<PerDevice>());
     devices_.back()->peers.resize(static_cast<std::size_t>(count));
@@ -43,6 +44,19 @@ Status Accelerator::open() {
   fork_epoch_ = fork_epoch();
   open_.store(true, std::memory_order_release);
   return {};
+}
+
+// Hygon's runtime is a HIP, which answers under AMD's name as well: cards of another vendor are left to that vendor's row.
+Status Accelerator::check_cards(int count) {
+  const int ours = calls_->pci_vendor();
+  if (ours == 0 || calls_->provenance() != "hardware") return {};
+  for (int i = 0; i < count; ++i) {
+    VendorDevice found;
+    if (calls_->describe(i, found) != 0) return {};
+    const int maker = pci_facts(found.pci).vendor;
+    if (maker == 0 || maker == ours) return {};
+  }
+  return Status(Code::unsupported, calls_->library() + " finds only cards of another vendor, which that vendor's own row uses");
 }
 
 RuntimeInfo Accelerator::enumerate() {

@@ -69,6 +69,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
 
   Status open();
+  Status check_cards(int count);
   // A vendor's runtime does not survive a fork: nothing of it is called in the child, not even to free.
   [[nodiscard]] bool forked() const noexcept { return fork_epoch_ != fork_epoch(); }
   Result<PerDevice*> device(int index);

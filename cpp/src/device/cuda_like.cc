@@ -18,6 +18,7 @@ struct Row {
   const char* prefix;                     // of every call
   const char* driver_prefix;              // of the calls that the runtime lacks and its driver interface has; null: none
   const char* dma_buf_library = nullptr;  // for runtimes that have no call for a dma-buf: HSA's, which they are built on
+  int pci_vendor = 0;                     // of its cards, where another vendor's runtime has the same calls; 0: any
 };
 
 constexpr std::string_view hip_versions[] = {"7", "6", "5", ""};
@@ -28,8 +29,9 @@ constexpr std::string_view musa_versions[] = {"5", "4", "1", ""};
 constexpr std::string_view musa_folders[] = {"/usr/local/musa/lib"};
 
 constexpr Row rocm_row{
-    "rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1"};
-constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr};
+    "rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1", 0x1002};
+constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr, nullptr,
+                        0x1d94};
 constexpr Row musa_row{"musa", {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders}, "musa", "mu"};
 
 class CudaLike final : public VendorCalls {
@@ -45,6 +47,7 @@ class CudaLike final : public VendorCalls {
   bool resident() override { return library_.resident(); }
   [[nodiscard]] std::string library() const override { return library_.path(); }
   [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
+  [[nodiscard]] int pci_vendor() const noexcept override { return row_.pci_vendor; }
   [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_like::codes; }
   std::string error_name(int code) override {
     const char* name = api_.error_name(code);

@@ -7,6 +7,7 @@
 namespace hmc {
 
 struct PciFacts {
+  int vendor = 0;        // PCI's number of it, 0x10de for NVIDIA; 0: unknown
   int numa_node = -1;    // -1: unknown
   double bandwidth = 0;  // raw, bytes per second and direction, of the narrowest link up to the host; 0: unknown
 };

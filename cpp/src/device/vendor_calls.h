@@ -79,6 +79,9 @@ class VendorCalls {
   [[nodiscard]] virtual const VendorCodes& codes() const noexcept = 0;
   virtual std::string error_name(int code) = 0;
 
+  // PCI's number of the vendor whose cards these are; 0: whatever the library finds.
+  [[nodiscard]] virtual int pci_vendor() const noexcept { return 0; }
+
   virtual int count(int& devices) = 0;
   virtual int describe(int index, VendorDevice& device) = 0;
   virtual std::vector<std::string> capabilities(int /*index*/) { return {"ipc"}; }  // DeviceInfo's words
