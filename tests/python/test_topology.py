@@ -267,3 +267,28 @@ def test_the_command_asks_every_card(tmp_path: Path) -> None:
     shown = topo("--file", "t.topo", folder=tmp_path)
     assert "mlu:1" in shown
     assert "paths" not in shown
+
+
+def test_a_path_as_good_as_it_can_be_is_no_warning(run_job: Callable[..., str]) -> None:
+    out = run_job(
+        """
+import os
+with hmc.init(devices=[["cuda:0", "musa:0"][int(os.environ["HMC_RANK"])]]) as comm:
+    path = comm.path(1 - comm.rank)
+    assert path.transport == "staging" and path.bandwidth > 0 and path.hardware_bandwidth == 0, str(path)
+    data = pattern(300001, comm.rank)
+    source, target = comm.local[0].buffer(len(data)), comm.local[0].buffer(len(data))
+    source.memory.copy_from(data)
+    receiving = comm.irecv(target, src=1 - comm.rank)
+    comm.send(source, dst=1 - comm.rank, timeout=30)
+    receiving.wait(timeout=30)
+    got = np.empty(len(data), np.uint8)
+    target.memory.copy_to(got)
+    assert np.array_equal(got, pattern(300001, 1 - comm.rank))
+    comm.barrier(timeout=30)
+    print("moved")
+""",
+        environment=hmc.testing.environment("cuda", "musa"),
+    )
+    assert out.count("moved") == 2
+    assert "warning" not in out
