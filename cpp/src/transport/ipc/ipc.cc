@@ -2,11 +2,11 @@
 // and the devices copy: over NVLink and its kin where there is one, else over PCIe. Signals go by a carrier.
 #include <unistd.h>
 
-#include <algorithm>
 #include <string>
 
 #include "device/links.h"
 #include "transport/ipc/link.h"
+#include "transport/link_list.h"
 
 namespace hmc {
 
@@ -82,39 +82,19 @@ class IpcTransport final : public Transport {
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     HMC_ASSIGN(auto link, Link::create(carriers_, peer, engine_, sink));
-    if (!polling_) drop_closed();
-    links_.push_back(link);
+    links_.add(link);
     return std::unique_ptr<Endpoint>(std::make_unique<IpcEndpoint>(std::move(link)));
   }
 
   bool poll() override {
-    bool moved = false;
-    bool closed_seen = false;
-    polling_ = true;
-    for (std::size_t i = 0; i < links_.size(); ++i) {
-      closed_seen = closed_seen || links_[i]->closed();
-      if (links_[i]->closed() || !links_[i]->busy()) continue;
-      const std::shared_ptr<Link> link = links_[i];  // callbacks may destroy the endpoint, or make more
-      moved = link->poll() || moved;
-    }
-    polling_ = false;
-    if (closed_seen) drop_closed();
-    return moved;
+    return links_.poll([](Link& link) { return link.poll(); });
   }
-
-  bool arm() override {
-    return std::ranges::none_of(links_, [](const auto& link) { return link->busy(); });
-  }
+  bool arm() override { return links_.idle(); }
 
  private:
-  void drop_closed() {
-    std::erase_if(links_, [](const auto& link) { return link->closed(); });
-  }
-
   const std::shared_ptr<Engine> engine_;
   const Carriers carriers_;
-  std::vector<std::shared_ptr<Link>> links_;
-  bool polling_ = false;
+  LinkList<Link> links_;
 };
 
 Result<std::unique_ptr<Transport>> create_ipc_transport(const TransportEnvironment& environment) {

@@ -5,6 +5,7 @@
 
 #include "base/random.h"
 #include "device/links.h"
+#include "transport/link_list.h"
 #include "transport/local/loop.h"
 
 namespace hmc {
@@ -96,40 +97,21 @@ class LocalTransport final : public Transport {
     if (!peer.same_process || !std::ranges::equal(peer.domain, instance_)) {
       return Status(Code::unsupported, "local reaches only its own Context");
     }
-    if (!polling_) drop_closed();
-    loops_.push_back(std::make_shared<Loop>(shared_, sink));
-    return std::unique_ptr<Endpoint>(std::make_unique<LocalEndpoint>(loops_.back()));
+    auto loop = std::make_shared<Loop>(shared_, sink);
+    loops_.add(loop);
+    return std::unique_ptr<Endpoint>(std::make_unique<LocalEndpoint>(std::move(loop)));
   }
 
   bool poll() override {
     std::size_t budget = poll_bytes;
-    bool moved = false;
-    bool closed_seen = false;
-    polling_ = true;
-    for (std::size_t i = 0; i < loops_.size(); ++i) {
-      closed_seen = closed_seen || loops_[i]->closed();
-      if (!loops_[i]->busy()) continue;
-      const std::shared_ptr<Loop> loop = loops_[i];  // callbacks may destroy the endpoint, or make more
-      moved = loop->poll(budget) || moved;
-    }
-    polling_ = false;
-    if (closed_seen) drop_closed();
-    return moved;
+    return loops_.poll([&](Loop& loop) { return loop.poll(budget); });
   }
-
-  bool arm() override {
-    return std::ranges::none_of(loops_, [](const auto& loop) { return loop->busy(); });
-  }
+  bool arm() override { return loops_.idle(); }
 
  private:
-  void drop_closed() {
-    std::erase_if(loops_, [](const auto& loop) { return loop->closed(); });
-  }
-
   std::shared_ptr<Shared> shared_;
   Bytes instance_;
-  std::vector<std::shared_ptr<Loop>> loops_;
-  bool polling_ = false;
+  LinkList<Loop> loops_;
 };
 
 Result<std::unique_ptr<Transport>> create_local_transport(const TransportEnvironment& environment) {

@@ -1,10 +1,10 @@
 // The staging transport: memory that nothing reaches directly, through pinned host memory, in chunks whose stages overlap. On one
 // host the two sides share the ring, so the host itself copies nothing; across hosts a carrier moves the chunks.
-#include <algorithm>
 #include <string>
 
 #include "base/env.h"
 #include "device/links.h"
+#include "transport/link_list.h"
 #include "transport/staging/link.h"
 
 namespace hmc {
@@ -91,40 +91,20 @@ class StagingTransport final : public Transport {
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     HMC_ASSIGN(auto link, Link::create(shared_, carriers_, peer, options_, sink));
-    if (!polling_) drop_closed();
-    links_.push_back(link);
+    links_.add(link);
     return std::unique_ptr<Endpoint>(std::make_unique<StagingEndpoint>(std::move(link)));
   }
 
   bool poll() override {
-    bool moved = false;
-    bool closed_seen = false;
-    polling_ = true;
-    for (std::size_t i = 0; i < links_.size(); ++i) {
-      closed_seen = closed_seen || links_[i]->closed();
-      if (links_[i]->closed() || !links_[i]->busy()) continue;
-      const std::shared_ptr<Link> link = links_[i];  // callbacks may destroy the endpoint, or make more
-      moved = link->poll() || moved;
-    }
-    polling_ = false;
-    if (closed_seen) drop_closed();
-    return moved;
+    return links_.poll([](Link& link) { return link.poll(); });
   }
-
-  bool arm() override {
-    return std::ranges::none_of(links_, [](const auto& link) { return link->busy(); });
-  }
+  bool arm() override { return links_.idle(); }
 
  private:
-  void drop_closed() {
-    std::erase_if(links_, [](const auto& link) { return link->closed(); });
-  }
-
   const Carriers carriers_;
   const std::shared_ptr<Shared> shared_;
   staging::Options options_;
-  std::vector<std::shared_ptr<Link>> links_;
-  bool polling_ = false;
+  LinkList<Link> links_;
 };
 
 Result<std::unique_ptr<Transport>> create_staging_transport(const TransportEnvironment& environment) {
