@@ -21,9 +21,9 @@ def test_info_names_every_transport() -> None:
 def test_info_says_what_a_device_can_do() -> None:
     result = run_hmc("info", environment=hmc.testing.environment())
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("  ")}
-    assert "simulated; ipc, virtual memory, dma-buf" in lines["cuda:0"]
-    assert "simulated; ipc, dma-buf" in lines["musa:1"]
-    assert "simulated; ipc)" in lines["hygon:0"]
+    assert "simulated; IPC handles, virtual memory, dma-buf" in lines["cuda:0"]
+    assert "simulated; IPC handles, dma-buf" in lines["musa:1"]
+    assert "simulated; IPC handles)" in lines["hygon:0"]
 
 
 def test_doctor_checks() -> None:

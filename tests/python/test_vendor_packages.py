@@ -258,6 +258,7 @@ memory, got = hmc.Memory(SIZE, "rocm:0"), np.zeros(SIZE, np.uint8)
 call(hip.hipMemcpy, memory.__cuda_array_interface__["data"][0], pattern(SIZE, 3), SIZE, hip.hipMemcpyKind.hipMemcpyHostToDevice)
 memory.copy_to(got)
 assert np.array_equal(got, pattern(SIZE, 3))
+call(hip.hipSetDevice, 1)
 stream = call(hip.hipStreamCreateWithFlags, 1)
 with hmc.Context() as a, hmc.Context() as b:
     ab = a.connect(b.addresses[0], timeout=20)

@@ -26,8 +26,8 @@ def child(name: str, source: str, arguments: list[str] | None = None, **environm
     prelude = f"""
         import ctypes, sys, time
         sys.path.insert(0, {str(HERE)!r})
-        from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
-        from abi import Failure, address
+        from ctypes import byref, c_byte, c_int, c_size_t, c_uint64, c_void_p
+        from abi import Failure, Handle64, address
         from vendors import load
         from harness import pattern
         v = load({name!r})

@@ -51,8 +51,8 @@ struct DeviceInfo {
   std::string provenance;      // "hardware", "simulated", "facade"
   int numa_node = -1;          // of the host; -1 if unknown
   double host_bandwidth = 0;   // expected to and from host memory, bytes per second and direction; 0 if unknown
-  // What else its runtime offers: "ipc" (other processes map its memory), "virtual memory" (also in pieces), "dma-buf" (network
-  // cards reach it), "block kernel" (scattered blocks in one launch). Asked of the runtime, not tried.
+  // What else its runtime offers: "IPC handles" (other processes map its memory), "virtual memory" (also in pieces), "dma-buf"
+  // (network cards reach it), "block kernel" (scattered blocks in one launch). Asked of the runtime, not tried.
   std::vector<std::string> capabilities = {};
 };
 // How two devices of one vendor reach each other without the host.

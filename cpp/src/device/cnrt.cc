@@ -87,8 +87,8 @@ class Cnrt final : public VendorCalls {
     return 0;
   }
   std::vector<std::string> capabilities(int) override {
-    if (api_.dma_buf == nullptr) return {"ipc"};
-    return {"ipc", "dma-buf"};
+    if (api_.dma_buf == nullptr) return {"IPC handles"};
+    return {"IPC handles", "dma-buf"};
   }
   int enter(int index, std::uintptr_t& previous) override {
     int current = 0;

@@ -77,7 +77,7 @@ class CudaDriver final : public VendorCalls {
     return 0;
   }
   std::vector<std::string> capabilities(int index) override {
-    std::vector<std::string> names{"ipc"};
+    std::vector<std::string> names{"IPC handles"};
     if (chunks_.available()) names.emplace_back("virtual memory");
     if (has_dma_buf(index) == 0) names.emplace_back("dma-buf");
     if (blocks_.available()) names.emplace_back("block kernel");

@@ -69,8 +69,8 @@ class CudaLike final : public VendorCalls {
     return 0;
   }
   std::vector<std::string> capabilities(int) override {
-    if (api_.dma_buf == nullptr && hsa_dma_buf_ == nullptr) return {"ipc"};
-    return {"ipc", "dma-buf"};
+    if (api_.dma_buf == nullptr && hsa_dma_buf_ == nullptr) return {"IPC handles"};
+    return {"IPC handles", "dma-buf"};
   }
   VendorLink link(int from, int to) override {
     int reaches = 0;

@@ -84,7 +84,7 @@ class VendorCalls {
 
   virtual int count(int& devices) = 0;
   virtual int describe(int index, VendorDevice& device) = 0;
-  virtual std::vector<std::string> capabilities(int /*index*/) { return {"ipc"}; }  // DeviceInfo's words
+  virtual std::vector<std::string> capabilities(int /*index*/) { return {"IPC handles"}; }  // DeviceInfo's words
   virtual VendorLink link(int /*from*/, int /*to*/) { return {}; }
   // Makes the device current on this thread; `previous` goes to leave(), which restores what was current.
   virtual int enter(int index, std::uintptr_t& previous) = 0;
