@@ -105,8 +105,12 @@ def find_places(environment: dict[str, str]) -> list[Place]:
     return [Place(**fields) for fields in json.loads(result.stdout)]
 
 
-if __name__ == "__main__":
+def _tell() -> None:
     import hmc
 
     every = [device for runtime in hmc.info()["runtimes"] for device in runtime["devices"]]
     print(json.dumps([{"name": device["device"], "provenance": device["provenance"]} for device in every]))
+
+
+if __name__ == "__main__":
+    _tell()
