@@ -16,7 +16,8 @@ export HMC_TEST_TIMEOUT=300
 export HMC_TEST_SMALL=1
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+# Tests of fork() start threads in the child: what they start there is only the child's.
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 # The shadow mapping of older ThreadSanitizers does not fit kernels with many bits of address randomisation.
 run=()
 [ "$kind" = tsan ] && run=(setarch -R)

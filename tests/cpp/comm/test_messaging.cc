@@ -107,6 +107,9 @@ TEST_P(Messaging, SlicesOfRegisteredBuffers) {
   const auto there = *pair.ab.import(*target.descriptor(), soon()), here = *pair.ba.import(*source.descriptor(), soon());
   HMC_ASSERT_OK(pair.ab.put(source, there)->wait(soon()));
   HMC_ASSERT_OK(pair.ba.get(target, here)->wait(soon()));
+  // The owner learns that its memory was read by being told, as in any program.
+  HMC_ASSERT_OK(pair.ba.notify(9));
+  HMC_ASSERT_OK(pair.ab.wait_notify(9, 1, soon()));
   fill_pattern(span_of(source), 1);
   for (const std::size_t length : {300U, 20'000U, 400'001U}) {
     fill_pattern(span_of(target), 2);
