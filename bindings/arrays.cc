@@ -237,21 +237,27 @@ std::size_t item_size_of(py::handle object) {
 }
 
 Offsets offsets_of(py::handle object, const char* name) {
-  const py::object numpy = py::module_::import("numpy");
-  const py::object array = numpy.attr("asarray")(object);
-  const auto kind = array.attr("dtype").attr("kind").cast<std::string>();
-  if (array.attr("size").cast<std::size_t>() > 0) {
-    if (kind != "i" && kind != "u")
-      refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.attr("dtype")).cast<std::string>());
-    if (kind == "i" && array.attr("min")().cast<std::int64_t>() < 0) refuse(std::string(name) + " holds a negative offset");
+  const auto array = py::array::ensure(object);
+  if (!array) throw py::error_already_set();
+  const char kind = array.dtype().kind();
+  if (array.size() > 0 && kind != 'i' && kind != 'u') {
+    refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.dtype()).cast<std::string>());
   }
-  if (array.attr("ndim").cast<int>() != 1) refuse(std::string(name) + " must be one-dimensional");
-  // None is negative: signed 64-bit offsets are unsigned ones as they lie.
-  const bool as_they_lie = kind == "i" && array.attr("dtype").attr("num").cast<int>() == py::dtype::of<std::int64_t>().num();
-  const py::object unsigned_view = as_they_lie ? array.attr("view")("uint64") : array;
-  const auto flat = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>::ensure(unsigned_view);
+  if (array.ndim() != 1) refuse(std::string(name) + " must be one-dimensional");
+  if (kind == 'u') {
+    const auto flat = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>::ensure(array);
+    if (!flat) throw py::error_already_set();
+    return {flat, {flat.data(), static_cast<std::size_t>(flat.size())}};
+  }
+  // Where none is negative, signed offsets are unsigned ones as they lie.
+  const auto flat = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>::ensure(array);
   if (!flat) throw py::error_already_set();
-  return {flat, {flat.data(), static_cast<std::size_t>(flat.size())}};
+  const std::span<const std::uint64_t> values(reinterpret_cast<const std::uint64_t*>(flat.data()),
+                                              static_cast<std::size_t>(flat.size()));
+  std::uint64_t bits = 0;
+  for (const std::uint64_t value : values) bits |= value;
+  if (bits >> 63 != 0) refuse(std::string(name) + " holds a negative offset");
+  return {flat, values};
 }
 
 Device device_of(py::handle object) {

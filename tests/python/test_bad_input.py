@@ -195,6 +195,24 @@ def test_blocks(pair: Pair) -> None:
     for pairs in ([(pair.local, good, pair.remote)], [(pair.remote, good, pair.local, good)], [None], 5):
         with pytest.raises(REFUSED):
             pair.ab.prepare_blocks(pairs, block=16)  # type: ignore[arg-type]
+    # Integers of any type and layout are offsets.
+    spread = np.array([7, 99, 4096, 99])[::2]
+    for offsets in (
+        [7, 4096],
+        (7, 4096),
+        spread,
+        spread.astype(np.int16),
+        spread.astype(np.uint32),
+        spread.astype(">i8"),
+        spread[:0],
+    ):
+        pair.target.numpy()[:], pair.local.numpy()[:] = 0, pattern(20_000, 9)
+        there = good[: len(offsets)]
+        pair.ab.put_blocks(pair.ab.prepare_blocks([(pair.local, offsets, pair.remote, there)], block=333)).wait(20)
+        expected = np.zeros(20_000, np.uint8)
+        for source, target in zip(offsets, there, strict=True):
+            expected[int(target) : int(target) + 333] = pattern(20_000, 9)[int(source) : int(source) + 333]
+        assert np.array_equal(pair.target.numpy(), expected)
     # Overlapping sources are fine; of overlapping targets each byte is one writer's.
     pair.local.numpy()[:] = pattern(20_000, 3)
     sources, targets = np.array([0, 1, 2, 10_000]), np.array([0, 5000, 5100, 12_000])[::-1]

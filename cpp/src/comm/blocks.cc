@@ -3,22 +3,16 @@
 
 #include "comm/context_impl.h"
 #include "comm/transfer.h"
+#include "transport/run_cursor.h"
 
 namespace hmc {
 namespace {
 
-// The largest offset, so that one comparison checks them all.
-std::uint64_t largest(std::span<const std::uint64_t> offsets) noexcept {
-  std::uint64_t most = 0;
-  for (const std::uint64_t offset : offsets) most = std::max(most, offset);
-  return most;
-}
-
 Status check_offsets(std::string_view side, std::size_t pair, std::span<const std::uint64_t> offsets, std::size_t block,
                      std::size_t size) {
-  if (offsets.empty() || (block <= size && largest(offsets) <= size - block)) return {};
-  std::size_t i = 0;
-  while (block <= size && offsets[i] <= size - block) ++i;
+  if (offsets.empty()) return {};
+  const std::size_t i = block > size ? 0 : first_beyond(offsets.data(), offsets.size(), size - block);
+  if (i == offsets.size()) return {};
   return Status(Code::invalid_argument, "pair " + std::to_string(pair) + ": " + std::string(side) + " block " + std::to_string(i) +
                                             " of " + std::to_string(block) + " bytes at offset " + std::to_string(offsets[i]) +
                                             " leaves the buffer slice of " + std::to_string(size) + " bytes");

@@ -158,9 +158,9 @@ int Accelerator::issue(const CopyOp& op, CopyDirection direction, VendorStream s
     return code;
   }
   if (direction == CopyDirection::on_device && op.blocks > 1) {
-    const int code = calls_->copy_blocks(op.source.device.index(),
-                                         {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes}, stream);
-    if (code == 0) issued = op.blocks;
+    const int code =
+        calls_->copy_blocks(op.source.device.index(),
+                            {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes}, stream, issued);
     if (code != calls_->codes().unsupported) return code;
   }
   for (; issued < op.blocks; ++issued) {

@@ -1,16 +1,36 @@
 #include "device/cuda_blocks.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "base/env.h"
 #include "device/kernels/copy_blocks_ptx.h"
 
 namespace hmc {
 namespace {
 
 constexpr int unsupported = cuda_driver::codes.unsupported;
-constexpr unsigned threads = 256;
-// An upload from pageable memory of up to this many bytes returns at once, its source copied.
-constexpr std::size_t upload_bytes = 64 << 10;
+constexpr unsigned threads = 1024;  // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
+constexpr std::size_t unroll = 4;   // accesses of a thread to a tile, as in the kernel
+constexpr std::size_t launch_blocks = 16384;  // of one launch at most
+// A first launch of an eighth is under way while the offsets of the rest are passed on, where there are many.
+constexpr std::size_t early_blocks = 2048;
+constexpr std::size_t chunk_offsets = 4 * launch_blocks;
+
+// Returns all bits of the offsets. By memcpy, which does not fetch the lines it writes: the device has read them since.
+std::uint64_t copy_offsets(std::uint64_t* to, const std::uint64_t* from, std::size_t count) noexcept {
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < count; ++i) bits |= from[i];
+  std::memcpy(to, from, count * sizeof *to);
+  return bits;
+}
+
+unsigned widest_access(std::uint64_t bits) noexcept {
+  for (const unsigned width : {16U, 8U, 4U}) {
+    if (bits % width == 0) return width;
+  }
+  return 1;
+}
 
 }  // namespace
 
@@ -27,46 +47,81 @@ CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
   kernel.code = unsupported;
   if (!available()) return kernel;
   cuda_driver::Module module = nullptr;
+  int processors = 0;
   kernel.code = api_.load_module(&module, copy_blocks_ptx);
   if (kernel.code == 0) kernel.code = api_.get_function(&kernel.function, module, "hmc_copy_blocks");
-  if (kernel.code == 0) kernel.code = api_.attribute(&kernel.processors, cuda_driver::device_multiprocessor_count, device);
+  if (kernel.code == 0) kernel.code = api_.attribute(&processors, cuda_driver::device_multiprocessor_count, device);
   if (kernel.code != 0) kernel.code = unsupported;  // copied one by one then
+  const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
+  kernel.groups = wanted != 0 ? wanted : static_cast<std::size_t>(std::max(1, processors));
   return kernel;
 }
 
-int CudaBlocks::make_room(Scratch& scratch, std::size_t bytes) {
-  if (scratch.bytes >= bytes) return 0;
-  // Waits for what still reads the old one.
-  if (scratch.data != 0) static_cast<void>(api_.release(scratch.data));
-  scratch = {};
-  const std::size_t wanted = std::max<std::size_t>(bytes * 2, 256 << 10);
-  if (const int code = api_.allocate(&scratch.data, wanted); code != 0) return code;
-  scratch.bytes = wanted;
+// Never waits: while every chunk is still read from, another is made.
+int CudaBlocks::make_room(std::deque<Chunk>& chunks, std::size_t offsets, VendorStream stream) {
+  if (!chunks.empty()) {
+    Chunk& last = chunks.back();
+    if (chunk_offsets - last.used >= offsets) return 0;
+    if (last.over == nullptr) {
+      if (const int code = api_.event_create(&last.over, cuda_driver::event_disable_timing); code != 0) return code;
+    }
+    if (const int code = api_.event_record(last.over, stream); code != 0) return code;
+    if (Chunk& oldest = chunks.front(); api_.event_query(oldest.over) == 0) {
+      oldest.used = 0;
+      chunks.push_back(oldest);
+      chunks.pop_front();
+      return 0;
+    }
+  }
+  Chunk made;
+  void* data = nullptr;
+  if (const int code = api_.allocate_host(&data, chunk_offsets * sizeof(std::uint64_t), cuda_driver::host_alloc_portable);
+      code != 0) {
+    return code;
+  }
+  made.offsets = static_cast<std::uint64_t*>(data);
+  chunks.push_back(made);
   return 0;
 }
 
-int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream) {
+int CudaBlocks::launch(const Kernel& kernel, const VendorBlocks& blocks, VendorStream stream) {
+  std::deque<Chunk>& chunks = chunks_[stream];
+  if (const int code = make_room(chunks, 2 * blocks.count, stream); code != 0) return code;
+  Chunk& chunk = chunks.back();
+  std::uint64_t* const to = chunk.offsets + chunk.used;
+  std::uint64_t* const from = to + blocks.count;
+  auto target = reinterpret_cast<unsigned long long>(blocks.target);
+  auto source = reinterpret_cast<unsigned long long>(blocks.source);
+  std::uint64_t bits = target | source | blocks.bytes;
+  bits |= copy_offsets(to, blocks.target_offsets, blocks.count);
+  bits |= copy_offsets(from, blocks.source_offsets, blocks.count);
+  auto target_offsets = reinterpret_cast<unsigned long long>(to);
+  auto source_offsets = reinterpret_cast<unsigned long long>(from);
+  unsigned long long count = blocks.count;
+  unsigned long long bytes = blocks.bytes;
+  unsigned width = widest_access(bits);
+  void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &bytes, &width};
+  const std::size_t tiles = blocks.count * blocks.bytes / (threads * unroll * width) + 1;
+  const auto groups = static_cast<unsigned>(std::min(tiles, kernel.groups));
+  const int code = api_.launch(kernel.function, groups, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  if (code == 0) chunk.used += 2 * blocks.count;
+  return code;
+}
+
+int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) {
   const std::scoped_lock lock(mutex_);
   const Kernel& kernel = kernel_of(device);
   if (kernel.code != 0) return kernel.code;
-  offsets_.assign(blocks.target_offsets, blocks.target_offsets + blocks.count);
-  offsets_.insert(offsets_.end(), blocks.source_offsets, blocks.source_offsets + blocks.count);
-  const std::size_t bytes = offsets_.size() * sizeof(std::uint64_t);
-  Scratch& scratch = scratch_[stream];
-  if (const int code = make_room(scratch, bytes); code != 0) return code;
-  for (std::size_t at = 0; at < bytes; at += upload_bytes) {
-    const auto* from = reinterpret_cast<const std::byte*>(offsets_.data()) + at;
-    if (const int code = api_.upload(scratch.data + at, from, std::min(upload_bytes, bytes - at), stream); code != 0) return code;
+  while (issued < blocks.count) {
+    VendorBlocks part = blocks;
+    part.target_offsets += issued;
+    part.source_offsets += issued;
+    part.count = std::min(blocks.count - issued, launch_blocks);
+    if (issued == 0 && part.count > early_blocks) part.count /= 8;
+    if (const int code = launch(kernel, part, stream); code != 0) return code;
+    issued += part.count;
   }
-  auto target = reinterpret_cast<unsigned long long>(blocks.target);
-  auto source = reinterpret_cast<unsigned long long>(blocks.source);
-  unsigned long long target_offsets = scratch.data;
-  unsigned long long source_offsets = scratch.data + blocks.count * sizeof(std::uint64_t);
-  unsigned long long count = blocks.count;
-  unsigned long long block_bytes = blocks.bytes;
-  void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &block_bytes};
-  const auto grid = static_cast<unsigned>(std::min<std::size_t>(blocks.count, static_cast<std::size_t>(kernel.processors)));
-  return api_.launch(kernel.function, grid, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  return 0;
 }
 
 }  // namespace hmc

@@ -167,8 +167,8 @@ class CudaDriver final : public VendorCalls {
     }
     return cuda_driver::codes.unsupported;
   }
-  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream) override {
-    return blocks_.copy(index, blocks, stream);
+  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
+    return blocks_.copy(index, blocks, stream, issued);
   }
   int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
     return api_.fill(address(target), value, bytes, stream);

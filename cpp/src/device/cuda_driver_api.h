@@ -26,6 +26,7 @@ constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
+constexpr unsigned host_alloc_portable = 1;
 constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
 constexpr int attribute_memory_type = 2;  // of pointers
@@ -101,9 +102,10 @@ constexpr int access_read_write = 3;
   CALL(launch, cuLaunchKernel, int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, VendorStream, \
                                    void**, void**))                                                    \
   CALL(attribute, cuDeviceGetAttribute, int(int*, int, int))                                           \
-  CALL(allocate, cuMemAlloc_v2, int(Pointer*, std::size_t))                                            \
-  CALL(release, cuMemFree_v2, int(Pointer))                                                            \
-  CALL(upload, cuMemcpyHtoDAsync_v2, int(Pointer, const void*, std::size_t, VendorStream))
+  CALL(allocate_host, cuMemHostAlloc, int(void**, std::size_t, unsigned))                              \
+  CALL(event_create, cuEventCreate, int(VendorEvent*, unsigned))                                       \
+  CALL(event_record, cuEventRecord, int(VendorEvent, VendorStream))                                    \
+  CALL(event_query, cuEventQuery, int(VendorEvent))
 // clang-format on
 
 struct Api {

@@ -117,8 +117,11 @@ class VendorCalls {
 
   virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
   virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
-  // (current) All blocks in one launch on device `index`. Unsupported: they go one copy each.
-  virtual int copy_blocks(int /*index*/, const VendorBlocks& /*blocks*/, VendorStream /*stream*/) { return codes().unsupported; }
+  // (current) Blocks by few launches on device `index`; adds those on their way to `issued`, also where it fails. Unsupported: the
+  // rest goes one copy each.
+  virtual int copy_blocks(int /*index*/, const VendorBlocks& /*blocks*/, VendorStream /*stream*/, std::size_t& /*issued*/) {
+    return codes().unsupported;
+  }
   virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
   virtual int make_event(VendorEvent& event) = 0;  // (current) without timing
   virtual int record(VendorEvent event, VendorStream stream) = 0;

@@ -64,6 +64,9 @@ class RunCursor {
   std::size_t done_ = 0;  // bytes of the current block already passed
 };
 
+// The first of the offsets that is greater than `last`; `count` when none is.
+std::size_t first_beyond(const std::uint64_t* offsets, std::size_t count, std::uint64_t last) noexcept;
+
 // Every block inside both regions? Returns the sum of bytes, or invalid_argument naming the first block that is not.
 Result<std::size_t> check_runs(std::span<const Run> runs);
 
