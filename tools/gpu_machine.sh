@@ -9,6 +9,7 @@ steps=(
   "ctest    900 the C++ tests"
   "python   900 the Python tests, on these devices and on simulated ones"
   "asan    1500 the C++ tests with AddressSanitizer and UndefinedBehaviorSanitizer, without CUDA: libcuda itself leaks"
+  "facade   300 HMC's HIP backend on NVIDIA's devices, through AMD's HIP headers (tests/facade)"
   "demo     180 hmc demo on these devices"
   "bench    600 hmc bench between two devices, and between one and the CPU"
   "raw      180 hmc_cuda_raw, the driver's own copies"
@@ -17,11 +18,13 @@ steps=(
 
 usage() {
   cat <<'TEXT'
-usage: tools/gpu_machine.sh [--wheels DIR] [--googletest DIR] [--list] [STEP...]
+usage: tools/gpu_machine.sh [--wheels DIR] [--googletest DIR] [--hip DIR] [--list] [STEP...]
 Builds, tests and benches on a machine with GPUs; all steps, or those named. What a step lacks is said, and it is skipped.
 
   --wheels DIR       wheels to use beside what is installed, e.g. of pytest, pytest-timeout, rich, matplotlib
   --googletest DIR   GoogleTest's sources, where it is not installed
+  --hip DIR          a folder with AMD's headers hip/ of 5.2 (Debian's libamdhip64-dev), where they are not installed; the step facade
+                     also needs nvidia-cuda-runtime-cu11 among the wheels
   --list             print the steps and exit
 
 Needs g++, make or ninja, cmake, OpenSSL's headers, python3 with its headers, numpy and pybind11. Logs and JSON go to $OUT (default: out).
@@ -35,14 +38,14 @@ fail_usage() {
   exit 2
 }
 
-wheels="" googletest="" chosen=()
+wheels="" googletest="" hip=/usr/include chosen=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help) usage; exit 0 ;;
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
-    --wheels | --googletest)
+    --wheels | --googletest | --hip)
       [ -d "${2:-}" ] || fail_usage "$1 needs a folder; '${2:-}' is none"
-      [ "$1" = --wheels ] && wheels=$(readlink -f "$2") || googletest=$(readlink -f "$2")
+      printf -v "${1#--}" %s "$(readlink -f "$2")"
       shift ;;
     *)
       printf '%s\n' "${steps[@]}" | grep -q "^$1 " || fail_usage "there is no step '$1'"
@@ -51,7 +54,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-export root=$PWD build=$PWD/build/gpu wheels googletest
+export root=$PWD build=$PWD/build/gpu wheels googletest hip
 OUT=${OUT:-$PWD/out}
 mkdir -p "$OUT" "$build"
 OUT=$(readlink -f "$OUT")
@@ -72,8 +75,10 @@ need_module() { python3 -c "import $1" 2>/dev/null || skip "Python has no $1; --
 need_build() { [ -d "$build/stage/hmc" ] || skip "the package is not built; the step build does that"; }
 # Away from the source tree, whose hmc/ has no extension.
 hmc_command() { (cd "$build" && python3 -m hmc "$@"); }
-# The first two accelerators, comma-separated.
-accelerators() { (cd "$build" && python3 -c 'import hmc; print(",".join([name for name in hmc.devices() if name != "cpu"][:2]))'); }
+# The first two accelerators, or as many as are asked for, comma-separated.
+accelerators() {
+  (cd "$build" && python3 -c 'import hmc, sys; print(",".join([d for d in hmc.devices() if d != "cpu"][: int(sys.argv[1])]))' "${1:-2}")
+}
 need_accelerator() {
   need_build
   devices=$(accelerators) || exit 1
@@ -123,6 +128,27 @@ step_asan() {
   HMC_CUDA_LIBRARY=off tools/sanitize.sh asan
 }
 
+step_facade() {
+  need_build
+  need_module pytest
+  local runtime=$build/site/nvidia/cuda_runtime folder=$build/facade driver
+  [ -f "$hip/hip/hip_runtime_api.h" ] || skip "no headers of HIP; --hip brings them"
+  [ -f "$runtime/lib/libcudart.so.11.0" ] || skip "no runtime of CUDA 11; --wheels brings it"
+  driver=$(ldconfig -p | awk '/libcuda.so.1/ { print $NF; exit }')
+  [ -n "$driver" ] || skip "no NVIDIA driver"
+  mkdir -p "$folder"
+  cp "$runtime/lib/libcudart.so.11.0" "$folder"
+  # -w: the headers are not ours. The wheel lacks crt/, which a toolkit of any version has.
+  g++ -std=c++17 -O2 -fPIC -shared -w -isystem "$hip" -isystem "$runtime/include" -isystem /usr/local/cuda/include \
+    -o "$folder/libhmcfacade_rocm.so" tests/facade/hip_on_cuda.cc "$folder/libcudart.so.11.0" "$driver" "-Wl,-rpath,$folder"
+  export HMC_CUDA_LIBRARY=off HMC_ROCM_LIBRARY=$folder/libhmcfacade_rocm.so
+  hmc_command info | grep rocm
+  if [ -x "$build/tests/cpp/test_device" ]; then "$build/tests/cpp/test_device" --gtest_filter='*/rocm'; fi
+  hmc_command bench --devices "$(accelerators)" --operations send,put,get,blocks,alltoall --sizes 8,1M,64M --json "$OUT/facade.json"
+  cd "$build"
+  python3 -m pytest -q "$root/tests/python/test_devices.py" -k real
+}
+
 step_demo() {
   need_accelerator
   need_module rich
@@ -135,6 +161,13 @@ step_bench() {
   hmc_command bench --devices "$devices" --operations send,put,get,blocks --json "$OUT/bench.json"
   hmc_command bench --devices "$devices" --operations alltoall --json "$OUT/bench_alltoall.json"
   hmc_command bench --devices "${devices%%,*},cpu" --operations send,put,get --json "$OUT/bench_cpu.json"
+  local all count
+  all=$(accelerators 64) count=$(accelerators 64 | tr ',' '\n' | wc -l)
+  if [ "$count" -gt 2 ]; then
+    hmc_command bench --devices "$all" --ranks "$count" --operations alltoall --json "$OUT/bench_alltoall_$count.json"
+  fi
+  # shellcheck disable=SC2086  # the devices, one word each
+  hmc_command run -n 2 "$build/bench/cpp/hmc_stream" ${devices/,/ } | tee "$OUT/stream.json"
   echo "between ${devices/,/ and }, and ${devices%%,*} and cpu"
 }
 
@@ -152,7 +185,10 @@ step_nccl() {
   need_module torch
   python3 -c 'import sys, torch; sys.exit(not (torch.distributed.is_nccl_available() and torch.cuda.device_count() > 1))' ||
     skip "torch has no NCCL, or fewer than two devices"
+  local count
+  count=$(python3 -c 'import torch; print(torch.cuda.device_count())')
   python3 bench/peers/nccl.py 2 | tee "$OUT/nccl.json"
+  if [ "$count" -gt 2 ]; then python3 bench/peers/nccl.py "$count" | tee -a "$OUT/nccl.json"; fi
 }
 
 export -f skip has_googletest need_module need_build need_accelerator hmc_command accelerators
