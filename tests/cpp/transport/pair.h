@@ -72,7 +72,9 @@ class Node {
     environment.listen_addresses = node->listener->addresses();
     for (const TransportFactory* other : transport_factories()) {
       if (!factory.on_carriers || other->on_carriers) continue;
-      HMC_ASSIGN(auto carrier, other->create(environment));
+      auto made = other->create(environment);
+      if (!made.ok()) continue;  // not available here
+      auto carrier = std::move(*made);
       environment.carriers.push_back(carrier.get());
       node->engine->add(*carrier);
       node->carriers.push_back(std::move(carrier));
