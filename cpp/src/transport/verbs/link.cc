@@ -64,6 +64,7 @@ Status Link::connect(const Blob& peer_address) {
   HMC_TRY(restart_inbound());
   HMC_TRY(outbound_->connect(peer_.port, peer_.inbound, own_.sequence, shared_->patience));
   ready_ = true;
+  shared_->engine->kick();  // who sleeps already has not asked this completion queue for an event
   return {};
 }
 

@@ -144,7 +144,7 @@ Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnviron
   auto shared = std::make_shared<Shared>();
   shared->engine = environment.engine;
   shared->patience.timeout = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TIMEOUT", 17, 8, 31));
-  shared->patience.retries = static_cast<std::uint8_t>(env_integer("HMC_VERBS_RETRIES", 7, 0, 7));
+  shared->patience.retries = static_cast<std::uint8_t>(env_integer("HMC_VERBS_RETRIES", 6, 0, 7));
   shared->patience.traffic_class = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TRAFFIC_CLASS", 0, 0, 255));
   std::string problems;
   *shared->nics = Nic::open_all(*api, environment.engine, problems);

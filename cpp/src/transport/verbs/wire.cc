@@ -59,8 +59,9 @@ Result<Domain> decode_domain(ByteSpan bytes) {
   const std::uint8_t version = reader.u8();
   if (reader.ok()) HMC_TRY(check_version(version, "domain"));
   const std::size_t count = reader.u8();
+  if (count > max_nics) reader.fail();
   Domain domain;
-  for (std::size_t i = 0; i < count && i < max_nics && reader.ok(); ++i) domain.ports.push_back(take_port(reader));
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) domain.ports.push_back(take_port(reader));
   if (!reader.finish()) return malformed("domain");
   return domain;
 }
@@ -107,7 +108,8 @@ Result<RegionKeys> decode_region(ByteSpan bytes) {
   region.address = reader.u64();
   region.bytes = reader.u64();
   const std::size_t count = reader.u8();
-  for (std::size_t i = 0; i < count && i < max_nics && reader.ok(); ++i) region.keys.push_back(reader.u32());
+  if (count > max_nics) reader.fail();
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) region.keys.push_back(reader.u32());
   if (!reader.finish() || (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
     return malformed("region");
   }
