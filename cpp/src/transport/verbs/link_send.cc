@@ -42,6 +42,7 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (op->cursor.at_end()) {
     if (!signal.empty()) waiting_signals_.push_back({0, Bytes(signal.begin(), signal.end())});
     advance();
+    if (!ready_) return failure_;
     done->complete({});
     return {};
   }

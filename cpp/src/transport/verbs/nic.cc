@@ -62,11 +62,14 @@ std::vector<std::unique_ptr<Nic>> Nic::open_all(const Api& api, const std::share
   const std::string wanted = env_text("HMC_NICS").value_or("");
   int count = 0;
   ibv_device** devices = api.get_device_list(&count);
-  if (devices == nullptr) {
+  if (devices == nullptr && errno != ENOSYS) {
     note(errno_status("listing the RDMA devices", errno).str());
     return nics;
   }
-  if (count == 0) note("no RDMA device");
+  if (devices == nullptr || count == 0) {  // ENOSYS: the kernel's part is not loaded
+    note("no RDMA device");
+    count = 0;
+  }
   for (int i = 0; i < count; ++i) {
     const std::string name = api.get_device_name(devices[i]);
     if (!allowed(wanted, name)) {
@@ -88,7 +91,7 @@ std::vector<std::unique_ptr<Nic>> Nic::open_all(const Api& api, const std::share
       }
     }
   }
-  api.free_device_list(devices);
+  if (devices != nullptr) api.free_device_list(devices);
   return nics;
 }
 

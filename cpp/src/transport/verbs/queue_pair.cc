@@ -7,8 +7,9 @@
 namespace hmc::verbs {
 namespace {
 
-constexpr std::uint8_t receiver_not_ready_timer = 12;  // 0.64 ms
-constexpr std::uint8_t receiver_not_ready_retries = 7;  // for ever: credits see that it does not happen
+// A send that finds no receive: credits see that it does not happen between honest ends. 7 would be for ever.
+constexpr std::uint8_t receiver_not_ready_timer = 20;  // 10 ms
+constexpr std::uint8_t receiver_not_ready_retries = 6;
 constexpr std::uint8_t hops = 64;
 
 }  // namespace
@@ -94,7 +95,7 @@ Status QueuePair::connect(const PortInfo& peer, std::uint32_t number, std::uint3
   attributes.retry_cnt = patience.retries;
   attributes.rnr_retry = receiver_not_ready_retries;
   attributes.sq_psn = sequence;
-  attributes.max_rd_atomic = std::min(nic_.max_reads(), peer.read_atom);
+  attributes.max_rd_atomic = std::clamp<std::uint8_t>(peer.read_atom, 1, nic_.max_reads());
   return modify(attributes, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
                 "RTS");
 }
