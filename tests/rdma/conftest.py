@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HMC = str(Path(sys.executable).with_name("hmc"))
+
+
+# Starting a process in the guest takes seconds: nothing is imported that is not needed.
+PRELUDE = """
+import os, time
+os.environ["HMC_NICS"] = f"rxe{int(os.environ['HMC_RANK']) % 2}"
+import numpy as np
+import hmc
+
+def pattern(size, seed):
+    return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)
+"""
 
 
 def load_rdma_vm() -> Any:
@@ -53,14 +64,11 @@ def run_in_guest(guest: Any) -> Callable[..., str]:
 def run_verbs_job(run_in_guest: Callable[..., str], tmp_path: Path) -> Callable[..., str]:
     """A script as a job of N processes over verbs alone. Even ranks use the device at one end of the cable, odd ones the other."""
 
-    def run(source: str, ranks: int = 2, timeout: float = 90, before: str = "true", status: int = 0, **environment: str) -> str:
+    def run(source: str, ranks: int = 2, timeout: float = 90, status: int = 0, **environment: str) -> str:
         script = tmp_path / "job.py"
-        prelude = f"import os, sys; sys.path.insert(0, {str(ROOT / 'tests' / 'python')!r})\n"
-        prelude += "os.environ['HMC_NICS'] = 'rxe%d' % (int(os.environ['HMC_RANK']) % 2)\n"
-        prelude += "from conftest import pattern\nimport time\nimport numpy as np\nimport hmc\n"
-        script.write_text(prelude + textwrap.dedent(source))
+        script.write_text(PRELUDE + source)
         job = f"{shlex.quote(HMC)} run -n {ranks} {shlex.quote(str(script))}"
-        line = f"{before}; {job}; status=$?; [ $status = {status} ] || {{ echo status $status; exit 1; }}"
+        line = f"{job}; status=$?; [ $status = {status} ] || {{ echo status $status; exit 1; }}"
         return run_in_guest(line, timeout, {"HMC_TRANSPORTS": "verbs", "HMC_RENDEZVOUS": "", **environment})
 
     return run

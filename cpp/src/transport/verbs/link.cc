@@ -134,6 +134,7 @@ void Link::end_all(const Status& reason) {
   const auto flushes = std::exchange(flushes_, {});
   turns_.clear();
   again_.clear();
+  condemned_.clear();
   waiting_signals_.clear();
   for (const auto& [number, op] : ops) {
     op->done->complete(reason.with_context(std::to_string(op->moved) + " of " + std::to_string(op->bytes) + " bytes were moved"));

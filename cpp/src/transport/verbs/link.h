@@ -24,7 +24,8 @@ namespace hmc::verbs {
 inline constexpr std::size_t slot_bytes = 4096;  // one packet where the MTU is 4096
 inline constexpr std::size_t max_signal = slot_bytes - head_bytes;
 inline constexpr unsigned credits = 32;  // signals that may wait at the receiver
-// Besides, for messages that return credit: one is sent per half of the credits, so at most two wait, and one more is being taken.
+// Besides, for messages that return credit: one is sent per half of the credits, so at most two wait, and one more is being taken;
+// and one when the queue pair has started over.
 inline constexpr unsigned spare_slots = 4;
 inline constexpr unsigned slots = credits + spare_slots;
 
@@ -177,6 +178,10 @@ class Link : public std::enable_shared_from_this<Link> {
   unsigned data_posted_ = 0;
   std::size_t bytes_posted_ = 0;
   std::deque<Record> again_;  // were under way behind the failed one
+  // Operations that failed so. A dead process's memory is taken from it before its queue pairs are: only once something is answered
+  // again is it known that the peer lives and has closed the region.
+  std::vector<std::uint64_t> condemned_;
+  bool probe_ = false;  // something is to be sent for that
   std::vector<unsigned> free_slots_;
   std::uint32_t signals_sent_ = 0;
   std::uint32_t signals_taken_ = 0;  // of these, by the peer, as it told

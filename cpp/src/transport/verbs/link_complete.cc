@@ -32,6 +32,9 @@ void Link::on_sent(const ibv_wc& completion) {
     oldest_ = (oldest_ + 1) & sequence_mask;
     retire(one);
   }
+  for (const std::uint64_t number : good ? std::exchange(condemned_, {}) : std::vector<std::uint64_t>{}) {
+    if (const auto place = ops_.find(number); place != ops_.end()) finish(place);
+  }
   if (!good && ready_) broke(completion);
 }
 
@@ -83,14 +86,13 @@ void Link::broke(const ibv_wc& completion) {
 
 void Link::restart_outbound() {
   std::deque<Record> again;
-  std::vector<std::uint64_t> failed;
   for (; posted() != 0; oldest_ = (oldest_ + 1) & sequence_mask) {
     const Record& one = record(oldest_);
     const auto place = ops_.find(one.op);
     const bool dropped = place != ops_.end() && !place->second->failure.ok();
     if (one.kind != Record::Kind::message) {
       forget(one);  // counted anew when it is posted again
-      if (dropped && --place->second->under_way == 0) failed.push_back(one.op);
+      if (dropped && --place->second->under_way == 0) condemned_.push_back(one.op);
     } else if (dropped) {
       forget(one);
       --signals_sent_;
@@ -106,9 +108,7 @@ void Link::restart_outbound() {
   }
   if (!status.ok()) return fail(status);
   broken_ = false;
-  for (const std::uint64_t number : failed) {
-    if (const auto place = ops_.find(number); place != ops_.end()) finish(place);
-  }
+  probe_ = true;
 }
 
 Status Link::post_receive(unsigned slot) {

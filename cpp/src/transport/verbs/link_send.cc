@@ -96,8 +96,9 @@ void Link::fill(Batch& batch) {
     waiting_signals_.pop_front();
   }
   // A signal tells it on the way; without one it takes a message of its own, before the peer has run out.
-  if (consumed_ - consumed_told_ >= credits / 2 && !free_slots_.empty() && posted() < depth && !batch.full()) {
+  if ((probe_ || consumed_ - consumed_told_ >= credits / 2) && !free_slots_.empty() && posted() < depth && !batch.full()) {
     add_message(batch, MessageKind::credit, 0, {}, {});
+    probe_ = false;
   }
   fill_data(batch);
 }
