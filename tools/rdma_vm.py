@@ -87,7 +87,7 @@ cd /run/guest
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
   # Both addresses are this machine's, so the kernel would take the short way. From one to the other: over the cable.
   for end in 0 1; do
-    ip rule add priority 10 iif cable$end lookup local
+    ip rule add priority 10 iif cable$end lookup local  # codespell:ignore iif
     ip rule add priority 20 from 10.99.0.$((end + 1)) to 10.99.0.$((2 - end)) lookup $((200 + end))
     ip route add 10.99.0.$((2 - end)) dev cable$end table $((200 + end))
   done

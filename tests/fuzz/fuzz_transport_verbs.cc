@@ -1,5 +1,5 @@
-// What the verbs transport reads out of control messages and off the wire. The first byte chooses the decoder. What decodes must keep
-// its limits and come out of another round of encoding the same.
+// What the verbs transport reads out of control messages and off the wire. The first byte chooses the decoder. What decodes must
+// keep its limits and come out of another round of encoding the same.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -228,8 +228,9 @@ class Pair {
  public:
   // Empty, with the reason, when the transport cannot run here or cannot be paired like this.
   // `between` is called after the first of the two is made.
-  static std::unique_ptr<Pair> create(const TransportFactory& factory, std::string& reason, Progress progress = Progress::manual,
-                                      const std::function<void()>& between = [] {}) {
+  static std::unique_ptr<Pair> create(
+      const TransportFactory& factory, std::string& reason, Progress progress = Progress::manual,
+      const std::function<void()>& between = [] {}) {
     auto pair = std::unique_ptr<Pair>(new Pair);
     auto first = Node::create(factory, progress);
     if (!first.ok()) return reason = first.status().str(), nullptr;

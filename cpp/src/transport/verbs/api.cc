@@ -71,7 +71,8 @@ Result<const Api*> Api::get() {
 int Api::query_port(ibv_context* context, std::uint8_t port, ibv_port_attr& out) const noexcept {
   std::memset(&out, 0, sizeof out);
   const verbs_context* extended = verbs_get_ctx(context);
-  if (extended != nullptr && extended->sz >= sizeof *extended - offsetof(verbs_context, query_port) && extended->query_port != nullptr) {
+  if (extended != nullptr && extended->sz >= sizeof *extended - offsetof(verbs_context, query_port) &&
+      extended->query_port != nullptr) {
     return extended->query_port(context, port, &out, sizeof out);
   }
   return query_port_compatible(context, port, reinterpret_cast<_compat_ibv_port_attr*>(&out));

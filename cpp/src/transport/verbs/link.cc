@@ -59,7 +59,8 @@ Status Link::connect(const Blob& peer_address) {
   HMC_ASSIGN(peer_, decode_address(peer_address.bytes));
   if (!peer_address.fds.empty()) return Status(Code::protocol, "malformed verbs address");
   if (peer_.port.ethernet != own_.port.ethernet || (own_.port.ethernet && is_ipv4(peer_.port.gid) != is_ipv4(own_.port.gid))) {
-    return Status(Code::transport, nic_.name() + " and the peer's port speak different networks (InfiniBand, RoCE over IPv4 or IPv6)");
+    return Status(Code::transport,
+                  nic_.name() + " and the peer's port speak different networks (InfiniBand, RoCE over IPv4 or IPv6)");
   }
   HMC_TRY(restart_inbound());
   HMC_TRY(outbound_->connect(peer_.port, peer_.inbound, own_.sequence, shared_->patience));

@@ -99,7 +99,8 @@ Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
   context_ = api_.open_device(device);
   if (context_ == nullptr) return errno_status("opening it (see the permissions of /dev/infiniband)", errno);
   ibv_device_attr device_attributes{};
-  if (const int error = api_.query_device(context_, &device_attributes); error != 0) return errno_status("asking for its limits", error);
+  if (const int error = api_.query_device(context_, &device_attributes); error != 0)
+    return errno_status("asking for its limits", error);
   ibv_port_attr attributes{};
   if (const int error = api_.query_port(context_, port, attributes); error != 0) return errno_status("asking for the port", error);
   if (attributes.state != IBV_PORT_ACTIVE) return Status(Code::unsupported, "the port is not active");
@@ -174,7 +175,8 @@ Status Nic::watch() {
 Status Nic::add_queue() {
   HMC_TRY(watch());
   ibv_cq* handle = api_.create_cq(context_, queue_entries_, nullptr, channel_, 0);
-  if (handle == nullptr) return errno_status(name_ + ": making a completion queue of " + std::to_string(queue_entries_) + " entries", errno);
+  if (handle == nullptr)
+    return errno_status(name_ + ": making a completion queue of " + std::to_string(queue_entries_) + " entries", errno);
   queues_.push_back(std::make_unique<Queue>(Queue{handle, static_cast<unsigned>(queue_entries_), 0}));
   return {};
 }
@@ -185,8 +187,8 @@ Result<Nic::Queue*> Nic::reserve(unsigned entries) {
     HMC_TRY(add_queue());
     place = queues_.end() - 1;
     if ((*place)->room < entries) {
-      return Status(Code::out_of_memory, name_ + ": a completion queue holds " + std::to_string(queue_entries_) + " entries, a peer needs " +
-                                             std::to_string(entries));
+      return Status(Code::out_of_memory, name_ + ": a completion queue holds " + std::to_string(queue_entries_) +
+                                             " entries, a peer needs " + std::to_string(entries));
     }
   }
   (*place)->room -= entries;

@@ -55,7 +55,8 @@ class Nic {
     void on_ready(std::uint32_t events) override;
     Nic& nic;
   };
-  Nic(const Api& api, std::shared_ptr<Engine> engine, std::string name) : api_(api), engine_(std::move(engine)), name_(std::move(name)) {}
+  Nic(const Api& api, std::shared_ptr<Engine> engine, std::string name)
+      : api_(api), engine_(std::move(engine)), name_(std::move(name)) {}
   Status open(ibv_device* device, std::uint8_t port, std::uint8_t index);
   Status choose_gid(int table_length);
   Status watch();

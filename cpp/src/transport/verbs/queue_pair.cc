@@ -14,7 +14,8 @@ constexpr std::uint8_t hops = 64;
 
 }  // namespace
 
-Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes) {
+Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives,
+                                                     unsigned inline_bytes) {
   auto pair = std::unique_ptr<QueuePair>(new QueuePair(nic, role));
   HMC_ASSIGN(pair->queue_, nic.reserve(sends + receives));
   pair->entries_ = sends + receives;
@@ -33,8 +34,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsign
     pair->handle_ = nic.api().create_qp(nic.domain(), &attributes);
   }
   if (pair->handle_ == nullptr) {
-    return errno_status(nic.name() + ": making a queue pair of " + std::to_string(sends) + " sends and " + std::to_string(receives) +
-                            " receives (out of queue pairs or of memory that may be locked?)",
+    return errno_status(nic.name() + ": making a queue pair of " + std::to_string(sends) + " sends and " +
+                            std::to_string(receives) + " receives (out of queue pairs or of memory that may be locked?)",
                         errno);
   }
   pair->inline_bytes_ = std::min<std::size_t>(attributes.cap.max_inline_data, inline_bytes);
@@ -96,7 +97,8 @@ Status QueuePair::connect(const PortInfo& peer, std::uint32_t number, std::uint3
   attributes.rnr_retry = receiver_not_ready_retries;
   attributes.sq_psn = sequence;
   attributes.max_rd_atomic = std::clamp<std::uint8_t>(peer.read_atom, 1, nic_.max_reads());
-  return modify(attributes, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+  return modify(attributes,
+                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
                 "RTS");
 }
 

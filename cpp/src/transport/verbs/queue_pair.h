@@ -14,7 +14,7 @@ namespace hmc::verbs {
 // From the environment: how patient a queue pair is.
 struct Patience {
   std::uint8_t timeout = 17;  // 4.096 us * 2^timeout until a packet is sent again
-  std::uint8_t retries = 6;  // 7 is the most; Soft-RoCE takes it for ever
+  std::uint8_t retries = 6;   // 7 is the most; Soft-RoCE takes it for ever
   std::uint8_t traffic_class = 0;
 };
 

@@ -5,7 +5,8 @@ namespace hmc::verbs {
 Result<std::unique_ptr<LocalRegion>> VerbsLocalRegion::create(const RegionView& view, std::shared_ptr<const Nics> nics) {
   auto region = std::unique_ptr<VerbsLocalRegion>(new VerbsLocalRegion(view, std::move(nics)));
   if (view.span.bytes != 0) {
-    const unsigned remote = view.access == Access::read_write ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
+    const unsigned remote =
+        view.access == Access::read_write ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
     for (const auto& nic : *region->nics_) {
       auto handle = nic->register_memory(view.span.data, view.span.bytes, remote | IBV_ACCESS_LOCAL_WRITE);
       // Memory that this process itself may only read.

@@ -13,8 +13,8 @@ using verbs::Link;
 using verbs::Nic;
 using verbs::Shared;
 
-// Between hosts a card that moves the bytes itself comes before sockets, which would share its wire. On one host the card's loopback
-// comes behind mapped memory.
+// Between hosts a card that moves the bytes itself comes before sockets, which would share its wire. On one host the card's
+// loopback comes behind mapped memory.
 constexpr double least_bandwidth = 4e9;
 constexpr double most_on_one_host = 5e9;
 constexpr double wire_efficiency = 0.9;

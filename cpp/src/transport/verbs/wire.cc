@@ -110,7 +110,8 @@ Result<RegionKeys> decode_region(ByteSpan bytes) {
   const std::size_t count = reader.u8();
   if (count > max_nics) reader.fail();
   for (std::size_t i = 0; i < count && reader.ok(); ++i) region.keys.push_back(reader.u32());
-  if (!reader.finish() || (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
+  if (!reader.finish() ||
+      (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
     return malformed("region");
   }
   if (region.address > std::numeric_limits<std::uint64_t>::max() - region.bytes) return malformed("region: it wraps around");
@@ -125,7 +126,8 @@ void encode_head(std::byte* out, const MessageHead& head) noexcept {
 }
 
 bool decode_head(ByteSpan message, MessageHead& out) noexcept {
-  if (message.size() < head_bytes || std::any_of(message.begin() + 1, message.begin() + 4, [](std::byte b) { return b != std::byte{0}; })) {
+  if (message.size() < head_bytes ||
+      std::any_of(message.begin() + 1, message.begin() + 4, [](std::byte b) { return b != std::byte{0}; })) {
     return false;
   }
   out.kind = static_cast<MessageKind>(message[0]);

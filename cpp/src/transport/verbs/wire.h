@@ -65,7 +65,7 @@ struct MessageHead {
   MessageKind kind = MessageKind::signal;
   std::uint32_t consumed = 0;  // signals of the receiver's that the sender has taken so far, modulo 2^32
 };
-void encode_head(std::byte* out, const MessageHead& head) noexcept;                    // writes head_bytes
+void encode_head(std::byte* out, const MessageHead& head) noexcept;           // writes head_bytes
 [[nodiscard]] bool decode_head(ByteSpan message, MessageHead& out) noexcept;  // false: not a message of this version
 
 }  // namespace hmc::verbs
