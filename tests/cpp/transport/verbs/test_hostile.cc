@@ -3,17 +3,13 @@
 
 #include <cstring>
 
-#include "transport/pair.h"
+#include "transport/one_transport.h"
 #include "transport/verbs/queue_pair.h"
 
 namespace hmc::testing {
 namespace {
 
 using namespace hmc::verbs;
-
-const TransportFactory& factory() {
-  return **std::ranges::find_if(transport_factories(), [](const TransportFactory* one) { return one->name == "verbs"; });
-}
 
 // The other end of an endpoint of `victim`, by hand.
 class Intruder {
@@ -92,7 +88,7 @@ class Intruder {
 class VerbsHostile : public ::testing::Test {
  protected:
   void SetUp() override {
-    pair_ = Pair::create(factory(), reason_);
+    pair_ = Pair::create(factory_of("verbs"), reason_);
     if (!pair_) GTEST_SKIP() << reason_;
     intruder_ = Intruder::create(*pair_->a().node, reason_);
     ASSERT_TRUE(intruder_) << reason_;
