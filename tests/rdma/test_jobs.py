@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -173,3 +174,10 @@ if comm.rank == 1:
 put_until_lost()
 """
     assert "lost after" in run_verbs_job(PUTTING + job, status=137)
+
+
+@pytest.mark.timeout(120)
+def test_the_doctor_sees_the_devices(run_in_guest: Callable[..., str]) -> None:
+    out = run_in_guest(f"{sys.executable} -m hmc doctor", 90)
+    assert "rxe0 port 1: ACTIVE, Ethernet" in out
+    assert "RDMA: verbs: rxe0 port 1 (RoCE v2), rxe1 port 1 (RoCE v2)" in out
