@@ -73,7 +73,7 @@ exec chroot /new /bin/bash /run/guest/agent
 AGENT = r"""
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
 cd /run/guest
-{
+(
   set -e
   hostname guest
   ip link set lo up
@@ -98,7 +98,7 @@ cd /run/guest
     [ -e /dev/infiniband/uverbs1 ] && grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state && break
     sleep 0.05
   done
-} >setup.log 2>&1
+) >setup.log 2>&1
 [ $? = 0 ] && touch ready
 ulimit -l unlimited
 next=0

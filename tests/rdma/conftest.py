@@ -37,6 +37,11 @@ def load_rdma_vm() -> Any:
     return module
 
 
+@pytest.fixture
+def hmc_command() -> str:
+    return shlex.quote(HMC)
+
+
 @pytest.fixture(scope="session")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     rdma_vm = load_rdma_vm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -177,7 +176,35 @@ put_until_lost()
 
 
 @pytest.mark.timeout(120)
-def test_the_doctor_sees_the_devices(run_in_guest: Callable[..., str]) -> None:
-    out = run_in_guest(f"{sys.executable} -m hmc doctor", 90)
+def test_the_doctor_sees_the_devices(run_in_guest: Callable[..., str], hmc_command: str) -> None:
+    out = run_in_guest(f"{hmc_command} doctor", 90)
     assert "rxe0 port 1: ACTIVE, Ethernet" in out
     assert "RDMA: verbs: rxe0 port 1 (RoCE v2), rxe1 port 1 (RoCE v2)" in out
+
+
+@pytest.mark.timeout(120)
+def test_too_little_memory_may_be_locked(run_verbs_job: Callable[..., str]) -> None:
+    job = """
+import glob, resource
+for device in glob.glob("/dev/infiniband/*"):
+    os.chmod(device, 0o666)
+large, small, received = pattern(8 << 20, 1), pattern(200_000, 2), np.zeros(200_000, np.uint8)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (2 << 20, 2 << 20))
+os.environ["XDG_RUNTIME_DIR"] = "/tmp"
+os.setuid(65534)  # root may lock what it wants
+with hmc.Context() as here, hmc.Context() as there:
+    peer = here.connect(there.addresses[0], timeout=60)
+    other = there.accept(timeout=60)
+    try:
+        peer.send(large, timeout=60)
+    except hmc.OutOfMemoryError as error:
+        assert "RLIMIT_MEMLOCK is 2048 KiB" in str(error) and "ulimit -l" in str(error), error
+    else:
+        raise AssertionError("8 MiB were locked")
+    # What is small enough goes on.
+    work = other.irecv(received)
+    peer.send(small, timeout=60)
+    work.wait(timeout=60)
+    assert np.array_equal(small, received)
+"""
+    run_verbs_job(job, ranks=1)

@@ -96,6 +96,8 @@ std::vector<std::unique_ptr<Nic>> Nic::open_all(const Api& api, const std::share
 }
 
 Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
+  // iWARP connects in other ways, and some clouds' devices have no reliable connections.
+  if (device->transport_type != IBV_TRANSPORT_IB) return Status(Code::unsupported, "it speaks neither InfiniBand nor RoCE");
   context_ = api_.open_device(device);
   if (context_ == nullptr) return errno_status("opening it (see the permissions of /dev/infiniband)", errno);
   ibv_device_attr device_attributes{};
