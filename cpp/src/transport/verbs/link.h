@@ -142,6 +142,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void retire(const Record& record);
   void forget(const Record& record);
   void broke(const ibv_wc& completion);
+  void condemn(std::uint64_t number, const Status& reason);
   void restart_outbound();
   void finish(std::map<std::uint64_t, std::unique_ptr<Op>>::iterator place);
   void on_received(const ibv_wc& completion);

@@ -70,10 +70,20 @@ void Link::broke(const ibv_wc& completion) {
   const Record& one = record(oldest_);
   const std::string text = nic_.api().wc_status_str(completion.status);
   if (completion.status == IBV_WC_REM_ACCESS_ERR && one.kind != Record::Kind::message) {
-    Op& op = *ops_.at(one.op);
-    op.failure = Status(Code::stale, "the peer has closed that region (" + text + ")", completion.status);
-    std::erase(turns_, op.number);
-    std::erase_if(waiting_signals_, [&](const WaitingSignal& waiting) { return waiting.op == one.op; });
+    const RemoteRegion* closed = one.piece.run->remote;
+    const Status stale(Code::stale, "the peer has closed that region (" + text + ")", completion.status);
+    condemn(one.op, stale);
+    // The others that are on their way there, too: each would take a start of its own to find out.
+    for (std::uint32_t sequence = oldest_; sequence != next_; sequence = (sequence + 1) & sequence_mask) {
+      const Record& other = record(sequence);
+      if (other.kind != Record::Kind::message && other.piece.run->remote == closed) condemn(other.op, stale);
+    }
+    for (const std::uint64_t number : std::vector<std::uint64_t>(turns_.begin(), turns_.end())) {
+      Op& op = *ops_.at(number);
+      if (op.cursor.run().remote != closed) continue;
+      condemn(number, stale);
+      if (op.under_way == 0) condemned_.push_back(number);
+    }
     broken_ = true;
     if (posted() == 1) restart_outbound();
     return;
@@ -84,23 +94,35 @@ void Link::broke(const ibv_wc& completion) {
               completion.status));
 }
 
+// The operation ends with `reason` once nothing of it is under way.
+void Link::condemn(std::uint64_t number, const Status& reason) {
+  Op& op = *ops_.at(number);
+  if (!op.failure.ok()) return;
+  op.failure = reason;
+  std::erase(turns_, number);
+  std::erase_if(waiting_signals_, [&](const WaitingSignal& waiting) { return waiting.op == number; });
+}
+
 void Link::restart_outbound() {
-  std::deque<Record> again;
+  std::deque<Record> unsent;
   for (; posted() != 0; oldest_ = (oldest_ + 1) & sequence_mask) {
     const Record& one = record(oldest_);
+    if (one.kind != Record::Kind::message) forget(one);  // counted anew when it is posted again
+    unsent.push_back(one);
+  }
+  unsent.insert(unsent.end(), again_.begin(), again_.end());
+  again_.clear();
+  for (const Record& one : unsent) {
     const auto place = ops_.find(one.op);
-    const bool dropped = place != ops_.end() && !place->second->failure.ok();
-    if (one.kind != Record::Kind::message) {
-      forget(one);  // counted anew when it is posted again
-      if (dropped && --place->second->under_way == 0) condemned_.push_back(one.op);
-    } else if (dropped) {
+    if (place == ops_.end() || place->second->failure.ok()) {
+      again_.push_back(one);
+    } else if (one.kind == Record::Kind::message) {
       forget(one);
       --signals_sent_;
+    } else if (--place->second->under_way == 0) {
+      condemned_.push_back(one.op);
     }
-    if (!dropped) again.push_back(one);
   }
-  again.insert(again.end(), again_.begin(), again_.end());
-  again_ = std::move(again);
   ++generation_;
   Status status = outbound_->restart();
   if (status.ok()) {

@@ -159,6 +159,29 @@ TEST_F(VerbsHostile, ADeregisteredRegionIsClosed) {
   EXPECT_EQ(first_mismatch(area.span(), 2), -1);
 }
 
+// Their queue pair starts over once for all of them, not once for each.
+TEST_F(VerbsHostile, ManyPutsToARegionThatIsGone) {
+  constexpr std::size_t bytes = 100'000;
+  const Area local(*pair_->a().node, bytes, false), kept(*pair_->b().node, bytes, false);
+  Area gone(*pair_->b().node, bytes, false);
+  fill_pattern(local.span(), 1);
+  const auto to_gone = pair_->import(pair_->a(), gone), to_kept = pair_->import(pair_->a(), kept);
+  std::vector<std::unique_ptr<Transfer>> all;
+  for (int i = 0; i < 400; ++i) {
+    all.push_back(std::make_unique<Transfer>(pair_->a(), local, i % 4 == 0 ? *to_kept : *to_gone));
+    HMC_ASSERT_OK(all.back()->put());
+  }
+  gone.deregister();
+  ASSERT_TRUE(pair_->until([&] { return std::ranges::all_of(all, [](const auto& one) { return one->done.done(); }); }));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Code code = all[i]->done.status().code();
+    EXPECT_TRUE(code == Code::ok || (i % 4 != 0 && code == Code::stale)) << i << ' ' << all[i]->done.status().str();
+    EXPECT_EQ(all[i]->done.count(), 1);
+  }
+  EXPECT_EQ(all[399]->done.status().code(), Code::stale);
+  EXPECT_EQ(first_mismatch(kept.span(), 1), -1);
+}
+
 TEST_F(VerbsHostile, AnEmptyMessage) { ends_the_link(0); }
 
 TEST_F(VerbsHostile, AnUnknownMessage) {
