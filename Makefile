@@ -1,4 +1,4 @@
-# Everything a person does here: `make demo`, `make test`, `make check`, `make docs`, `make bench`. Each sets up what it needs.
+# Everything a person does here: `make demo`, `make test`, `make test-rdma`, `make check`, `make docs`, `make bench`. Each sets up what it needs.
 SHELL := /bin/bash
 VENV := $(or $(HMC_VENV),.venv)
 PYTHON := $(VENV)/bin/python
@@ -9,7 +9,7 @@ TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 20
 
-.PHONY: bench-peers demo test test-cpp test-python check format stubs docs bench asan tsan fuzz clean
+.PHONY: bench-peers demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -21,6 +21,11 @@ test-cpp: $(BUILD)/.tests-built
 
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q
+
+# Over Soft-RoCE in a virtual machine, whose parts are installed where that can be; minutes on an idle machine.
+test-rdma: $(BUILD)/.tests-built
+	tools/bootstrap.sh rdma
+	$(VENV)/bin/pytest -q tests/rdma
 
 # The package as a user gets it (pip install), with its build folder kept so that the second time is quick.
 PIP_INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \

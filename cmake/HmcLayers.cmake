@@ -1,5 +1,7 @@
 # How the source tree becomes libraries: one per layer, one per transport folder, and the two generated tables.
 
+include(CheckIncludeFileCXX)
+
 function(hmc_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
                                            -Woverloaded-virtual -Wimplicit-fallthrough -Wswitch $<$<BOOL:${HMC_WERROR}>:-Werror>)
@@ -14,13 +16,19 @@ function(hmc_compile_options target)
   endif()
 endfunction()
 
-# hmc_layer(name [DEPENDS layers...] [SOURCE_DIR dir]): every .cc of cpp/src/<name>, as library hmc_<name>.
+# hmc_layer(name [DEPENDS layers...] [SOURCE_DIR dir] [ONLY files...] [NOT files...]): every .cc of cpp/src/<name> (or of them ONLY
+# some, or all but some), as library hmc_<name>.
 function(hmc_layer name)
-  cmake_parse_arguments(ARG "" "SOURCE_DIR" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "SOURCE_DIR" "DEPENDS;ONLY;NOT" ${ARGN})
   if(NOT ARG_SOURCE_DIR)
     set(ARG_SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/${name}")
   endif()
   file(GLOB sources CONFIGURE_DEPENDS "${ARG_SOURCE_DIR}/*.cc")
+  if(ARG_ONLY)
+    list(TRANSFORM ARG_ONLY PREPEND "${ARG_SOURCE_DIR}/" OUTPUT_VARIABLE sources)
+  endif()
+  list(TRANSFORM ARG_NOT PREPEND "${ARG_SOURCE_DIR}/")
+  list(REMOVE_ITEM sources ${ARG_NOT})
   if(NOT sources)  # headers only
     set(sources "${CMAKE_CURRENT_BINARY_DIR}/generated/no_sources.cc")
     hmc_write_if_changed("${sources}" "// A layer of headers only.\n")
@@ -49,7 +57,9 @@ function(hmc_write_if_changed file content)
 endfunction()
 
 # One library per folder of cpp/src/transport, and the table of their factories. A folder's preference at equal merit is its place in
-# the order file (cpp/src/transport/order.txt), folders that it does not name last.
+# the order file (cpp/src/transport/order.txt), folders that it does not name last. A folder that is compiled against a foreign header
+# names it in needs.txt, and after it the sources to compile where it is missing: absent.cc, which stands for the transport and says
+# so, and what needs no such header.
 function(hmc_transports)
   file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/order.txt" names REGEX "^[a-z]")
   file(GLOB folders CONFIGURE_DEPENDS LIST_DIRECTORIES true RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport"
@@ -70,7 +80,19 @@ function(hmc_transports)
     if(NOT registered OR (HMC_ONLY_TRANSPORTS AND NOT name IN_LIST HMC_ONLY_TRANSPORTS))
       continue()
     endif()
-    hmc_layer(transport_${name} DEPENDS transport SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/${name}")
+    set(folder "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/${name}")
+    set(choice "")
+    if(EXISTS "${folder}/needs.txt")
+      file(STRINGS "${folder}/needs.txt" needs REGEX "^[a-z]")
+      list(POP_FRONT needs header)
+      check_include_file_cxx("${header}" HMC_HAVE_${name}_HEADER)
+      if(HMC_HAVE_${name}_HEADER)
+        set(choice NOT absent.cc)
+      else()
+        set(choice ONLY ${needs})
+      endif()
+    endif()
+    hmc_layer(transport_${name} DEPENDS transport SOURCE_DIR "${folder}" ${choice})
     string(APPEND externs "extern constinit const hmc::TransportFactory hmc_transport_${name};\n")
     string(APPEND entries "    &hmc_transport_${name},\n")
     list(APPEND libraries hmc_transport_${name})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements/<set>.txt names, and sees that the system packages are there. Quick when nothing changed.
-# Usage: tools/bootstrap.sh build|test|check|sanitize
+# Usage: tools/bootstrap.sh build|test|rdma|check|sanitize
 set -euo pipefail
 cd "$(dirname "$0")/.."
 set_name=${1:-build}
@@ -23,7 +23,21 @@ if [ "$set_name" != build ]; then
   [ -e /usr/include/gtest/gtest.h ] || need_package libgtest-dev
 fi
 
+# What only some parts need: installed where it can be, else these say that they are not there.
+optional=()
+optional_package() { optional+=("$1"); }
+[ -e /usr/include/infiniband/verbs.h ] || optional_package libibverbs-dev
+if [ "$set_name" = rdma ]; then  # tests/rdma
+  command -v qemu-system-x86_64 >/dev/null || optional_package qemu-system-x86
+  command -v busybox >/dev/null || optional_package busybox-static
+  [ -x /sbin/depmod ] || [ -x /usr/sbin/depmod ] || optional_package kmod
+  [ -x /sbin/rdma ] || [ -x /usr/sbin/rdma ] || [ -x /usr/bin/rdma ] || optional_package iproute2
+  command -v zstd >/dev/null || optional_package zstd
+  [ -d /usr/lib/x86_64-linux-gnu/libibverbs ] || optional_package ibverbs-providers
+fi
+
 python_set=$set_name
+[ "$set_name" = rdma ] && python_set=test      # and a virtual machine
 [ "$set_name" = sanitize ] && python_set=test  # and clang, with libFuzzer
 if [ "$set_name" = sanitize ] && ! clang++ -fsanitize=fuzzer,address,undefined -shared -o /dev/null -x c++ /dev/null 2>/dev/null; then
   need_package clang
@@ -40,6 +54,15 @@ if [ ${#packages[@]} -gt 0 ]; then
   else
     echo "missing system packages. As root: apt-get install ${packages[*]}" >&2
     exit 1
+  fi
+fi
+
+if [ ${#optional[@]} -gt 0 ]; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && { [ ${#packages[@]} -gt 0 ] || apt-get update -qq >/dev/null; } &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${optional[@]}" >/dev/null; then
+    echo "installed system packages: ${optional[*]}"
+  else
+    echo "going on without these system packages (the verbs transport, the tests of it): ${optional[*]}" >&2
   fi
 fi
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hmc.cli.accelerators import accelerators
 from hmc.cli.finding import BAD, GOOD, NOTE, Finding
+from hmc.cli.rdma import rdma
 
 __all__ = ["examine", "findings"]
 
@@ -188,6 +189,7 @@ CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
     _launcher,
     _transfer,
     accelerators,
+    rdma,
 )
 
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -34,15 +35,15 @@ inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
 std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed);
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right);
 
-// Under sanitizers every byte costs many times as much. Data that is large only to be large has 1/16 of its size there, data that
-// must still be under way when something happens to it 1/4.
+// Under sanitizers, and where the whole machine is emulated (HMC_TEST_SLOW=1), every byte costs many times as much. Data that is
+// large only to be large has 1/16 of its size there, data that must still be under way when something happens to it 1/4.
 #ifdef HMC_TEST_SANITIZED
-constexpr std::size_t large(std::size_t bytes) { return bytes / 16; }
-constexpr std::size_t lengthy(std::size_t bytes) { return bytes / 4; }
+inline bool slow() { return true; }
 #else
-constexpr std::size_t large(std::size_t bytes) { return bytes; }
-constexpr std::size_t lengthy(std::size_t bytes) { return bytes; }
+inline bool slow() { return std::getenv("HMC_TEST_SLOW") != nullptr; }
 #endif
+inline std::size_t large(std::size_t bytes) { return slow() ? bytes / 16 : bytes; }
+inline std::size_t lengthy(std::size_t bytes) { return slow() ? bytes / 4 : bytes; }
 
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }

@@ -21,6 +21,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_LOG", "warning", "What is logged to stderr: error, warning, info or debug."},
     {"HMC_MLU_LIBRARY", "", "The same for Cambricon's CNRT (libcnrt.so)."},
     {"HMC_MUSA_LIBRARY", "", "The same for Moore Threads' MUSA (libmusart.so)."},
+    {"HMC_NICS", "", "RDMA devices that verbs may use: `mlx5_0,mlx5_1` only these, `^mlx5_2` all but."},
     {"HMC_RANK", "", "Set by `hmc run`: this process's number in the job."},
     {"HMC_RENDEZVOUS", "", "Where process 0 listens for the others: unix:/path or tcp://host:port."},
     {"HMC_ROCM_LIBRARY", "", "The same for AMD's HIP (libamdhip64.so)."},
@@ -37,6 +38,10 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
+    {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
+    {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the peer is lost, 0 to 7 (7: for ever on Soft-RoCE)."},
+    {"HMC_VERBS_TIMEOUT", "17", "After 4.096 us times 2 to this power (0.5 s) verbs sends a packet again, 8 to 31."},
+    {"HMC_VERBS_TRAFFIC_CLASS", "0", "Traffic class of RoCE packets, 0 to 255."},
 });
 
 bool in_table(std::string_view name) noexcept {

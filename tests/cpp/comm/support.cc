@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -27,10 +28,13 @@ Context make_context(const std::string& transports, std::vector<std::string> lis
 }
 
 std::vector<std::string> peer_transports() {
+  const auto known = list_transports();
   std::vector<std::string> names;
   for (const TransportFactory* factory : transport_factories()) {
-    // Those that build on others serve no peer by themselves.
-    if (factory->name != "local" && !factory->on_carriers) names.emplace_back(factory->name);
+    // Those that build on others serve no peer by themselves; one without its hardware or library serves nobody.
+    if (factory->name == "local" || factory->on_carriers) continue;
+    const auto info = std::ranges::find(known, factory->name, &TransportInfo::name);
+    if (info != known.end() && info->available) names.emplace_back(factory->name);
   }
   return names;
 }

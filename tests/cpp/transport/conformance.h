@@ -12,6 +12,7 @@ struct Subject {
   std::string variant;   // empty: as it comes
   std::string variable;  // set while the subject is made
   std::string value;
+  std::string far_value = value;  // while the other end is made
 };
 
 // Ways of one transport that the environment selects.
@@ -26,6 +27,11 @@ inline std::vector<Subject> subjects() {
     }
     if (factory->name == "tcp") all.push_back({factory, "one_stream", "HMC_TCP_STREAMS", "1"});
     if (factory->name == "tcp") all.push_back({factory, "small_buffers", "HMC_TCP_BUFFER", "150000"});
+    // "near,far": the two ends use different RDMA devices, so that what they send goes over the cable between these.
+    const std::string nics = std::getenv("HMC_TEST_NICS") == nullptr ? "" : std::getenv("HMC_TEST_NICS");
+    if (const auto comma = nics.find(','); factory->name == "verbs" && comma != std::string::npos) {
+      all.back() = {factory, "", "HMC_NICS", nics.substr(0, comma), nics.substr(comma + 1)};
+    }
   }
   return all;
 }
@@ -36,15 +42,18 @@ inline std::string subject_name(const ::testing::TestParamInfo<Subject>& info) {
 
 class Conformance : public ::testing::TestWithParam<Subject> {
  protected:
-  void SetUp() override {
-    if (!GetParam().variable.empty()) setenv(GetParam().variable.c_str(), GetParam().value.c_str(), 1);
-  }
+  void SetUp() override { set(GetParam().value); }
   void TearDown() override {
     pair.reset();
     if (!GetParam().variable.empty()) unsetenv(GetParam().variable.c_str());
   }
   [[nodiscard]] std::unique_ptr<Pair> make(Progress progress = Progress::manual) {
-    return Pair::create(*GetParam().factory, reason, progress);
+    auto made = Pair::create(*GetParam().factory, reason, progress, [this] { set(GetParam().far_value); });
+    set(GetParam().value);
+    return made;
+  }
+  static void set(const std::string& value) {
+    if (!GetParam().variable.empty()) setenv(GetParam().variable.c_str(), value.c_str(), 1);
   }
 
   std::unique_ptr<Pair> pair;

@@ -8,7 +8,7 @@ namespace {
 
 class ConformanceClosing : public Conformance {
  protected:
-  static constexpr std::size_t bytes = lengthy(20U << 20);
+  const std::size_t bytes = lengthy(20U << 20);
   static constexpr int count = 8;
 
   // Operations of both sides under way, then one side closes. Every operation of both ends ends once, with ok, closed (of the

@@ -12,7 +12,9 @@ class ConformanceDeaths : public Conformance {
   void run(bool shareable, bool busy, bool stopped, int rounds) {
     SCOPED_TRACE(std::string(shareable ? "shareable " : "foreign ") + (busy ? "busy " : "") + (stopped ? "stopped " : "") +
                  std::to_string(rounds));
+    set(GetParam().far_value);
     RemotePeer peer(*GetParam().factory, shareable, busy);
+    set(GetParam().value);
     HMC_PAIR_OR_SKIP();
     if (pair->loops_back()) GTEST_SKIP() << "reaches only its own process";
     {
@@ -66,7 +68,7 @@ class ConformanceDeaths : public Conformance {
   // The ring's peer is silent when it is dead: only control knows.
   [[nodiscard]] bool notices_by_itself(bool shareable) const {
     if (GetParam().factory->name == "shm") return shareable || GetParam().variant.empty();
-    return GetParam().factory->name == "tcp";
+    return GetParam().factory->name == "tcp" || GetParam().factory->name == "verbs";
   }
 };
 INSTANTIATE_TEST_SUITE_P(Transports, ConformanceDeaths, ::testing::ValuesIn(subjects()), subject_name);
@@ -97,7 +99,9 @@ TEST_P(ConformanceDeaths, StoppedThenKilled) {
 // Whole bytes between two processes, both ways at once.
 TEST_P(ConformanceDeaths, LivingPeersBytes) {
   for (const bool shareable : {false, true}) {
+    set(GetParam().far_value);
     RemotePeer peer(*GetParam().factory, shareable, true);
+    set(GetParam().value);
     HMC_PAIR_OR_SKIP();
     if (pair->loops_back()) GTEST_SKIP() << "reaches only its own process";
     {

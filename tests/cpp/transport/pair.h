@@ -72,7 +72,9 @@ class Node {
     environment.listen_addresses = node->listener->addresses();
     for (const TransportFactory* other : transport_factories()) {
       if (!factory.on_carriers || other->on_carriers) continue;
-      HMC_ASSIGN(auto carrier, other->create(environment));
+      auto made = other->create(environment);
+      if (!made.ok()) continue;  // not available here
+      auto carrier = std::move(*made);
       environment.carriers.push_back(carrier.get());
       node->engine->add(*carrier);
       node->carriers.push_back(std::move(carrier));
@@ -225,7 +227,10 @@ inline std::unique_ptr<RemoteRegion> import_area(Side& side, Side& other, const 
 class Pair {
  public:
   // Empty, with the reason, when the transport cannot run here or cannot be paired like this.
-  static std::unique_ptr<Pair> create(const TransportFactory& factory, std::string& reason, Progress progress = Progress::manual) {
+  // `between` is called after the first of the two is made.
+  static std::unique_ptr<Pair> create(
+      const TransportFactory& factory, std::string& reason, Progress progress = Progress::manual,
+      const std::function<void()>& between = [] {}) {
     auto pair = std::unique_ptr<Pair>(new Pair);
     auto first = Node::create(factory, progress);
     if (!first.ok()) return reason = first.status().str(), nullptr;
@@ -233,6 +238,7 @@ class Pair {
     const Capabilities capabilities = pair->first_->transport->capabilities();
     if (!capabilities.available) return reason = capabilities.reason, nullptr;
 
+    between();
     // Either to another node, or, for transports that reach only themselves, back to the first.
     auto second = Node::create(factory, progress);
     if (!second.ok()) return reason = second.status().str(), nullptr;

@@ -109,7 +109,7 @@ struct RemoteLink {
 
 class RemotePeer {
  public:
-  static constexpr std::size_t bytes = 32U << 20;
+  inline static const std::size_t bytes = lengthy(32U << 20);
 
   // Forks: make it before any engine of the test. The child offers `bytes` of memory with pattern 77, polls, and, if `busy`, puts
   // all of it to the other side again and again.

@@ -1,0 +1,269 @@
+#include "transport/verbs/nic.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+#include <utility>
+
+#include "base/env.h"
+#include "base/log.h"
+
+namespace hmc::verbs {
+namespace {
+
+constexpr int wanted_queue_entries = 16 << 10;
+constexpr int poll_batch = 32;
+constexpr int batches_per_poll = 4;
+
+// One line of a file of sysfs; empty when there is none.
+std::string sysfs(const std::string& device, std::uint8_t port, const std::string& file) {
+  std::ifstream in("/sys/class/infiniband/" + device + "/ports/" + std::to_string(port) + "/" + file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// "100 Gb/sec (4X EDR)", in bytes per second. The verbs call has no numbers for the newest speeds.
+std::uint64_t rate_of(const std::string& device, std::uint8_t port) {
+  const std::string text = sysfs(device, port, "rate");
+  const double gigabits = std::strtod(text.c_str(), nullptr);
+  return gigabits > 0 && gigabits < 1e6 ? static_cast<std::uint64_t>(gigabits * 1e9 / 8) : 0;
+}
+
+// HMC_NICS: "mlx5_0,mlx5_1" only these, "^mlx5_2" all but, empty all.
+bool allowed(std::string_view list, std::string_view name) {
+  const bool exclude = list.starts_with('^');
+  if (exclude) list.remove_prefix(1);
+  if (list.empty()) return true;
+  for (;;) {
+    const auto comma = list.find(',');
+    if (list.substr(0, comma) == name) return !exclude;
+    if (comma == std::string_view::npos) return exclude;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+void set_nonblocking(int fd) noexcept {
+  if (const int flags = fcntl(fd, F_GETFL); flags >= 0) fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Nic>> Nic::open_all(const Api& api, const std::shared_ptr<Engine>& engine, std::string& problems) {
+  std::vector<std::unique_ptr<Nic>> nics;
+  const auto note = [&](const std::string& text) { problems += (problems.empty() ? "" : "; ") + text; };
+  const std::string wanted = env_text("HMC_NICS").value_or("");
+  int count = 0;
+  ibv_device** devices = api.get_device_list(&count);
+  if (devices == nullptr && errno != ENOSYS) {
+    note(errno_status("listing the RDMA devices", errno).str());
+    return nics;
+  }
+  if (devices == nullptr || count == 0) {  // ENOSYS: the kernel's part is not loaded
+    note("no RDMA device");
+    count = 0;
+  }
+  for (int i = 0; i < count; ++i) {
+    const std::string name = api.get_device_name(devices[i]);
+    if (!allowed(wanted, name)) {
+      note(name + ": left out by HMC_NICS=" + wanted);
+      continue;
+    }
+    // Until the device itself says how many ports it has, there is one.
+    for (unsigned port = 1, ports = 1; port <= ports && nics.size() < max_nics; ++port) {
+      auto nic = std::unique_ptr<Nic>(new Nic(api, engine, name));
+      const Status opened = nic->open(devices[i], static_cast<std::uint8_t>(port), static_cast<std::uint8_t>(nics.size()));
+      if (nic->context_ != nullptr) {
+        ibv_device_attr attributes{};
+        if (api.query_device(nic->context_, &attributes) == 0) ports = attributes.phys_port_cnt;
+      }
+      if (opened.ok()) {
+        nics.push_back(std::move(nic));
+      } else {
+        note(name + " port " + std::to_string(port) + ": " + std::string(opened.message()));
+      }
+    }
+  }
+  if (devices != nullptr) api.free_device_list(devices);
+  return nics;
+}
+
+Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
+  // iWARP connects in other ways, and some clouds' devices have no reliable connections.
+  if (device->transport_type != IBV_TRANSPORT_IB) return Status(Code::unsupported, "it speaks neither InfiniBand nor RoCE");
+  context_ = api_.open_device(device);
+  if (context_ == nullptr) return errno_status("opening it (see the permissions of /dev/infiniband)", errno);
+  ibv_device_attr device_attributes{};
+  if (const int error = api_.query_device(context_, &device_attributes); error != 0)
+    return errno_status("asking for its limits", error);
+  ibv_port_attr attributes{};
+  if (const int error = api_.query_port(context_, port, attributes); error != 0) return errno_status("asking for the port", error);
+  if (attributes.state != IBV_PORT_ACTIVE) return Status(Code::unsupported, "the port is not active");
+  port_ = port;
+  max_message_ = attributes.max_msg_sz;
+  max_reads_ = static_cast<std::uint8_t>(std::clamp(device_attributes.max_qp_init_rd_atom, 1, 16));
+  queue_entries_ = std::min(wanted_queue_entries, device_attributes.max_cqe);
+  info_.nic = index;
+  info_.ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+  info_.lid = attributes.lid;
+  info_.mtu = static_cast<std::uint8_t>(attributes.active_mtu);
+  info_.read_atom = static_cast<std::uint8_t>(std::clamp(device_attributes.max_qp_rd_atom, 1, 16));
+  info_.rate = rate_of(name_, port);
+  HMC_TRY(choose_gid(attributes.gid_tbl_len));
+  domain_ = api_.alloc_pd(context_);
+  if (domain_ == nullptr) return errno_status("making a protection domain", errno);
+  channel_ = api_.create_comp_channel(context_);
+  if (channel_ == nullptr) return errno_status("making a completion channel", errno);
+  for (const int fd : {context_->cmd_fd, context_->async_fd, channel_->fd}) inherited_.emplace_back(fd);
+  set_nonblocking(channel_->fd);
+  set_nonblocking(context_->async_fd);
+  return {};
+}
+
+// RoCE: version 2 (it is routed), an IPv4 address before an IPv6 one, a link-local one last. InfiniBand: the first.
+Status Nic::choose_gid(int table_length) {
+  int best_rank = 0;
+  for (int i = 0; i < std::min(table_length, 256); ++i) {
+    ibv_gid raw{};
+    if (api_.query_gid(context_, port_, i, &raw) != 0) continue;
+    Gid gid{};
+    std::copy_n(raw.raw, gid_bytes, gid.begin());
+    if (std::ranges::all_of(gid, [](std::uint8_t b) { return b == 0; })) continue;
+    int rank = 1;
+    if (info_.ethernet) {
+      if (sysfs(name_, port_, "gid_attrs/types/" + std::to_string(i)) != "RoCE v2") continue;
+      rank = is_ipv4(gid) ? 3 : gid[0] == 0xFE && (gid[1] & 0xC0) == 0x80 ? 1 : 2;
+    }
+    if (rank <= best_rank) continue;
+    best_rank = rank;
+    info_.gid = gid;
+    gid_index_ = static_cast<std::uint8_t>(i);
+  }
+  if (best_rank == 0) return Status(Code::unsupported, "the port has no GID of RoCE v2; give its network interface an address");
+  return {};
+}
+
+Nic::~Nic() {
+  for (UniqueFd& fd : inherited_) static_cast<void>(fd.release());  // the library closes them
+  if (forked()) return;
+  if (watched_) {
+    engine_->unwatch(channel_->fd);
+    engine_->unwatch(context_->async_fd);
+  }
+  for (const auto& queue : queues_) api_.destroy_cq(queue->handle);
+  if (channel_ != nullptr) api_.destroy_comp_channel(channel_);
+  if (domain_ != nullptr) api_.dealloc_pd(domain_);
+  if (context_ != nullptr) api_.close_device(context_);
+}
+
+Status Nic::watch() {
+  if (watched_) return {};
+  HMC_TRY(engine_->watch(channel_->fd, EPOLLIN, events_));
+  if (const Status status = engine_->watch(context_->async_fd, EPOLLIN, events_); !status.ok()) {
+    engine_->unwatch(channel_->fd);
+    return status;
+  }
+  watched_ = true;
+  return {};
+}
+
+Status Nic::add_queue() {
+  HMC_TRY(watch());
+  ibv_cq* handle = api_.create_cq(context_, queue_entries_, nullptr, channel_, 0);
+  if (handle == nullptr)
+    return errno_status(name_ + ": making a completion queue of " + std::to_string(queue_entries_) + " entries", errno);
+  queues_.push_back(std::make_unique<Queue>(Queue{handle, static_cast<unsigned>(queue_entries_), 0}));
+  return {};
+}
+
+Result<Nic::Queue*> Nic::reserve(unsigned entries) {
+  auto place = std::ranges::find_if(queues_, [&](const auto& queue) { return queue->room >= entries; });
+  if (place == queues_.end()) {
+    HMC_TRY(add_queue());
+    place = queues_.end() - 1;
+    if ((*place)->room < entries) {
+      return Status(Code::out_of_memory, name_ + ": a completion queue holds " + std::to_string(queue_entries_) +
+                                             " entries, a peer needs " + std::to_string(entries));
+    }
+  }
+  (*place)->room -= entries;
+  return place->get();
+}
+
+Result<ibv_mr*> Nic::register_memory(void* data, std::size_t bytes, unsigned access) const {
+  ibv_mr* region = api_.reg_mr(domain_, data, bytes, static_cast<int>(access));
+  if (region != nullptr) return region;
+  const int error = errno;
+  const std::string what = name_ + ": registering " + std::to_string(bytes) + " bytes";
+  rlimit limit{};
+  if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    return Status(Code::out_of_memory,
+                  what + ": more than this process may lock (RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur >> 10) +
+                      " KiB); raise it with `ulimit -l unlimited`, /etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd "
+                      "service, or --ulimit memlock=-1 of a container",
+                  error);
+  }
+  return errno_status(what, error);
+}
+
+bool Nic::poll(const std::function<void(const ibv_wc&)>& handle) {
+  if (!early_.empty()) {
+    const std::vector<ibv_wc> found = std::exchange(early_, {});
+    for (const ibv_wc& one : found) handle(one);
+    return true;
+  }
+  bool any = false;
+  std::array<ibv_wc, poll_batch> found;
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    Queue& queue = *queues_[i];
+    for (int batch = 0; batch < batches_per_poll; ++batch) {
+      const int count = ibv_poll_cq(queue.handle, poll_batch, found.data());
+      for (int k = 0; k < count; ++k) handle(found[static_cast<std::size_t>(k)]);
+      any = any || count > 0;
+      if (count == poll_batch) continue;
+      // Empty: those that left have left nothing behind.
+      queue.room += std::exchange(queue.leaving, 0);
+      break;
+    }
+  }
+  return any;
+}
+
+bool Nic::arm() {
+  if (!early_.empty()) return false;
+  for (const auto& queue : queues_) {
+    if (ibv_req_notify_cq(queue->handle, 0) != 0) return false;
+  }
+  // What came before the request makes no event.
+  std::array<ibv_wc, poll_batch> found;
+  for (const auto& queue : queues_) {
+    const int count = ibv_poll_cq(queue->handle, poll_batch, found.data());
+    if (count > 0) early_.insert(early_.end(), found.begin(), found.begin() + count);
+  }
+  return early_.empty();
+}
+
+void Nic::Events::on_ready(std::uint32_t /*events*/) { nic.drain_events(); }
+
+void Nic::drain_events() {
+  ibv_cq* queue = nullptr;
+  void* unused = nullptr;
+  while (api_.get_cq_event(channel_, &queue, &unused) == 0) api_.ack_cq_events(queue, 1);
+  ibv_async_event event{};
+  while (api_.get_async_event(context_, &event) == 0) {
+    // What a queue pair meets shows in its completions; these concern everything on the port.
+    const bool device_wide = event.event_type == IBV_EVENT_DEVICE_FATAL || event.event_type == IBV_EVENT_PORT_ERR ||
+                             event.event_type == IBV_EVENT_PORT_ACTIVE || event.event_type == IBV_EVENT_CQ_ERR;
+    if (device_wide) log(LogLevel::warning, name_ + ": " + api_.event_type_str(event.event_type));
+    api_.ack_async_event(&event);
+  }
+}
+
+}  // namespace hmc::verbs

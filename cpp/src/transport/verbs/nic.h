@@ -1,0 +1,86 @@
+// Nic: one active port of an RDMA device: its protection domain, its completion queues, and how it wakes the engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "progress/engine.h"
+#include "transport/verbs/api.h"
+#include "transport/verbs/wire.h"
+
+namespace hmc::verbs {
+
+class Nic {
+ public:
+  // Every active port of the devices that HMC_NICS allows. Those that cannot be used are named in `problems`.
+  static std::vector<std::unique_ptr<Nic>> open_all(const Api& api, const std::shared_ptr<Engine>& engine, std::string& problems);
+  ~Nic();
+  Nic(const Nic&) = delete;
+  Nic& operator=(const Nic&) = delete;
+
+  [[nodiscard]] const Api& api() const noexcept { return api_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const PortInfo& info() const noexcept { return info_; }
+  [[nodiscard]] std::uint8_t port() const noexcept { return port_; }
+  [[nodiscard]] std::uint8_t gid_index() const noexcept { return gid_index_; }
+  [[nodiscard]] std::size_t max_message() const noexcept { return max_message_; }
+  [[nodiscard]] std::uint8_t max_reads() const noexcept { return max_reads_; }  // that it may have under way as a requester
+  [[nodiscard]] ibv_pd* domain() const noexcept { return domain_; }
+  // Did this process fork from the one that opened it? Then nothing of it may be called: the kernel's objects are the parent's.
+  [[nodiscard]] bool forked() const noexcept { return engine_->forked(); }
+
+  // A completion queue with room for `entries` more, which is theirs until released: no queue is ever overrun.
+  struct Queue {
+    ibv_cq* handle = nullptr;
+    unsigned room = 0;
+    unsigned leaving = 0;  // of queue pairs that are gone but may have left entries in it
+  };
+  Result<Queue*> reserve(unsigned entries);
+  static void release(Queue& queue, unsigned entries) noexcept { queue.leaving += entries; }
+
+  // Any thread. Errors say which limit it was.
+  Result<ibv_mr*> register_memory(void* data, std::size_t bytes, unsigned access) const;
+
+  // Hands over what has completed. `handle` may destroy endpoints. True if there was anything.
+  bool poll(const std::function<void(const ibv_wc&)>& handle);
+  // Asks for an event at the next completion. False: there are some already.
+  bool arm();
+
+ private:
+  struct Events final : FdHandler {
+    explicit Events(Nic& owner) noexcept : nic(owner) {}
+    void on_ready(std::uint32_t events) override;
+    Nic& nic;
+  };
+  Nic(const Api& api, std::shared_ptr<Engine> engine, std::string name)
+      : api_(api), engine_(std::move(engine)), name_(std::move(name)) {}
+  Status open(ibv_device* device, std::uint8_t port, std::uint8_t index);
+  Status choose_gid(int table_length);
+  Status watch();
+  Status add_queue();
+  void drain_events();
+
+  const Api& api_;
+  std::shared_ptr<Engine> engine_;
+  std::string name_;
+  PortInfo info_;
+  std::uint8_t port_ = 0;
+  std::uint8_t gid_index_ = 0;
+  std::uint8_t max_reads_ = 1;
+  std::size_t max_message_ = 0;
+  int queue_entries_ = 0;
+  ibv_context* context_ = nullptr;
+  ibv_pd* domain_ = nullptr;
+  ibv_comp_channel* channel_ = nullptr;
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::vector<ibv_wc> early_;  // found while arming
+  Events events_{*this};
+  bool watched_ = false;
+  // The library's descriptors, known to the fork handler: a child that held them would keep our queue pairs alive after our death.
+  std::vector<UniqueFd> inherited_;
+};
+
+}  // namespace hmc::verbs

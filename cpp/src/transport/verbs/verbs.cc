@@ -1,0 +1,158 @@
+// The verbs transport: CPU memory of other hosts over InfiniBand or RoCE, written and read by the network cards themselves.
+#include <algorithm>
+#include <string>
+
+#include "base/env.h"
+#include "transport/verbs/link.h"
+#include "transport/verbs/route.h"
+
+namespace hmc {
+namespace {
+
+using verbs::Link;
+using verbs::Nic;
+using verbs::Shared;
+
+// Between hosts a card that moves the bytes itself comes before sockets, which would share its wire. On one host the card's
+// loopback comes behind mapped memory.
+constexpr double least_bandwidth = 4e9;
+constexpr double most_on_one_host = 5e9;
+constexpr double wire_efficiency = 0.9;
+
+class VerbsEndpoint final : public Endpoint {
+ public:
+  explicit VerbsEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
+  ~VerbsEndpoint() override { link_->close(); }
+
+  Result<Blob> address() override { return link_->address(); }
+  // The queue pairs are connected at once; the peer's may not be yet, which comm waits for.
+  Status connect(const Blob& peer_address, Completion* done) override {
+    HMC_TRY(link_->connect(peer_address));
+    done->complete({});
+    return {};
+  }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
+  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
+  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
+  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
+  Status flush(Completion* done) override { return link_->flush(done); }
+  Status cancel(Completion* done) override { return link_->cancel(done); }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+class VerbsTransport final : public Transport {
+ public:
+  explicit VerbsTransport(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {
+    for (const auto& nic : *shared_->nics) domain_.ports.push_back(nic->info());
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "verbs"; }
+
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities result;
+    for (const auto& nic : *shared_->nics) {
+      result.reason += (result.reason.empty() ? "" : ", ") + nic->name() + " port " + std::to_string(nic->port()) +
+                       (nic->info().ethernet ? " (RoCE v2)" : " (InfiniBand)");
+    }
+    result.reason += "; payload is not encrypted";
+    result.max_signal = verbs::max_signal;
+    result.eager_limit = verbs::max_signal;
+    return result;
+  }
+
+  [[nodiscard]] Bytes domain() const override { return verbs::encode_domain(domain_); }
+
+  [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
+    Reach result;
+    const auto theirs = verbs::decode_domain(peer.domain);
+    if (!theirs.ok()) {
+      result.reason = theirs.status().message();
+      return result;
+    }
+    if (!local.is_cpu() || !remote.is_cpu()) {
+      result.reason = "verbs moves CPU memory only, not " + local.str() + " to " + remote.str();
+      return result;
+    }
+    const auto pairing = verbs::choose_ports(domain_.ports, theirs->ports);
+    if (!pairing) {
+      result.reason = "no port here and port there speak the same network (InfiniBand, RoCE over IPv4 or IPv6)";
+      return result;
+    }
+    result.ok = true;
+    result.detail = (*shared_->nics)[pairing->own]->name() + ", one connection each way, not encrypted";
+    result.reason = "written directly by the network cards";
+    result.latency_us = 2;
+    const double wire = wire_efficiency * static_cast<double>(pairing->rate);
+    result.bandwidth = peer.same_host ? std::clamp(wire, least_bandwidth, most_on_one_host) : std::max(wire, least_bandwidth);
+    return result;
+  }
+
+  Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
+    if (!view.span.device.is_cpu()) {
+      return Status(Code::unsupported, "verbs registers CPU memory only, not memory of " + view.span.device.str());
+    }
+    return verbs::VerbsLocalRegion::create(view, shared_->nics);
+  }
+
+  Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
+    HMC_ASSIGN(const verbs::Domain theirs, verbs::decode_domain(peer.domain));
+    const auto pairing = verbs::choose_ports(domain_.ports, theirs.ports);
+    if (!pairing) return Status(Code::unsupported, "no port here and port there speak the same network");
+    HMC_ASSIGN(auto link, Link::create(shared_, *(*shared_->nics)[pairing->own], sink));
+    return std::unique_ptr<Endpoint>(std::make_unique<VerbsEndpoint>(std::move(link)));
+  }
+
+  bool poll() override {
+    if (shared_->links.empty()) return false;
+    bool moved = false;
+    for (const auto& nic : *shared_->nics) {
+      moved = nic->poll([this](const ibv_wc& completion) { handle(completion); }) || moved;
+    }
+    for (const auto& link : std::exchange(turns_, {})) {
+      link->waiting_turn = false;
+      link->advance();
+    }
+    return moved;
+  }
+
+  bool arm() override {
+    if (shared_->links.empty()) return true;
+    return std::ranges::all_of(*shared_->nics, [](const auto& nic) { return nic->arm(); });
+  }
+
+ private:
+  // Callbacks may destroy the endpoint, or make more.
+  void handle(const ibv_wc& completion) {
+    const auto place = shared_->links.find(Link::number_of(completion));
+    const std::shared_ptr<Link> link = place == shared_->links.end() ? nullptr : place->second.lock();
+    if (!link) return;
+    link->on_completion(completion);
+    if (link->waiting_turn) return;
+    link->waiting_turn = true;
+    turns_.push_back(link);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  verbs::Domain domain_;
+  std::vector<std::shared_ptr<Link>> turns_;
+};
+
+Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnvironment& environment) {
+  HMC_ASSIGN(const verbs::Api* api, verbs::Api::get());
+  auto shared = std::make_shared<Shared>();
+  shared->engine = environment.engine;
+  shared->patience.timeout = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TIMEOUT", 17, 8, 31));
+  shared->patience.retries = static_cast<std::uint8_t>(env_integer("HMC_VERBS_RETRIES", 6, 0, 7));
+  shared->patience.traffic_class = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TRAFFIC_CLASS", 0, 0, 255));
+  std::string problems;
+  *shared->nics = Nic::open_all(*api, environment.engine, problems);
+  if (shared->nics->empty()) return Status(Code::unsupported, problems);
+  return std::unique_ptr<Transport>(std::make_unique<VerbsTransport>(std::move(shared)));
+}
+
+}  // namespace
+}  // namespace hmc
+
+HMC_TRANSPORT(verbs, hmc::create_verbs_transport);

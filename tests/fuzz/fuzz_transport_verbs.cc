@@ -1,0 +1,77 @@
+// What the verbs transport reads out of control messages and off the wire. The first byte chooses the decoder. What decodes must
+// keep its limits and come out of another round of encoding the same.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <span>
+
+#include "transport/verbs/wire.h"
+
+namespace {
+
+using namespace hmc;
+using namespace hmc::verbs;
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+void check_port(const PortInfo& port) { check(port.nic < max_nics && port.mtu >= 1 && port.mtu <= 5); }
+
+void domain(ByteSpan in) {
+  const auto first = decode_domain(in);
+  if (!first.ok()) return;
+  check(first->ports.size() <= max_nics);
+  for (const PortInfo& port : first->ports) check_port(port);
+  const Bytes again = encode_domain(*first);
+  check(std::ranges::equal(again, in) && again.size() <= 1024);
+}
+
+void address(ByteSpan in) {
+  const auto first = decode_address(in);
+  if (!first.ok()) return;
+  check_port(first->port);
+  check(std::max({first->outbound, first->inbound, first->sequence}) <= number_mask);
+  check(std::ranges::equal(encode_address(*first), in));
+}
+
+void region(ByteSpan in) {
+  const auto first = decode_region(in);
+  if (!first.ok()) return;
+  check(first->keys.size() <= max_nics && first->bytes <= std::numeric_limits<std::uint64_t>::max() - first->address);
+  check(std::ranges::equal(encode_region(*first), in));
+}
+
+void head(ByteSpan in) {
+  MessageHead first;
+  if (!decode_head(in, first)) return;
+  std::array<std::byte, head_bytes> again{};
+  encode_head(again.data(), first);
+  check(std::equal(again.begin(), again.end(), in.begin()));
+  check(first.kind == MessageKind::signal || in.size() == head_bytes);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
+  switch (data[0] % 4) {
+    case 0:
+      domain(in);
+      break;
+    case 1:
+      address(in);
+      break;
+    case 2:
+      region(in);
+      break;
+    default:
+      head(in);
+      break;
+  }
+  return 0;
+}

@@ -1,0 +1,38 @@
+"""The conformance suite of transports over real verbs, between two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def program(name: str) -> Path:
+    for folder in ("package", "dev"):
+        if (path := ROOT / "build" / folder / "tests" / "cpp" / name).exists():
+            return path
+    pytest.skip("the C++ tests are not built: make test builds them")
+
+
+SUITES = ["Conformance", "Short", "Transfer", "Blocks", "Signals", "Ends", "Closing", "Deaths"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("suite", SUITES)
+def test_suite(run_in_guest: Callable[..., str], suite: str) -> None:
+    name = suite if suite == "Conformance" else f"Conformance{suite}"
+    # Who dies is noticed after 1 s, not 4.
+    environment = {"HMC_TEST_NICS": "rxe0,rxe1", "HMC_TEST_SLOW": "1", "HMC_VERBS_TIMEOUT": "15"}
+    out = run_in_guest(f"{program('test_transport')} --gtest_brief=1 --gtest_filter='*/{name}.*/verbs'", 240, environment)
+    assert "PASSED" in out
+    assert "SKIPPED" not in out
+
+
+@pytest.mark.timeout(150)
+def test_hostile_peers(run_in_guest: Callable[..., str]) -> None:
+    out = run_in_guest(f"{program('test_transport_verbs')} --gtest_brief=1", 120)
+    assert "PASSED" in out
+    assert "SKIPPED" not in out

@@ -1,0 +1,211 @@
+"""Whole jobs over verbs: processes on two devices, every byte compared; and their bad days."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+SIZES = [0, 1, 7, 220, 221, 4088, 4089, 4097, 65537, (1 << 20) + 3, (5 << 20) + 1]
+
+# Every piece is called with a Communicator of two ranks.
+MESSAGES = """
+def messages(comm, sizes):
+    other = 1 - comm.rank
+    for tag, size in enumerate(sizes):
+        out = np.full(size + 64, 0xA5, np.uint8)
+        work = comm.irecv(out[32 : 32 + size], src=other, tag=tag)
+        comm.send(pattern(size, 10 * tag + comm.rank), dst=other, tag=tag, timeout=60)
+        work.wait(timeout=60)
+        assert np.array_equal(out[32 : 32 + size], pattern(size, 10 * tag + other)), size
+        assert (out[:32] == 0xA5).all() and (out[32 + size :] == 0xA5).all()
+    comm.barrier(timeout=60)
+"""
+
+PUTS = """
+def puts(comm, sizes):
+    other = 1 - comm.rank
+    room = max(sizes) + 8192
+    target, source = comm.buffer(room), comm.register(np.zeros(room, np.uint8))
+    remote = comm.exchange(target, timeout=60)[other]
+    for seed, size in enumerate(sizes):
+        target.numpy()[:] = 0x5A
+        source.numpy()[100 : 100 + size] = pattern(size, 10 * seed + comm.rank)
+        comm.barrier(timeout=60)
+        comm.put(source[100 : 100 + size], remote[33 : 33 + size], notify=seed).wait(timeout=60)
+        comm.wait_notify(other, seed, timeout=60)
+        view = target.numpy()
+        assert np.array_equal(view[33 : 33 + size], pattern(size, 10 * seed + other)), size
+        assert (view[:33] == 0x5A).all() and (view[33 + size : 33 + size + 4096] == 0x5A).all()
+        back = comm.buffer(size)
+        comm.get(back, remote[33 : 33 + size]).wait(timeout=60)
+        assert np.array_equal(back.numpy(), pattern(size, 10 * seed + comm.rank)), size
+        comm.barrier(timeout=60)
+    counters = comm.context.counters()
+    assert counters["bytes_staged"] == 0, counters
+"""
+
+BLOCKS = """
+def blocks(comm, count, block):
+    target, source = comm.buffer(2 * count * block), comm.buffer(2 * count * block)
+    remote = comm.exchange(target, timeout=60)[1 - comm.rank]
+    order = np.random.default_rng(5)
+    here, there = (order.permutation(2 * count)[:count] * block for _ in range(2))
+    source.numpy()[:] = pattern(source.nbytes, comm.rank)
+    target.numpy()[:] = pattern(target.nbytes, 10 + comm.rank)
+    comm.barrier(timeout=60)
+    batch = comm.prepare_blocks([(source, here, remote, there)], block=block)
+    comm.put_blocks(batch, notify=1).wait(timeout=60)
+    comm.wait_notify(1 - comm.rank, 1, timeout=60)
+    expected, sent = pattern(target.nbytes, 10 + comm.rank), pattern(source.nbytes, 1 - comm.rank)
+    for s, t in zip(here, there):
+        expected[t : t + block] = sent[s : s + block]
+    assert np.array_equal(target.numpy(), expected)
+    comm.barrier(timeout=60)
+"""
+
+ALL_TO_ALL = """
+with hmc.init() as comm:
+    for scale in (1, 1000, 50_000):
+        counts = [[(s * 3 + d * 5) % 4 * scale for d in range(comm.size)] for s in range(comm.size)]
+        mine = counts[comm.rank]
+        theirs = [row[comm.rank] for row in counts]
+        inp = np.concatenate([pattern(n, 100 * comm.rank + d) for d, n in enumerate(mine)])
+        out = np.empty(sum(theirs), np.uint8)
+        comm.all_to_all_v(out, theirs, inp, mine, timeout=60)
+        assert np.array_equal(out, np.concatenate([pattern(n, 100 * s + comm.rank) for s, n in enumerate(theirs)]))
+    comm.barrier(timeout=60)
+"""
+
+# Rank 0 puts to rank 1 and reads back, until it is told otherwise.
+PUTTING = """
+comm = hmc.init()
+target = comm.buffer(2 << 20)
+remote = comm.exchange(target, timeout=60)[1 - comm.rank]
+source, back = comm.buffer(2 << 20), comm.buffer(2 << 20)
+comm.barrier(timeout=60)
+start = time.monotonic()
+
+def put_and_compare(seed):
+    source.numpy()[:] = pattern(source.nbytes, seed)
+    comm.put(source, remote).wait(timeout=60)
+    comm.get(back, remote).wait(timeout=60)
+    assert np.array_equal(back.numpy(), source.numpy()), seed
+
+def put_until_lost():
+    try:
+        while time.monotonic() - start < 60:
+            put_and_compare(0)
+    except hmc.PeerLostError as error:
+        print(f"lost after {time.monotonic() - start:.1f} s: {error}", flush=True)
+        os._exit(0)
+    raise AssertionError("60 seconds have passed")
+"""
+
+CABLE = """
+import threading
+
+def cable(action, options=""):
+    for end in (0, 1):
+        assert os.system(f"/sbin/tc qdisc {action} dev cable{end} root {options}") == 0
+"""
+
+
+@pytest.fixture
+def mended(run_in_guest: Callable[..., str]) -> Iterator[None]:
+    yield
+    run_in_guest("for end in 0 1; do tc qdisc del dev cable$end root; done 2>/dev/null; true")
+
+
+@pytest.mark.timeout(200)
+def test_messages_puts_gets_and_blocks(run_verbs_job: Callable[..., str]) -> None:
+    job = f"""
+with hmc.init() as comm:
+    print(comm.path(1 - comm.rank))
+    messages(comm, {SIZES})
+    puts(comm, {SIZES})
+    blocks(comm, 700, 4104)
+"""
+    assert "verbs (rxe" in run_verbs_job(MESSAGES + PUTS + BLOCKS + job, timeout=150)
+
+
+@pytest.mark.timeout(150)
+def test_all_to_all(run_verbs_job: Callable[..., str]) -> None:
+    run_verbs_job(ALL_TO_ALL, ranks=4, timeout=120)
+
+
+@pytest.mark.timeout(200)
+def test_a_bad_cable(run_verbs_job: Callable[..., str], mended: None) -> None:
+    """2 % loss and 1 ms of delay; cut for two seconds; cut for good."""
+    job = f"""
+if comm.rank == 0:
+    cable("add", "netem loss 2% delay 1ms")
+comm.barrier(timeout=60)
+messages(comm, {SIZES[:-1]})
+puts(comm, {SIZES[:-1]})
+if comm.rank == 0:
+    cable("del")
+    cut = time.monotonic()
+    for seed in range(4):
+        if seed == 1:
+            cable("add", "netem loss 100%")
+            threading.Thread(target=lambda: (time.sleep(2), cable("del"))).start()
+        put_and_compare(seed)
+    assert time.monotonic() - cut > 2
+    cable("add", "netem loss 100%")
+    start = time.monotonic()
+    put_until_lost()
+try:
+    comm.recv(back, src=0, timeout=90)
+except hmc.PeerLostError:
+    os._exit(0)
+"""
+    # 1 s, seven times: the two seconds become more on a busy machine.
+    out = run_verbs_job(MESSAGES + PUTS + CABLE + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="18")
+    assert "does not answer any more" in out
+
+
+@pytest.mark.timeout(150)
+def test_a_peer_killed_while_it_is_written_to(run_verbs_job: Callable[..., str]) -> None:
+    job = """
+if comm.rank == 1:
+    time.sleep(2)
+    os.kill(os.getpid(), 9)
+put_until_lost()
+"""
+    assert "lost after" in run_verbs_job(PUTTING + job, status=137)
+
+
+@pytest.mark.timeout(120)
+def test_the_doctor_sees_the_devices(run_in_guest: Callable[..., str], hmc_command: str) -> None:
+    out = run_in_guest(f"{hmc_command} doctor", 90)
+    assert "rxe0 port 1: ACTIVE, Ethernet" in out
+    assert "RDMA: verbs: rxe0 port 1 (RoCE v2), rxe1 port 1 (RoCE v2)" in out
+
+
+@pytest.mark.timeout(120)
+def test_too_little_memory_may_be_locked(run_verbs_job: Callable[..., str]) -> None:
+    job = """
+import glob, resource
+for device in glob.glob("/dev/infiniband/*"):
+    os.chmod(device, 0o666)
+large, small, received = pattern(8 << 20, 1), pattern(200_000, 2), np.zeros(200_000, np.uint8)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (2 << 20, 2 << 20))
+os.environ["XDG_RUNTIME_DIR"] = "/tmp"
+os.setuid(65534)  # root may lock what it wants
+with hmc.Context() as here, hmc.Context() as there:
+    peer = here.connect(there.addresses[0], timeout=60)
+    other = there.accept(timeout=60)
+    try:
+        peer.send(large, timeout=60)
+    except hmc.OutOfMemoryError as error:
+        assert "RLIMIT_MEMLOCK is 2048 KiB" in str(error) and "ulimit -l" in str(error), error
+    else:
+        raise AssertionError("8 MiB were locked")
+    # What is small enough goes on.
+    work = other.irecv(received)
+    peer.send(small, timeout=60)
+    work.wait(timeout=60)
+    assert np.array_equal(small, received)
+"""
+    run_verbs_job(job, ranks=1)
