@@ -201,7 +201,8 @@ Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyD
   return leave_event(device, lane, done, std::move(failed));
 }
 
-// Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would fault.
+// Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
+// fault.
 Accelerator::Peer Accelerator::reach(PerDevice& device, std::size_t other) {
   Peer& known = device.peers[other];
   if (known == Peer::untried) known = calls_->enable_peer(static_cast<int>(other)) == 0 ? Peer::reached : Peer::refused;

@@ -25,8 +25,9 @@ class MemoryBlock {
   [[nodiscard]] bool shareable() const noexcept { return shareable_; }
   // Whether HMC allocated it: its pages hold nothing else.
   [[nodiscard]] bool owned() const noexcept { return allocation_ != nullptr; }
-  // CPU memory that HMC allocated: pins all of it for copies of `device`'s vendor, until the block's end. Takes long the first time;
-  // no engine lock. Memory of others is theirs to pin: where they copy a range of which we had pinned a part, the vendor would refuse.
+  // CPU memory that HMC allocated: pins all of it for copies of `device`'s vendor, until the block's end. Takes long the first
+  // time; no engine lock. Memory of others is theirs to pin: where they copy a range of which we had pinned a part, the vendor
+  // would refuse.
   void pin_for(const Device& device);
   // For a shareable block: {memfd} with bytes = wire{u64 size of the file, u64 offset of the block in it}. Else unsupported.
   [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const;

@@ -28,8 +28,8 @@ class DeviceCopies final : public Completion {
     DeviceSpan remote;
     bool apart = false;  // every block by a copy of its own: a kernel may not reach both
   };
-  // Hands over what lies at the cursor, a block's start: one block, or some together as the runtime takes them well; the cursor moves
-  // on. Returns bytes; 0: enough is under way.
+  // Hands over what lies at the cursor, a block's start: one block, or some together as the runtime takes them well; the cursor
+  // moves on. Returns bytes; 0: enough is under way.
   std::size_t hand(DeviceRuntime& runtime, RunCursor& cursor, const Ends& ends, bool to_remote, const StreamPoint* after);
   // Keeps `status` as the outcome of a copy that could not even be started.
   void refuse(Status status) {

@@ -142,8 +142,8 @@ std::size_t Loop::move_device(Op& op, const RegionView& remote) {
     return 0;
   }
   op.runtime = *runtime;
-  // One device reaches all of another's memory only where that was allocated as a whole: a framework's virtual memory, or its pools,
-  // may be shut to it, and a kernel would fault where a copy does not.
+  // One device reaches all of another's memory only where that was allocated as a whole: a framework's virtual memory, or its
+  // pools, may be shut to it, and a kernel would fault where a copy does not.
   const bool apart = !local.span.device.is_cpu() && !remote.span.device.is_cpu() && local.span.device != remote.span.device &&
                      !(owned(local) && owned(remote));
   return op.copies->hand(*op.runtime, op.cursor, {local.span, remote.span, apart}, op.is_put, op.after);
