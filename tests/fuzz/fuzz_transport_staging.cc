@@ -33,7 +33,7 @@ Blob blob_of(ByteSpan in) {
 
 void regions(ByteSpan in) {
   static_cast<void>(staging::ImportedRegion::import(blob_of(in)));
-  static_cast<void>(ipc::ImportedRegion::import(blob_of(in), nullptr));
+  static_cast<void>(ipc::ImportedRegion::import(blob_of(in), {}));
 }
 
 void carriers(ByteSpan in) {

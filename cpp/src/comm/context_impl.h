@@ -143,6 +143,7 @@ class ContextImpl final : public ContextState, private Pollable {
 
   // Regions for one operation, lock not held. A missing one is made: LocalRegion by registering, RemoteRegion by asking its owner.
   Status ensure_local(Registration& registration, Transport& transport);
+  void prepare_local(Registration& registration, const Transport& transport, const Device& remote);
   struct Wanted {
     std::shared_ptr<PeerImpl> peer;
     std::shared_ptr<RemoteImport> record;

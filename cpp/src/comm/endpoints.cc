@@ -238,12 +238,27 @@ Result<Route*> PeerImpl::route(const Device& local, const Device& remote, Transp
   return static_cast<Route*>(found);
 }
 
+TransportSet PeerImpl::buffers_only(const Device& local, const Device& remote) {
+  for (const auto& [from, to, transports] : buffers_only_) {
+    if (from == local && to == remote) return transports;
+  }
+  TransportSet found = 0;
+  for (const auto& slot : context_.transports()) {
+    const Bytes* domain = domain_of(slot->name);
+    if (!slot->transport || domain == nullptr) continue;
+    const Reach reach = slot->transport->reach(peer_domain(*domain), local, remote);
+    if (reach.ok && !reach.transient) found |= slot->bit;
+  }
+  if (phase_ == PeerPhase::ready) buffers_only_.emplace_back(local, remote, found);
+  return found;
+}
+
 Result<Route*> PeerImpl::route_by(const Device& local, const Device& remote, std::string_view transport_name) {
-  HMC_ASSIGN(PeerRoute * best, find_route(local, remote, 0));
+  TransportSet better = buffers_only(local, remote);
+  HMC_ASSIGN(PeerRoute * best, find_route(local, remote, better));
   if (best->path.transport == transport_name) return static_cast<Route*>(best);
   std::vector<std::string> rejected;
-  TransportSet better = 0;
-  for (const Candidate& candidate : rank(local, remote, 0, rejected)) {
+  for (const Candidate& candidate : rank(local, remote, better, rejected)) {
     if (candidate.transport->name == transport_name) return route(local, remote, better);
     better |= candidate.transport->bit;
   }

@@ -43,6 +43,20 @@ Status ContextImpl::ensure_local(Registration& registration, Transport& transpor
   return {};
 }
 
+void ContextImpl::prepare_local(Registration& registration, const Transport& transport, const Device& remote) {
+  std::shared_ptr<LocalRegion> region;
+  {
+    const auto lock = engine_->lock();
+    const auto* known = registration.find(&transport);
+    if (known == nullptr || registration.find_for(&transport, remote) != nullptr) return;
+    region = *known;
+  }
+  region->prepare(remote);
+  const auto lock = engine_->lock();
+  registration.mark_prepared(&transport, remote);
+  region.reset();  // perhaps the last: a region ends with the lock held
+}
+
 Result<RemoteBuffer> ContextImpl::import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) {
   HMC_ASSIGN(auto remotes, import_all({&peer, 1}, {&descriptor, 1}, deadline));
   return std::move(remotes.front());
@@ -198,6 +212,9 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
     const bool here = !reached.ok();
     if (reached.ok() && !known) reached = fetch({&wanted, 1}, deadline);
     if (reached.ok()) reached = prepare(wanted, deadline);
+    if (reached.ok() && registration != nullptr) {
+      prepare_local(*registration, *wanted.slot->transport().transport, wanted.record->device);
+    }
     if (!gives_way(reached)) return reached;
     const auto lock = engine_->lock();
     if (here) {

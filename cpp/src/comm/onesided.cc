@@ -34,7 +34,7 @@ Result<PeerRoute*> ContextImpl::usable_route(Engine::Lock& lock, BufferState& lo
   if (!route.ok() && route.status().code() != Code::would_block) return route;
   look_again = false;
   if (route.ok()) {
-    const auto* region = local.registration->find((*route)->transport);
+    const auto* region = local.registration->find_for((*route)->transport, remote.record->device);
     const auto* entry = remote.record->find((*route)->slot);
     if (region != nullptr && entry != nullptr && entry->prepared_for(local.exposure->device)) [[likely]]
       return route;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -62,6 +63,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
     return message_slot_->transport().capabilities;
   }
   Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) override;
+  TransportSet buffers_only(const Device& local, const Device& remote) override;
   Result<Route*> route_by(const Device& local, const Device& remote, std::string_view transport_name) override;
   Result<Route*> next_route(const Route& failed, TransportSet refused, const Status& reason) override;
   Endpoint* endpoint(std::string_view transport_name) noexcept override;
@@ -233,6 +235,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::vector<std::unique_ptr<PeerRoute>> routes_;
   std::vector<std::unique_ptr<PeerRoute>> old_routes_;  // of failed endpoints; others may hold the pointer until the peer ends
   std::uint64_t route_epoch_ = 1;
+  std::vector<std::tuple<Device, Device, TransportSet>> buffers_only_;  // answers given
 
   std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit

@@ -65,7 +65,9 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   [[nodiscard]] virtual const Capabilities& message_capabilities() const noexcept = 0;
   // Ready only. The best without `refused`. Errors: unsupported with every candidate's reason; would_block: it is being made.
   virtual Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) = 0;
-  // The one by the transport of that name, which the peer has chosen.
+  // Ready only. Transports between the two devices that take memory of buffers alone (Reach::transient): a message leaves them out.
+  virtual TransportSet buffers_only(const Device& local, const Device& remote) = 0;
+  // For a message, the one by the transport of that name, which the peer has chosen.
   virtual Result<Route*> route_by(const Device& local, const Device& remote, std::string_view transport_name) = 0;
   // What takes over for memory that `failed` does not reach; `refused` names it and those that failed before. Tells of it once.
   // Errors: as route(), with `reason` in front.

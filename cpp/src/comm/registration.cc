@@ -14,7 +14,13 @@ RegionView Registration::view() const {
 
 LocalRegion& Registration::add(const Transport* transport, std::shared_ptr<LocalRegion> region) {
   if (const auto* known = find(transport)) return **known;
-  return *regions_.emplace_back(transport, std::move(region)).second;
+  return *regions_.emplace_back(Entry{transport, std::move(region), {}}).region;
+}
+
+void Registration::mark_prepared(const Transport* transport, const Device& remote) {
+  for (auto& entry : regions_) {
+    if (entry.transport == transport && !entry.prepared_for(remote)) entry.prepared.push_back(remote);
+  }
 }
 
 std::shared_ptr<Registration> RegistrationCache::get(const Memory& memory, Access access, bool& hit) {

@@ -1,6 +1,7 @@
 // Registrations: memory made known to transports, shared by every ConnBuffer over the same bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -25,11 +26,19 @@ class Registration {
   [[nodiscard]] const Memory& memory() const noexcept { return memory_; }  // any thread
   [[nodiscard]] RegionView view() const;                                   // any thread
   [[nodiscard]] const std::shared_ptr<LocalRegion>* find(const Transport* transport) const noexcept {
-    for (const auto& [owner, region] : regions_) {
-      if (owner == transport) return &region;
+    for (const auto& entry : regions_) {
+      if (entry.transport == transport) return &entry.region;
     }
     return nullptr;
   }
+  // As find(), and null while it was not prepared for operations with memory of `remote`.
+  [[nodiscard]] const std::shared_ptr<LocalRegion>* find_for(const Transport* transport, const Device& remote) const noexcept {
+    for (const auto& entry : regions_) {
+      if (entry.transport == transport) return entry.prepared_for(remote) ? &entry.region : nullptr;
+    }
+    return nullptr;
+  }
+  void mark_prepared(const Transport* transport, const Device& remote);
   // Keeps `region` unless another thread was faster; returns the one kept.
   LocalRegion& add(const Transport* transport, std::shared_ptr<LocalRegion> region);
   // Deregisters everywhere. Nothing may be under way on it.
@@ -40,7 +49,15 @@ class Registration {
  private:
   Memory memory_;
   Access access_;
-  std::vector<std::pair<const Transport*, std::shared_ptr<LocalRegion>>> regions_;
+  struct Entry {
+    const Transport* transport;
+    std::shared_ptr<LocalRegion> region;
+    std::vector<Device> prepared;  // devices of peers
+    [[nodiscard]] bool prepared_for(const Device& remote) const noexcept {
+      return remote.is_cpu() || std::find(prepared.begin(), prepared.end(), remote) != prepared.end();
+    }
+  };
+  std::vector<Entry> regions_;
 };
 
 // Answers "these bytes again" while a ConnBuffer over them is open. A Registration holds its block, so a key cannot be reused for

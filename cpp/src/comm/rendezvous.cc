@@ -11,7 +11,8 @@ Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   std::string transport;
   Bytes region;
   if (send.view.device.is_cpu()) {
-    HMC_ASSIGN(Route * route, lane.peer->route(Device::cpu(), Device::cpu(), 0));
+    HMC_ASSIGN(Route * route,
+               lane.peer->route(Device::cpu(), Device::cpu(), lane.peer->buffers_only(Device::cpu(), Device::cpu())));
     if (send.region == nullptr) {
       HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
       send.run.local = send.region.get();
@@ -142,6 +143,7 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   PeerState& peer = *receive.peer;
   HMC_TRY(after_stream(receive));
   HMC_ASSIGN(const Device remote_device, Device::parse(announce.device));
+  receive.refused |= peer.buffers_only(receive.view.device, remote_device);
   HMC_ASSIGN(Route * route, peer.route(receive.view.device, remote_device, receive.refused));
   if (receive.id == 0) {
     receive.id = next_id_++;

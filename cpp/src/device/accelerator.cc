@@ -149,7 +149,7 @@ Result<VendorEvent> Accelerator::event(PerDevice& device) {
   return made;
 }
 
-int Accelerator::issue(const CopyOp& op, CopyDirection direction, VendorStream stream, std::size_t& issued) {
+int Accelerator::issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued) {
   auto* target = static_cast<std::byte*>(op.target.data);
   const auto* source = static_cast<const std::byte*>(op.source.data);
   if (op.blocks == 0) {
@@ -157,7 +157,7 @@ int Accelerator::issue(const CopyOp& op, CopyDirection direction, VendorStream s
     issued += code == 0 ? 1 : 0;
     return code;
   }
-  if (direction == CopyDirection::on_device && op.blocks > 1) {
+  if (one_launch && op.blocks > 1) {
     const int code =
         calls_->copy_blocks(op.source.device.index(),
                             {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes}, stream, issued);
@@ -183,13 +183,14 @@ Status Accelerator::leave_event(PerDevice& device, Lane& lane, Completion* done,
   return {};
 }
 
-Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done) {
+Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, bool one_launch,
+                          Completion* done) {
   if (op.after != nullptr) {
     const int code = calls_->wait(lane.stream, static_cast<const Point*>(op.after)->event());
     if (code != 0) return failure("ordering a copy of " + vendor_ + " behind the caller's stream", code);
   }
   std::size_t issued = 0;
-  const int code = issue(op, direction, lane.stream, issued);
+  const int code = issue(op, direction, one_launch, lane.stream, issued);
   Status failed;
   if (code != 0) {
     failed = failure(
@@ -198,6 +199,14 @@ Status Accelerator::start(PerDevice& device, Lane& lane, const CopyOp& op, CopyD
     if (issued == 0) return failed;
   }
   return leave_event(device, lane, done, std::move(failed));
+}
+
+// Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
+// fault.
+Accelerator::Peer Accelerator::reach(PerDevice& device, std::size_t other) {
+  Peer& known = device.peers[other];
+  if (known == Peer::untried) known = calls_->enable_peer(static_cast<int>(other)) == 0 ? Peer::reached : Peer::refused;
+  return known;
 }
 
 Status Accelerator::copy(const CopyOp& op, Completion* done) {
@@ -212,15 +221,13 @@ Status Accelerator::copy(const CopyOp& op, Completion* done) {
   const DeviceScope scope(*calls_, index);
   if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
   const std::scoped_lock lock(on->mutex);
+  bool one_launch = direction == CopyDirection::on_device;
   if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
     HMC_TRY(device(op.target.device.index()).status());
-    const auto other = static_cast<std::size_t>(op.target.device.index());
-    // Without peer access the vendor copies through the host by itself: slower, and the bytes are the same.
-    if (!on->peers[other]) static_cast<void>(calls_->enable_peer(static_cast<int>(other)));
-    on->peers[other] = true;
+    one_launch = reach(*on, static_cast<std::size_t>(op.target.device.index())) == Peer::reached;
   }
   HMC_ASSIGN(Lane * chosen, lane(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes));
-  return start(*on, *chosen, op, direction, done);
+  return start(*on, *chosen, op, direction, one_launch, done);
 }
 
 Status Accelerator::fill(const DeviceSpan& target, std::uint8_t value) {

@@ -43,11 +43,12 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
     VendorStream stream = nullptr;
     std::deque<Pending> pending;
   };
+  enum class Peer : std::uint8_t { untried, reached, refused };
   struct PerDevice {
     std::mutex mutex;
     std::array<Lane, 6> lanes;  // CopyDirection x {short, long}
     std::vector<VendorEvent> free_events;
-    std::vector<bool> peers;  // devices whose memory this one may reach
+    std::vector<Peer> peers;  // whether this one reaches the memory of each other
     std::atomic<std::size_t> pending{0};
   };
   class Owned;
@@ -63,7 +64,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Result<Blob> export_dma_buf(const DeviceSpan& span);
   Result<std::unique_ptr<Allocation>> import_allocation(int index, const Blob& blob);
   Result<std::unique_ptr<Allocation>> import_chunks(int index, const Blob& blob);
-  Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) override;
+  Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) override;
 
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
@@ -79,8 +80,9 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   // The rest with the device's mutex held and the device current.
   Result<Lane*> lane(PerDevice& device, CopyDirection direction, std::size_t bytes);
   Result<VendorEvent> event(PerDevice& device);
-  Status start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, Completion* done);
-  int issue(const CopyOp& op, CopyDirection direction, VendorStream stream, std::size_t& issued);
+  Peer reach(PerDevice& device, std::size_t other);
+  Status start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, bool one_launch, Completion* done);
+  int issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued);
   Status leave_event(PerDevice& device, Lane& lane, Completion* done, Status failed);
 
   const std::string vendor_;

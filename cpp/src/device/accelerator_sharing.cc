@@ -108,7 +108,7 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_allocation(int index, co
   return std::unique_ptr<Allocation>(std::make_unique<Mapped>(std::move(mapping), span));
 }
 
-Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSpan& host) {
+Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSpan& host, bool read_only) {
   class Pin final : public HostPin {
    public:
     Pin(Accelerator& runtime, int device, void* data) noexcept : runtime_(runtime), device_(device), data_(data) {}
@@ -126,7 +126,9 @@ Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSp
   HMC_TRY(device(index).status());
   const DeviceScope scope(*calls_, index);
   if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
-  if (const int code = calls_->pin(host.data, host.bytes); code != 0) {
+  const int code = calls_->pin(host.data, host.bytes, read_only);
+  if (code != 0 && code == calls_->codes().already_pinned) return std::make_unique<HostPin>();  // another's to unpin
+  if (code != 0) {
     return failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + vendor_, code);
   }
   return std::unique_ptr<HostPin>(std::make_unique<Pin>(*this, index, host.data));

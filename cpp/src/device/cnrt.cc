@@ -12,7 +12,7 @@ constexpr std::string_view versions[] = {""};
 constexpr std::string_view folders[] = {"/usr/local/neuware/lib64"};
 constexpr LibraryRow row{"HMC_MLU_LIBRARY", "libcnrt.so", versions, folders};
 
-constexpr VendorCodes cnrt_codes{{1, 632014}, 100100, 100050, 100004, 100006};
+constexpr VendorCodes cnrt_codes{{1, 632014}, 100100, 100050, 100004, 100006, 0};
 constexpr unsigned notifier_disable_timing = 4;
 constexpr int type_device = 2;
 constexpr int range_dma_buf = 1;
@@ -107,7 +107,7 @@ class Cnrt final : public VendorCalls {
     pointer = {found.device, found.device_base, found.size, 0};
     return true;
   }
-  int pin(void*, std::size_t) override { return cnrt_codes.unsupported; }  // no such call was found
+  int pin(void*, std::size_t, bool) override { return cnrt_codes.unsupported; }  // no such call was found
   int unpin(void*) override { return cnrt_codes.unsupported; }
   int ipc_export(void* base, IpcHandle& handle) override {
     std::uint64_t value = 0;

@@ -133,7 +133,9 @@ class CudaDriver final : public VendorCalls {
     pointer = {ordinal, reinterpret_cast<void*>(start), bytes, id};
     return true;
   }
-  int pin(void* host, std::size_t bytes) override { return api_.pin(host, bytes, cuda_driver::host_register_portable); }
+  int pin(void* host, std::size_t bytes, bool read_only) override {
+    return api_.pin(host, bytes, cuda_driver::host_register_portable | (read_only ? cuda_driver::host_register_read_only : 0));
+  }
   int unpin(void* host) override { return api_.unpin(host); }
   int ipc_export(void* base, IpcHandle& handle) override { return api_.ipc_get(&handle, address(base)); }
   int ipc_open(const IpcHandle& handle, void*& base) override {

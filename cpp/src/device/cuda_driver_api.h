@@ -20,13 +20,14 @@ struct Access {                     // CUmemAccessDesc
   int flags;
 };
 
-constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400};
+constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400, 712};
 constexpr int invalid_value = 1;
 constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
 constexpr unsigned host_alloc_portable = 1;
+constexpr unsigned host_register_read_only = 8;
 constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
 constexpr int attribute_memory_type = 2;  // of pointers

@@ -105,7 +105,7 @@ class CudaLike final : public VendorCalls {
     if (clear(api_.range(&pointer.base, &pointer.bytes, const_cast<void*>(data))) != 0) pointer.base = nullptr;
     return true;
   }
-  int pin(void* host, std::size_t bytes) override { return clear(api_.pin(host, bytes, cuda_like::host_register_portable)); }
+  int pin(void* host, std::size_t bytes, bool) override { return clear(api_.pin(host, bytes, cuda_like::host_register_portable)); }
   int unpin(void* host) override { return clear(api_.unpin(host)); }
   int ipc_export(void* base, IpcHandle& handle) override { return clear(api_.ipc_get(&handle, base)); }
   int ipc_open(const IpcHandle& handle, void*& base) override {

@@ -9,7 +9,7 @@
 
 namespace hmc::cuda_like {
 
-constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400};
+constexpr VendorCodes codes{{600, 600}, 2, 801, 100, 400, 712};
 constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;

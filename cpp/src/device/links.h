@@ -6,6 +6,8 @@
 
 namespace hmc {
 
+// Between a device and host memory where nobody says, bytes per second: PCIe 4.0 x16.
+inline constexpr double usual_host_bandwidth = 25e9;
 // Bytes per second and direction, 0 where nobody says. The vendor's library is asked once per process and vendor. Any thread.
 double host_bandwidth(const Device& device);
 // Between two devices of one vendor on this host, without going through its memory.

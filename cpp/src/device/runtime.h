@@ -113,8 +113,9 @@ class MemorySharing {
   virtual Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) = 0;
   // Maps such memory for device `index`. Errors: protocol, device, unsupported.
   virtual Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) = 0;
-  // Page-aligned host memory, for every device of the vendor. unsupported: copies work all the same, more slowly.
-  virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host) = 0;
+  // Whole pages of host memory, for every device of the vendor; `read_only`: they are mapped so. Memory that is pinned already is
+  // left as it is. unsupported: copies work all the same, more slowly.
+  virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) = 0;
 
  protected:
   ~MemorySharing() = default;

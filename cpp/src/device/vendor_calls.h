@@ -20,6 +20,7 @@ struct VendorCodes {
   int unsupported;
   int no_device;
   int invalid_handle;  // what it says to a stream that is none of the device's
+  int already_pinned;  // of host memory, or a part of it; 0: it has no such code
 };
 
 using VendorStream = void*;
@@ -96,7 +97,8 @@ class VendorCalls {
   virtual int release(void* data) = 0;
   // Success with false: not this vendor's device memory. Must not fault on any address.
   virtual bool classify(const void* data, VendorPointer& pointer) = 0;
-  virtual int pin(void* host, std::size_t bytes) = 0;  // (current) for every device of the vendor
+  // (current) For every device of the vendor; `read_only`: the host's mapping cannot be written.
+  virtual int pin(void* host, std::size_t bytes, bool read_only) = 0;
   virtual int unpin(void* host) = 0;
   virtual int ipc_export(void* base, IpcHandle& handle) = 0;
   virtual int ipc_open(const IpcHandle& handle, void*& base) = 0;  // (current)

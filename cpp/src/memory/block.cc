@@ -13,6 +13,10 @@ MemoryBlock::~MemoryBlock() {
   if (keep_alive_) keep_alive_();
 }
 
+void MemoryBlock::pin_for(const Device& device) {
+  if (owned() && span_.device.is_cpu()) pins_.pin_for(device, span_);
+}
+
 Result<Blob> MemoryBlock::export_handle(HandleKind kind) const {
   if (allocation_ == nullptr) return Status(Code::unsupported, "memory that HMC did not allocate has no handle to share");
   return allocation_->export_handle(kind);

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "device/runtime.h"
+#include "transport/run_cursor.h"
 
 namespace hmc {
 
@@ -21,6 +22,15 @@ class DeviceCopies final : public Completion {
     pending_.fetch_add(1);
     if (Status status = runtime.copy(op, this); !status.ok()) complete(std::move(status));
   }
+  // The memory of a run's two regions as one runtime reaches it.
+  struct Ends {
+    DeviceSpan local;
+    DeviceSpan remote;
+    bool apart = false;  // every block by a copy of its own: a kernel may not reach both
+  };
+  // Hands over what lies at the cursor, a block's start: one block, or some together as the runtime takes them well; the cursor
+  // moves on. Returns bytes; 0: enough is under way.
+  std::size_t hand(DeviceRuntime& runtime, RunCursor& cursor, const Ends& ends, bool to_remote, const StreamPoint* after);
   // Keeps `status` as the outcome of a copy that could not even be started.
   void refuse(Status status) {
     pending_.fetch_add(1);

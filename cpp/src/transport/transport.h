@@ -1,8 +1,8 @@
 // The transport SPI. A new transport is one folder here: it moves bytes one-sidedly between registered regions, and carries small
 // ordered signals. Everything else (two-sided messages, notifications, matching, path choice) is written once, in comm.
 //
-// Thread rules: register_region and RemoteRegion::prepare run without the engine lock, on any thread; all else with it held.
-// Nothing blocks. Nothing throws.
+// Thread rules: register_region, LocalRegion::prepare and RemoteRegion::prepare run without the engine lock, on any thread; all
+// else with it held. Nothing blocks. Nothing throws.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,8 @@ struct Reach {
   std::string detail;  // "mapped memfd", "4 streams"
   std::string reason;  // why not, or why it is good
   double latency_us = 0;
-  double bandwidth = 0;  // bytes per second
+  double bandwidth = 0;   // bytes per second
+  bool transient = true;  // also memory that is registered for one message
 };
 
 // Facts about the peer that path choice needs; from the handshake.
@@ -77,6 +78,9 @@ class LocalRegion {
   [[nodiscard]] const RegionView& view() const noexcept { return view_; }
   // What the peer's import_region needs. Called with the engine lock held; may carry descriptors.
   virtual Result<Blob> exported() = 0;
+  // Slow first-use work (pinning) for operations with memory of `remote`, a device: once or more often, before the first of them,
+  // on the posting thread, engine lock NOT held. The region works without it.
+  virtual void prepare(const Device& /*remote*/) {}
 
  protected:
   explicit LocalRegion(RegionView view) noexcept : view_(std::move(view)) {}

@@ -47,6 +47,7 @@ static_assert(codes.out_of_memory == hipErrorOutOfMemory);
 static_assert(codes.unsupported == hipErrorNotSupported);
 static_assert(codes.no_device == hipErrorNoDevice);
 static_assert(codes.invalid_handle == hipErrorInvalidHandle);
+static_assert(codes.already_pinned == hipErrorHostMemoryAlreadyRegistered);
 static_assert(peer_access_already_enabled == hipErrorPeerAccessAlreadyEnabled);
 static_assert(stream_non_blocking == hipStreamNonBlocking);
 static_assert(event_disable_timing == hipEventDisableTiming);

@@ -1,10 +1,13 @@
-// The ipc transport: device memory of two processes on one host, both of one vendor. The vendor's handles map the peer's memory,
-// and the devices copy: over NVLink and its kin where there is one, else over PCIe. Signals go by a carrier.
+// The ipc transport: memory of another process of the host, mapped for a device here, which copies. Device memory of its own vendor
+// by the vendor's handles: over NVLink and its kin where there is one, else over PCIe. CPU memory that HMC allocated by its memfd.
+// Signals go by a carrier.
 #include <unistd.h>
 
 #include <string>
 
 #include "device/links.h"
+#include "transport/host_mapping.h"
+#include "transport/ipc/host_region.h"
 #include "transport/ipc/link.h"
 #include "transport/link_list.h"
 
@@ -45,7 +48,7 @@ class IpcTransport final : public Transport {
     Capabilities result = carriers_.capabilities();
     result.available = !carriers_.empty();
     result.reason = carriers_.empty() ? "no transport of CPU memory carries its signals"
-                                      : "device memory of the same vendor in two processes of one host";
+                                      : "a device and memory of another process of the host: its vendor's, or the CPU's";
     return result;
   }
 
@@ -53,31 +56,41 @@ class IpcTransport final : public Transport {
 
   [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
     Reach result;
-    if (local.is_cpu() || remote.is_cpu()) {
-      result.reason = "ipc moves device memory only, not " + local.str() + " to " + remote.str();
-    } else if (local.vendor() != remote.vendor()) {
+    if (local.is_cpu()) {
+      result.reason = remote.is_cpu()
+                          ? "ipc copies with a device, and here are none"
+                          : "this side has no device to copy with; the process of " + remote.str() + " reaches CPU memory";
+    } else if (!remote.is_cpu() && local.vendor() != remote.vendor()) {
       result.reason =
           "a " + std::string(local.vendor()) + " device cannot map memory of a " + std::string(remote.vendor()) + " device";
     } else if (!peer.same_host) {
       result.reason = "the peer is not on this host (no descriptor could be passed)";
-    } else if (peer.same_process || peer.pid == getpid()) {
+    } else if (remote.is_cpu() && peer.same_process) {
+      result.reason = "it is this very Context";
+    } else if (!remote.is_cpu() && (peer.same_process || peer.pid == getpid())) {
       result.reason = "a vendor's handle does not open in the process that made it";
     } else if (const auto carrier = carriers_.choose(peer); carrier.transport == nullptr) {
       result.reason = carrier.reach.reason;
     } else {
+      const double link = remote.is_cpu() ? host_bandwidth(local) : link_bandwidth(local, remote);
       result.ok = true;
-      result.detail = "mapped device memory, signals by " + std::string(carrier.transport->name());
-      const double link = link_bandwidth(local, remote);
-      result.reason = "same host, same vendor";
+      result.detail = (remote.is_cpu() ? "mapped host memory (pinned where the vendor lets it) copied by the device, signals by "
+                                       : "mapped device memory, signals by ") +
+                      std::string(carrier.transport->name());
+      result.reason = remote.is_cpu() ? "same host" : "same host, same vendor";
       result.latency_us = 8 + carrier.reach.latency_us;
-      result.bandwidth = link > 0 ? link : unknown_link;
+      result.bandwidth = link > 0 ? link : remote.is_cpu() ? usual_host_bandwidth : unknown_link;
+      result.transient = !remote.is_cpu();  // its memfd takes a descriptor, its mapping longer than the copy
     }
     return result;
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    if (view.span.device.is_cpu()) return Status(Code::unsupported, "ipc registers device memory only");
-    return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view));
+    if (!view.span.device.is_cpu()) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view));
+    if (has_file(view)) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::HostRegion>(view));
+    return Status(Code::unsupported, view.transient ? "ipc maps CPU memory of buffers, not of messages"
+                                                    : "CPU memory that HMC did not allocate (comm.buffer, hmc.Memory) has no "
+                                                      "descriptor by which a device of another process could reach it");
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {

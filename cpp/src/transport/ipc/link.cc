@@ -5,8 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "transport/run_cursor.h"
-
 namespace hmc::ipc {
 
 namespace {
@@ -22,32 +20,27 @@ Result<std::shared_ptr<Link>> Link::create(const Carriers& carriers, const PeerD
   return link;
 }
 
-// One copy per run: the runtime moves all its blocks together.
-Status Link::start(Op& op, const TransferOp& transfer) {
-  for (const Run& run : transfer.runs) {
-    if (run.count == 0 || run.block == 0) continue;
-    const DeviceSpan& here = run.local->view().span;
-    HMC_ASSIGN(const DeviceSpan there, static_cast<ImportedRegion&>(*run.remote).on(here.device));
-    HMC_ASSIGN(op.runtime, runtime_for(here.device));
-    CopyOp copy;
-    copy.target = op.is_put ? there : here;
-    copy.source = op.is_put ? here : there;
-    copy.after = transfer.after;
-    if (run.count == 1) {
-      const auto part = [&](const DeviceSpan& span, std::uint64_t offset) {
-        return DeviceSpan{static_cast<std::byte*>(span.data) + offset, run.block, span.device};
-      };
-      copy.target = part(copy.target, op.is_put ? run.remote_offsets[0] : run.local_offsets[0]);
-      copy.source = part(copy.source, op.is_put ? run.local_offsets[0] : run.remote_offsets[0]);
-    } else {
-      copy.target_offsets = op.is_put ? run.remote_offsets : run.local_offsets;
-      copy.source_offsets = op.is_put ? run.local_offsets : run.remote_offsets;
-      copy.blocks = run.count;
-      copy.block_bytes = run.block;
+Result<DeviceCopies::Ends> Link::ends_of(const Run& run, bool is_put) {
+  const DeviceSpan& here = run.local->view().span;
+  HMC_ASSIGN(const DeviceSpan there, static_cast<ImportedRegion&>(*run.remote).on(here.device, is_put));
+  return DeviceCopies::Ends{here, there};
+}
+
+// Hands over what there is room for; true if anything was.
+bool Link::advance(Op& op) {
+  bool handed = false;
+  while (!op.cursor.at_end() && op.copies.outcome().ok()) {
+    const auto ends = ends_of(op.cursor.run(), op.is_put);
+    const auto runtime = ends.ok() ? runtime_for(ends->local.device) : ends.status();
+    if (!runtime.ok()) {
+      op.copies.refuse(runtime.status());
+      break;
     }
-    op.copies.start(*op.runtime, copy);
+    op.runtime = *runtime;
+    if (op.copies.hand(*op.runtime, op.cursor, *ends, op.is_put, op.after) == 0) break;
+    handed = true;
   }
-  return {};
+  return handed;
 }
 
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
@@ -55,15 +48,17 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   HMC_TRY(check_runs(transfer.runs).status());
   const ByteSpan signal = is_put ? transfer.signal : ByteSpan();
   if (!signal.empty() && waiting_.size() >= max_waiting_signals) return would_block();
+  for (const Run& run : transfer.runs) {
+    if (run.count != 0 && run.block != 0) HMC_TRY(ends_of(run, is_put).status());
+  }
   auto op = std::make_unique<Op>();
+  op->cursor = RunCursor(transfer.runs);
+  op->after = transfer.after;
   op->done = done;
   op->number = ++last_number_;
   op->is_put = is_put;
   op->signal.assign(signal.begin(), signal.end());
-  if (Status started = start(*op, transfer); !started.ok()) {
-    see_out(*op);  // of an earlier run
-    return started;
-  }
+  advance(*op);
   ops_.push_back(std::move(op));
   engine_->kick();
   return {};
@@ -83,8 +78,10 @@ bool Link::poll() {
   bool moved = false;
   for (auto at = ops_.begin(); at != ops_.end() && !closed_;) {
     Op& op = **at;
-    if (op.copies.pending() != 0 && op.runtime != nullptr) op.runtime->poll();
-    if (op.copies.pending() != 0) {
+    if (op.copies.pending() != 0) op.runtime->poll();
+    moved = advance(op) || moved;
+    // Others may have ended all copies since advance() found no room for more.
+    if (op.copies.pending() != 0 || (!op.cursor.at_end() && op.copies.outcome().ok())) {
       ++at;
       continue;
     }

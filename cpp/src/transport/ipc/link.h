@@ -20,7 +20,9 @@ class Link final : private CarrierLink::Owner {
 
   Result<Blob> address() { return carrier_->address({}); }
   Status connect(const Blob& address, Completion* done) { return carrier_->connect(address, done).status(); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ImportedRegion::import(exported, messages_); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) {
+    return ImportedRegion::import(exported, {messages_, engine_});
+  }
   Status put(const TransferOp& op, Completion* done) { return post(op, done, true); }
   Status get(const TransferOp& op, Completion* done) { return post(op, done, false); }
   Status signal(ByteSpan head, ByteSpan body) { return waiting_.empty() ? carrier_->signal_user(head, body) : would_block(); }
@@ -36,6 +38,8 @@ class Link final : private CarrierLink::Owner {
     Completion* done = nullptr;
     std::uint64_t number = 0;  // order of posting
     bool is_put = true;
+    RunCursor cursor;
+    const StreamPoint* after = nullptr;
     DeviceCopies copies;
     DeviceRuntime* runtime = nullptr;
     Bytes signal;
@@ -48,7 +52,8 @@ class Link final : private CarrierLink::Owner {
   Link(std::shared_ptr<Engine> engine, EndpointSink& sink) noexcept : engine_(std::move(engine)), sink_(&sink) {}
   static Status would_block() { return {Code::would_block, "attached signals wait for room"}; }
   Status post(const TransferOp& op, Completion* done, bool is_put);
-  Status start(Op& op, const TransferOp& transfer);
+  static Result<DeviceCopies::Ends> ends_of(const Run& run, bool is_put);
+  static bool advance(Op& op);
   void finish(std::unique_ptr<Op> op, Status status);
   void send_waiting();
   void end_flushes();

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/wire.h"
+#include "transport/ipc/host_region.h"
 
 namespace hmc::ipc {
 
@@ -47,9 +48,10 @@ Result<Blob> Region::exported() {
   return blob;
 }
 
-Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exported, std::shared_ptr<MappingCache> cache) {
+Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exported, const ImportContext& context) {
   WireReader reader(exported.bytes);
   const std::uint8_t kind = reader.u8();
+  if (kind == static_cast<std::uint8_t>(Kind::host)) return ImportedHostRegion::import(exported, context);
   std::string vendor = reader.text(max_device_text);
   const ByteSpan bytes = reader.bytes(max_handle);
   const std::uint64_t size = reader.u64();
@@ -63,8 +65,8 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
     handle.fds.push_back(fd.duplicate());
     if (!handle.fds.back()) return errno_status("keep the descriptors of a peer's memory", errno);
   }
-  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(
-      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), std::move(cache)));
+  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedDeviceRegion>(
+      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), context.cache));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
@@ -82,7 +84,7 @@ bool MappingCache::clear() {
   return !std::exchange(entries_, {}).empty();
 }
 
-Result<std::shared_ptr<Allocation>> ImportedRegion::map(const Device& device) {
+Result<std::shared_ptr<Allocation>> ImportedDeviceRegion::map(const Device& device) {
   if (device.vendor() != vendor_) {
     return Status(Code::invalid_argument, "memory of a " + vendor_ + " device cannot be mapped for " + device.str());
   }
@@ -103,7 +105,7 @@ Result<std::shared_ptr<Allocation>> ImportedRegion::map(const Device& device) {
   return made;
 }
 
-Result<DeviceSpan> ImportedRegion::on(const Device& device) {
+Result<DeviceSpan> ImportedDeviceRegion::on(const Device& device, bool) {
   const std::lock_guard guard(mutex_);
   auto found = mappings_.find(device);
   if (found == mappings_.end()) {

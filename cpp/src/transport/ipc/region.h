@@ -1,5 +1,5 @@
-// Regions of the ipc transport: exported by the vendor's handle, or piece by piece where memory has no handle, and mapped by the
-// importer for each of its devices that needs it.
+// Regions of the ipc transport. Device memory is exported by the vendor's handle, or piece by piece where it has none; CPU memory
+// that HMC allocated by its memfd. The importer maps either for each of its devices that needs it.
 #pragma once
 
 #include <deque>
@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "progress/engine.h"
 #include "transport/transport.h"
 
 namespace hmc::ipc {
@@ -25,8 +26,8 @@ class Region final : public LocalRegion {
   std::optional<Bytes> handle_;  // the vendor's, asked for once
 };
 
-// How a region was exported.
-enum class Kind : std::uint8_t { buffer = 0, message = 1, pieces = 2 };
+// How a region was exported. `host` is in host_region.h.
+enum class Kind : std::uint8_t { buffer = 0, message = 1, pieces = 2, host = 3 };
 
 // Mappings that messages made, kept for the next message from the same allocation: mapping takes a hundred times as long as a short
 // copy. The memory of a message is its sender's again when the message is over, so one that is kept may outlive what it maps; it is
@@ -43,16 +44,32 @@ class MappingCache {
   std::deque<std::pair<Bytes, std::shared_ptr<Allocation>>> entries_;  // the latest last
 };
 
-class ImportedRegion final : public RemoteRegion {
- public:
-  static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported, std::shared_ptr<MappingCache> cache);
-  ImportedRegion(Kind kind, std::string vendor, Blob handle, std::size_t bytes, std::shared_ptr<MappingCache> cache) noexcept
-      : RemoteRegion(bytes), kind_(kind), vendor_(std::move(vendor)), cache_(std::move(cache)), handle_(std::move(handle)) {}
+// What the imports of one link share.
+struct ImportContext {
+  std::shared_ptr<MappingCache> cache;
+  std::shared_ptr<Engine> engine;
+};
 
-  Status prepare(const Device& local) override { return on(local).status(); }
-  // The memory as `device` here reaches it; mapped at the first call, which takes as long as the vendor needs (a fraction of a
-  // millisecond). Any thread. Errors: those of MemorySharing::import_handle.
-  Result<DeviceSpan> on(const Device& device);
+class ImportedRegion : public RemoteRegion {
+ public:
+  // Errors: protocol.
+  static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported, const ImportContext& context);
+
+  Status prepare(const Device& local) override { return on(local, false).status(); }
+  // The memory as `device` here reaches it; mapped at the first call, which takes as long as that needs. Any thread. Errors:
+  // invalid_argument (to be written, and exported for reading only), those of mapping it.
+  virtual Result<DeviceSpan> on(const Device& device, bool to_write) = 0;
+
+ protected:
+  using RemoteRegion::RemoteRegion;
+};
+
+class ImportedDeviceRegion final : public ImportedRegion {
+ public:
+  ImportedDeviceRegion(Kind kind, std::string vendor, Blob handle, std::size_t bytes, std::shared_ptr<MappingCache> cache) noexcept
+      : ImportedRegion(bytes), kind_(kind), vendor_(std::move(vendor)), cache_(std::move(cache)), handle_(std::move(handle)) {}
+
+  Result<DeviceSpan> on(const Device& device, bool to_write) override;
 
  private:
   Result<std::shared_ptr<Allocation>> map(const Device& device);

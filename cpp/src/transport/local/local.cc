@@ -20,11 +20,11 @@ constexpr std::size_t poll_bytes = 1 << 20;
 
 // Bytes per second; where the hardware is not known, that of a common one.
 double estimate(const Device& from, const Device& to) {
-  constexpr double memcpy_rate = 10e9, pcie = 25e9, device_memory = 1e12;
+  constexpr double memcpy_rate = 10e9, device_memory = 1e12;
   if (from.is_cpu() && to.is_cpu()) return memcpy_rate;
   if (from == to) return device_memory;
   const double known = from.is_cpu() ? host_bandwidth(to) : to.is_cpu() ? host_bandwidth(from) : link_bandwidth(from, to);
-  return known > 0 ? known : pcie;
+  return known > 0 ? known : usual_host_bandwidth;
 }
 
 class LocalEndpoint final : public Endpoint {

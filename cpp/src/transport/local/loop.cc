@@ -17,10 +17,10 @@ constexpr std::size_t turn_bytes = 256 << 10;  // of one operation before the ne
 constexpr int turns_per_poll = 64;
 constexpr int signals_per_poll = 64;
 constexpr std::size_t max_waiting_signals = 64;
-constexpr std::size_t max_pending_copies = 256;  // handed to a device runtime at once, of one operation
 
 const ImportedRegion& remote_of(const Run& run) noexcept { return static_cast<const ImportedRegion&>(*run.remote); }
 std::byte* data_of(const RegionView& view) noexcept { return static_cast<std::byte*>(view.span.data); }
+bool owned(const RegionView& view) noexcept { return view.block != nullptr && view.block->owned(); }
 
 // Can the blocks be copied as they lie? A put onto itself is, a shifted one is not.
 Status check_run(const Run& run, const RegionView& remote, bool is_put) {
@@ -132,23 +132,21 @@ std::size_t Loop::move(Op& op, std::size_t budget) {
   return moved;
 }
 
-// Hands one block to the runtime. 0: enough is under way, or none of it can be.
+// Hands the next blocks to the runtime. 0: enough is under way, or none of it can be.
 std::size_t Loop::move_device(Op& op, const RegionView& remote) {
   if (!op.copies) op.copies = std::make_unique<DeviceCopies>();
-  if (op.copies->pending() >= max_pending_copies) return 0;
-  const RunPiece piece = op.cursor.peek(std::numeric_limits<std::size_t>::max());
-  const RegionView& local = piece.run->local->view();
+  const RegionView& local = op.cursor.run().local->view();
   auto runtime = DeviceCopies::runtime_between(local.span.device, remote.span.device);
   if (!runtime.ok()) {
     op.failure = runtime.status();
     return 0;
   }
   op.runtime = *runtime;
-  const DeviceSpan here{data_of(local) + piece.local_offset, piece.bytes, local.span.device};
-  const DeviceSpan there{data_of(remote) + piece.remote_offset, piece.bytes, remote.span.device};
-  op.copies->start(*op.runtime, {.target = op.is_put ? there : here, .source = op.is_put ? here : there, .after = op.after});
-  op.cursor.advance(piece.bytes);
-  return piece.bytes;
+  // One device reaches all of another's memory only where that was allocated as a whole: a framework's virtual memory, or its
+  // pools, may be shut to it, and a kernel would fault where a copy does not.
+  const bool apart = !local.span.device.is_cpu() && !remote.span.device.is_cpu() && local.span.device != remote.span.device &&
+                     !(owned(local) && owned(remote));
+  return op.copies->hand(*op.runtime, op.cursor, {local.span, remote.span, apart}, op.is_put, op.after);
 }
 
 // Also takes over what went wrong in the runtime.

@@ -28,7 +28,7 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Shared& share
   if (!reader.finish()) return Status(Code::protocol, "malformed local region");
   const auto place = shared.regions.find(id);
   if (place == shared.regions.end()) return Status(Code::stale, "the region was deregistered");
-  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(id, place->second->view().span.bytes));
+  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(id, place->second->view()));
 }
 
 const RegionView* ImportedRegion::find(const Shared& shared) const {

@@ -11,6 +11,11 @@ namespace hmc::local {
 
 class Region;
 
+// Memory on the CPU, if HMC allocated it, for copies of `device`; `block` is null for memory of a message.
+inline void pin_for(const Device& device, MemoryBlock* block) {
+  if (block != nullptr) block->pin_for(device);
+}
+
 // What the endpoints and regions of one transport share. Engine lock held.
 struct Shared {
   std::shared_ptr<Engine> engine;
@@ -22,6 +27,7 @@ class Region final : public LocalRegion {
   Region(const RegionView& view, std::weak_ptr<Shared> shared) : LocalRegion(view), shared_(std::move(shared)) {}
   ~Region() override;
   Result<Blob> exported() override;
+  void prepare(const Device& remote) override { pin_for(remote, view_.block.get()); }
 
  private:
   std::weak_ptr<Shared> shared_;
@@ -32,12 +38,17 @@ class ImportedRegion final : public RemoteRegion {
  public:
   // Errors: stale, protocol.
   static Result<std::unique_ptr<RemoteRegion>> import(const Shared& shared, const Blob& exported);
-  ImportedRegion(std::uint64_t id, std::size_t bytes) noexcept : RemoteRegion(bytes), id_(id) {}
+  ImportedRegion(std::uint64_t id, const RegionView& view) noexcept : RemoteRegion(view.span.bytes), id_(id), block_(view.block) {}
+  Status prepare(const Device& local) override {
+    pin_for(local, block_.lock().get());
+    return {};
+  }
   // Null once the owner deregistered it.
   [[nodiscard]] const RegionView* find(const Shared& shared) const;
 
  private:
   std::uint64_t id_;
+  std::weak_ptr<MemoryBlock> block_;
 };
 
 }  // namespace hmc::local

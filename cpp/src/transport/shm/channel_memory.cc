@@ -2,66 +2,13 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <string>
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
-
 namespace hmc::shm {
-
-Result<std::size_t> verify_sealed(int fd, std::uint64_t bytes) {
-  const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0) return Status(Code::protocol, "the peer passed a descriptor that is not a memfd", errno);
-  if ((seals & F_SEAL_SHRINK) == 0) return Status(Code::protocol, "the peer passed a memfd that is not sealed against shrinking");
-  struct stat info{};
-  if (fstat(fd, &info) != 0) return errno_status("fstat of a peer's memfd", errno);
-  if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) < bytes) {
-    return Status(Code::protocol,
-                  "the peer passed a memfd of " + std::to_string(info.st_size) + " bytes for " + std::to_string(bytes));
-  }
-  return info.st_blksize > 0 ? static_cast<std::size_t>(info.st_blksize) : std::size_t{4096};
-}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  if (this != &other) {
-    reset();
-    base_ = std::exchange(other.base_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
-}
-
-Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::size_t bytes, bool writable) {
-  void* base = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
-  if (base == MAP_FAILED) return errno_status("mapping " + std::to_string(bytes) + " bytes of shared memory", errno);
-  Mapping mapping;
-  mapping.base_ = static_cast<std::byte*>(base);
-  mapping.bytes_ = bytes;
-  return mapping;
-}
-
-Status Mapping::populate(bool writable) const {
-  for (;;) {
-    if (madvise(base_, bytes_, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) return {};
-    if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno == EINVAL) return {};  // Linux before 5.14: pages come at first touch
-    return errno_status("populating " + std::to_string(bytes_) + " bytes of shared memory", errno);
-  }
-}
-
-void Mapping::reset() noexcept {
-  if (base_ != nullptr) munmap(base_, bytes_);
-  base_ = nullptr;
-  bytes_ = 0;
-}
 
 Result<ChannelMemory> ChannelMemory::create(const Sizes& sizes) {
   ChannelMemory channel;

@@ -8,32 +8,10 @@
 #include "base/blob.h"
 #include "base/fd.h"
 #include "hmc/status.h"
+#include "transport/host_mapping.h"
 #include "transport/shm/layout.h"
 
 namespace hmc::shm {
-
-// Checks that `fd` is memory that nobody can shrink under a mapping (which would be a SIGBUS) and that holds [0, bytes).
-// Returns the file's block size. Errors: protocol (not a memfd, not sealed, too small).
-Result<std::size_t> verify_sealed(int fd, std::uint64_t bytes);
-
-// A file mapped shared. Destruction unmaps.
-class Mapping {
- public:
-  Mapping() noexcept = default;
-  Mapping(Mapping&& other) noexcept : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Mapping& operator=(Mapping&& other) noexcept;
-  ~Mapping() { reset(); }
-
-  static Result<Mapping> map(int fd, std::uint64_t offset, std::size_t bytes, bool writable);
-  // Makes every page present now, by reading or writing faults. Errors: out_of_memory.
-  Status populate(bool writable) const;
-  void reset() noexcept;
-  [[nodiscard]] std::byte* data() const noexcept { return base_; }
-
- private:
-  std::byte* base_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 class ChannelMemory {
  public:

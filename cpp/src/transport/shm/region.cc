@@ -1,7 +1,5 @@
 #include "transport/shm/region.h"
 
-#include <fcntl.h>
-
 #include <string>
 
 #include "base/log.h"
@@ -13,14 +11,6 @@ namespace hmc::shm {
 namespace {
 
 constexpr std::uint8_t export_version = 1;
-
-// A descriptor of the same file that can only be read from, so that an honest peer cannot write by mistake. (A dishonest one of the
-// same user can reopen it: the kernel's permissions are the border between processes.)
-UniqueFd read_only(const UniqueFd& fd) {
-  const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
-  UniqueFd reopened(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  return reopened ? std::move(reopened) : fd.duplicate();
-}
 
 }  // namespace
 
@@ -77,28 +67,14 @@ Result<Blob> ShmLocalRegion::exported() {
   info.address = reinterpret_cast<std::uintptr_t>(view_.span.data);
   info.bytes = view_.span.bytes;
   info.access = view_.access;
-  // A memfd for a single message would cost the peer a mapping and a fault per page: more than the copy.
-  if (view_.block && view_.block->shareable() && !view_.transient && view_.span.bytes != 0) return export_mapped(info);
   Blob blob;
+  if (has_file(view_)) {
+    HMC_ASSIGN(RegionFile file, region_file(view_));
+    info.mapped = true;
+    info.file_offset = file.offset;
+    blob.fds.push_back(std::move(file.fd));
+  }
   encode_region(info, blob.bytes);
-  return blob;
-}
-
-Result<Blob> ShmLocalRegion::export_mapped(RegionInfo info) {
-  HMC_ASSIGN(Blob handle, view_.block->export_handle(HandleKind::memfd));
-  WireReader reader(handle.bytes);
-  reader.u64();  // size of the file: the importer asks the file itself
-  const std::uint64_t block_offset = reader.u64();
-  if (!reader.finish() || handle.fds.size() != 1) return Status(Code::device, "the host runtime exported a malformed memfd handle");
-  const auto within = static_cast<std::uint64_t>(static_cast<const std::byte*>(view_.span.data) -
-                                                 static_cast<const std::byte*>(view_.block->span().data));
-  info.mapped = true;
-  info.file_offset = block_offset + within;
-  Blob blob;
-  encode_region(info, blob.bytes);
-  UniqueFd fd = view_.access == Access::read ? read_only(handle.fds[0]) : std::move(handle.fds[0]);
-  if (!fd) return errno_status("duplicating a memfd", errno);
-  blob.fds.push_back(std::move(fd));
   return blob;
 }
 
@@ -117,19 +93,16 @@ Result<std::unique_ptr<ShmRemoteRegion>> ShmRemoteRegion::import(const Blob& exp
 
 Status ShmRemoteRegion::prepare(const Device&) {
   if (!fd_) return {};
-  const UniqueFd fd = std::move(fd_);
-  HMC_ASSIGN(const std::size_t block, verify_sealed(fd.get(), info_.file_offset + info_.bytes));
-  // Mappings start at a page of the file, which is a huge one on hugetlbfs.
-  const std::uint64_t slack = info_.file_offset % std::max<std::size_t>(block, 4096);
-  auto mapping = Mapping::map(fd.get(), info_.file_offset - slack, slack + info_.bytes, writable());
+  auto mapping = map_region({std::move(fd_), info_.file_offset}, info_.bytes, writable());
   Status status = mapping.status();
-  if (status.ok()) status = mapping->populate(writable());
+  if (status.code() == Code::protocol) return status;
+  if (status.ok()) status = mapping->pages.populate(writable());
   if (!status.ok()) {
     warn_once("shm.map", "a peer's memory could not be mapped and will be copied by slower ways: " + status.str());
     return {};
   }
-  mapping_ = std::move(*mapping);
-  base_ = mapping_.data() + slack;
+  mapping_ = std::move(mapping->pages);
+  base_ = mapping->data;
   return {};
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "transport/shm/channel_memory.h"
+#include "transport/host_mapping.h"
 #include "transport/transport.h"
 
 namespace hmc::shm {
@@ -34,8 +34,6 @@ class ShmLocalRegion final : public LocalRegion {
   Result<Blob> exported() override;
 
  private:
-  Result<Blob> export_mapped(RegionInfo info);
-
   std::weak_ptr<RegionTable> table_;  // empty once the transport is gone
   std::uint64_t id_ = 0;              // 0: not exported yet
 };

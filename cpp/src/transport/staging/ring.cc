@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/log.h"
-
 namespace hmc::staging {
 
 bool Geometry::valid() const noexcept {
@@ -36,21 +34,6 @@ Entry Ring::read_entry(std::uint32_t slot, std::size_t index) const noexcept {
   std::uint64_t words[3];
   std::memcpy(words, entry(slot, index), entry_bytes);
   return {words[0], words[1], words[2]};
-}
-
-void Ring::pin_for(const Device& device) {
-  if (device.is_cpu() || pins_.contains(device.vendor())) return;
-  auto& pin = pins_[std::string(device.vendor())];
-  const auto runtime = runtime_for(device);
-  if (!runtime.ok()) return;
-  auto pinned = (*runtime)->sharing().pin_host(device.index(), span_);
-  if (pinned.ok()) {
-    pin = std::move(*pinned);
-  } else {
-    warn_once("staging pin " + std::string(device.vendor()),
-              "staging for " + device.str() +
-                  " goes through memory that is not pinned, which is slower: " + std::string(pinned.status().message()));
-  }
 }
 
 }  // namespace hmc::staging

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <string>
 
-#include "device/runtime.h"
+#include "device/host_pins.h"
 #include "hmc/memory.h"
 #include "memory/block.h"
 
@@ -48,8 +46,7 @@ class Ring {
   void write_entry(std::uint32_t slot, std::size_t index, const Entry& entry) noexcept;
   // A copy: the peer may write the table at any time.
   [[nodiscard]] Entry read_entry(std::uint32_t slot, std::size_t index) const noexcept;
-  // Once per vendor. Where a vendor cannot, its copies go through pageable memory: correct, and slower.
-  void pin_for(const Device& device);
+  void pin_for(const Device& device) { pins_.pin_for(device, span_); }
 
  private:
   explicit Ring(const Geometry& geometry) noexcept : geometry_(geometry) {}
@@ -61,7 +58,7 @@ class Ring {
   Memory memory_;                        // own ring
   std::unique_ptr<Allocation> mapping_;  // the peer's
   DeviceSpan span_;
-  std::map<std::string, std::unique_ptr<HostPin>, std::less<>> pins_;  // by vendor; destroyed before the memory
+  HostPins pins_;
 };
 
 }  // namespace hmc::staging

@@ -11,14 +11,14 @@ namespace {
 using shm::ChannelMemory;
 
 TEST(ShmMemory, UnsealedOrSmallOrForeignFilesAreRefused) {
-  EXPECT_TRUE(shm::verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), 8192).ok());
-  EXPECT_EQ(shm::verify_sealed(memfd(8192, 0).get(), 8192).status().code(), Code::protocol);
-  EXPECT_EQ(shm::verify_sealed(memfd(8192, F_SEAL_GROW).get(), 8192).status().code(), Code::protocol);
-  EXPECT_EQ(shm::verify_sealed(memfd(8191, F_SEAL_SHRINK).get(), 8192).status().code(), Code::protocol);
-  EXPECT_EQ(shm::verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), ~std::uint64_t{0}).status().code(), Code::protocol);
+  EXPECT_TRUE(verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), 8192).ok());
+  EXPECT_EQ(verify_sealed(memfd(8192, 0).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(verify_sealed(memfd(8192, F_SEAL_GROW).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(verify_sealed(memfd(8191, F_SEAL_SHRINK).get(), 8192).status().code(), Code::protocol);
+  EXPECT_EQ(verify_sealed(memfd(8192, F_SEAL_SHRINK).get(), ~std::uint64_t{0}).status().code(), Code::protocol);
   const UniqueFd null(open("/dev/zero", O_RDWR | O_CLOEXEC));
-  EXPECT_EQ(shm::verify_sealed(null.get(), 0).status().code(), Code::protocol);
-  EXPECT_FALSE(shm::verify_sealed(-1, 0).ok());
+  EXPECT_EQ(verify_sealed(null.get(), 0).status().code(), Code::protocol);
+  EXPECT_FALSE(verify_sealed(-1, 0).ok());
 
   const shm::Sizes sizes = shm::sizes_for(0);
   EXPECT_TRUE(ChannelMemory::attach(memfd(sizes.total(), F_SEAL_SHRINK), sizes).ok());

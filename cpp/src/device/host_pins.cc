@@ -1,0 +1,28 @@
+#include "device/host_pins.h"
+
+#include <unistd.h>
+
+#include "base/log.h"
+
+namespace hmc {
+
+void HostPins::pin_for(const Device& device, const DeviceSpan& host, bool read_only) {
+  if (device.is_cpu() || host.bytes == 0) return;
+  const std::lock_guard guard(mutex_);
+  const auto [entry, first] = pins_.try_emplace(std::string(device.vendor()));
+  if (!first) return;
+  const auto runtime = runtime_for(device);
+  if (!runtime.ok()) return;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const DeviceSpan pages{host.data, (host.bytes + page - 1) / page * page, host.device};
+  auto pinned = (*runtime)->sharing().pin_host(device.index(), pages, read_only);
+  if (pinned.ok()) {
+    entry->second = std::move(*pinned);
+  } else {
+    warn_once("pin " + std::string(device.vendor()),
+              "CPU memory is not pinned for " + device.str() +
+                  ", and copies between the two are slower for it: " + std::string(pinned.status().message()));
+  }
+}
+
+}  // namespace hmc
