@@ -89,8 +89,8 @@ class IpcTransport final : public Transport {
     if (!view.span.device.is_cpu()) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view));
     if (has_file(view)) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::HostRegion>(view));
     return Status(Code::unsupported, view.transient ? "ipc maps CPU memory of buffers, not of messages"
-                                                    : "CPU memory that HMC did not allocate (comm.buffer, hmc.Memory) has no "
-                                                      "descriptor by which a device of another process could reach it");
+                                                    : "CPU memory that HMC did not allocate has no descriptor by which a device "
+                                                      "of another process could reach it; that of comm.buffer() has");
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
