@@ -14,6 +14,8 @@ void bind_path(py::module_& module) {
       .def_readonly("encrypted", &Path::encrypted, "True when the payload is encrypted on the wire.")
       .def_readonly("detail", &Path::detail, "How the transport moves the bytes.")
       .def_readonly("reason", &Path::reason, "Why this path was chosen.")
+      .def_readonly("messages", &Path::messages,
+                    "Name of the transport that messages (send, recv, all-to-all) take where it is another one; else empty.")
       .def_readonly("rejected", &Path::rejected, "The other candidates, each with its reason.")
       .def_readonly("latency_us", &Path::latency_us, "Expected one-way latency of a small message, microseconds.")
       .def_readonly("bandwidth", &Path::bandwidth, "Expected bandwidth of a large message, bytes per second.")

@@ -354,6 +354,11 @@ class Path:
         Expected one-way latency of a small message, microseconds.
         """
     @property
+    def messages(self) -> str:
+        """
+        Name of the transport that messages (send, recv, all-to-all) take where it is another one; else empty.
+        """
+    @property
     def reason(self) -> str:
         """
         Why this path was chosen.

@@ -45,13 +45,13 @@ class Worker:
         self.rounds = rounds
         self.failures = 0
 
-    def report(self, phase: str, dst: int, size: int, seconds: float) -> None:
+    def report(self, phase: str, dst: int, size: int, seconds: float, *, message: bool) -> None:
         """A transfer that this rank sent, for the table and the picture."""
         path = self.comm.path(dst, self.device, self.devices[dst])
-        tell(
-            "moved", phase=phase, src=self.comm.rank, dst=dst, bytes=size, seconds=seconds,
-            transport=path.transport, detail=path.detail, reason=path.reason, direct=path.direct,
-        )  # fmt: skip
+        way = {"transport": path.transport, "detail": path.detail, "reason": path.reason, "direct": path.direct}
+        if message and path.messages:
+            way = {"transport": path.messages, "detail": "", "reason": f"{path.transport} takes no messages", "direct": False}
+        tell("moved", phase=phase, src=self.comm.rank, dst=dst, bytes=size, seconds=seconds, **way)
 
     def check(self, phase: str, src: int, got: int, expected: int, size: int) -> None:
         """Compares checksums of what arrived and of what the source must have sent."""
@@ -118,7 +118,7 @@ class Worker:
             )
             for round_number in range(self.rounds):
                 seconds = self._timed(lambda: comm.put_blocks(batch, notify=KV_READY).wait())
-                self.report("KV cache", partner, size, seconds)
+                self.report("KV cache", partner, size, seconds, message=False)
                 tell("progress", phase="KV cache", done=round_number + 1, total=self.rounds)
         elif takes_part:
             comm.wait_notify(partner, KV_READY, count=self.rounds, timeout=300)
@@ -143,7 +143,7 @@ class Worker:
             start = time.perf_counter()
             receiving = comm.irecv(into, src=before, tag=round_number)
             comm.isend(out, dst=after, tag=round_number).wait(timeout=300)
-            self.report("activations", after, out.nbytes, time.perf_counter() - start)
+            self.report("activations", after, out.nbytes, time.perf_counter() - start, message=True)
             receiving.wait(timeout=300)
             expected = checksum(random_bytes(self.shape.activation_bytes, 19, before))
             self.check("activations", before, checksum(self.fetch(into)), expected, into.nbytes)
@@ -166,7 +166,7 @@ class Worker:
             seconds = time.perf_counter() - start
             for dst, size in enumerate(out_counts):
                 if size and dst != comm.rank:
-                    self.report("experts", dst, size, seconds)
+                    self.report("experts", dst, size, seconds, message=True)
             tell("progress", phase="experts", done=round_number + 1, total=self.rounds)
         arrived, offset = self.fetch(routed), 0
         for source, size in enumerate(in_counts):

@@ -49,7 +49,7 @@ def test_demo_takes_the_devices_that_it_is_given(tmp_path: Path) -> None:
     assert [place["name"] for place in results["places"]] == ["hygon:1", "cpu", "hygon:0", "hygon:1"]
     ways = {(message["src"], message["dst"]): message["transport"] for message in results["moved"]}
     assert ways[0, 2] == ways[2, 3] == ways[3, 0] == "ipc"
-    assert ways[0, 1] == ways[1, 2] == "staging"
+    assert ways[0, 1] == ways[1, 2] == "staging"  # messages
     assert len(results["memcpy"]) == 1
 
 

@@ -1,4 +1,6 @@
-"""Between a device and CPU memory: pinned once and given back, of this process and of another one, and what is left to staging."""
+"""Between a device and CPU memory of this process and of another one: pinned once, given back, and what is left to staging.
+
+And blocks between the devices of one process."""
 
 from __future__ import annotations
 
@@ -231,6 +233,7 @@ with hmc.init() as comm:
             raise SystemExit("it was written")
         path = comm.path(1, DEVICE, "cpu")
         assert path.transport == "ipc" and path.direct and "mapped host memory" in path.detail, str(path)
+        assert path.messages == "staging" and "messages by staging" in str(path), str(path)
         found = comm.context.counters()
         assert found["bytes_staged"] == 0 and "routes.refused.ipc" not in found, found
         # A notification comes after the bytes.
@@ -252,7 +255,8 @@ with hmc.init() as comm:
         assert (read(back)[tag:] == pattern(SIZE, 81 - comm.rank)[tag:]).all(), "message"
     found = comm.context.counters()
     assert found["bytes_staged"] >= SIZE and "routes.refused.ipc" not in found, found
-    print("messages", comm.rank, flush=True)
+    if comm.rank == 0:
+        print("messages are over", flush=True)
     comm.barrier(timeout=30)
     if comm.rank == 0:
         comm.put(device[1:], foreign_remote[1:], notify=6).wait(30)
@@ -266,10 +270,32 @@ with hmc.init() as comm:
 """,
         environment={**hmc.testing.environment(), "HMC_STAGING_CHUNK_BYTES": "262144"},
     )
-    before, after = out.rsplit("messages", 1)
-    assert not [line for line in before.splitlines() if "warning" in line and "not pinned" not in line], out
-    assert after.count("does not reach some memory") == 1, out
-    assert "HMC did not allocate" in after, out
+    lines = [line for line in out.splitlines() if "not pinned" not in line]
+    assert not [line for line in lines if line.startswith("[1]") and "warning" in line], out
+    over = lines.index("[0] messages are over")
+    assert not [line for line in lines[:over] if "warning" in line], out
+    assert len([line for line in lines[over:] if "does not reach some memory" in line and "HMC did not allocate" in line]) == 1, out
+
+
+@pytest.mark.parametrize("peers", ["0", "1"])
+@pytest.mark.parametrize("vendor", PIN)
+def test_blocks_between_devices_of_this_process(run_job: Callable[..., str], vendor: str, peers: str) -> None:
+    run_job(
+        prelude(vendor)
+        + """
+with hmc.init() as comm:
+    near, same, other = (comm.buffer(SIZE, device=f"{VENDOR}:{index}") for index in (0, 0, 1))
+    for seed, far in enumerate((same, other)):
+        exercise(comm, near, comm.exchange(far, timeout=30)[0], lambda far=far: read(far), 30 + seed)
+    assert comm.path(0, near.device, other.device).transport == "local"
+    if VENDOR == "cuda":  # a pool, which another device may not be let into
+        from virtual_memory import Driver
+        far = comm.register(Driver().pooled(1, SIZE))
+        exercise(comm, near, comm.exchange(far, timeout=30)[0], lambda: read(far), 35)
+""",
+        ranks=1,
+        environment={**hmc.testing.environment(), "HMC_SIM_PEERS": peers},
+    )
 
 
 def test_policy_direct_takes_it(run_job: Callable[..., str]) -> None:

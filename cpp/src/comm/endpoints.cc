@@ -324,6 +324,10 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
   path.latency_us = best.reach.latency_us;
   path.bandwidth = best.reach.bandwidth;
   path.reason = best.reach.reason;
+  if (!best.reach.transient) {
+    const auto other = std::ranges::find_if(candidates, [](const Candidate& each) { return each.reach.transient; });
+    path.messages = other != candidates.end() ? other->transport->name : "none";
+  }
   if (candidates.size() > 1)
     path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
   for (std::size_t i = 1; i < candidates.size(); ++i) {

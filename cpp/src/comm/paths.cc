@@ -132,6 +132,7 @@ std::string Path::str() const {
   if (!detail.empty()) text += " (" + detail + ")";
   text += direct ? ", direct" : ", staged through host memory";
   text += encrypted ? ", encrypted" : "";
+  if (!messages.empty()) text += ", messages by " + messages;
   if (!reason.empty()) text += ", because: " + reason;
   if (bandwidth > 0) {
     char latency[32];

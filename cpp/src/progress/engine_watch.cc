@@ -25,10 +25,10 @@ constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
 constexpr unsigned spin_rounds = 100;
 // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done) is
 // polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
-// noticed a few percent late at most.
+// noticed a percent or two late at most.
 constexpr unsigned patient_refusals = 4;
 constexpr unsigned patient_standbys = 2;
-constexpr int backoff_fraction = 32;
+constexpr int backoff_fraction = 64;
 constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20);
 
 }  // namespace

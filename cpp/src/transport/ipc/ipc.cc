@@ -3,6 +3,7 @@
 // Signals go by a carrier.
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 #include "device/links.h"
@@ -17,8 +18,15 @@ namespace {
 
 using ipc::Link;
 
-// Bytes per second, where nobody says what joins two devices: more than any way through host memory.
-constexpr double unknown_link = 50e9;
+// Bytes per second from a device here to memory that it reaches. Where nobody says what joins two devices: not less than the way of
+// each to host memory, so that no stage looks faster.
+double rate(const Device& local, const Device& remote) {
+  constexpr double unknown_link = 50e9;
+  const double host = host_bandwidth(local);
+  if (remote.is_cpu()) return host > 0 ? host : usual_host_bandwidth;
+  const double link = link_bandwidth(local, remote);
+  return link > 0 ? link : std::max(unknown_link, host);
+}
 
 class IpcEndpoint final : public Endpoint {
  public:
@@ -72,14 +80,13 @@ class IpcTransport final : public Transport {
     } else if (const auto carrier = carriers_.choose(peer); carrier.transport == nullptr) {
       result.reason = carrier.reach.reason;
     } else {
-      const double link = remote.is_cpu() ? host_bandwidth(local) : link_bandwidth(local, remote);
       result.ok = true;
       result.detail = (remote.is_cpu() ? "mapped host memory (pinned where the vendor lets it) copied by the device, signals by "
                                        : "mapped device memory, signals by ") +
                       std::string(carrier.transport->name());
       result.reason = remote.is_cpu() ? "same host" : "same host, same vendor";
       result.latency_us = 8 + carrier.reach.latency_us;
-      result.bandwidth = link > 0 ? link : remote.is_cpu() ? usual_host_bandwidth : unknown_link;
+      result.bandwidth = rate(local, remote);
       result.transient = !remote.is_cpu();  // its memfd takes a descriptor, its mapping longer than the copy
     }
     return result;
@@ -89,8 +96,8 @@ class IpcTransport final : public Transport {
     if (!view.span.device.is_cpu()) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view));
     if (has_file(view)) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::HostRegion>(view));
     return Status(Code::unsupported, view.transient ? "ipc maps CPU memory of buffers, not of messages"
-                                                    : "CPU memory that HMC did not allocate (comm.buffer, hmc.Memory) has no "
-                                                      "descriptor by which a device of another process could reach it");
+                                                    : "CPU memory that HMC did not allocate has no descriptor by which a device "
+                                                      "of another process could reach it; that of comm.buffer() has");
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
