@@ -28,7 +28,6 @@ HMC_FACADE(hipError_t, hipDeviceEnablePeerAccess, (int peer, unsigned flags), (p
 HMC_FACADE(hipError_t, hipMalloc, (void** data, size_t bytes), (data, bytes));
 HMC_FACADE(hipError_t, hipFree, (void* data), (data));
 HMC_FACADE(hipError_t, hipPointerGetAttributes, (hipPointerAttribute_t * attributes, const void* data), (attributes, data));
-HMC_FACADE(hipError_t, hipMemGetAddressRange, (hipDeviceptr_t * base, size_t* bytes, hipDeviceptr_t data), (base, bytes, data));
 HMC_FACADE(hipError_t, hipHostRegister, (void* data, size_t bytes, unsigned flags), (data, bytes, flags));
 HMC_FACADE(hipError_t, hipHostUnregister, (void* data), (data));
 HMC_FACADE(hipError_t, hipIpcGetMemHandle, (hipIpcMemHandle_t * handle, void* data), (handle, data));
@@ -42,6 +41,13 @@ HMC_FACADE(hipError_t, hipEventQuery, (hipEvent_t event), (event));
 HMC_FACADE(hipError_t, hipMemcpyAsync, (void* target, const void* source, size_t bytes, hipMemcpyKind kind, hipStream_t stream),
            (target, source, bytes, kind, stream));
 HMC_FACADE(hipError_t, hipMemsetAsync, (void* data, int value, size_t bytes, hipStream_t stream), (data, value, bytes, stream));
+
+// HIP needs no context of the thread, the CUDA driver that AMD's header calls does: the runtime makes its own current.
+extern "C" HMC_EXPORT hipError_t facade_hipMemGetAddressRange(hipDeviceptr_t* base, size_t* bytes, hipDeviceptr_t data) {
+  cudaFree(nullptr);
+  return hipMemGetAddressRange(base, bytes, data);
+}
+__asm__(".globl hipMemGetAddressRange\n.set hipMemGetAddressRange, facade_hipMemGetAddressRange\n");
 
 // HIP has it, AMD's 5.2 headers for NVIDIA do not.
 extern "C" HMC_EXPORT hipError_t hipLaunchHostFunc(hipStream_t stream, cudaHostFn_t function, void* data) {
