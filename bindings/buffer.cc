@@ -49,8 +49,10 @@ void bind_buffer(py::module_& module) {
             return check(self.native(transport));
           },
           py::arg("transport"),
-          "What programs that are not HMC need to reach these bytes through a transport's own interface, such as \"verbs\": one dict "
-          "for each port, whose fields docs/reference/native.md lists. Valid until close(). UnsupportedError: it has none, or is not "
+          "What programs that are not HMC need to reach these bytes through a transport's own interface, such as \"verbs\": one "
+          "dict "
+          "for each port, whose fields docs/reference/native.md lists. Valid until close(). UnsupportedError: it has none, or is "
+          "not "
           "there.")
       .def(
           "close",
