@@ -43,6 +43,18 @@ void bind_buffer(py::module_& module) {
           "descriptor", [](const ConnBuffer& self) { return check(self.descriptor()); },
           "Names the whole registration for a peer's import_buffer(). ClosedError once closed.")
       .def(
+          "native",
+          [](const ConnBuffer& self, const std::string& transport) {
+            const py::gil_scoped_release nogil;
+            return check(self.native(transport));
+          },
+          py::arg("transport"),
+          "What programs that are not HMC need to reach these bytes through a transport's own interface, such as \"verbs\": one "
+          "dict "
+          "for each port, whose fields docs/reference/native.md lists. Valid until close(). UnsupportedError: it has none, or is "
+          "not "
+          "there.")
+      .def(
           "close",
           [](const ConnBuffer& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);

@@ -139,6 +139,7 @@ void bind_device(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_buffer(py::module_& module);
 void bind_work(py::module_& module);
+void bind_native(py::module_& module);
 void bind_path(py::module_& module);
 void bind_topology(py::module_& module);
 void bind_peer(py::module_& module);

@@ -133,6 +133,16 @@ void bind_context(py::module_& module) {
           "unpublish", [](const Context& self, const std::string& name) { check(self.unpublish(name)); }, py::arg("name"),
           "Takes a published name back.")
       .def(
+          "connect_native",
+          [](const Context& self, const std::string& transport, const NativeFields& peer) {
+            const py::gil_scoped_release nogil;
+            return check(self.connect_native(transport, peer));
+          },
+          py::arg("transport"), py::arg("peer"),
+          "Connects a program that is not HMC, whose own end the fields of `peer` describe, so that it can use what "
+          "ConnBuffer.native() says; docs/reference/native.md lists the fields. UnsupportedError: the transport has no such "
+          "interface, or is not there.")
+      .def(
           "progress",
           [](const Context& self) {
             const py::gil_scoped_release nogil;

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   hmc::bindings::bind_errors(module);
   hmc::bindings::bind_device(module);
   hmc::bindings::bind_memory(module);
+  hmc::bindings::bind_native(module);
   hmc::bindings::bind_buffer(module);
   hmc::bindings::bind_work(module);
   hmc::bindings::bind_path(module);

@@ -138,6 +138,10 @@ class ConnBuffer:
         """
         Names the whole registration for a peer's import_buffer(). ClosedError once closed.
         """
+    def native(self, transport: str) -> list[dict[str, int | str]]:
+        """
+        What programs that are not HMC need to reach these bytes through a transport's own interface, such as "verbs": one dict for each port, whose fields docs/reference/native.md lists. Valid until close(). UnsupportedError: it has none, or is not there.
+        """
     def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
         """
         The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
@@ -176,6 +180,23 @@ class ConnBuffer:
     def offset(self) -> int:
         """
         Of this slice in the registration, bytes.
+        """
+
+class NativeConnection:
+    """
+    A connection from a program that is not HMC; made by Context.connect_native(). Its end closes it.
+    """
+    def __enter__(self) -> NativeConnection: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def close(self) -> None:
+        """
+        Nothing comes in through it afterwards. Idempotent.
+        """
+    @property
+    def fields(self) -> dict[str, int | str]:
+        """
+        What the other program needs to connect its end.
         """
 
 class RemoteBuffer:
@@ -536,6 +557,10 @@ class Context:
     async def connect_async(self, address: str, timeout: float | None = 30.0) -> Peer:
         """
         As connect(), as a coroutine; the call waits on the loop's default executor.
+        """
+    def connect_native(self, transport: str, peer: collections.abc.Mapping[str, int | str]) -> NativeConnection:
+        """
+        Connects a program that is not HMC, whose own end the fields of `peer` describe, so that it can use what ConnBuffer.native() says; docs/reference/native.md lists the fields. UnsupportedError: the transport has no such interface, or is not there.
         """
     def counters(self) -> dict[str, int]:
         """

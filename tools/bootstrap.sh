@@ -34,6 +34,7 @@ if [ "$set_name" = rdma ]; then  # tests/rdma
   [ -x /sbin/rdma ] || [ -x /usr/sbin/rdma ] || [ -x /usr/bin/rdma ] || optional_package iproute2
   command -v zstd >/dev/null || optional_package zstd
   [ -d /usr/lib/x86_64-linux-gnu/libibverbs ] || optional_package ibverbs-providers
+  [ -d /usr/lib/python3/dist-packages/pyverbs ] || optional_package python3-pyverbs
 fi
 
 python_set=$set_name

@@ -99,3 +99,18 @@ def test_unequal_slices_are_refused(comm: hmc.Communicator) -> None:
     with pytest.raises(hmc.InvalidArgumentError, match="equal"):
         comm.put(buf[:8], remote[:9])
     comm.put(buf[:0], remote[:0]).wait(10)
+
+
+def test_transports_without_an_interface_for_other_programs() -> None:
+    with hmc.Context() as context:
+        buffer = context.buffer(64)
+        with pytest.raises(hmc.UnsupportedError, match="shm"):
+            buffer.native("shm")
+        with pytest.raises(hmc.UnsupportedError, match="tcp"):
+            context.connect_native("tcp", {"gid": "::1", "qp_num": 1})
+        with pytest.raises(hmc.InvalidArgumentError, match="carrier pigeon"):
+            buffer.native("carrier pigeon")
+        with pytest.raises(TypeError):
+            context.connect_native("verbs", {"qp_num": -1})
+    with hmc.Context(transports="shm") as context, pytest.raises(hmc.UnsupportedError, match="left out"):
+        context.buffer(64).native("verbs")

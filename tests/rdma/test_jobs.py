@@ -209,3 +209,38 @@ with hmc.Context() as here, hmc.Context() as there:
     assert np.array_equal(small, received)
 """
     run_verbs_job(job, ranks=1)
+
+
+@pytest.mark.timeout(200)
+def test_buffers_closed_while_they_are_used(run_verbs_job: Callable[..., str]) -> None:
+    """The owner asks those who use it to stop first, so the card never refuses anything and the connection lives on."""
+    job = """
+with hmc.init() as comm:
+    here = comm.buffer(3 << 20)
+    for turn in range(12):
+        target = comm.buffer(3 << 20)
+        remote = comm.exchange(target, timeout=60)[1 - comm.rank]
+        comm.barrier(timeout=60)
+        if comm.rank == 1:
+            time.sleep(0.04 * turn)
+            held = target.memory
+            target.close(timeout=60)
+            held.numpy()[:] = 0x5A
+            comm.barrier(timeout=60)
+            assert (held.numpy() == 0x5A).all(), "written after it was closed"
+            continue
+        done = 0
+        try:
+            while True:
+                works = [(comm.get if (turn + i) % 3 else comm.put)(here[i : 2 << 20], remote[i : 2 << 20]) for i in range(3)]
+                for work in works:
+                    work.wait(timeout=60)
+                    done += 1
+        except hmc.StaleBufferError as error:
+            assert "closed" in str(error), error
+        print("turn", turn, "done", done)
+        comm.barrier(timeout=60)
+    puts(comm, [1 << 20])
+"""
+    out = run_verbs_job(PUTS + job, timeout=150)
+    assert out.count("turn") == 12

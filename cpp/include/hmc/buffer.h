@@ -6,12 +6,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hmc/deadline.h"
 #include "hmc/device.h"
 #include "hmc/export.h"
 #include "hmc/memory.h"
+#include "hmc/native.h"
 #include "hmc/status.h"
 
 namespace hmc {
@@ -51,6 +53,10 @@ class HMC_API ConnBuffer {
   [[nodiscard]] Result<ConnBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // Names the whole registration (not the slice). Errors: closed.
   [[nodiscard]] Result<Descriptor> descriptor() const;
+  // What programs that are not HMC need to reach this slice through `transport`'s own interface, one entry for each port or the
+  // like; docs/reference/native.md lists the fields. Registers the memory with that transport if it was not. Whoever has them may
+  // read or write, as `access` says, until close(). Errors: unsupported (the transport has none, or is not there), closed.
+  [[nodiscard]] Result<std::vector<NativeFields>> native(std::string_view transport) const;
   // Ends the registration: returns when every importer has acknowledged or died. Nothing lands after an ok return.
   // Errors: timeout (HMC keeps the pages until the importers are gone). Idempotent.
   Status close(Deadline deadline = Deadline::never()) const;

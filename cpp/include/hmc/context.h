@@ -76,6 +76,11 @@ class HMC_API Context {
   // Errors: invalid_argument when nothing is published under the name.
   Status unpublish(std::string_view name) const;
 
+  // Connects a program that is not HMC, at whose own end `peer` is; docs/reference/native.md lists the fields. It can then use what
+  // ConnBuffer::native() says, and is trusted as a peer is. Errors: invalid_argument (a field), unsupported (no such interface, the
+  // transport is not there), transport.
+  [[nodiscard]] Result<NativeConnection> connect_native(std::string_view transport, const NativeFields& peer) const;
+
   // Progress::manual: polls once; true if something moved.
   bool progress() const;
   // Named counters since creation: "put.bytes.shm", "bytes_staged", "messages.eager", ...

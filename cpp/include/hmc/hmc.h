@@ -9,6 +9,7 @@
 #include "hmc/device.h"
 #include "hmc/interrupt.h"
 #include "hmc/memory.h"
+#include "hmc/native.h"
 #include "hmc/path.h"
 #include "hmc/peer.h"
 #include "hmc/status.h"

@@ -242,6 +242,7 @@ void ContextImpl::shut_down() {
       run_tossed();
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.
       for (int round = 0; round < 3; ++round) engine_->poll_once();
+      native_links_.clear();
       for (auto& slot : buffer_slots_) {
         if (const auto open = slot.open) begin_close(open);  // a reference of our own: begin_close empties the slot
         slot.open.reset();

@@ -90,6 +90,8 @@ class ContextImpl final : public ContextState, private Pollable {
   Result<Path> path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
   Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
   void leave(const std::shared_ptr<PeerImpl>& peer);
+  Result<std::vector<NativeFields>> native(const ConnBuffer& buffer, std::string_view transport);
+  Result<std::shared_ptr<NativeState>> connect_native(std::string_view transport, const NativeFields& peer);
   // As Messenger's, in scope 0, behind the peer's fences.
   Result<std::shared_ptr<WorkState>> isend(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view);
   Status send(const std::shared_ptr<PeerState>& peer, std::int64_t tag, const MemoryView& view, Deadline deadline);
@@ -122,6 +124,7 @@ class ContextImpl final : public ContextState, private Pollable {
   // Ends the buffer without waiting: importers are told. Idempotent.
   void begin_close(const std::shared_ptr<Exposure>& exposure);
   void needs_pump(PeerImpl& peer);
+  void end_native(std::uint64_t id) { native_links_.erase(id); }
   [[nodiscard]] const std::map<std::string, std::shared_ptr<BufferState>, std::less<>>& published() const noexcept {
     return published_;
   }
@@ -155,6 +158,7 @@ class ContextImpl final : public ContextState, private Pollable {
   Status prepare(const Wanted& wanted, Deadline deadline);
   // All that operations between the buffers need, by the best transport that reaches both. `registration` null: of the remote only.
   Status obtain(Wanted wanted, Registration* registration, Deadline deadline);
+  Result<Transport*> usable_transport(std::string_view name);
   Status check_descriptor(PeerImpl& peer, const Descriptor& descriptor);
   // Waits until the route between two devices is there (lock not held).
   Result<PeerRoute*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused, Deadline deadline);
@@ -204,6 +208,9 @@ class ContextImpl final : public ContextState, private Pollable {
   std::vector<std::shared_ptr<Exposure>> closing_buffers_;
   RegistrationCache registrations_;
   std::map<std::string, std::shared_ptr<BufferState>, std::less<>> published_;
+
+  std::unordered_map<std::uint64_t, std::unique_ptr<NativeLink>> native_links_;
+  std::uint64_t last_native_ = 0;
 
   std::unordered_map<std::uint32_t, std::vector<std::shared_ptr<PeerState>>> scopes_;
   ControlHandler control_handler_;

@@ -9,8 +9,9 @@ namespace {
 
 // Of one operation, handed to a runtime at once.
 constexpr std::size_t max_copies = 256;
-// Blocks of one copy: few launches where the device has a kernel for them, each with what a launch costs, else a call of the vendor's
-// for each. Those from or to the CPU are always the latter, and vendors queue about a thousand before they make the caller wait.
+// Blocks of one copy: few launches where the device has a kernel for them, each with what a launch costs, else a call of the
+// vendor's for each. Those from or to the CPU are always the latter, and vendors queue about a thousand before they make the caller
+// wait.
 constexpr std::size_t device_blocks = 1 << 16;
 constexpr std::size_t host_blocks = 64;
 constexpr std::size_t max_host_copies = 16;

@@ -17,6 +17,7 @@
 #include "base/pollable.h"
 #include "device/runtime.h"
 #include "hmc/buffer.h"
+#include "hmc/native.h"
 #include "hmc/status.h"
 #include "hmc/work.h"
 #include "memory/block.h"
@@ -71,6 +72,9 @@ struct RegionView {
   bool transient = false;                        // for one message only: cheap registration preferred over fast access
 };
 
+// What a transport without one says of its interface for programs that are not HMC.
+inline Status no_native() { return {Code::unsupported, "no interface for programs other than HMC"}; }
+
 // Registered local memory. Destruction deregisters: afterwards nothing of a peer lands in it where software is on the path.
 class LocalRegion {
  public:
@@ -81,6 +85,10 @@ class LocalRegion {
   // Slow first-use work (pinning) for operations with memory of `remote`, a device: once or more often, before the first of them,
   // on the posting thread, engine lock NOT held. The region works without it.
   virtual void prepare(const Device& /*remote*/) {}
+  // The same for programs that are not HMC: what ConnBuffer::native() says of `bytes` at `offset`.
+  [[nodiscard]] virtual Result<std::vector<NativeFields>> native(std::size_t /*offset*/, std::size_t /*bytes*/) const {
+    return no_native();
+  }
 
  protected:
   explicit LocalRegion(RegionView view) noexcept : view_(std::move(view)) {}
@@ -158,6 +166,14 @@ class Endpoint {
   virtual Status cancel(Completion* done) = 0;
 };
 
+// A connection to a program that is not HMC, which writes and reads registered memory through it. Destruction closes it: nothing
+// comes in afterwards. Engine lock held.
+class NativeLink {
+ public:
+  virtual ~NativeLink() = default;
+  [[nodiscard]] virtual NativeFields fields() const = 0;  // what that program needs to connect its end
+};
+
 // Pollable: the engine turns every transport of a Context. Whoever creates a transport adds it to the engine, and removes it from
 // there before destroying it (after its endpoints).
 class Transport : public Pollable {
@@ -171,6 +187,8 @@ class Transport : public Pollable {
   [[nodiscard]] virtual Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const = 0;
   virtual Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) = 0;
   virtual Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) = 0;
+  // May outlive the transport, not the engine.
+  virtual Result<std::unique_ptr<NativeLink>> connect_native(const NativeFields& /*peer*/) { return no_native(); }
 };
 
 struct TransportFactory {

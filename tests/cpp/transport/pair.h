@@ -279,9 +279,9 @@ class Pair {
     if (!loops_back()) moved = b_.node->poll() || moved;
     return moved;
   }
-  // Polls both ends until `condition`, at most 30 s.
+  // Polls both ends until `condition`, at most 30 s; longer where the machine is emulated, perhaps on cores that others use too.
   [[nodiscard]] bool until(const std::function<bool()>& condition) {
-    const Deadline deadline = Deadline::after_seconds(30);
+    const Deadline deadline = Deadline::after_seconds(slow() ? 150 : 30);
     while (!condition()) {
       if (deadline.passed()) return false;
       if (!poll()) sched_yield();

@@ -18,6 +18,7 @@ class VerbsLocalRegion final : public LocalRegion {
   // What a peer writes or reads from now on ends its own queue pair with an error, and moves nothing.
   ~VerbsLocalRegion() override;
   Result<Blob> exported() override;
+  [[nodiscard]] Result<std::vector<NativeFields>> native(std::size_t offset, std::size_t bytes) const override;
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(view_.span.data); }
   [[nodiscard]] std::uint32_t local_key(const Nic& nic) const noexcept { return handles_[nic.info().nic]->lkey; }

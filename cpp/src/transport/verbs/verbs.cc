@@ -4,6 +4,7 @@
 
 #include "base/env.h"
 #include "transport/verbs/link.h"
+#include "transport/verbs/native.h"
 #include "transport/verbs/route.h"
 
 namespace hmc {
@@ -102,6 +103,10 @@ class VerbsTransport final : public Transport {
     if (!pairing) return Status(Code::unsupported, "no port here and port there speak the same network");
     HMC_ASSIGN(auto link, Link::create(shared_, *(*shared_->nics)[pairing->own], sink));
     return std::unique_ptr<Endpoint>(std::make_unique<VerbsEndpoint>(std::move(link)));
+  }
+
+  Result<std::unique_ptr<NativeLink>> connect_native(const NativeFields& peer) override {
+    return verbs::VerbsNativeLink::create(shared_, peer);
   }
 
   bool poll() override {

@@ -10,7 +10,6 @@ namespace hmc::verbs {
 namespace {
 
 constexpr std::uint8_t wire_version = 1;
-constexpr std::uint8_t max_mtu = 5;
 
 Status malformed(const char* what) { return Status(Code::protocol, std::string("malformed verbs ") + what); }
 

@@ -15,6 +15,7 @@ namespace hmc::verbs {
 
 inline constexpr std::size_t max_nics = 16;
 inline constexpr std::size_t gid_bytes = 16;
+inline constexpr std::uint8_t max_mtu = 5;              // ibv_mtu: 4096 bytes
 inline constexpr std::uint32_t number_mask = 0xFFFFFF;  // queue pair numbers and packet sequence numbers have 24 bits
 
 using Gid = std::array<std::uint8_t, gid_bytes>;
