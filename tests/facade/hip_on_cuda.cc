@@ -42,10 +42,17 @@ HMC_FACADE(hipError_t, hipMemcpyAsync, (void* target, const void* source, size_t
            (target, source, bytes, kind, stream));
 HMC_FACADE(hipError_t, hipMemsetAsync, (void* data, int value, size_t bytes, hipStream_t stream), (data, value, bytes, stream));
 
-// HIP needs no context of the thread, the CUDA driver that AMD's header calls does: the runtime makes its own current.
+// HIP looks an address up wherever it belongs; the CUDA driver, which AMD's header calls, needs a context of its device.
 extern "C" HMC_EXPORT hipError_t facade_hipMemGetAddressRange(hipDeviceptr_t* base, size_t* bytes, hipDeviceptr_t data) {
-  cudaFree(nullptr);
-  return hipMemGetAddressRange(base, bytes, data);
+  cudaPointerAttributes owner{};
+  int current = 0;
+  cudaGetDevice(&current);
+  if (cudaPointerGetAttributes(&owner, reinterpret_cast<void*>(data)) != cudaSuccess) return hipErrorInvalidValue;
+  cudaSetDevice(owner.device);
+  cudaFree(nullptr);  // makes the runtime's context current
+  const hipError_t result = hipMemGetAddressRange(base, bytes, data);
+  cudaSetDevice(current);
+  return result;
 }
 __asm__(".globl hipMemGetAddressRange\n.set hipMemGetAddressRange, facade_hipMemGetAddressRange\n");
 
