@@ -86,8 +86,9 @@ def test_backend_names_stay_in_their_folders() -> None:
 def test_files_stay_small(pattern: str) -> None:
     limit = 450
     large = []
+    generated = {"_core.pyi", "copy_blocks_ptx.h"}
     for path in tracked(pattern):
-        if path.suffix in {".cc", ".h", ".py", ".pyi"} and path.name != "_core.pyi":
+        if path.suffix in {".cc", ".h", ".py", ".pyi"} and path.name not in generated:
             lines = len(path.read_text().splitlines())
             if lines > limit:
                 large.append(f"{path.relative_to(ROOT)}: {lines} lines")

@@ -29,16 +29,16 @@ def test_the_steps_on_a_gpu_machine(tmp_path: Path) -> None:
     listed = gpu_machine("--list", out=tmp_path)
     assert listed.returncode == 0, listed.stderr
     names = [line.split()[0] for line in listed.stdout.splitlines()]
-    assert names == ["build", "ctest", "python", "asan", "demo", "bench", "raw", "nccl"]
+    assert names == ["build", "ctest", "python", "asan", "facade", "demo", "bench", "raw", "nccl"]
     assert set(re.findall(r"^step_(\w+)\(\)", Path(GPU_MACHINE).read_text(), re.MULTILINE)) == set(names)
     assert not list(tmp_path.iterdir()), "nothing is done"
     usage = gpu_machine("--help", out=tmp_path)
     assert usage.returncode == 0
-    for option in ("--wheels", "--googletest", "--list"):
+    for option in ("--wheels", "--googletest", "--hip", "--list"):
         assert option in usage.stdout
 
 
-@pytest.mark.parametrize("arguments", [["fly"], ["--wheels", "/no/such/folder"], ["--googletest"], ["--list-all"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["fly"], ["--wheels", "/no/such/folder"], ["--googletest"], ["--hip", "/no/such"], ["--list-all"]], ids=" ".join)
 def test_wrong_usage_is_status_two(tmp_path: Path, arguments: list[str]) -> None:
     result = gpu_machine(*arguments, out=tmp_path)
     assert result.returncode == 2
