@@ -38,7 +38,9 @@ def test_the_steps_on_a_gpu_machine(tmp_path: Path) -> None:
         assert option in usage.stdout
 
 
-@pytest.mark.parametrize("arguments", [["fly"], ["--wheels", "/no/such/folder"], ["--googletest"], ["--hip", "/no/such"], ["--list-all"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["--wheels", "/no/such/folder"], ["--googletest"], ["--hip", "/no/such"], ["--list-all"]], ids=" ".join
+)
 def test_wrong_usage_is_status_two(tmp_path: Path, arguments: list[str]) -> None:
     result = gpu_machine(*arguments, out=tmp_path)
     assert result.returncode == 2
