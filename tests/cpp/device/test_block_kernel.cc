@@ -25,7 +25,6 @@ struct uint4 {
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpedantic"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #define __device__
 #define __global__
 #define __shared__ static
