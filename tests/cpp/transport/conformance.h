@@ -48,7 +48,7 @@ class Conformance : public ::testing::TestWithParam<Subject> {
     if (!GetParam().variable.empty()) unsetenv(GetParam().variable.c_str());
   }
   [[nodiscard]] std::unique_ptr<Pair> make(Progress progress = Progress::manual) {
-    auto made = Pair::create(*GetParam().factory, reason, progress, [this] { set(GetParam().far_value); });
+    auto made = Pair::create(*GetParam().factory, reason, progress, [] { set(GetParam().far_value); });
     set(GetParam().value);
     return made;
   }
