@@ -15,9 +15,9 @@ NAMES = ("cuda", "rocm", "rocm5", "hygon", "musa", "mlu")
 
 
 def library_path(name: str) -> Path | None:
-    """$HMC_SIM_DIR, else the build folders of this tree."""
+    """$HMC_SIM_DIR, else the build folders of this tree but for sanitizers', whose libraries Python cannot load."""
     folder = os.environ.get("HMC_SIM_DIR")
-    folders = [Path(folder)] if folder else [ROOT / "build" / "sim", *sorted((ROOT / "build").glob("*/sim"))]
+    folders = [Path(folder)] if folder else [ROOT / "build" / build / "sim" for build in (".", "package", "dev", "gpu")]
     return next((path for path in (where / f"libhmcsim_{name}.so" for where in folders) if path.exists()), None)
 
 
