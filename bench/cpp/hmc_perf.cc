@@ -13,19 +13,11 @@
 #include <vector>
 
 #include "baseline.h"
+#include "check.h"
 
 namespace {
 
-void check(const hmc::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "hmc_perf: %s\n", status.str().c_str());
-  std::_Exit(1);
-}
-template <class T>
-T check(hmc::Result<T> result) {
-  check(result.status());
-  return std::move(result).value();
-}
+using bench::check;
 
 class Benchmark {
  public:

@@ -14,22 +14,14 @@
 #include <vector>
 
 #include "baseline.h"
+#include "check.h"
 
 namespace {
 
 constexpr std::size_t room = 16U << 20;
 constexpr std::size_t under_way = 128;  // puts, as many as ib_write_bw has
 
-void check(const hmc::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "hmc_rdma_perf: %s\n", status.str().c_str());
-  std::_Exit(1);
-}
-template <class T>
-T check(hmc::Result<T> result) {
-  check(result.status());
-  return std::move(result).value();
-}
+using bench::check;
 
 // Of this process: a queue pair of Soft-RoCE is rung by one.
 double writing_calls() {

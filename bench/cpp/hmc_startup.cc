@@ -18,20 +18,13 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
+
 namespace {
 
 constexpr int round_trips = 300;
 
-void check(const hmc::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "hmc_startup: %s\n", status.str().c_str());
-  std::_Exit(1);
-}
-template <class T>
-T check(hmc::Result<T> result) {
-  check(result.status());
-  return std::move(result).value();
-}
+using bench::check;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 

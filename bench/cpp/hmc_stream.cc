@@ -9,20 +9,13 @@
 #include <cstdlib>
 #include <vector>
 
+#include "check.h"
+
 namespace {
 
 constexpr int calls = 400;
 
-void check(const hmc::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "hmc_stream: %s\n", status.str().c_str());
-  std::_Exit(1);
-}
-template <class T>
-T check(hmc::Result<T> result) {
-  check(result.status());
-  return std::move(result).value();
-}
+using bench::check;
 
 // Median seconds of the call alone: each message is over before the next is sent.
 double isend_seconds(const hmc::Communicator& comm, const hmc::Member& self, const hmc::MemoryView& view) {
