@@ -108,13 +108,15 @@ Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<
   PeerImpl& peer = work->peer();
   work->begin();
   const bool in_turn = peer.may_post() && !(pays_credit && !peer.nothing_pending());
+  bool needs_polling = true;
   if (in_turn && work->post() == PendingOp::Outcome::posted) {
     if (!work->post_error().ok()) return work->post_error();
+    needs_polling = work->needs_polling();
   } else {
     work->use_route(nullptr);  // it may have failed by the time
     peer.enqueue(work);
   }
-  if (!work->done()) engine_->kick();
+  if (needs_polling && !work->done()) engine_->kick();
   return std::shared_ptr<WorkState>(work);
 }
 

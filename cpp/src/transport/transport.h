@@ -41,6 +41,7 @@ struct Capabilities {
   std::string reason;              // why not, or how it will be used
   std::size_t max_signal = 0;      // bytes of one signal (head and body together); at least 2048
   std::size_t eager_limit = 0;     // signals up to this size beat a rendezvous here
+  bool rings = false;              // what was posted needs nobody to poll until an armed poll() is woken
   bool foreign_both_ends = false;  // a rendezvous is faster when sender puts one half while receiver gets the other
 };
 

@@ -60,6 +60,7 @@ class VerbsTransport final : public Transport {
     result.reason += "; payload is not encrypted";
     result.max_signal = verbs::max_signal;
     result.eager_limit = verbs::max_signal;
+    result.rings = true;
     return result;
   }
 
