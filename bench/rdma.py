@@ -56,7 +56,7 @@ def run(guest: Guest, program: Path, rounds: int) -> dict[tuple[str, int], dict[
             count = min(max((16 << 20) // size, 8), 1000)
             gigabits = perftest(guest, "ib_write_bw", size, f"-n {count * 3} -t 128 --report_gbits", 3)
             note("put", size, "perftest", size * 8 / (gigabits * 1e9))
-        note("put+notify", 8, "perftest", perftest(guest, "ib_write_lat", 8, "-n 500", 4) * 1e-6)
+        note("put+notify", 8, "perftest", perftest(guest, "ib_write_lat", 8, "-n 500", 5) * 1e-6)
         outcome = guest.run(f"{program} rxe0 rxe1 3", timeout=300)
         if outcome.status != 0:
             raise RuntimeError(outcome.output)
