@@ -2,6 +2,28 @@
 
 include(CheckIncludeFileCXX)
 
+# What nearly every file includes, parsed once: half of the time that a file takes to compile. Not where packages are built, so that each
+# file goes on including what it needs.
+set(HMC_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <condition_variable> <cstring> <deque> <functional> <map> <memory> <mutex>
+    <optional> <random> <span> <string> <string_view> <thread> <unordered_map> <utility> <vector>)
+
+# hmc_precompile(target flavour [headers...]): the common headers and these. The first target of each `flavour`, whose compiler flags all of it
+# share, makes the file, the others use it.
+function(hmc_precompile target flavour)
+  if(NOT HMC_PRECOMPILE)
+    return()
+  endif()
+  get_property(first GLOBAL PROPERTY HMC_PRECOMPILED_${flavour})
+  if(first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    target_precompile_headers(${target} PRIVATE ${HMC_COMMON_HEADERS} ${ARGN})
+    set_property(GLOBAL PROPERTY HMC_PRECOMPILED_${flavour} ${target})
+  endif()
+  # A compiler cache takes the same file for the same file only without this.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
+endfunction()
+
 function(hmc_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
                                            -Woverloaded-virtual -Wimplicit-fallthrough -Wswitch $<$<BOOL:${HMC_WERROR}>:-Werror>)
@@ -38,6 +60,7 @@ function(hmc_layer name)
   target_include_directories(hmc_${name} PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/cpp/include" "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src")
   target_compile_definitions(hmc_${name} PRIVATE HMC_VERSION_TEXT="${PROJECT_VERSION}")
   hmc_compile_options(hmc_${name})
+  hmc_precompile(hmc_${name} library)
   target_link_libraries(hmc_${name} PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
   foreach(dependency IN LISTS ARG_DEPENDS)
     target_link_libraries(hmc_${name} PUBLIC hmc_${dependency})

@@ -98,7 +98,7 @@ step_build() {
   local tests=OFF
   has_googletest && tests=ON
   # SKBUILD: the layout of the wheel, so that the package is whole where it is.
-  cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSKBUILD=ON -DHMC_WERROR=OFF -DHMC_BUILD_TESTS=$tests -DHMC_BUILD_BENCH=ON \
+  cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DSKBUILD=ON -DHMC_BUILD_TESTS=$tests -DHMC_BUILD_BENCH=ON \
     -DHMC_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(command -v python3)" -Dpybind11_DIR="$(python3 -m pybind11 --cmakedir)"
   cmake --build "$build"
   rm -rf "$build/stage"

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
 shift
-command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache
+command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 # Where ninja or clang is missing, make and g++ do. The fuzz targets are clang's; g++ warns of what sanitizers insert.
 instead=()
 command -v ninja >/dev/null || instead+=(-G "Unix Makefiles")

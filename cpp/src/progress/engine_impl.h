@@ -81,7 +81,6 @@ class EngineImpl final : public Engine {
     unsigned empty_rounds = 0;
     unsigned refusals = 0;         // arm() said no this many times in a row
     TimePoint moved_at{};          // when something last moved
-    TimePoint locked_out_at{};     // since when others have had the lock at every look
     unsigned kicked_standbys = 0;  // standbys in a row with kicked_ set
   };
 
@@ -106,7 +105,7 @@ class EngineImpl final : public Engine {
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
   static void relax(WatchState& state) noexcept;
-  std::optional<Nap> standby(const WatchState& state, Nap nap, bool locked_out = false);
+  std::optional<Nap> standby(const WatchState& state, Nap nap);
   void sleep_as_watcher(const Nap& nap) noexcept;
   void watch_as_waiter(Sleeper& sleeper, Deadline deadline);
   static void background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak);

@@ -167,18 +167,10 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   state.driven = driven;
   if (!mutex_.try_lock()) {
-    if (++state.empty_rounds < spin_rounds) {
-      cpu_relax();
-      return std::nullopt;
-    }
-    // Somebody is at work under it, perhaps in a long system call: the core that looking would take may be the one that this needs.
-    const TimePoint now = Deadline::Clock::now();
-    if (state.locked_out_at == TimePoint{}) state.locked_out_at = now;
-    const auto patience = std::clamp<Deadline::Clock::duration>(now - state.locked_out_at, first_backoff, tick);
-    return standby(state, Nap{false, now + patience}, true);
+    relax(state);
+    return std::nullopt;
   }
   Lock held(mutex_, std::adopt_lock);
-  state.locked_out_at = {};
   nudged_.store(false, std::memory_order_relaxed);
   if (armed_) disarm_all();
   const unsigned moved = round(true);
@@ -238,10 +230,9 @@ void EngineImpl::relax(WatchState& state) noexcept {
 }
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
-// `locked_out`: whoever kicked before has the lock, or another has; only who kicks from here on is to ring.
-std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap nap, bool locked_out) {
+std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap nap) {
   watcher_.exchange(Watcher::standby);
-  if (state.leave->load() != 0 || (!locked_out && !driver_present_.load() && (kicked_.load() || nudged_.load()))) {
+  if (state.leave->load() != 0 || (!driver_present_.load() && (kicked_.load() || nudged_.load()))) {
     watcher_.store(Watcher::active);
     return std::nullopt;
   }
