@@ -140,7 +140,8 @@ step_facade() {
   cp "$runtime/lib/libcudart.so.11.0" "$folder"
   # -w: the headers are not ours. The wheel lacks crt/, which a toolkit of any version has.
   g++ -std=c++17 -O2 -fPIC -shared -w -isystem "$hip" -isystem "$runtime/include" -isystem /usr/local/cuda/include \
-    -o "$folder/libhmcfacade_rocm.so" tests/facade/hip_on_cuda.cc "$folder/libcudart.so.11.0" "$driver" "-Wl,-rpath,$folder"
+    -o "$folder/libhmcfacade_rocm.so" tests/facade/hip_on_cuda.cc "$folder/libcudart.so.11.0" "$driver" -L/usr/local/cuda/lib64 -lnvrtc \
+    "-Wl,-rpath,$folder:/usr/local/cuda/lib64"
   export HMC_CUDA_LIBRARY=off HMC_ROCM_LIBRARY=$folder/libhmcfacade_rocm.so
   hmc_command info | grep rocm
   if [ -x "$build/tests/cpp/test_device" ]; then "$build/tests/cpp/test_device" --gtest_filter='*/rocm'; fi

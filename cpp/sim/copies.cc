@@ -208,6 +208,12 @@ Error copy_blocking(void* target, const void* source, std::size_t bytes, Side ta
   return run_or_submit(prepared, std::move(work), stream, true);
 }
 
+Error copy_now(void* target, const void* source, std::size_t bytes, Side target_side, Side source_side) {
+  std::function<Error()> work;
+  const Error prepared = prepare_copy(target, source, bytes, target_side, source_side, work);
+  return prepared != Error::ok || !work ? prepared : work();
+}
+
 Error fill(void* target, int value, std::size_t bytes, const StreamRef& stream) {
   std::function<Error()> work;
   const Error prepared = prepare_fill(target, value, bytes, work);

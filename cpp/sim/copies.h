@@ -20,6 +20,8 @@ Error copy(void* target, const void* source, std::size_t bytes, Side target_side
 // As copy(), done on return; memory that cannot be accessed is invalid_value.
 Error copy_blocking(void* target, const void* source, std::size_t bytes, Side target_side, Side source_side,
                     const StreamRef& stream);
+// By the calling thread, in no stream's order: for what a stream does.
+Error copy_now(void* target, const void* source, std::size_t bytes, Side target_side, Side source_side);
 // Device or pinned memory.
 Error fill(void* target, int value, std::size_t bytes, const StreamRef& stream);
 Error fill_blocking(void* target, int value, std::size_t bytes, const StreamRef& stream);

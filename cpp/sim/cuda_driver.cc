@@ -305,12 +305,6 @@ HMC_SIM_EXPORT int cuGetErrorString(int code, const char** text) {
   return found == nullptr ? cuda_code(Error::invalid_value) : 0;
 }
 
-// No kernels run here: what would be compiled is refused, and callers copy instead.
-HMC_SIM_EXPORT int cuModuleLoadData(void** /*module*/, const void* /*image*/) {
-  HMC_SIM_ENTER_CONTEXT;
-  return sim::cuda_not_supported;
-}
-
 // Looks among this library's own names, the newest version of each first, as the driver does.
 HMC_SIM_EXPORT int cuGetProcAddress_v2(const char* name, void** function, int /*version*/, std::uint64_t /*flags*/, int* status) {
   if (name == nullptr || function == nullptr) return cuda_code(Error::invalid_value);

@@ -4,6 +4,7 @@
 #define __HIP_PLATFORM_NVCC__
 #define __HIP_PLATFORM_NVIDIA__
 #include <hip/hip_runtime_api.h>
+#include <hip/hiprtc.h>
 
 #define HMC_EXPORT __attribute__((visibility("default"))) __attribute__((used))
 
@@ -55,6 +56,37 @@ extern "C" HMC_EXPORT hipError_t facade_hipMemGetAddressRange(hipDeviceptr_t* ba
   return result;
 }
 __asm__(".globl hipMemGetAddressRange\n.set hipMemGetAddressRange, facade_hipMemGetAddressRange\n");
+
+// The driver, which AMD's header calls for modules, takes the context that is current; the runtime makes it so at its own calls
+// only.
+extern "C" HMC_EXPORT hipError_t facade_hipModuleLoadData(hipModule_t* module, const void* image) {
+  cudaFree(nullptr);
+  return hipModuleLoadData(module, image);
+}
+__asm__(".globl hipModuleLoadData\n.set hipModuleLoadData, facade_hipModuleLoadData\n");
+HMC_FACADE(hipError_t, hipModuleGetFunction, (hipFunction_t * function, hipModule_t module, const char* name),
+           (function, module, name));
+extern "C" HMC_EXPORT hipError_t facade_hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
+                                                              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                                                              unsigned shared_bytes, hipStream_t stream, void** arguments,
+                                                              void** extra) {
+  cudaFree(nullptr);
+  return hipModuleLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, arguments, extra);
+}
+__asm__(".globl hipModuleLaunchKernel\n.set hipModuleLaunchKernel, facade_hipModuleLaunchKernel\n");
+HMC_FACADE(hipError_t, hipDeviceGetAttribute, (int* value, hipDeviceAttribute_t attribute, int device), (value, attribute, device));
+HMC_FACADE(hipError_t, hipHostMalloc, (void** data, size_t bytes, unsigned flags), (data, bytes, flags));
+
+// The run-time compiler: NVIDIA's behind AMD's names, in this library as ROCm had it until 6.
+HMC_FACADE(hiprtcResult, hiprtcCreateProgram,
+           (hiprtcProgram * program, const char* source, const char* name, int headers, const char** texts, const char** names),
+           (program, source, name, headers, texts, names));
+HMC_FACADE(hiprtcResult, hiprtcCompileProgram, (hiprtcProgram program, int options, const char** texts), (program, options, texts));
+HMC_FACADE(hiprtcResult, hiprtcGetProgramLogSize, (hiprtcProgram program, size_t* bytes), (program, bytes));
+HMC_FACADE(hiprtcResult, hiprtcGetProgramLog, (hiprtcProgram program, char* log), (program, log));
+HMC_FACADE(hiprtcResult, hiprtcGetCodeSize, (hiprtcProgram program, size_t* bytes), (program, bytes));
+HMC_FACADE(hiprtcResult, hiprtcGetCode, (hiprtcProgram program, char* code), (program, code));
+HMC_FACADE(hiprtcResult, hiprtcDestroyProgram, (hiprtcProgram * program), (program));
 
 // HIP has it, AMD's 5.2 headers for NVIDIA do not.
 extern "C" HMC_EXPORT hipError_t hipLaunchHostFunc(hipStream_t stream, cudaHostFn_t function, void* data) {

@@ -14,6 +14,7 @@ namespace {
 constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors of a device that copy scattered blocks at a time; 0: all."},
     {"HMC_CUDA_LIBRARY", "", "Path of NVIDIA's driver library (libcuda.so.1) to use and no other, or `off`."},
+    {"HMC_HIPRTC_LIBRARY", "", "The same for AMD's run-time compiler (libhiprtc.so), where libamdhip64.so does not hold it."},
     {"HMC_HYGON_LIBRARY", "", "The same for Hygon's DTK (libgalaxyhip.so)."},
     {"HMC_JOB_KEY", "", "Job key that control connections are authenticated with, as printed by `hmc keygen`."},
     {"HMC_LOCAL_RANK", "", "Set by `hmc run`: this process's number on its host."},

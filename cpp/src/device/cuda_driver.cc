@@ -3,9 +3,10 @@
 #include <vector>
 
 #include "device/accelerator.h"
-#include "device/cuda_blocks.h"
+#include "device/block_kernel.h"
 #include "device/cuda_chunks.h"
 #include "device/cuda_driver_api.h"
+#include "device/kernels/copy_blocks_ptx.h"
 #include "device/library.h"
 
 namespace hmc {
@@ -196,7 +197,7 @@ class CudaDriver final : public VendorCalls {
     HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_WANT)
 #undef HMC_NEED
 #undef HMC_WANT
-    blocks_.load(library_);
+    blocks_.load_cuda(library_);
     chunks_.load(library_);
     if (missing.empty()) return {};
     return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
@@ -230,7 +231,8 @@ class CudaDriver final : public VendorCalls {
 
   VendorLibrary library_{row};
   cuda_driver::Api api_;
-  CudaBlocks blocks_;
+  BlockKernel blocks_{{cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count,
+                       [](int) { return kernel::Image{copy_blocks_ptx, false}; }, [](int code) { return code; }}};
   CudaChunks chunks_;
   std::mutex mutex_;
   std::vector<Context> contexts_;  // by device; null: not used yet

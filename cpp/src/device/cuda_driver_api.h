@@ -11,8 +11,6 @@ namespace hmc::cuda_driver {
 
 using Pointer = unsigned long long;  // CUdeviceptr
 using Context = void*;
-using Module = void*;
-using Function = void*;
 using Handle = unsigned long long;  // CUmemGenericAllocationHandle
 struct Access {                     // CUmemAccessDesc
   int location_type;
@@ -26,7 +24,6 @@ constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
-constexpr unsigned host_alloc_portable = 1;
 constexpr unsigned host_register_read_only = 8;
 constexpr unsigned ipc_lazy_peer_access = 1;
 constexpr int memory_type_device = 2;
@@ -35,7 +32,6 @@ constexpr int attribute_buffer_id = 7;
 constexpr int attribute_device_ordinal = 9;
 constexpr int attribute_range_start = 11;
 constexpr int attribute_range_size = 12;
-constexpr int device_multiprocessor_count = 16;
 constexpr int device_compute_capability_major = 75;
 constexpr int p2p_access_supported = 2;  // of pairs of devices
 constexpr int p2p_native_atomics = 3;
@@ -95,18 +91,6 @@ constexpr int access_read_write = 3;
   CALL(map, cuMemMap, int(Pointer, std::size_t, std::size_t, Handle, unsigned long long))              \
   CALL(unmap, cuMemUnmap, int(Pointer, std::size_t))                                                   \
   CALL(allow, cuMemSetAccess, int(Pointer, std::size_t, const Access*, std::size_t))
-
-// For kernels of ours.
-#define HMC_CUDA_KERNEL_CALLS(CALL)                                                                    \
-  CALL(load_module, cuModuleLoadData, int(Module*, const void*))                                       \
-  CALL(get_function, cuModuleGetFunction, int(Function*, Module, const char*))                         \
-  CALL(launch, cuLaunchKernel, int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, VendorStream, \
-                                   void**, void**))                                                    \
-  CALL(attribute, cuDeviceGetAttribute, int(int*, int, int))                                           \
-  CALL(allocate_host, cuMemHostAlloc, int(void**, std::size_t, unsigned))                              \
-  CALL(event_create, cuEventCreate, int(VendorEvent*, unsigned))                                       \
-  CALL(event_record, cuEventRecord, int(VendorEvent, VendorStream))                                    \
-  CALL(event_query, cuEventQuery, int(VendorEvent))
 // clang-format on
 
 struct Api {
@@ -115,9 +99,6 @@ struct Api {
 };
 struct ChunkApi {
   HMC_CUDA_CHUNK_CALLS(HMC_CALL_MEMBER)
-};
-struct KernelApi {
-  HMC_CUDA_KERNEL_CALLS(HMC_CALL_MEMBER)
 };
 
 }  // namespace hmc::cuda_driver

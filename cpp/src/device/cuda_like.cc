@@ -6,7 +6,10 @@
 
 #include "base/log.h"
 #include "device/accelerator.h"
+#include "device/block_kernel.h"
 #include "device/cuda_like_api.h"
+#include "device/kernel_compiler.h"
+#include "device/kernels/copy_blocks_source.h"
 #include "device/library.h"
 
 namespace hmc {
@@ -16,8 +19,9 @@ struct Row {
   std::string_view vendor;
   LibraryRow library;
   const char* prefix;                     // of every call
-  const char* driver_prefix;              // of the calls that the runtime lacks and its driver interface has; null: none
+  const char* driver_prefix = nullptr;    // of the calls that the runtime lacks and its driver interface has; null: none
   const char* dma_buf_library = nullptr;  // for runtimes that have no call for a dma-buf: HSA's, which they are built on
+  LibraryRow compiler = {};               // of kernels, where the runtime has none itself
   int pci_vendor = 0;                     // of its cards, where another vendor's runtime has the same calls; 0: any
 };
 
@@ -28,15 +32,24 @@ constexpr std::string_view dtk_folders[] = {"/opt/dtk/hip/lib", "/opt/dtk/lib"};
 constexpr std::string_view musa_versions[] = {"5", "4", "1", ""};
 constexpr std::string_view musa_folders[] = {"/usr/local/musa/lib"};
 
-constexpr Row rocm_row{
-    "rocm", {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders}, "hip", nullptr, "libhsa-runtime64.so.1", 0x1002};
-constexpr Row hygon_row{"hygon", {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders}, "hip", nullptr, nullptr,
-                        0x1d94};
-constexpr Row musa_row{"musa", {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders}, "musa", "mu"};
+constexpr Row rocm_row{.vendor = "rocm",
+                       .library = {"HMC_ROCM_LIBRARY", "libamdhip64.so", hip_versions, hip_folders},
+                       .prefix = "hip",
+                       .dma_buf_library = "libhsa-runtime64.so.1",
+                       .compiler = {"HMC_HIPRTC_LIBRARY", "libhiprtc.so", hip_versions, hip_folders},
+                       .pci_vendor = 0x1002};
+constexpr Row hygon_row{.vendor = "hygon",
+                        .library = {"HMC_HYGON_LIBRARY", "libgalaxyhip.so", dtk_versions, dtk_folders},
+                        .prefix = "hip",
+                        .pci_vendor = 0x1d94};
+constexpr Row musa_row{.vendor = "musa",
+                       .library = {"HMC_MUSA_LIBRARY", "libmusart.so", musa_versions, musa_folders},
+                       .prefix = "musa",
+                       .driver_prefix = "mu"};
 
 class CudaLike final : public VendorCalls {
  public:
-  explicit CudaLike(const Row& row) noexcept : row_(row), library_(row.library) {}
+  explicit CudaLike(const Row& row) : row_(row), library_(row.library), compiler_(row.compiler) {}
 
   Status open() override {
     HMC_TRY(library_.open());
@@ -69,8 +82,10 @@ class CudaLike final : public VendorCalls {
     return 0;
   }
   std::vector<std::string> capabilities(int) override {
-    if (api_.dma_buf == nullptr && hsa_dma_buf_ == nullptr) return {"IPC handles"};
-    return {"IPC handles", "dma-buf"};
+    std::vector<std::string> names{"IPC handles"};
+    if (api_.dma_buf != nullptr || hsa_dma_buf_ != nullptr) names.emplace_back("dma-buf");
+    if (blocks_.available() && compiler_.available(library_)) names.emplace_back("block kernel");
+    return names;
   }
   VendorLink link(int from, int to) override {
     int reaches = 0;
@@ -134,6 +149,9 @@ class CudaLike final : public VendorCalls {
     if (direction == CopyDirection::to_host) kind = cuda_like::kind_to_host;
     return clear(api_.copy(target, source, bytes, kind, stream));
   }
+  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
+    return blocks_.copy(index, blocks, stream, issued);
+  }
   int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
     return clear(api_.fill(target, value, bytes, stream));
   }
@@ -187,6 +205,7 @@ class CudaLike final : public VendorCalls {
 #undef HMC_NEED
 #undef HMC_WANT
 #undef HMC_FROM_DRIVER
+    if (!row_.compiler.stem.empty()) blocks_.load_hip(library_);
     // Its own dependency: where it is not loaded already, there is no such runtime either.
     if (row_.dma_buf_library != nullptr)
       VendorLibrary::load_loaded(hsa_dma_buf_, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
@@ -194,9 +213,17 @@ class CudaLike final : public VendorCalls {
     return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
   }
 
+  kernel::Image block_kernel(int device) {
+    return compiler_.compile(library_, copy_blocks_source, device,
+                             [this, device] { static_cast<void>(clear(api_.device_set(device))); });
+  }
+
   const Row& row_;
   VendorLibrary library_;
   cuda_like::Api api_;
+  KernelCompiler compiler_;
+  BlockKernel blocks_{{cuda_like::codes.unsupported, kernel::hip_multiprocessor_count,
+                       [this](int device) { return block_kernel(device); }, [this](int code) { return clear(code); }}};
   int (*hsa_dma_buf_)(const void*, std::size_t, int*, std::uint64_t*) = nullptr;
   std::atomic<int> device_type_{-1};  // -1: not learnt yet
 };

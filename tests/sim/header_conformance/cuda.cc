@@ -1,4 +1,5 @@
 // cpp/src/device/cuda_driver_api.h against NVIDIA's cuda.h. Only compiled, by tests/sim/test_header_conformance.py.
+#include "device/block_kernel.h"
 #include "device/cuda_driver_api.h"
 
 #include <cuda.h>
@@ -27,7 +28,6 @@ namespace hmc::cuda_driver {
 HMC_CUDA_DRIVER_CALLS(HMC_CHECK)
 HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_CHECK)
 HMC_CUDA_CHUNK_CALLS(HMC_CHECK)
-HMC_CUDA_KERNEL_CALLS(HMC_CHECK)
 
 static_assert(codes.not_ready[0] == CUDA_ERROR_NOT_READY);
 static_assert(codes.not_ready[1] == CUDA_ERROR_NOT_READY);
@@ -49,7 +49,6 @@ static_assert(attribute_buffer_id == CU_POINTER_ATTRIBUTE_BUFFER_ID);
 static_assert(attribute_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(attribute_range_start == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
 static_assert(attribute_range_size == CU_POINTER_ATTRIBUTE_RANGE_SIZE);
-static_assert(device_multiprocessor_count == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(device_compute_capability_major == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(p2p_access_supported == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED);
 static_assert(device_dma_buf_supported == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
@@ -60,3 +59,13 @@ static_assert(access_read_write == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(p2p_native_atomics == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
 
 }  // namespace hmc::cuda_driver
+
+namespace hmc::kernel {
+
+#define HMC_CHECK_KERNEL(member, cuda, hip, ...) static_assert(conformance::same_abi<__VA_ARGS__, decltype(::cuda)>(), #cuda);
+HMC_KERNEL_CALLS(HMC_CHECK_KERNEL)
+static_assert(host_alloc_portable == CU_MEMHOSTALLOC_PORTABLE);
+static_assert(event_disable_timing == CU_EVENT_DISABLE_TIMING);
+static_assert(cuda_multiprocessor_count == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+
+}  // namespace hmc::kernel

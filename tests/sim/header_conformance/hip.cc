@@ -1,9 +1,14 @@
 // cpp/src/device/cuda_like_api.h against AMD's hip_runtime_api.h. Only compiled, by tests/sim/test_header_conformance.py.
+#include "device/block_kernel.h"
 #include "device/cuda_like_api.h"
+#include "device/kernel_compiler.h"
 
 #define __HIP_PLATFORM_AMD__ 1
 #define __HIP_DISABLE_CPP_FUNCTIONS__ 1  // no overloads beside the C functions
 #include <hip/hip_runtime_api.h>
+#if __has_include(<hip/hiprtc.h>)  // not everywhere beside the former
+#include <hip/hiprtc.h>
+#endif
 
 #include <cstddef>
 
@@ -59,3 +64,23 @@ static_assert(kind_to_host == hipMemcpyDeviceToHost);
 static_assert(kind_on_device == hipMemcpyDeviceToDevice);
 
 }  // namespace hmc::cuda_like
+
+namespace hmc::kernel {
+
+#define HMC_CHECK_KERNEL(member, cuda, hip, ...) static_assert(conformance::same_abi<__VA_ARGS__, decltype(::hip)>(), #hip);
+HMC_KERNEL_CALLS(HMC_CHECK_KERNEL)
+static_assert(host_alloc_portable == hipHostMallocPortable);
+static_assert(event_disable_timing == hipEventDisableTiming);
+static_assert(hip_multiprocessor_count == hipDeviceAttributeMultiprocessorCount);
+
+}  // namespace hmc::kernel
+
+// Later versions may add const, which is no matter to callers.
+#if __has_include(<hip/hiprtc.h>) && HIP_VERSION_MAJOR < 6
+namespace hmc::compiler {
+
+#define HMC_CHECK_COMPILER(member, name, ...) static_assert(conformance::same_abi<__VA_ARGS__, decltype(::name)>(), #name);
+HMC_COMPILER_CALLS(HMC_CHECK_COMPILER)
+
+}  // namespace hmc::compiler
+#endif

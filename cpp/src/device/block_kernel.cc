@@ -1,15 +1,13 @@
-#include "device/cuda_blocks.h"
+#include "device/block_kernel.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/env.h"
-#include "device/kernels/copy_blocks_ptx.h"
 
 namespace hmc {
 namespace {
 
-constexpr int unsupported = cuda_driver::codes.unsupported;
 constexpr unsigned threads = 1024;  // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
 constexpr std::size_t unroll = 4;   // accesses of a thread to a tile, as in the kernel
 constexpr std::size_t launch_blocks = 16384;  // of one launch at most
@@ -34,39 +32,54 @@ unsigned widest_access(std::uint64_t bits) noexcept {
 
 }  // namespace
 
-void CudaBlocks::load(const VendorLibrary& library) {
-#define HMC_WANT(member, name, ...) library.load(api_.member, #name);
-  HMC_CUDA_KERNEL_CALLS(HMC_WANT)
+void BlockKernel::load_cuda(const VendorLibrary& library) {
+#define HMC_WANT(member, cuda, hip, ...) library.load(api_.member, #cuda);
+  HMC_KERNEL_CALLS(HMC_WANT)
 #undef HMC_WANT
 }
 
-CudaBlocks::Kernel& CudaBlocks::kernel_of(int device) {
+void BlockKernel::load_hip(const VendorLibrary& library) {
+#define HMC_WANT(member, cuda, hip, ...) library.load(api_.member, #hip);
+  HMC_KERNEL_CALLS(HMC_WANT)
+#undef HMC_WANT
+}
+
+bool BlockKernel::available() const noexcept {
+  bool all = true;
+#define HMC_HAVE(member, ...) all = all && api_.member != nullptr;
+  HMC_KERNEL_CALLS(HMC_HAVE)
+#undef HMC_HAVE
+  return all;
+}
+
+BlockKernel::Kernel& BlockKernel::kernel_of(int device) {
   Kernel& kernel = kernels_[device];
   if (kernel.tried) return kernel;
-  kernel.tried = true;
-  kernel.code = unsupported;
-  if (!available()) return kernel;
-  cuda_driver::Module module = nullptr;
+  kernel.code = vendor_.unsupported;
+  const kernel::Image image = available() ? vendor_.image(device) : kernel::Image{};
+  kernel.tried = !image.pending;
+  if (image.data == nullptr) return kernel;
+  kernel::Module module = nullptr;
   int processors = 0;
-  kernel.code = api_.load_module(&module, copy_blocks_ptx);
+  kernel.code = api_.load_module(&module, image.data);
   if (kernel.code == 0) kernel.code = api_.get_function(&kernel.function, module, "hmc_copy_blocks");
-  if (kernel.code == 0) kernel.code = api_.attribute(&processors, cuda_driver::device_multiprocessor_count, device);
-  if (kernel.code != 0) kernel.code = unsupported;  // copied one by one then
+  if (kernel.code == 0) kernel.code = api_.attribute(&processors, vendor_.multiprocessor_count, device);
+  if (vendor_.clear(kernel.code) != 0) kernel.code = vendor_.unsupported;  // copied one by one then
   const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
   kernel.groups = wanted != 0 ? wanted : static_cast<std::size_t>(std::max(1, processors));
   return kernel;
 }
 
 // Never waits: while every chunk is still read from, another is made.
-int CudaBlocks::make_room(std::deque<Chunk>& chunks, std::size_t offsets, VendorStream stream) {
+int BlockKernel::make_room(std::deque<Chunk>& chunks, std::size_t offsets, VendorStream stream) {
   if (!chunks.empty()) {
     Chunk& last = chunks.back();
     if (chunk_offsets - last.used >= offsets) return 0;
     if (last.over == nullptr) {
-      if (const int code = api_.event_create(&last.over, cuda_driver::event_disable_timing); code != 0) return code;
+      if (const int code = api_.event_create(&last.over, kernel::event_disable_timing); code != 0) return code;
     }
     if (const int code = api_.event_record(last.over, stream); code != 0) return code;
-    if (Chunk& oldest = chunks.front(); api_.event_query(oldest.over) == 0) {
+    if (Chunk& oldest = chunks.front(); vendor_.clear(api_.event_query(oldest.over)) == 0) {
       oldest.used = 0;
       chunks.push_back(oldest);
       chunks.pop_front();
@@ -75,8 +88,7 @@ int CudaBlocks::make_room(std::deque<Chunk>& chunks, std::size_t offsets, Vendor
   }
   Chunk made;
   void* data = nullptr;
-  if (const int code = api_.allocate_host(&data, chunk_offsets * sizeof(std::uint64_t), cuda_driver::host_alloc_portable);
-      code != 0) {
+  if (const int code = api_.allocate_host(&data, chunk_offsets * sizeof(std::uint64_t), kernel::host_alloc_portable); code != 0) {
     return code;
   }
   made.offsets = static_cast<std::uint64_t*>(data);
@@ -84,7 +96,7 @@ int CudaBlocks::make_room(std::deque<Chunk>& chunks, std::size_t offsets, Vendor
   return 0;
 }
 
-int CudaBlocks::launch(const Kernel& kernel, const VendorBlocks& blocks, VendorStream stream) {
+int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, VendorStream stream) {
   std::deque<Chunk>& chunks = chunks_[stream];
   if (const int code = make_room(chunks, 2 * blocks.count, stream); code != 0) return code;
   Chunk& chunk = chunks.back();
@@ -108,7 +120,7 @@ int CudaBlocks::launch(const Kernel& kernel, const VendorBlocks& blocks, VendorS
   return code;
 }
 
-int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) {
+int BlockKernel::copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) {
   const std::scoped_lock lock(mutex_);
   const Kernel& kernel = kernel_of(device);
   if (kernel.code != 0) return kernel.code;
@@ -118,7 +130,7 @@ int CudaBlocks::copy(int device, const VendorBlocks& blocks, VendorStream stream
     part.source_offsets += issued;
     part.count = std::min(blocks.count - issued, launch_blocks);
     if (issued == 0 && part.count > early_blocks) part.count /= 8;
-    if (const int code = launch(kernel, part, stream); code != 0) return code;
+    if (const int code = vendor_.clear(launch(kernel, part, stream)); code != 0) return code;
     issued += part.count;
   }
   return 0;

@@ -1,0 +1,114 @@
+#include "device/kernel_compiler.h"
+
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+
+namespace hmc {
+namespace {
+
+// Threads that compile. At the end of the process they are waited for: the compiler does not survive its own static objects.
+class Builders {
+ public:
+  ~Builders() {
+    for (auto& thread : threads_) thread.join();
+  }
+  // False: the system gives no thread.
+  template <class Function>
+  bool start(Function&& function) {
+    const std::scoped_lock lock(mutex_);
+    try {
+      threads_.emplace_back(std::forward<Function>(function));
+    } catch (const std::system_error&) {
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::thread> threads_;
+};
+
+void refused(int code, const std::string& text) {
+  const std::string why = text.empty() ? std::string() : ": " + text.substr(0, text.find('\n'));
+  log(LogLevel::warning, "the run-time compiler refused the kernel for blocks (code " + std::to_string(code) + ")" + why +
+                             "; they are copied one by one");
+}
+
+}  // namespace
+
+bool KernelCompiler::open(const VendorLibrary& runtime) {
+  if (!opened_) {
+    opened_ = true;
+    const bool own = runtime.symbol("hiprtcCreateProgram") == nullptr;
+    if (own) {
+      if (const Status status = library_.open(); !status.ok())
+        log(LogLevel::info, "no run-time compiler: " + std::string(status.message()));
+    }
+    const VendorLibrary& from = own ? library_ : runtime;
+#define HMC_WANT(member, name, ...) from.load(api_.member, #name);
+    HMC_COMPILER_CALLS(HMC_WANT)
+#undef HMC_WANT
+  }
+  bool all = true;
+#define HMC_HAVE(member, ...) all = all && api_.member != nullptr;
+  HMC_COMPILER_CALLS(HMC_HAVE)
+#undef HMC_HAVE
+  return all;
+}
+
+bool KernelCompiler::available(const VendorLibrary& runtime) {
+  const std::scoped_lock lock(mutex_);
+  return open(runtime);
+}
+
+// Compiled for the device that is current, which is what hiprtc does when no architecture is named.
+std::string KernelCompiler::build(const char* source) const {
+  compiler::Program program = nullptr;
+  if (const int code = api_.create(&program, source, "hmc_copy_blocks", 0, nullptr, nullptr); code != 0) {
+    refused(code, {});
+    return {};
+  }
+  std::string result;
+  std::size_t bytes = 0;
+  int code = api_.compile(program, 0, nullptr);
+  if (code == 0 && (code = api_.code_bytes(program, &bytes)) == 0) {
+    result.resize(bytes);
+    code = api_.code(program, result.data());
+  }
+  if (code != 0) {
+    result.clear();
+    std::string text;
+    if (api_.log_bytes(program, &bytes) == 0 && bytes > 1) {
+      text.resize(bytes);
+      if (api_.log(program, text.data()) != 0) text.clear();
+    }
+    refused(code, text);
+  }
+  static_cast<void>(api_.destroy(&program));
+  return result;
+}
+
+kernel::Image KernelCompiler::compile(const VendorLibrary& runtime, const char* source, int device, std::function<void()> enter) {
+  const std::scoped_lock lock(mutex_);
+  if (!open(runtime)) return {};
+  const auto [found, added] = builds_.try_emplace(device);
+  Build& made = found->second;
+  if (added) {
+    static Builders builders;
+    made.pending = builders.start([this, &made, source, enter = std::move(enter)] {
+      enter();
+      std::string code = build(source);
+      const std::scoped_lock ready(mutex_);
+      made.code = std::move(code);
+      made.pending = false;
+    });
+  }
+  return {made.code.empty() ? nullptr : made.code.data(), made.pending};
+}
+
+}  // namespace hmc

@@ -1,0 +1,134 @@
+// Scattered blocks on every device runtime: one kernel where it has ours, else one copy each.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "device/runtime.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+class Flag final : public Completion {
+ public:
+  void complete(Status status) noexcept override {
+    outcome = std::move(status);
+    done.store(true);
+  }
+  Status outcome;
+  std::atomic<bool> done{false};
+};
+
+class Blocks : public ::testing::TestWithParam<const DeviceRuntimeFactory*> {
+ protected:
+  void SetUp() override {
+    runtime_ = &GetParam()->instance();
+    info_ = runtime_->enumerate();
+    if (!info_.available) GTEST_SKIP() << info_.vendor << " is not available: " << info_.reason;
+  }
+  Status copy(const CopyOp& op) {
+    Flag flag;
+    HMC_TRY(runtime_->copy(op, &flag));
+    while (!flag.done.load()) {
+      if (!runtime_->poll()) std::this_thread::yield();
+    }
+    return flag.outcome;
+  }
+  // Blocks at gaps that are themselves scattered, in another order on each side; what lies between stays as it is.
+  void round(std::size_t count, std::size_t block, std::size_t align, unsigned seed) {
+    const std::size_t room = (block + align) * count + align;
+    const auto source = runtime_->allocate(0, room, {});
+    const auto target = runtime_->allocate(0, room, {});
+    ASSERT_TRUE(source.ok() && target.ok());
+    auto data = testing::pattern(room, seed);
+    const auto before = testing::pattern(room, seed + 1);
+    HMC_ASSERT_OK(copy({.target = source.value()->span(), .source = {data.data(), room, Device::cpu()}}));
+    auto scratch = before;
+    HMC_ASSERT_OK(copy({.target = target.value()->span(), .source = {scratch.data(), room, Device::cpu()}}));
+    std::vector<std::uint64_t> to(count), from(count);
+    for (std::size_t i = 0; i < count; ++i) to[i] = from[i] = align + i * (block + align);
+    std::mt19937 random(seed);
+    std::shuffle(to.begin(), to.end(), random);
+    std::shuffle(from.begin(), from.end(), random);
+    auto expected = before;
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(expected.data() + to[i], data.data() + from[i], block);
+    CopyOp op{.target = target.value()->span(), .source = source.value()->span()};
+    op.target_offsets = to.data();
+    op.source_offsets = from.data();
+    op.blocks = count;
+    op.block_bytes = block;
+    HMC_ASSERT_OK(copy(op));
+    std::vector<std::byte> back(room);
+    HMC_ASSERT_OK(copy({.target = {back.data(), room, Device::cpu()}, .source = target.value()->span()}));
+    ASSERT_TRUE(back == expected) << count << " blocks of " << block;
+  }
+  // How many kernels a simulated library has run; -1: it is not simulated or runs none.
+  long long launches() const {
+    std::string vendor(info_.vendor);
+    std::ranges::transform(vendor, vendor.begin(), [](char c) { return static_cast<char>(std::toupper(c)); });
+    const char* path = std::getenv(("HMC_" + vendor + "_LIBRARY").c_str());
+    void* library = path == nullptr ? nullptr : dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    void* symbol = library == nullptr ? nullptr : dlsym(library, "hmcsim_launches");
+    return symbol == nullptr ? -1 : static_cast<long long>(reinterpret_cast<std::uint64_t (*)()>(symbol)());
+  }
+  bool has_kernel() const {
+    const auto& names = info_.devices.at(0).capabilities;
+    return std::ranges::find(names, "block kernel") != names.end();
+  }
+
+  DeviceRuntime* runtime_ = nullptr;
+  RuntimeInfo info_;
+};
+
+TEST_P(Blocks, EveryByteAtEveryWidth) {
+  for (const auto& [count, block, align] : {std::tuple<std::size_t, std::size_t, std::size_t>{1, 4096, 16},
+                                            {2, 1, 1},
+                                            {100, 33, 1},
+                                            {64, 4096, 16},
+                                            {300, 20, 4},
+                                            {257, 24, 8},
+                                            {7, 100'000, 16}}) {
+    round(count, block, align, static_cast<unsigned>(count + block));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// More than one launch holds, and offsets enough that their memory is used again while launches still read.
+TEST_P(Blocks, ManyAndAgain) {
+  for (unsigned turn = 0; turn < 4; ++turn) {
+    round(20'000, 8, 8, turn);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The simulated libraries say whether the kernel ran: at the latest once a run-time compiler has made it.
+TEST_P(Blocks, ByTheKernelWhereThereIsOne) {
+  if (launches() < 0 || !has_kernel()) GTEST_SKIP() << info_.vendor << " runs no kernel that could be counted";
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const long long before = launches();
+  for (unsigned turn = 0; launches() == before; ++turn) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until) << "no kernel was launched";
+    round(50, 64, 16, turn);
+    if (HasFatalFailure()) return;
+  }
+}
+
+std::vector<const DeviceRuntimeFactory*> accelerators() {
+  std::vector<const DeviceRuntimeFactory*> found;
+  for (const auto* factory : device_runtimes()) {
+    if (factory->vendor != "cpu") found.push_back(factory);
+  }
+  return found;
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Blocks, ::testing::ValuesIn(accelerators()),
+                         [](const auto& each) { return std::string(each.param->vendor); });
+
+}  // namespace
+}  // namespace hmc
