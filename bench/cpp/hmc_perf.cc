@@ -174,7 +174,7 @@ class Benchmark {
       to.resize(count);
       meet();
       if (side_ == 0) {
-        const double seconds = bench::time_calls(repeat_, 1, [&] {
+        const double seconds = bench::time_calls(repeat_, 1, [&, block = block] {
           const hmc::BlockPair pair{buffer, remotes[1], from, to};
           check(check(self_.put_blocks(check(self_.prepare_blocks({&pair, 1}, block)))).wait());
         });
