@@ -26,7 +26,7 @@ bool takes_chunk(std::span<const LaneLoad> lanes, std::size_t index, std::size_t
 
 std::size_t window_of(double rate) noexcept {
   constexpr double seconds = 100e-6;
-  constexpr double least = 256 << 10;
+  constexpr double least = 1 << 20;
   constexpr double most = 2 << 20;
   return static_cast<std::size_t>(std::clamp(rate * seconds, least, most));
 }

@@ -59,7 +59,13 @@ class VerbsTransport final : public Transport {
       result.reason += (result.reason.empty() ? "" : ", ") + nic->name() + " port " + std::to_string(nic->port()) +
                        (nic->info().ethernet ? " (RoCE v2)" : " (InfiniBand)");
     }
-    result.reason += "; payload is not encrypted";
+    const auto any = [&](bool (Nic::*takes)() const noexcept) {
+      return std::ranges::any_of(*shared_->nics, [&](const auto& nic) { return (*nic.*takes)(); });
+    };
+    const bool dma_buf = any(&Nic::takes_dma_buf), address = any(&Nic::takes_peer_memory);
+    result.reason += "; memory of devices " +
+                     std::string(dma_buf && address ? "by dma-buf or its address" : dma_buf ? "by dma-buf" : address ? "by its address" : "is not reached") +
+                     (dma_buf || address ? ", tried when it is registered" : "") + "; payload is not encrypted";
     result.max_signal = verbs::max_signal;
     result.eager_limit = verbs::max_signal;
     result.rings = true;
