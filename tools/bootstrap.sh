@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements/<set>.txt names, and sees that the system packages are there. Quick when nothing changed.
-# Usage: tools/bootstrap.sh build|test|rdma|check|sanitize
+# Usage: tools/bootstrap.sh build|test|check|sanitize
 set -euo pipefail
 cd "$(dirname "$0")/.."
 set_name=${1:-build}
@@ -27,7 +27,7 @@ fi
 optional=()
 optional_package() { optional+=("$1"); }
 [ -e /usr/include/infiniband/verbs.h ] || optional_package libibverbs-dev
-if [ "$set_name" = rdma ]; then  # tests/rdma
+if [ "$set_name" = test ]; then  # tests/rdma
   command -v qemu-system-x86_64 >/dev/null || optional_package qemu-system-x86
   command -v busybox >/dev/null || optional_package busybox-static
   [ -x /sbin/depmod ] || [ -x /usr/sbin/depmod ] || optional_package kmod
@@ -38,7 +38,6 @@ if [ "$set_name" = rdma ]; then  # tests/rdma
 fi
 
 python_set=$set_name
-[ "$set_name" = rdma ] && python_set=test      # and a virtual machine
 [ "$set_name" = sanitize ] && python_set=test  # and clang, with libFuzzer
 if [ "$set_name" = sanitize ] && ! clang++ -fsanitize=fuzzer,address,undefined -shared -o /dev/null -x c++ /dev/null 2>/dev/null; then
   need_package clang

@@ -33,8 +33,11 @@ void domain(ByteSpan in) {
 void address(ByteSpan in) {
   const auto first = decode_address(in);
   if (!first.ok()) return;
-  check_port(first->port);
-  check(std::max({first->outbound, first->inbound, first->sequence}) <= number_mask);
+  check(!first->lanes.empty() && first->lanes.size() <= max_lanes);
+  for (const LaneAddress& lane : first->lanes) {
+    check_port(lane.port);
+    check(std::max({lane.outbound, lane.inbound, lane.sequence}) <= number_mask);
+  }
   check(std::ranges::equal(encode_address(*first), in));
 }
 
@@ -52,6 +55,7 @@ void head(ByteSpan in) {
   encode_head(again.data(), first);
   check(std::equal(again.begin(), again.end(), in.begin()));
   check(first.kind == MessageKind::signal || in.size() == head_bytes);
+  check(first.lane < max_lanes && (first.lane == 0 || first.kind == MessageKind::lane_down));
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ def cable(action, options=""):
 @pytest.fixture
 def mended(run_in_guest: Callable[..., str]) -> Iterator[None]:
     yield
-    run_in_guest("for end in 0 1; do tc qdisc del dev cable$end root; done 2>/dev/null; true")
+    run_in_guest("for end in 0 1 2 3; do tc qdisc del dev cable$end root; done 2>/dev/null; true")
 
 
 @pytest.mark.timeout(200)
@@ -129,11 +129,13 @@ with hmc.init() as comm:
     assert "verbs (rxe" in run_verbs_job(MESSAGES + PUTS + BLOCKS + job, timeout=150)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_all_to_all(run_verbs_job: Callable[..., str]) -> None:
     run_verbs_job(ALL_TO_ALL, ranks=4, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_bad_cable(run_verbs_job: Callable[..., str], mended: None) -> None:
     """2 % loss and 1 ms of delay; cut for two seconds; cut for good."""
@@ -162,6 +164,65 @@ except hmc.PeerLostError:
 """
     # 1 s, seven times: the two seconds become more on a busy machine.
     out = run_verbs_job(MESSAGES + PUTS + CABLE + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="18")
+    assert "does not answer any more" in out
+
+
+# Two cards for each process, on cables of their own; both are to be used.
+TWO_CARDS = """
+os.environ["HMC_NICS"] = f"rxe{int(os.environ['HMC_RANK']) % 2},rxe{int(os.environ['HMC_RANK']) % 2 + 2}"
+
+def packets(card):
+    return int(open(f"/sys/class/infiniband/rxe{card}/ports/1/hw_counters/sent_pkts").read())
+
+def cut(cable):
+    for end in (cable, cable + 1):
+        assert os.system(f"/sbin/tc qdisc add dev cable{end} root netem loss 100%") == 0
+"""
+
+
+@pytest.mark.timeout(200)
+def test_two_cards_share_a_transfer(run_verbs_job: Callable[..., str]) -> None:
+    job = f"""
+with hmc.init() as comm:
+    print(comm.path(1 - comm.rank))
+    before = [packets(card) for card in range(4)]
+    puts(comm, {SIZES})
+    blocks(comm, 700, 4104)
+    sent = [packets(card) - at for card, at in enumerate(before)]
+    assert min(sent[comm.rank :: 2]) > 1000, sent
+"""
+    out = run_verbs_job(TWO_CARDS + PUTS + BLOCKS + job, timeout=150)
+    assert "verbs (rxe0 and rxe2, 2 connections" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("cable", [0, 2])
+def test_one_of_two_cards_fails(run_verbs_job: Callable[..., str], mended: None, cable: int) -> None:
+    """What it was to carry goes by the other, under puts, gets and messages both ways; then that one fails, too."""
+    job = f"""
+comm.barrier(timeout=60)
+messages(comm, {SIZES[:-1]})
+if comm.rank == 0:
+    threading.Thread(target=lambda: (time.sleep(0.5), cut({cable}))).start()
+    while time.monotonic() - start < 12:
+        put_and_compare(int(time.monotonic()))
+comm.barrier(timeout=60)
+messages(comm, {SIZES[:-1]})
+puts(comm, {SIZES[:-1]})
+if comm.rank == 0:
+    cut({2 - cable})
+    start = time.monotonic()
+    put_until_lost()
+try:
+    comm.recv(back, src=0, timeout=90)
+except hmc.PeerLostError:
+    os._exit(0)
+"""
+    out = run_verbs_job(
+        TWO_CARDS + MESSAGES + PUTS + "import threading\n" + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="15"
+    )
+    assert "verbs connections to a peer is given up" in out
     assert "does not answer any more" in out
 
 
@@ -211,6 +272,7 @@ with hmc.Context() as here, hmc.Context() as there:
     run_verbs_job(job, ranks=1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_buffers_closed_while_they_are_used(run_verbs_job: Callable[..., str]) -> None:
     """The owner asks those who use it to stop first, so the card never refuses anything and the connection lives on."""

@@ -66,6 +66,8 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Result<std::unique_ptr<Allocation>> import_chunks(int index, const Blob& blob);
   Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) override;
 
+  [[nodiscard]] std::size_t registration_limit() const noexcept override { return calls_->registration_limit(); }
+
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
 

@@ -22,13 +22,28 @@ const RuntimeInfo& facts_of(const Device& device) {
   return known->emplace(std::string(device.vendor()), std::move(info)).first->second;
 }
 
+const DeviceInfo* info_of(const Device& device) {
+  for (const auto& info : facts_of(device).devices) {
+    if (info.device == device) return &info;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 double host_bandwidth(const Device& device) {
-  for (const auto& info : facts_of(device).devices) {
-    if (info.device == device) return info.host_bandwidth;
-  }
-  return 0;
+  const DeviceInfo* info = info_of(device);
+  return info == nullptr ? 0 : info->host_bandwidth;
+}
+
+int numa_node(const Device& device) {
+  const DeviceInfo* info = info_of(device);
+  return info == nullptr ? -1 : info->numa_node;
+}
+
+bool offers(const Device& device, std::string_view capability) {
+  const DeviceInfo* info = info_of(device);
+  return info != nullptr && std::ranges::count(info->capabilities, capability) != 0;
 }
 
 double link_bandwidth(const Device& local, const Device& remote) {

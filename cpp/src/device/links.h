@@ -2,6 +2,8 @@
 // and explaining paths, never promises.
 #pragma once
 
+#include <string_view>
+
 #include "hmc/device.h"
 
 namespace hmc {
@@ -13,5 +15,10 @@ double host_bandwidth(const Device& device);
 // Between two devices of one vendor on this host, without going through its memory.
 // `remote` is a number as its own process counts: where this process has no such device, its links are taken to be alike.
 double link_bandwidth(const Device& local, const Device& remote);
+
+// Of this host, -1 where nobody says. Any thread.
+int numa_node(const Device& device);
+// Whether its runtime offers `capability`, one of DeviceInfo's words. Any thread.
+bool offers(const Device& device, std::string_view capability);
 
 }  // namespace hmc

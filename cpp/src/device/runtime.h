@@ -116,6 +116,8 @@ class MemorySharing {
   // Whole pages of host memory, for every device of the vendor; `read_only`: they are mapped so. Memory that is pinned already is
   // left as it is. unsupported: copies work all the same, more slowly.
   virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) = 0;
+  // Bytes of its memory that network cards may have registered for one process at once; 0: no limit is known.
+  [[nodiscard]] virtual std::size_t registration_limit() const noexcept { return 0; }
 
  protected:
   ~MemorySharing() = default;

@@ -117,6 +117,9 @@ class VendorCalls {
     return codes().unsupported;
   }
 
+  // Bytes of device memory that network cards may have registered for one process at once; 0: nobody knows a limit.
+  [[nodiscard]] virtual std::size_t registration_limit() const noexcept { return 0; }
+
   virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
   virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
   // (current) Blocks by few launches on device `index`; adds those on their way to `issued`, also where it fails. Unsupported: the

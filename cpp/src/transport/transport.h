@@ -130,7 +130,7 @@ struct TransferOp {
   std::size_t bytes = 0;               // sum over runs
   Complete level = Complete::remote;   // put only; get completes when the data is in place
   ByteSpan signal;                     // put only: delivered to the peer's sink once this op's bytes are visible there
-  const StreamPoint* after = nullptr;  // of the local device: the bytes move after it
+  StreamPoint* after = nullptr;        // of the local device: the bytes move after it
 };
 
 // The receiving side of an Endpoint. Engine lock held.

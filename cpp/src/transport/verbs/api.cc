@@ -43,6 +43,7 @@ Result<const Api*> Api::get() {
     take(api.alloc_pd, "ibv_alloc_pd");
     take(api.dealloc_pd, "ibv_dealloc_pd");
     take(api.reg_mr, "ibv_reg_mr");
+    made->library.load(api.reg_dmabuf_mr, "ibv_reg_dmabuf_mr");
     take(api.dereg_mr, "ibv_dereg_mr");
     take(api.create_comp_channel, "ibv_create_comp_channel");
     take(api.destroy_comp_channel, "ibv_destroy_comp_channel");

@@ -1,86 +1,131 @@
 // Link: its life.
 #include "transport/verbs/link.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "base/random.h"
-
 namespace hmc::verbs {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
-constexpr unsigned wanted_inline = 220;  // what fits into a few cache lines of a work request on common cards
-constexpr std::uint32_t generation_stride = 0x3A5F1D;
+
+bool same_network(const PortInfo& left, const PortInfo& right) noexcept {
+  return left.ethernet == right.ethernet && (!left.ethernet || is_ipv4(left.gid) == is_ipv4(right.gid));
+}
 
 }  // namespace
 
 void Link::FreePages::operator()(std::byte* pages) const noexcept { std::free(pages); }
 
-Result<std::shared_ptr<Link>> Link::create(const std::shared_ptr<Shared>& shared, Nic& nic, EndpointSink& sink) {
-  const auto link = std::shared_ptr<Link>(new Link(shared, nic, sink));
-  HMC_TRY(link->open());
+Result<std::shared_ptr<Link>> Link::create(const std::shared_ptr<Shared>& shared, const std::vector<Nic*>& nics,
+                                           EndpointSink& sink) {
+  const auto link = std::shared_ptr<Link>(new Link(shared, sink));
+  HMC_TRY(link->open(nics));
   return link;
 }
 
 Link::~Link() { close(); }
 
-Status Link::open() {
-  constexpr std::size_t bytes = 2 * slots * slot_bytes;
-  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, bytes)));
-  if (!memory_) return Status(Code::out_of_memory, "no memory for the messages of a peer");
-  HMC_ASSIGN(memory_handle_, nic_.register_memory(memory_.get(), bytes, IBV_ACCESS_LOCAL_WRITE));
-  // A receive and a send at the least: some devices know no queue of none.
-  HMC_ASSIGN(outbound_, QueuePair::create(nic_, QueuePair::Role::requester, depth, 1, wanted_inline));
-  HMC_ASSIGN(inbound_, QueuePair::create(nic_, QueuePair::Role::target, 1, slots, 0));
-  for (unsigned slot = slots; slot-- > 0;) free_slots_.push_back(slot);
+// Beside the slots for signals and credit: every lane can be told by every other that one has been left.
+Status Link::open(const std::vector<Nic*>& nics) {
+  const auto count = static_cast<unsigned>(nics.size());
+  const unsigned notes = count > 1 ? count : 0;  // that may wait on a lane
+  receive_slots_ = slots + count * notes;
+  reserved_slots_ = spare_slots + count * notes / 2;
+  const unsigned send_slots = credits + reserved_slots_;
+  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, (receive_slots_ + send_slots) * slot_bytes)));
+  sink_page_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, page_bytes)));
+  if (!memory_ || !sink_page_) return Status(Code::out_of_memory, "no memory for the messages of a peer");
+  for (unsigned slot = send_slots; slot-- > 0;) free_sends_.push_back(slot);
+  for (unsigned slot = receive_slots_; slot-- > 0;) free_receives_.push_back(slot);
   do {
     number_ = ++shared_->last_number;
   } while (!shared_->links.try_emplace(number_, weak_from_this()).second);
-  own_.port = nic_.info();
-  own_.outbound = outbound_->number();
-  own_.inbound = inbound_->number();
-  own_.sequence = static_cast<std::uint32_t>(random_u64()) & number_mask;
+  for (Nic* nic : nics) {
+    const std::uint64_t id = std::uint64_t{number_} << 32 | std::uint64_t{lanes_.size()} << lane_shift;
+    auto lane = Lane::create(*nic, lanes_.size(), id, slots + notes);
+    if (!lane.ok() && lanes_.empty()) return lane.status();
+    if (!lane.ok()) break;  // as many as the card has room for
+    lanes_.push_back(std::move(*lane));
+  }
+  return register_messages();
+}
+
+Status Link::register_messages() {
+  const std::size_t bytes = (receive_slots_ + credits + reserved_slots_) * slot_bytes;
+  for (const auto& lane : lanes_) {
+    const auto known = std::ranges::find(lanes_, &lane->nic, [](const auto& other) { return &other->nic; });
+    if (known->get() != lane.get()) {
+      lane->memory_key = (*known)->memory_key;
+      lane->sink_key = (*known)->sink_key;
+      lane->own.sink = (*known)->own.sink;
+      continue;
+    }
+    HMC_ASSIGN(ibv_mr * memory, lane->nic.register_memory(memory_.get(), bytes, IBV_ACCESS_LOCAL_WRITE));
+    handles_.push_back({&lane->nic, memory});
+    HMC_ASSIGN(ibv_mr * sink,
+               lane->nic.register_memory(sink_page_.get(), page_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+    handles_.push_back({&lane->nic, sink});
+    lane->memory_key = memory->lkey;
+    lane->sink_key = sink->lkey;
+    lane->own.sink = sink->rkey;
+  }
   return {};
 }
 
 Result<Blob> Link::address() {
   if (closed_) return Status(Code::closed, "the verbs endpoint is closed");
+  Address address;
+  address.sink = reinterpret_cast<std::uintptr_t>(sink_page_.get());
+  for (const auto& lane : lanes_) address.lanes.push_back(lane->own);
   Blob blob;
-  blob.bytes = encode_address(own_);
+  blob.bytes = encode_address(address);
   return blob;
 }
 
 Status Link::connect(const Blob& peer_address) {
   if (closed_) return Status(Code::closed, "the verbs endpoint is closed");
   if (ready_ || !failure_.ok()) return Status(Code::invalid_argument, "the verbs endpoint was connected before");
-  HMC_ASSIGN(peer_, decode_address(peer_address.bytes));
+  HMC_ASSIGN(const Address peer, decode_address(peer_address.bytes));
   if (!peer_address.fds.empty()) return Status(Code::protocol, "malformed verbs address");
-  if (peer_.port.ethernet != own_.port.ethernet || (own_.port.ethernet && is_ipv4(peer_.port.gid) != is_ipv4(own_.port.gid))) {
-    return Status(Code::transport,
-                  nic_.name() + " and the peer's port speak different networks (InfiniBand, RoCE over IPv4 or IPv6)");
+  peer_sink_ = peer.sink;
+  if (lanes_.size() > peer.lanes.size()) lanes_.resize(peer.lanes.size());
+  std::vector<Status> failures(lanes_.size());
+  for (const auto& lane : lanes_) {
+    lane->peer = peer.lanes[lane->index];
+    Status& failure = failures[lane->index];
+    if (!same_network(lane->peer.port, lane->own.port)) {
+      failure = Status(Code::transport,
+                       lane->nic.name() + " and the peer's port speak different networks (InfiniBand, RoCE over IPv4 or IPv6)");
+    }
+    if (failure.ok() && lanes_.size() > 1) failure = post_receives(*lane, static_cast<unsigned>(lanes_.size()));
+    if (failure.ok() && lane->index == 0) failure = ready_for_messages();
+    if (failure.ok()) failure = lane->connect_inbound(shared_->patience);
+    if (failure.ok()) failure = lane->connect_outbound(shared_->patience);
+    if (lane->index == 0) HMC_TRY(Status(failure));
   }
-  HMC_TRY(restart_inbound());
-  HMC_TRY(outbound_->connect(peer_.port, peer_.inbound, own_.sequence, shared_->patience));
   ready_ = true;
+  for (std::size_t i = 1; i < failures.size(); ++i) {
+    if (!failures[i].ok()) lose(*lanes_[i], failures[i]);
+  }
+  advance();
   shared_->engine->kick();  // who sleeps already has not asked this completion queue for an event
   return {};
 }
 
-// Of the first packet after the queue pair has started over `generation` times. Far from where the last one can have been.
-std::uint32_t Link::sequence_of(std::uint32_t first, std::uint32_t generation) const noexcept {
-  return (first + generation * generation_stride) & number_mask;
-}
-
 Result<std::unique_ptr<RemoteRegion>> Link::import_region(const Blob& exported) {
-  HMC_ASSIGN(const RegionKeys keys, decode_region(exported.bytes));
+  HMC_ASSIGN(RegionKeys keys, decode_region(exported.bytes));
   if (!exported.fds.empty()) return Status(Code::protocol, "malformed verbs region");
-  if (keys.bytes != 0 && peer_.port.nic >= keys.keys.size()) {
-    return Status(Code::protocol, "the peer's region is not registered with the port that this connection goes to");
+  auto region = std::make_unique<VerbsRemoteRegion>(std::move(keys));
+  for (const auto& lane : lanes_) {
+    if (region->bytes() == 0 || region->known_to(lane->peer.port)) continue;
+    return region->on_device() ? Status(Code::unsupported, "the peer's card that this connection goes to does not reach its device")
+                               : Status(Code::protocol, "the peer's region is not registered with a port that this connection goes to");
   }
-  return std::unique_ptr<RemoteRegion>(std::make_unique<VerbsRemoteRegion>(keys, keys.bytes == 0 ? 0 : keys.keys[peer_.port.nic]));
+  return std::unique_ptr<RemoteRegion>(std::move(region));
 }
 
 Status Link::not_ready() const {
@@ -121,6 +166,7 @@ Status Link::cancel(Completion* done) {
   const std::unique_ptr<Op> op = std::move(place->second);
   ops_.erase(place);
   std::erase(turns_, op->number);
+  shared_->held -= std::erase(held_, op->number);
   op->done->complete(Status(Code::cancelled, "cancelled; nothing was written to the target"));
   end_flushes();
   return {};
@@ -129,12 +175,19 @@ Status Link::cancel(Completion* done) {
 void Link::end_all(const Status& reason) {
   ready_ = false;
   // First of all: afterwards no card touches the memory of any operation.
-  outbound_.reset();
-  inbound_.reset();
+  for (const auto& lane : lanes_) {
+    lane->outbound.reset();
+    lane->inbound.reset();
+    lane->again.clear();
+    lane->settles.clear();
+  }
   const auto ops = std::exchange(ops_, {});
   const auto flushes = std::exchange(flushes_, {});
   turns_.clear();
-  again_.clear();
+  shared_->held -= held_.size();
+  held_.clear();
+  redo_.clear();
+  resend_.clear();
   condemned_.clear();
   waiting_signals_.clear();
   for (const auto& [number, op] : ops) {
@@ -156,7 +209,9 @@ void Link::close() {
   closed_ = true;
   shared_->links.erase(number_);
   end_all(Status(Code::closed, "the verbs endpoint was closed"));
-  if (memory_handle_ != nullptr && !nic_.forked()) nic_.api().dereg_mr(std::exchange(memory_handle_, nullptr));
+  for (const Registered& each : std::exchange(handles_, {})) {
+    if (!each.nic->forked()) each.nic->api().dereg_mr(each.handle);
+  }
 }
 
 }  // namespace hmc::verbs

@@ -1,11 +1,13 @@
-// Link: the working half of a verbs endpoint: an outbound and an inbound queue pair to one peer, and what is under way on them.
+// Link: the working half of a verbs endpoint: its lanes to one peer, and the operations under way.
 //
-// A put is RDMA writes, a get RDMA reads; a signal is a send into buffers that the peer has posted, as many as it has given credit
-// for, on the same queue pair: so it lands after everything written before it. What is under way is bounded, so that signals do not
-// wait behind a large put.
+// A put is RDMA writes, a get RDMA reads. A signal is a send into buffers that the peer has posted, as many as it has given credit
+// for. Small operations and all signals go by the first lane, so that a signal behind a put's writes lands after them; the pieces of
+// large operations go by whichever lane has room, and what must come after them is sent when they have been acknowledged. What is
+// under way is bounded, so that signals do not wait behind a large put.
+//
+// A lane that fails hands its share to the others (link_lanes.cc). With the last one the link ends.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -16,7 +18,7 @@
 #include "progress/engine.h"
 #include "transport/run_cursor.h"
 #include "transport/transport.h"
-#include "transport/verbs/queue_pair.h"
+#include "transport/verbs/lane.h"
 #include "transport/verbs/region.h"
 
 namespace hmc::verbs {
@@ -35,15 +37,21 @@ class Link;
 struct Shared {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Nics> nics = std::make_shared<Nics>();
+  DeviceMemory devices;
   Patience patience;
+  std::size_t rails = 1;                                         // ports that a link uses
+  std::size_t queue_pairs = 1;                                   // lanes per port
   std::unordered_map<std::uint32_t, std::weak_ptr<Link>> links;  // by number, which their work requests carry
   std::uint32_t last_number = 0;
+  std::size_t held = 0;  // operations that wait for a stream of a device
 };
 
 // All calls with the engine lock held.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  static Result<std::shared_ptr<Link>> create(const std::shared_ptr<Shared>& shared, Nic& nic, EndpointSink& sink);
+  // A lane for each card named, at most max_lanes.
+  static Result<std::shared_ptr<Link>> create(const std::shared_ptr<Shared>& shared, const std::vector<Nic*>& nics,
+                                              EndpointSink& sink);
   ~Link();
 
   // ---- of Endpoint ----
@@ -63,140 +71,134 @@ class Link : public std::enable_shared_from_this<Link> {
   void on_completion(const ibv_wc& completion);
   // Posts what there is room for.
   void advance();
+  // Begins what has waited for a stream of a device that has got there.
+  bool release_held();
   bool waiting_turn = false;  // the transport's: it has been noted for advance()
 
  private:
-  static constexpr unsigned depth = 256;       // work requests outbound; a power of two
-  static constexpr unsigned data_depth = 192;  // of these for data, so that signals always find room
-  static constexpr unsigned batch_size = 32;   // posted at once; the last of each reports
-  static constexpr std::size_t window_bytes = 2 << 20;
   static constexpr std::size_t chunk_bytes = 512 << 10;  // of one operation before the next has its turn
+  static constexpr std::size_t split_bytes = 256 << 10;  // operations up to this size take one lane
   static constexpr std::size_t max_begun = 64;           // operations that take turns
   static constexpr std::size_t max_waiting_signals = 64;
-  static constexpr std::uint32_t sequence_mask = 0x7FFFFFFF;  // of work requests; the bit above marks receives
-  static constexpr std::uint32_t receive_bit = 0x80000000;
+  static constexpr std::uint64_t receive_bit = 0x80000000;
+  static constexpr unsigned lane_shift = 28;
 
   // One put or get that has not ended.
   struct Op {
-    RunCursor cursor;
+    RunCursor start, cursor;
     Completion* done = nullptr;
+    StreamPoint* after = nullptr;
     std::uint64_t number = 0;  // order of posting
     std::size_t bytes = 0;
+    std::size_t left = 0;  // to be posted
     std::size_t moved = 0;
-    unsigned under_way = 0;  // work requests
+    unsigned under_way = 0;   // work requests, and what is to be posted again
+    std::uint32_t lanes = 0;  // a bit for each that has carried some of it
+    int numa_node = -1;       // of a device here
     bool is_put = true;
     bool begun = false;
+    bool on_device = false;  // bytes land in memory of a device
+    bool settled = false;
+    bool over_again = false;  // from the start, once nothing is under way: a lane was lost before it was settled there
     Status failure;
-    Bytes signal;
+    Bytes signal;  // that has not been posted
   };
-  // One work request under way.
-  struct Record {
-    enum class Kind : std::uint8_t { write, read, message } kind = Kind::message;
-    std::uint64_t op = 0;  // of a message: the put that it is attached to, if any
-    RunPiece piece{};      // data
-    unsigned slot = 0;     // message
-    std::size_t bytes = 0;
-    bool credited = false;  // message: a signal
-  };
-  struct WaitingSignal {
-    std::uint64_t op;
-    Bytes bytes;
-  };
+  using OpPlace = std::map<std::uint64_t, std::unique_ptr<Op>>::iterator;
   struct Flush {
     std::uint64_t before;
     Completion* done;
   };
-  struct Batch {
-    std::array<ibv_send_wr, batch_size> work;
-    std::array<ibv_sge, batch_size> parts;
-    unsigned count = 0;
-    [[nodiscard]] bool full() const noexcept { return count == batch_size; }
-  };
 
-  Link(std::shared_ptr<Shared> shared, Nic& nic, EndpointSink& sink) noexcept
-      : shared_(std::move(shared)), nic_(nic), sink_(&sink) {}
+  Link(std::shared_ptr<Shared> shared, EndpointSink& sink) noexcept : shared_(std::move(shared)), sink_(&sink) {}
 
   // link.cc
-  Status open();
+  Status open(const std::vector<Nic*>& nics);
+  Status register_messages();
   Status not_ready() const;
   void fail(const Status& reason);
   void end_all(const Status& reason);
   void end_flushes();
-  [[nodiscard]] std::uint32_t sequence_of(std::uint32_t first, std::uint32_t generation) const noexcept;
 
   // link_send.cc
   Status post(const TransferOp& op, Completion* done, bool is_put);
-  void fill(Batch& batch);
-  void fill_data(Batch& batch);
-  void add(Batch& batch, const Record& record);
-  void add_message(Batch& batch, MessageKind kind, std::uint64_t op, ByteSpan head, ByteSpan body);
-  bool submit(Batch& batch);
-  [[nodiscard]] unsigned posted() const noexcept { return (next_ - oldest_) & sequence_mask; }
-  [[nodiscard]] bool room_for_signal() const noexcept;
-  [[nodiscard]] bool room_for_data() const noexcept { return data_posted_ < data_depth && bytes_posted_ < window_bytes; }
-  [[nodiscard]] Record& record(std::uint32_t sequence) noexcept { return records_[sequence % depth]; }
-  [[nodiscard]] std::byte* send_slot(unsigned slot) const noexcept { return memory_.get() + (slots + slot) * slot_bytes; }
+  Status check_reach(const TransferOp& op, bool is_put) const;
+  void fill(Lane& lane, Batch& batch);
+  void fill_messages(Lane& lane, Batch& batch);
+  void fill_data(Lane& lane, Batch& batch);
+  void fill_op(Lane& lane, Batch& batch, Op& op);
+  [[nodiscard]] bool takes(const Lane& lane, const Op& op) const;
+  void add(Lane& lane, Batch& batch, const Record& record);
+  void add_message(Lane& lane, Batch& batch, const MessageHead& head, std::uint64_t op, ByteSpan first, ByteSpan second);
+  bool submit(Lane& lane, Batch& batch);
+  [[nodiscard]] bool room_for_signal(const Lane& lane) const noexcept;
+  [[nodiscard]] std::byte* send_slot(unsigned slot) const noexcept { return memory_.get() + (receive_slots_ + slot) * slot_bytes; }
 
   // link_complete.cc
-  void on_sent(const ibv_wc& completion);
+  void on_sent(Lane& lane, const ibv_wc& completion);
   void retire(const Record& record);
-  void forget(const Record& record);
-  void broke(const ibv_wc& completion);
+  void step(OpPlace place);
+  void settle(OpPlace place);
+  void broke(Lane& lane, const ibv_wc& completion);
   void condemn(std::uint64_t number, const Status& reason);
-  void restart_outbound();
-  void finish(std::map<std::uint64_t, std::unique_ptr<Op>>::iterator place);
-  void on_received(const ibv_wc& completion);
+  void restart_outbound(Lane& lane);
+  void finish(OpPlace place);
+  void end_condemned();
+
+  // link_receive.cc
+  void on_received(Lane& lane, const ibv_wc& completion);
   bool take_message(unsigned slot, std::size_t bytes);
-  Status post_receive(unsigned slot);
-  Status restart_inbound();
+  Status post_receive(Lane& lane, unsigned slot);
+  Status post_receives(Lane& lane, unsigned count);
   [[nodiscard]] std::byte* receive_slot(unsigned slot) const noexcept { return memory_.get() + slot * slot_bytes; }
 
+  // link_lanes.cc
+  [[nodiscard]] Lane* message_lane() const noexcept;
+  [[nodiscard]] std::size_t live_lanes() const noexcept;
+  [[nodiscard]] const Lane* first_live() const noexcept;
+  void lose(Lane& lane, const Status& reason);
+  void drained(Lane& lane);
+  void decide(Lane& lane);
+  void doubt(const Record& one);
+  Status ready_for_messages();
+
   std::shared_ptr<Shared> shared_;
-  Nic& nic_;
   EndpointSink* sink_;
   std::uint32_t number_ = 0;
   bool ready_ = false;
   bool closed_ = false;
   bool advancing_ = false;
   Status failure_;
-  Address own_;
-  Address peer_;
+  std::uint64_t peer_sink_ = 0;
+  std::vector<std::unique_ptr<Lane>> lanes_;
 
   struct FreePages {
     void operator()(std::byte* pages) const noexcept;
   };
   std::unique_ptr<std::byte, FreePages> memory_;  // slots that receive, then slots that send
-  ibv_mr* memory_handle_ = nullptr;
-  std::unique_ptr<QueuePair> outbound_;
-  std::unique_ptr<QueuePair> inbound_;
+  std::unique_ptr<std::byte, FreePages> sink_page_;
+  struct Registered {
+    const Nic* nic;
+    ibv_mr* handle;
+  };
+  std::vector<Registered> handles_;
+  unsigned receive_slots_ = 0;
+  unsigned reserved_slots_ = 0;  // of those that send, for what is no signal
+  std::vector<unsigned> free_sends_, free_receives_;
 
-  // Outbound.
-  std::uint32_t generation_ = 0;
-  bool broken_ = false;  // an access error: everything posted comes back, then it starts over
-  std::array<Record, depth> records_;
-  std::uint32_t oldest_ = 0;  // sequences of work requests
-  std::uint32_t next_ = 0;
-  unsigned data_posted_ = 0;
-  std::size_t bytes_posted_ = 0;
-  std::deque<Record> again_;  // were under way behind the failed one
-  // Operations that failed so. A dead process's memory is taken from it before its queue pairs are: only once something is answered
-  // again is it known that the peer lives and has closed the region.
+  std::deque<Record> redo_;    // data of lanes that are gone
+  std::deque<Record> resend_;  // signals of these, in their slots
+  // Operations that failed for an access error. A dead process's memory is taken from it before its queue pairs are: only once
+  // something is answered again is it known that the peer lives and has closed the region.
   std::vector<std::uint64_t> condemned_;
-  bool probe_ = false;  // something is to be sent for that
-  std::vector<unsigned> free_slots_;
   std::uint32_t signals_sent_ = 0;
   std::uint32_t signals_taken_ = 0;  // of these, by the peer, as it told
-  std::deque<WaitingSignal> waiting_signals_;
-
-  // Inbound.
-  std::uint32_t inbound_generation_ = 0;
-  bool inbound_broken_ = false;
-  unsigned receives_posted_ = 0;
+  std::deque<Bytes> waiting_signals_;
   std::uint32_t consumed_ = 0;
   std::uint32_t consumed_told_ = 0;
 
   std::map<std::uint64_t, std::unique_ptr<Op>> ops_;  // by number
   std::deque<std::uint64_t> turns_;                   // operations with something left to post
+  std::vector<std::uint64_t> held_;                   // that wait for a stream
   std::uint64_t last_number_ = 0;
   std::deque<Flush> flushes_;
 };

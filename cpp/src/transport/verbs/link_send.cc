@@ -3,13 +3,17 @@
 #include <cstring>
 #include <string>
 
+#include "device/links.h"
 #include "transport/verbs/link.h"
 
 namespace hmc::verbs {
 namespace {
 
+constexpr std::size_t scratch_offset = 64;  // in the sink's page, for what is read to settle
+
 const VerbsRemoteRegion& remote_of(const Run& run) noexcept { return static_cast<const VerbsRemoteRegion&>(*run.remote); }
 const VerbsLocalRegion& local_of(const Run& run) noexcept { return static_cast<const VerbsLocalRegion&>(*run.local); }
+bool empty(const Run& run) noexcept { return run.count == 0 || run.block == 0; }
 
 Status too_large(std::size_t bytes) {
   return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
@@ -17,44 +21,89 @@ Status too_large(std::size_t bytes) {
 
 }  // namespace
 
+Status Link::check_reach(const TransferOp& transfer, bool is_put) const {
+  for (const Run& run : transfer.runs) {
+    if (empty(run)) continue;
+    if (is_put && !remote_of(run).writable()) {
+      return Status(Code::invalid_argument, "put into a region that its owner exported for reading only");
+    }
+    if (!local_of(run).on_device()) continue;
+    for (const auto& lane : lanes_) {
+      if (!local_of(run).known_to(lane->nic))
+        return Status(Code::unsupported, lane->nic.name() + " does not reach memory of " + run.local->view().span.device.str());
+    }
+  }
+  return {};
+}
+
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
     return not_ready();
   HMC_ASSIGN(const std::size_t bytes, check_runs(transfer.runs));
+  HMC_TRY(check_reach(transfer, is_put));
   const ByteSpan signal = is_put ? transfer.signal : ByteSpan();
-  if (is_put) {
-    for (const Run& run : transfer.runs) {
-      if (run.count != 0 && run.block != 0 && !remote_of(run).writable()) {
-        return Status(Code::invalid_argument, "put into a region that its owner exported for reading only");
-      }
-    }
-    if (signal.size() > max_signal) return too_large(signal.size());
-    if (!signal.empty() && waiting_signals_.size() >= max_waiting_signals) {
-      return Status(Code::would_block, "too many attached signals wait for credit of the peer");
-    }
+  if (signal.size() > max_signal) return too_large(signal.size());
+  if (!signal.empty() && waiting_signals_.size() >= max_waiting_signals) {
+    return Status(Code::would_block, "too many attached signals wait for credit of the peer");
   }
   auto op = std::make_unique<Op>();
-  op->cursor = RunCursor(transfer.runs);
+  op->start = op->cursor = RunCursor(transfer.runs);
   op->done = done;
   op->number = ++last_number_;
-  op->bytes = bytes;
+  op->bytes = op->left = bytes;
   op->is_put = is_put;
   if (op->cursor.at_end()) {
-    if (!signal.empty()) waiting_signals_.push_back({0, Bytes(signal.begin(), signal.end())});
+    if (!signal.empty()) waiting_signals_.emplace_back(signal.begin(), signal.end());
     advance();
     if (!ready_) return failure_;
     done->complete({});
     return {};
   }
   op->signal.assign(signal.begin(), signal.end());
-  turns_.push_back(op->number);
+  for (const Run& run : transfer.runs) {
+    if (empty(run)) continue;
+    op->on_device = op->on_device || (is_put ? remote_of(run).on_device() : local_of(run).on_device());
+    op->numa_node = std::max(op->numa_node, local_of(run).numa_node());
+  }
+  if (transfer.after != nullptr) {
+    HMC_ASSIGN(const bool reached, transfer.after->reached());
+    if (!reached) op->after = transfer.after;
+  }
+  if (op->after == nullptr) {
+    turns_.push_back(op->number);
+  } else {
+    held_.push_back(op->number);
+    ++shared_->held;
+    shared_->engine->kick();  // somebody has to ask whether the stream has got there
+  }
   ops_.emplace(op->number, std::move(op));
   advance();
   return {};
 }
 
-bool Link::room_for_signal() const noexcept {
-  return signals_sent_ - signals_taken_ < credits && free_slots_.size() > spare_slots && posted() < depth;
+bool Link::release_held() {
+  bool any = false;
+  for (const std::uint64_t number : std::vector<std::uint64_t>(held_)) {
+    const auto place = ops_.find(number);
+    const auto reached = place->second->after->reached();
+    if (reached.ok() && !*reached) continue;
+    any = true;
+    std::erase(held_, number);
+    --shared_->held;
+    if (reached.ok()) {
+      turns_.push_back(number);
+      continue;
+    }
+    place->second->failure = reached.status();
+    finish(place);
+    if (!ready_) return true;
+  }
+  if (any) advance();
+  return any;
+}
+
+bool Link::room_for_signal(const Lane& lane) const noexcept {
+  return signals_sent_ - signals_taken_ < credits && free_sends_.size() > reserved_slots_ && lane.posted() < Lane::depth;
 }
 
 Status Link::signal(ByteSpan head, ByteSpan body) {
@@ -62,13 +111,15 @@ Status Link::signal(ByteSpan head, ByteSpan body) {
     return not_ready();
   if (head.size() + body.size() > max_signal) [[unlikely]]
     return too_large(head.size() + body.size());
-  if (broken_ || !again_.empty() || !waiting_signals_.empty() || !room_for_signal()) {
+  Lane* const lane = message_lane();
+  if (lane == nullptr || lane->broken || !lane->again.empty() || !resend_.empty() || !waiting_signals_.empty() ||
+      !room_for_signal(*lane)) {
     static const Status full(Code::would_block, "no credit of the peer for another signal");
     return full;
   }
   Batch batch;
-  add_message(batch, MessageKind::signal, 0, head, body);
-  submit(batch);
+  add_message(*lane, batch, {MessageKind::signal, 0, consumed_}, 0, head, body);
+  submit(*lane, batch);
   return ready_ ? Status() : failure_;
 }
 
@@ -76,116 +127,187 @@ void Link::advance() {
   if (advancing_) return;
   const auto keep = shared_from_this();
   advancing_ = true;
-  while (ready_ && !broken_) {
-    Batch batch;
-    fill(batch);
-    if (batch.count == 0 || !submit(batch)) break;
+  for (bool posted = true; posted && ready_;) {
+    posted = false;
+    for (std::size_t i = 0; i < lanes_.size() && ready_; ++i) {
+      Lane& lane = *lanes_[i];
+      if (lane.state != Lane::State::live || lane.broken) continue;
+      Batch batch;
+      fill(lane, batch);
+      posted = (batch.count != 0 && submit(lane, batch)) || posted;
+    }
   }
   advancing_ = false;
 }
 
-void Link::fill(Batch& batch) {
-  while (!again_.empty() && !batch.full()) {
-    if (again_.front().kind != Record::Kind::message && data_posted_ >= data_depth) return;
-    add(batch, again_.front());
-    again_.pop_front();
+void Link::fill(Lane& lane, Batch& batch) {
+  while (!lane.again.empty() && !batch.full()) {
+    if (lane.again.front().kind != Record::Kind::message && !lane.room_for_records()) return;
+    add(lane, batch, lane.again.front());
+    lane.again.pop_front();
   }
-  if (!again_.empty()) return;
-  while (!waiting_signals_.empty() && !batch.full() && room_for_signal()) {
-    add_message(batch, MessageKind::signal, waiting_signals_.front().op, waiting_signals_.front().bytes, {});
+  if (!lane.again.empty()) return;
+  fill_messages(lane, batch);
+  while (!lane.settles.empty() && !batch.full() && lane.room_for_records()) {
+    add(lane, batch, lane.settles.front());
+    lane.settles.pop_front();
+  }
+  while (!redo_.empty() && !batch.full() && lane.room_for_data()) {
+    ops_.at(redo_.front().op)->lanes |= 1U << lane.index;
+    add(lane, batch, redo_.front());
+    redo_.pop_front();
+  }
+  fill_data(lane, batch);
+}
+
+void Link::fill_messages(Lane& lane, Batch& batch) {
+  const auto room = [&] { return !free_sends_.empty() && lane.posted() < Lane::depth && !batch.full(); };
+  while (!lane.to_announce.empty() && room()) {
+    add_message(lane, batch, {MessageKind::lane_down, lane.to_announce.back(), consumed_}, 0, {}, {});
+    lane.to_announce.pop_back();
+  }
+  const bool first = &lane == message_lane();
+  while (first && !resend_.empty() && !batch.full() && lane.posted() < Lane::depth) {
+    // What it tells of the receiver's signals is of old.
+    encode_head(send_slot(resend_.front().slot), {MessageKind::signal, 0, consumed_});
+    add(lane, batch, resend_.front());
+    resend_.pop_front();
+  }
+  while (first && resend_.empty() && !waiting_signals_.empty() && !batch.full() && room_for_signal(lane)) {
+    add_message(lane, batch, {MessageKind::signal, 0, consumed_}, 0, waiting_signals_.front(), {});
     waiting_signals_.pop_front();
   }
   // A signal tells it on the way; without one it takes a message of its own, before the peer has run out.
-  if ((probe_ || consumed_ - consumed_told_ >= credits / 2) && !free_slots_.empty() && posted() < depth && !batch.full()) {
-    add_message(batch, MessageKind::credit, 0, {}, {});
-    probe_ = false;
+  if ((lane.probe || (first && consumed_ - consumed_told_ >= credits / 2)) && room()) {
+    add_message(lane, batch, {MessageKind::credit, 0, consumed_}, 0, {}, {});
+    lane.probe = false;
   }
-  fill_data(batch);
 }
 
-void Link::fill_data(Batch& batch) {
-  while (!turns_.empty() && !batch.full() && room_for_data()) {
-    const std::uint64_t number = turns_.front();
-    turns_.pop_front();
+bool Link::takes(const Lane& lane, const Op& op) const {
+  std::vector<LaneLoad> loads;
+  std::size_t own = 0;
+  for (const auto& each : lanes_) {
+    if (each->state != Lane::State::live || each->broken) continue;
+    if (each.get() == &lane) own = loads.size();
+    loads.push_back(each->load(op.numa_node));
+  }
+  return takes_chunk(loads, own, std::min(op.left, lane.piece_bytes()), op.left);
+}
+
+void Link::fill_data(Lane& lane, Batch& batch) {
+  const bool several = live_lanes() > 1;
+  const bool first = first_live() == &lane;
+  for (std::size_t i = 0; i < std::min(turns_.size(), max_begun) && !batch.full() && lane.room_for_data();) {
+    const std::uint64_t number = turns_[i];
     Op& op = *ops_.at(number);
-    op.begun = true;
-    std::size_t budget = chunk_bytes;
-    while (!op.cursor.at_end() && budget != 0 && !batch.full() && room_for_data()) {
-      Record one;
-      one.kind = op.is_put ? Record::Kind::write : Record::Kind::read;
-      one.op = number;
-      one.piece = op.cursor.peek(std::min(budget, nic_.max_message()));
-      one.bytes = one.piece.bytes;
-      add(batch, one);
-      op.cursor.advance(one.bytes);
-      ++op.under_way;
-      budget -= one.bytes;
+    if (several && !(op.bytes <= split_bytes ? first : takes(lane, op))) {
+      ++i;
+      continue;
     }
-    if (!op.cursor.at_end()) {
-      // Behind the others whose turn it is, not behind those that have not begun.
+    turns_.erase(turns_.begin() + static_cast<std::ptrdiff_t>(i));
+    fill_op(lane, batch, op);
+    // Behind the others whose turn it is, not behind those that have not begun.
+    if (!op.cursor.at_end())
       turns_.insert(turns_.begin() + static_cast<std::ptrdiff_t>(std::min(turns_.size(), max_begun - 1)), number);
-    } else if (!op.signal.empty()) {
-      if (waiting_signals_.empty() && room_for_signal() && !batch.full()) {
-        add_message(batch, MessageKind::signal, number, op.signal, {});
-      } else {
-        waiting_signals_.push_back({number, std::move(op.signal)});
-      }
-    }
   }
 }
 
-void Link::add_message(Batch& batch, MessageKind kind, std::uint64_t op, ByteSpan head, ByteSpan body) {
+void Link::fill_op(Lane& lane, Batch& batch, Op& op) {
+  op.begun = true;
+  op.lanes |= 1U << lane.index;
+  std::size_t budget = chunk_bytes;
+  while (!op.cursor.at_end() && budget != 0 && !batch.full() && lane.room_for_data()) {
+    Record one;
+    one.kind = op.is_put ? Record::Kind::write : Record::Kind::read;
+    one.op = op.number;
+    one.piece = op.cursor.peek(std::min(budget, lane.piece_bytes()));
+    one.bytes = one.piece.bytes;
+    add(lane, batch, one);
+    op.cursor.advance(one.bytes);
+    op.left -= one.bytes;
+    ++op.under_way;
+    budget -= one.bytes;
+  }
+  // Right behind its bytes where these all went this way; else step() sends it when they have arrived.
+  if (!op.cursor.at_end() || op.signal.empty() || op.on_device || op.lanes != 1U << lane.index || &lane != message_lane()) return;
+  if (!resend_.empty() || !waiting_signals_.empty() || !room_for_signal(lane) || batch.full()) return;
+  add_message(lane, batch, {MessageKind::signal, 0, consumed_}, op.number, op.signal, {});
+  op.signal.clear();
+}
+
+void Link::add_message(Lane& lane, Batch& batch, const MessageHead& head, std::uint64_t op, ByteSpan first, ByteSpan second) {
   Record one;
   one.op = op;
-  one.slot = free_slots_.back();
-  free_slots_.pop_back();
-  one.bytes = head_bytes + head.size() + body.size();
-  one.credited = kind == MessageKind::signal;
+  one.slot = free_sends_.back();
+  free_sends_.pop_back();
+  one.bytes = head_bytes + first.size() + second.size();
+  one.ordinal = head.kind == MessageKind::signal ? 1 : 0;
   std::byte* out = send_slot(one.slot);
-  encode_head(out, {kind, consumed_});
-  if (!head.empty()) std::memcpy(out + head_bytes, head.data(), head.size());
-  if (!body.empty()) std::memcpy(out + head_bytes + head.size(), body.data(), body.size());
+  encode_head(out, head);
+  if (!first.empty()) std::memcpy(out + head_bytes, first.data(), first.size());
+  if (!second.empty()) std::memcpy(out + head_bytes + first.size(), second.data(), second.size());
   consumed_told_ = consumed_;
-  if (one.credited) ++signals_sent_;
-  add(batch, one);
+  add(lane, batch, one);
 }
 
-void Link::add(Batch& batch, const Record& one) {
+void Link::add(Lane& lane, Batch& batch, const Record& one) {
   ibv_send_wr& work = batch.work[batch.count];
   ibv_sge& part = batch.parts[batch.count];
   ++batch.count;
   work = {};
-  work.wr_id = std::uint64_t{number_} << 32 | next_;
+  work.wr_id = lane.id | lane.next;
   work.sg_list = &part;
   work.num_sge = 1;
   part.length = static_cast<std::uint32_t>(one.bytes);
+  bool from_device = false;
+  Record posted = one;
   if (one.kind == Record::Kind::message) {
     part.addr = reinterpret_cast<std::uintptr_t>(send_slot(one.slot));
-    part.lkey = memory_handle_->lkey;
+    part.lkey = lane.memory_key;
     work.opcode = IBV_WR_SEND;
+    if (one.ordinal != 0) posted.ordinal = ++signals_sent_;
   } else {
     const Run& run = *one.piece.run;
-    part.addr = reinterpret_cast<std::uintptr_t>(local_of(run).data() + one.piece.local_offset);
-    part.lkey = local_of(run).local_key(nic_);
-    work.opcode = one.kind == Record::Kind::write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-    work.wr.rdma.remote_addr = remote_of(run).address() + one.piece.remote_offset;
-    work.wr.rdma.rkey = remote_of(run).key();
-    ++data_posted_;
-    bytes_posted_ += one.bytes;
+    const VerbsLocalRegion& local = local_of(run);
+    const VerbsRemoteRegion& remote = remote_of(run);
+    from_device = local.on_device();
+    part.addr = reinterpret_cast<std::uintptr_t>(local.data() + one.piece.local_offset);
+    part.lkey = local.local_key(lane.nic);
+    work.wr.rdma.remote_addr = remote.address() + one.piece.remote_offset;
+    work.wr.rdma.rkey = remote.key(lane.peer.port);
+    // A device's memory is asked for a byte by the card that has filled it. The answer pushes what came before ahead of itself, as PCI
+    // orders it, so that afterwards whatever runs on the device sees that.
+    const bool is_put = ops_.at(one.op)->is_put;
+    const bool settle = one.kind == Record::Kind::settle;
+    work.opcode = is_put != settle ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+    if (settle && is_put) {
+      part.addr = reinterpret_cast<std::uintptr_t>(sink_page_.get() + scratch_offset);
+      part.lkey = lane.sink_key;
+      from_device = false;
+    } else if (settle) {
+      work.wr.rdma.remote_addr = peer_sink_;
+      work.wr.rdma.rkey = lane.peer.sink;
+    }
   }
-  if (one.kind != Record::Kind::read && one.bytes <= outbound_->inline_bytes()) work.send_flags = IBV_SEND_INLINE;
-  record(next_) = one;
-  next_ = (next_ + 1) & sequence_mask;
+  // Inline, the CPU takes the bytes, which those of a device are not for.
+  if (work.opcode != IBV_WR_RDMA_READ && !from_device && one.bytes <= lane.outbound->inline_bytes()) work.send_flags = IBV_SEND_INLINE;
+  batch.silent += one.bytes;
+  if (batch.silent >= lane.piece_bytes()) {  // so that room is seen before all of a batch has gone
+    work.send_flags |= IBV_SEND_SIGNALED;
+    batch.silent = 0;
+  }
+  lane.note_posted(posted);
 }
 
-// False: the link has failed.
-bool Link::submit(Batch& batch) {
+// False: it did not go; the lane has failed, perhaps the link.
+bool Link::submit(Lane& lane, Batch& batch) {
   for (unsigned i = 0; i + 1 < batch.count; ++i) batch.work[i].next = &batch.work[i + 1];
   batch.work[batch.count - 1].send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* refused = nullptr;
-  const int error = ibv_post_send(outbound_->handle(), batch.work.data(), &refused);
+  const int error = ibv_post_send(lane.outbound->handle(), batch.work.data(), &refused);
   if (error == 0) return true;
-  fail(Status(Code::transport, nic_.name() + " refused a work request", error));
+  lose(lane, Status(Code::transport, lane.nic.name() + " refused a work request", error));
   return false;
 }
 

@@ -84,6 +84,7 @@ Result<NativePeer> native_peer(const NativeFields& fields) {
 Result<std::vector<NativeFields>> VerbsLocalRegion::native(std::size_t offset, std::size_t bytes) const {
   std::vector<NativeFields> ports;
   for (std::size_t i = 0; i < handles_.size(); ++i) {
+    if (handles_[i] == nullptr) continue;
     NativeFields& fields = ports.emplace_back(native_port(*(*nics_)[i]));
     fields["address"] = reinterpret_cast<std::uintptr_t>(view_.span.data) + offset;
     fields["length"] = std::uint64_t{bytes};
@@ -96,9 +97,9 @@ Result<std::unique_ptr<NativeLink>> VerbsNativeLink::create(const std::shared_pt
   HMC_ASSIGN(const NativePeer there, native_peer(peer));
   std::vector<PortInfo> own;
   for (const auto& nic : *shared->nics) own.push_back(nic->info());
-  const auto pairing = choose_ports(own, {&there.port, 1});
-  if (!pairing) return Status(Code::unsupported, "no port here speaks the peer's network");
-  Nic& nic = *(*shared->nics)[pairing->own];
+  const auto pairings = choose_ports(own, {&there.port, 1}, 1);
+  if (pairings.empty()) return Status(Code::unsupported, "no port here speaks the peer's network");
+  Nic& nic = *(*shared->nics)[pairings.front().own];
   // Some devices know no queue of none.
   HMC_ASSIGN(auto pair, QueuePair::create(nic, QueuePair::Role::target, 1, 1, 0));
   HMC_TRY(pair->connect(there.port, there.number, there.sequence, shared->patience));

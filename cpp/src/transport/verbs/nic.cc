@@ -8,12 +8,15 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string_view>
 #include <utility>
 
 #include "base/env.h"
 #include "base/log.h"
+#include "base/wire.h"
+#include "device/pci.h"
 
 namespace hmc::verbs {
 namespace {
@@ -116,9 +119,13 @@ Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
   info_.mtu = static_cast<std::uint8_t>(attributes.active_mtu);
   info_.read_atom = static_cast<std::uint8_t>(std::clamp(device_attributes.max_qp_rd_atom, 1, 16));
   info_.rate = rate_of(name_, port);
+  std::error_code ignored;
+  const auto place = std::filesystem::canonical("/sys/class/infiniband/" + name_ + "/device", ignored);
+  if (!ignored) numa_node_ = pci_facts(place.filename().string()).numa_node;
   HMC_TRY(choose_gid(attributes.gid_tbl_len));
   domain_ = api_.alloc_pd(context_);
   if (domain_ == nullptr) return errno_status("making a protection domain", errno);
+  ask_for_devices();
   channel_ = api_.create_comp_channel(context_);
   if (channel_ == nullptr) return errno_status("making a completion channel", errno);
   for (const int fd : {context_->cmd_fd, context_->async_fd, channel_->fd}) inherited_.emplace_back(fd);
@@ -148,6 +155,23 @@ Status Nic::choose_gid(int table_length) {
   }
   if (best_rank == 0) return Status(Code::unsupported, "the port has no GID of RoCE v2; give its network interface an address");
   return {};
+}
+
+// Which ways to memory of devices there seem to be; whether one works is tried with each device (DeviceMemory).
+void Nic::ask_for_devices() {
+  if (api_.reg_dmabuf_mr != nullptr) {
+    // No descriptor: who can do it complains about that, who cannot says so before.
+    constexpr std::size_t page = 4096;
+    ibv_mr* made = api_.reg_dmabuf_mr(domain_, 0, page, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+    dma_buf_ = made != nullptr || errno == EBADF;
+    if (made != nullptr) api_.dereg_mr(made);
+  }
+  // Where modules that lend device memory to the RDMA core announce themselves. Some kernels let them do it in other ways.
+  std::error_code ignored;
+  const std::filesystem::directory_iterator modules("/sys/kernel/mm/memory_peers", ignored);
+  const bool announced = !ignored && modules != std::filesystem::directory_iterator();
+  peer_memory_ = env_integer("HMC_VERBS_PEER_MEMORY", announced ? 1 : 0, 0, 1) != 0;
+  info_.devices = dma_buf_ || peer_memory_;
 }
 
 Nic::~Nic() {
@@ -210,7 +234,33 @@ Result<ibv_mr*> Nic::register_memory(void* data, std::size_t bytes, unsigned acc
                       "service, or --ulimit memlock=-1 of a container",
                   error);
   }
+  if (error == ENOMEM) {
+    return Status(Code::out_of_memory,
+                  what + ": no memory, or no room for another region on the card; close buffers that are not used, or leave cards out "
+                         "(HMC_NICS)",
+                  error);
+  }
   return errno_status(what, error);
+}
+
+Result<ibv_mr*> Nic::register_dma_buf(const Blob& exported, void* data, std::size_t bytes, unsigned access) const {
+  WireReader reader(exported.bytes);
+  const std::uint64_t offset = reader.u64();
+  if (!reader.ok() || exported.fds.size() != 1) return Status(Code::device, "the vendor's dma-buf is not described as one");
+  ibv_mr* region = api_.reg_dmabuf_mr(domain_, offset, bytes, reinterpret_cast<std::uintptr_t>(data), exported.fds[0].get(),
+                                      static_cast<int>(access));
+  if (region != nullptr) return region;
+  return errno_status(name_ + ": registering a dma-buf of " + std::to_string(bytes) + " bytes", errno);
+}
+
+Result<std::unique_ptr<Nic::Queue>> Nic::private_queue(unsigned entries) const {
+  ibv_cq* handle = api_.create_cq(context_, static_cast<int>(entries), nullptr, nullptr, 0);
+  if (handle == nullptr) return errno_status(name_ + ": making a completion queue of " + std::to_string(entries) + " entries", errno);
+  return std::make_unique<Queue>(Queue{handle, 0, 0});
+}
+
+void Nic::destroy(std::unique_ptr<Queue> queue) const {
+  if (queue && !forked()) api_.destroy_cq(queue->handle);
 }
 
 bool Nic::poll(const std::function<void(const ibv_wc&)>& handle) {

@@ -41,8 +41,17 @@ class Nic {
   Result<Queue*> reserve(unsigned entries);
   static void release(Queue& queue, unsigned entries) noexcept { queue.leaving += entries; }
 
+  // For whoever polls it itself and returns it.
+  [[nodiscard]] Result<std::unique_ptr<Queue>> private_queue(unsigned entries) const;
+  void destroy(std::unique_ptr<Queue> queue) const;
+
   // Any thread. Errors say which limit it was.
   Result<ibv_mr*> register_memory(void* data, std::size_t bytes, unsigned access) const;
+  // What a vendor's driver exported of `bytes` at `data`.
+  Result<ibv_mr*> register_dma_buf(const Blob& exported, void* data, std::size_t bytes, unsigned access) const;
+  [[nodiscard]] bool takes_dma_buf() const noexcept { return dma_buf_; }
+  [[nodiscard]] bool takes_peer_memory() const noexcept { return peer_memory_; }
+  [[nodiscard]] int numa_node() const noexcept { return numa_node_; }  // -1: unknown
 
   // Hands over what has completed. `handle` may destroy endpoints. True if there was anything.
   bool poll(const std::function<void(const ibv_wc&)>& handle);
@@ -59,6 +68,7 @@ class Nic {
       : api_(api), engine_(std::move(engine)), name_(std::move(name)) {}
   Status open(ibv_device* device, std::uint8_t port, std::uint8_t index);
   Status choose_gid(int table_length);
+  void ask_for_devices();
   Status watch();
   Status add_queue();
   void drain_events();
@@ -71,6 +81,9 @@ class Nic {
   std::uint8_t gid_index_ = 0;
   std::uint8_t max_reads_ = 1;
   std::size_t max_message_ = 0;
+  int numa_node_ = -1;
+  bool dma_buf_ = false;
+  bool peer_memory_ = false;
   int queue_entries_ = 0;
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;

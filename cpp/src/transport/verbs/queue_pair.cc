@@ -15,9 +15,12 @@ constexpr std::uint8_t hops = 64;
 }  // namespace
 
 Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives,
-                                                     unsigned inline_bytes) {
+                                                     unsigned inline_bytes, Nic::Queue* queue) {
   auto pair = std::unique_ptr<QueuePair>(new QueuePair(nic, role));
-  HMC_ASSIGN(pair->queue_, nic.reserve(sends + receives));
+  pair->queue_ = queue;
+  if (queue == nullptr) {
+    HMC_ASSIGN(pair->queue_, nic.reserve(sends + receives));
+  }
   pair->entries_ = sends + receives;
   ibv_qp_init_attr attributes{};
   attributes.send_cq = pair->queue_->handle;
@@ -35,7 +38,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsign
   }
   if (pair->handle_ == nullptr) {
     return errno_status(nic.name() + ": making a queue pair of " + std::to_string(sends) + " sends and " +
-                            std::to_string(receives) + " receives (out of queue pairs or of memory that may be locked?)",
+                            std::to_string(receives) + " receives (out of queue pairs or of memory that may be locked? HMC_VERBS_QUEUE_PAIRS=1 "
+                            "and HMC_VERBS_RAILS=1 need least of both)",
                         errno);
   }
   pair->inline_bytes_ = std::min<std::size_t>(attributes.cap.max_inline_data, inline_bytes);
@@ -66,6 +70,12 @@ Status QueuePair::restart() {
   attributes.port_num = nic_.port();
   attributes.qp_access_flags = role_ == Role::target ? static_cast<unsigned>(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE) : 0U;
   return modify(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+}
+
+Status QueuePair::flush() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_ERR;
+  return modify(attributes, IBV_QP_STATE, "ERROR");
 }
 
 Status QueuePair::connect(const PortInfo& peer, std::uint32_t number, std::uint32_t sequence, const Patience& patience) {

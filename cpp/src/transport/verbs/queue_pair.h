@@ -22,7 +22,9 @@ class QueuePair {
  public:
   enum class Role : std::uint8_t { requester, target };
 
-  static Result<std::unique_ptr<QueuePair>> create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes);
+  // `queue`: a private one, else room in the card's is reserved.
+  static Result<std::unique_ptr<QueuePair>> create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes,
+                                                   Nic::Queue* queue = nullptr);
   ~QueuePair();  // nothing of it moves any more; the peer is not told
 
   [[nodiscard]] ibv_qp* handle() const noexcept { return handle_; }
@@ -31,6 +33,8 @@ class QueuePair {
 
   // From wherever it is to where receives can be posted.
   Status restart();
+  // Ends it: what was posted comes back with an error.
+  Status flush();
   // Then: connects it to the peer's `number`. `sequence` is of the first packet of the requester.
   Status connect(const PortInfo& peer, std::uint32_t number, std::uint32_t sequence, const Patience& patience);
 

@@ -4,13 +4,18 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <functional>
 #include <tuple>
+#include <utility>
 
 #include "base/fd.h"
 
 namespace hmc::verbs {
 namespace {
+
+constexpr std::uint64_t slowest_share = 4;
 
 bool speak(const PortInfo& left, const PortInfo& right) noexcept {
   return left.ethernet == right.ethernet && (!left.ethernet || is_ipv4(left.gid) == is_ipv4(right.gid));
@@ -31,23 +36,40 @@ bool routed(const PortInfo& own, const PortInfo& theirs) noexcept {
          std::memcmp(&source.sin6_addr, own.gid.data(), gid_bytes) == 0;
 }
 
+// Bits that two addresses have in common at their start.
+unsigned common_bits(const Gid& left, const Gid& right) noexcept {
+  unsigned bits = 0;
+  for (std::size_t i = 0; i < gid_bytes; ++i) {
+    const auto difference = static_cast<std::uint8_t>(left[i] ^ right[i]);
+    bits += static_cast<unsigned>(std::countl_zero(difference));
+    if (difference != 0) break;
+  }
+  return bits;
+}
+
 }  // namespace
 
-std::optional<Pairing> choose_ports(std::span<const PortInfo> own, std::span<const PortInfo> theirs) {
-  std::optional<Pairing> best;
-  std::tuple<std::uint64_t, bool> best_rank;
+std::vector<Pairing> choose_ports(std::span<const PortInfo> own, std::span<const PortInfo> theirs, std::size_t most) {
+  using Rank = std::tuple<std::uint64_t, bool, unsigned>;
+  std::vector<std::pair<Rank, Pairing>> all;
   const bool choice = own.size() > 1;
   for (std::size_t i = 0; i < own.size(); ++i) {
-    for (const PortInfo& other : theirs) {
-      if (!speak(own[i], other)) continue;
-      const std::uint64_t rate = std::min(own[i].rate, other.rate);
-      const std::tuple rank(rate, choice && routed(own[i], other));
-      if (best && rank <= best_rank) continue;
-      best = Pairing{i, rate};
-      best_rank = rank;
+    for (std::size_t k = 0; k < theirs.size(); ++k) {
+      if (!speak(own[i], theirs[k])) continue;
+      const std::uint64_t rate = std::min(own[i].rate, theirs[k].rate);
+      all.push_back({{rate, choice && routed(own[i], theirs[k]), common_bits(own[i].gid, theirs[k].gid)}, {i, k, rate}});
     }
   }
-  return best;
+  std::ranges::stable_sort(all, std::greater(), [](const auto& each) { return each.first; });
+  std::vector<Pairing> chosen;
+  for (const auto& each : all) {
+    const Pairing& pairing = each.second;
+    const auto taken = [&](const Pairing& other) { return other.own == pairing.own || other.theirs == pairing.theirs; };
+    if (chosen.size() == most || std::ranges::any_of(chosen, taken)) continue;
+    if (!chosen.empty() && pairing.rate < chosen.front().rate / slowest_share) continue;
+    chosen.push_back(pairing);
+  }
+  return chosen;
 }
 
 }  // namespace hmc::verbs

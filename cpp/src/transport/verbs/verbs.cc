@@ -1,8 +1,9 @@
-// The verbs transport: CPU memory of other hosts over InfiniBand or RoCE, written and read by the network cards themselves.
+// The verbs transport: memory of other hosts over InfiniBand or RoCE, written and read by the network cards themselves.
 #include <algorithm>
 #include <string>
 
 #include "base/env.h"
+#include "device/links.h"
 #include "transport/verbs/link.h"
 #include "transport/verbs/native.h"
 #include "transport/verbs/route.h"
@@ -19,6 +20,7 @@ using verbs::Shared;
 constexpr double least_bandwidth = 4e9;
 constexpr double most_on_one_host = 5e9;
 constexpr double wire_efficiency = 0.9;
+constexpr const char* no_common_network = "no port here and port there speak the same network (InfiniBand, RoCE over IPv4 or IPv6)";
 
 class VerbsEndpoint final : public Endpoint {
  public:
@@ -57,7 +59,13 @@ class VerbsTransport final : public Transport {
       result.reason += (result.reason.empty() ? "" : ", ") + nic->name() + " port " + std::to_string(nic->port()) +
                        (nic->info().ethernet ? " (RoCE v2)" : " (InfiniBand)");
     }
-    result.reason += "; payload is not encrypted";
+    const auto any = [&](bool (Nic::*takes)() const noexcept) {
+      return std::ranges::any_of(*shared_->nics, [&](const auto& nic) { return (*nic.*takes)(); });
+    };
+    const bool dma_buf = any(&Nic::takes_dma_buf), address = any(&Nic::takes_peer_memory);
+    result.reason += "; memory of devices " +
+                     std::string(dma_buf && address ? "by dma-buf or its address" : dma_buf ? "by dma-buf" : address ? "by its address" : "is not reached") +
+                     (dma_buf || address ? ", tried when it is registered" : "") + "; payload is not encrypted";
     result.max_signal = verbs::max_signal;
     result.eager_limit = verbs::max_signal;
     result.rings = true;
@@ -73,36 +81,54 @@ class VerbsTransport final : public Transport {
       result.reason = theirs.status().message();
       return result;
     }
-    if (!local.is_cpu() || !remote.is_cpu()) {
-      result.reason = "verbs moves CPU memory only, not " + local.str() + " to " + remote.str();
+    const auto pairings = choose(*theirs);
+    if (pairings.empty()) {
+      result.reason = no_common_network;
       return result;
     }
-    const auto pairing = verbs::choose_ports(domain_.ports, theirs->ports);
-    if (!pairing) {
-      result.reason = "no port here and port there speak the same network (InfiniBand, RoCE over IPv4 or IPv6)";
-      return result;
+    double wire = 0;
+    for (const auto& pairing : pairings) {
+      const Nic& nic = *(*shared_->nics)[pairing.own];
+      if (!local.is_cpu() && !reaches(nic, local)) {
+        result.reason = nic.name() + " does not reach memory of " + local.str();
+        return result;
+      }
+      if (!remote.is_cpu() && !theirs->ports[pairing.theirs].devices) {
+        result.reason = "the peer's network card does not reach memory of devices";
+        return result;
+      }
+      result.detail += (result.detail.empty() ? "" : " and ") + nic.name();
+      wire += wire_efficiency * static_cast<double>(pairing.rate);
     }
     result.ok = true;
-    result.detail = (*shared_->nics)[pairing->own]->name() + ", one connection each way, not encrypted";
+    const std::size_t lanes = std::min(pairings.size() * shared_->queue_pairs, verbs::max_lanes);
+    result.detail += ", " + (lanes == 1 ? "one connection" : std::to_string(lanes) + " connections") + " each way, not encrypted";
     result.reason = "written directly by the network cards";
     result.latency_us = 2;
-    const double wire = wire_efficiency * static_cast<double>(pairing->rate);
     result.bandwidth = peer.same_host ? std::clamp(wire, least_bandwidth, most_on_one_host) : std::max(wire, least_bandwidth);
+    // To register and try memory of a device takes longer than a message.
+    result.transient = local.is_cpu() && remote.is_cpu();
     return result;
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    if (!view.span.device.is_cpu()) {
-      return Status(Code::unsupported, "verbs registers CPU memory only, not memory of " + view.span.device.str());
+    if (!view.span.device.is_cpu() && view.transient) {
+      return Status(Code::unsupported, "verbs registers memory of devices for buffers, not for messages");
     }
-    return verbs::VerbsLocalRegion::create(view, shared_->nics);
+    return verbs::VerbsLocalRegion::create(view, shared_->nics, shared_->devices);
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     HMC_ASSIGN(const verbs::Domain theirs, verbs::decode_domain(peer.domain));
-    const auto pairing = verbs::choose_ports(domain_.ports, theirs.ports);
-    if (!pairing) return Status(Code::unsupported, "no port here and port there speak the same network");
-    HMC_ASSIGN(auto link, Link::create(shared_, *(*shared_->nics)[pairing->own], sink));
+    const auto pairings = choose(theirs);
+    if (pairings.empty()) return Status(Code::unsupported, no_common_network);
+    std::vector<Nic*> nics;
+    for (std::size_t turn = 0; turn < shared_->queue_pairs; ++turn) {
+      for (const auto& pairing : pairings) {
+        if (nics.size() < verbs::max_lanes) nics.push_back((*shared_->nics)[pairing.own].get());
+      }
+    }
+    HMC_ASSIGN(auto link, Link::create(shared_, nics, sink));
     return std::unique_ptr<Endpoint>(std::make_unique<VerbsEndpoint>(std::move(link)));
   }
 
@@ -120,15 +146,35 @@ class VerbsTransport final : public Transport {
       link->waiting_turn = false;
       link->advance();
     }
+    if (shared_->held != 0) moved = release_held() || moved;
     return moved;
   }
 
   bool arm() override {
     if (shared_->links.empty()) return true;
+    if (shared_->held != 0) return false;  // no event comes from streams of devices
     return std::ranges::all_of(*shared_->nics, [](const auto& nic) { return nic->arm(); });
   }
 
  private:
+  [[nodiscard]] std::vector<verbs::Pairing> choose(const verbs::Domain& theirs) const {
+    return verbs::choose_ports(domain_.ports, theirs.ports, shared_->rails);
+  }
+  // As far as it is known without trying.
+  static bool reaches(const Nic& nic, const Device& device) {
+    return nic.takes_peer_memory() || (nic.takes_dma_buf() && offers(device, "dma-buf"));
+  }
+
+  bool release_held() {
+    std::vector<std::shared_ptr<Link>> links;
+    for (const auto& [number, known] : shared_->links) {
+      if (auto link = known.lock()) links.push_back(std::move(link));
+    }
+    bool moved = false;
+    for (const auto& link : links) moved = link->release_held() || moved;
+    return moved;
+  }
+
   // Callbacks may destroy the endpoint, or make more.
   void handle(const ibv_wc& completion) {
     const auto place = shared_->links.find(Link::number_of(completion));
@@ -152,6 +198,8 @@ Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnviron
   shared->patience.timeout = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TIMEOUT", 17, 8, 31));
   shared->patience.retries = static_cast<std::uint8_t>(env_integer("HMC_VERBS_RETRIES", 6, 0, 7));
   shared->patience.traffic_class = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TRAFFIC_CLASS", 0, 0, 255));
+  shared->rails = static_cast<std::size_t>(env_integer("HMC_VERBS_RAILS", 4, 1, verbs::max_lanes));
+  shared->queue_pairs = static_cast<std::size_t>(env_integer("HMC_VERBS_QUEUE_PAIRS", 1, 1, verbs::max_lanes));
   std::string problems;
   *shared->nics = Nic::open_all(*api, environment.engine, problems);
   if (shared->nics->empty()) return Status(Code::unsupported, problems);

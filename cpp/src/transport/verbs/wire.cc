@@ -9,7 +9,7 @@
 namespace hmc::verbs {
 namespace {
 
-constexpr std::uint8_t wire_version = 1;
+constexpr std::uint8_t wire_version = 2;
 
 Status malformed(const char* what) { return Status(Code::protocol, std::string("malformed verbs ") + what); }
 
@@ -21,7 +21,7 @@ Status check_version(std::uint8_t version, const char* what) {
 
 void put_port(WireWriter& writer, const PortInfo& port) {
   writer.u8(port.nic).u8(port.ethernet ? 1 : 0).u16(port.lid).raw(std::as_bytes(std::span(port.gid)));
-  writer.u8(port.mtu).u8(port.read_atom).u64(port.rate);
+  writer.u8(port.mtu).u8(port.read_atom).u8(port.devices ? 1 : 0).u64(port.rate);
 }
 
 PortInfo take_port(WireReader& reader) {
@@ -34,8 +34,10 @@ PortInfo take_port(WireReader& reader) {
   if (reader.ok()) std::ranges::transform(gid, port.gid.begin(), [](std::byte b) { return static_cast<std::uint8_t>(b); });
   port.mtu = reader.u8();
   port.read_atom = reader.u8();
+  const std::uint8_t devices = reader.u8();
+  port.devices = devices == 1;
   port.rate = reader.u64();
-  if (port.nic >= max_nics || ethernet > 1 || port.mtu < 1 || port.mtu > max_mtu) reader.fail();
+  if (port.nic >= max_nics || ethernet > 1 || devices > 1 || port.mtu < 1 || port.mtu > max_mtu) reader.fail();
   return port;
 }
 
@@ -68,9 +70,11 @@ Result<Domain> decode_domain(ByteSpan bytes) {
 Bytes encode_address(const Address& address) {
   Bytes bytes;
   WireWriter writer(bytes);
-  writer.u8(wire_version);
-  put_port(writer, address.port);
-  writer.u32(address.outbound).u32(address.inbound).u32(address.sequence);
+  writer.u8(wire_version).u64(address.sink).u8(static_cast<std::uint8_t>(address.lanes.size()));
+  for (const LaneAddress& lane : address.lanes) {
+    put_port(writer, lane.port);
+    writer.u32(lane.outbound).u32(lane.inbound).u32(lane.sequence).u32(lane.sink);
+  }
   return bytes;
 }
 
@@ -79,22 +83,31 @@ Result<Address> decode_address(ByteSpan bytes) {
   const std::uint8_t version = reader.u8();
   if (reader.ok()) HMC_TRY(check_version(version, "address"));
   Address address;
-  address.port = take_port(reader);
-  address.outbound = reader.u32();
-  address.inbound = reader.u32();
-  address.sequence = reader.u32();
-  if (!reader.finish() || address.outbound > number_mask || address.inbound > number_mask || address.sequence > number_mask) {
-    return malformed("address");
+  address.sink = reader.u64();
+  const std::size_t count = reader.u8();
+  if (count == 0 || count > max_lanes) reader.fail();
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) {
+    LaneAddress& lane = address.lanes.emplace_back();
+    lane.port = take_port(reader);
+    lane.outbound = reader.u32();
+    lane.inbound = reader.u32();
+    lane.sequence = reader.u32();
+    lane.sink = reader.u32();
+    if (std::max({lane.outbound, lane.inbound, lane.sequence}) > number_mask) reader.fail();
   }
+  if (!reader.finish()) return malformed("address");
   return address;
 }
 
 Bytes encode_region(const RegionKeys& region) {
   Bytes bytes;
   WireWriter writer(bytes);
-  writer.u8(wire_version).u8(static_cast<std::uint8_t>(region.access)).u64(region.address).u64(region.bytes);
-  writer.u8(static_cast<std::uint8_t>(region.keys.size()));
-  for (const std::uint32_t key : region.keys) writer.u32(key);
+  writer.u8(wire_version).u8(static_cast<std::uint8_t>(region.access)).u8(region.device ? 1 : 0);
+  writer.u64(region.address).u64(region.bytes).u8(static_cast<std::uint8_t>(region.keys.size()));
+  for (const auto& key : region.keys) {
+    writer.u8(key ? 1 : 0);
+    if (key) writer.u32(*key);
+  }
   return bytes;
 }
 
@@ -104,11 +117,17 @@ Result<RegionKeys> decode_region(ByteSpan bytes) {
   if (reader.ok()) HMC_TRY(check_version(version, "region"));
   RegionKeys region;
   const std::uint8_t access = reader.u8();
+  const std::uint8_t device = reader.u8();
+  region.device = device == 1;
   region.address = reader.u64();
   region.bytes = reader.u64();
   const std::size_t count = reader.u8();
-  if (count > max_nics) reader.fail();
-  for (std::size_t i = 0; i < count && reader.ok(); ++i) region.keys.push_back(reader.u32());
+  if (count > max_nics || device > 1) reader.fail();
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) {
+    const std::uint8_t known = reader.u8();
+    if (known > 1) reader.fail();
+    region.keys.push_back(known == 1 ? std::optional(reader.u32()) : std::nullopt);
+  }
   if (!reader.finish() ||
       (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
     return malformed("region");
@@ -121,21 +140,25 @@ Result<RegionKeys> decode_region(ByteSpan bytes) {
 void encode_head(std::byte* out, const MessageHead& head) noexcept {
   std::fill_n(out, head_bytes, std::byte{0});
   out[0] = static_cast<std::byte>(head.kind);
+  out[1] = static_cast<std::byte>(head.lane);
   for (std::size_t i = 0; i < sizeof head.consumed; ++i) out[4 + i] = static_cast<std::byte>(head.consumed >> (8 * i));
 }
 
 bool decode_head(ByteSpan message, MessageHead& out) noexcept {
   if (message.size() < head_bytes ||
-      std::any_of(message.begin() + 1, message.begin() + 4, [](std::byte b) { return b != std::byte{0}; })) {
+      std::any_of(message.begin() + 2, message.begin() + 4, [](std::byte b) { return b != std::byte{0}; })) {
     return false;
   }
   out.kind = static_cast<MessageKind>(message[0]);
+  out.lane = static_cast<std::uint8_t>(message[1]);
+  if (out.lane != 0 && (out.kind != MessageKind::lane_down || out.lane >= max_lanes)) return false;
   out.consumed = 0;
   for (std::size_t i = 0; i < sizeof out.consumed; ++i) out.consumed |= static_cast<std::uint32_t>(message[4 + i]) << (8 * i);
   switch (out.kind) {
     case MessageKind::signal:
       return true;
     case MessageKind::credit:
+    case MessageKind::lane_down:
       return message.size() == head_bytes;
   }
   return false;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/blob.h"
@@ -14,6 +15,7 @@
 namespace hmc::verbs {
 
 inline constexpr std::size_t max_nics = 16;
+inline constexpr std::size_t max_lanes = 8;
 inline constexpr std::size_t gid_bytes = 16;
 inline constexpr std::uint8_t max_mtu = 5;              // ibv_mtu: 4096 bytes
 inline constexpr std::uint32_t number_mask = 0xFFFFFF;  // queue pair numbers and packet sequence numbers have 24 bits
@@ -29,6 +31,7 @@ struct PortInfo {
   Gid gid{};                   // the one to be reached by
   std::uint8_t mtu = 0;        // ibv_mtu: 1 (256 bytes) to 5 (4096)
   std::uint8_t read_atom = 0;  // reads that it answers at once
+  bool devices = false;        // it may reach memory of devices
   std::uint64_t rate = 0;      // bytes per second
 };
 
@@ -39,12 +42,19 @@ struct Domain {
 [[nodiscard]] Bytes encode_domain(const Domain& domain);
 [[nodiscard]] Result<Domain> decode_domain(ByteSpan bytes);
 
-// What Endpoint::address() gives away. Each direction has a queue pair of its own.
-struct Address {
+// A pair of connections between two ports. Each direction has a queue pair of its own.
+struct LaneAddress {
   PortInfo port;
   std::uint32_t outbound = 0;  // number of the queue pair that it sends and reads with
   std::uint32_t inbound = 0;   // of the one that it is written to and read from by
   std::uint32_t sequence = 0;  // first packet sequence number of the outbound one
+  std::uint32_t sink = 0;      // key of the byte that the peer may write to, to no effect
+};
+
+// What Endpoint::address() gives away. Lane i here and lane i there belong together; the shorter list counts.
+struct Address {
+  std::uint64_t sink = 0;  // where that byte is
+  std::vector<LaneAddress> lanes;
 };
 [[nodiscard]] Bytes encode_address(const Address& address);
 [[nodiscard]] Result<Address> decode_address(ByteSpan bytes);
@@ -54,16 +64,18 @@ struct RegionKeys {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   Access access = Access::read_write;
-  std::vector<std::uint32_t> keys;
+  bool device = false;  // memory of a device
+  std::vector<std::optional<std::uint32_t>> keys;  // none: not registered there
 };
 [[nodiscard]] Bytes encode_region(const RegionKeys& region);
 [[nodiscard]] Result<RegionKeys> decode_region(ByteSpan bytes);
 
 // In front of every message that is sent.
 inline constexpr std::size_t head_bytes = 8;
-enum class MessageKind : std::uint8_t { signal = 1, credit = 2 };
+enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3 };
 struct MessageHead {
   MessageKind kind = MessageKind::signal;
+  std::uint8_t lane = 0;       // lane_down: the sender has left it, and nothing of the receiver's arrives there any more
   std::uint32_t consumed = 0;  // signals of the receiver's that the sender has taken so far, modulo 2^32
 };
 void encode_head(std::byte* out, const MessageHead& head) noexcept;           // writes head_bytes

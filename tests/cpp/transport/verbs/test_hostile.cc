@@ -31,9 +31,9 @@ class Intruder {
     const auto lock = one->side.lock();
     const Bytes domain = encode_domain({{nic.info()}});
     one->side.endpoint = victim.transport->create_endpoint(same_process_domain(domain), one->side.sink).value();
-    one->victim_ = decode_address(one->side.endpoint->address().value().bytes).value();
+    one->victim_ = decode_address(one->side.endpoint->address().value().bytes).value().lanes.at(0);
     Blob address;
-    address.bytes = encode_address({nic.info(), one->outbound_->number(), one->inbound_->number(), sequence});
+    address.bytes = encode_address({0, {{nic.info(), one->outbound_->number(), one->inbound_->number(), sequence, 0}}});
     Done done;
     EXPECT_TRUE(one->side.endpoint->connect(address, &done).ok() && done.done());
     EXPECT_TRUE(one->inbound_->connect(one->victim_.port, one->victim_.outbound, one->victim_.sequence, {}).ok());
@@ -82,7 +82,7 @@ class Intruder {
   std::unique_ptr<QueuePair> inbound_;
   std::vector<std::byte> memory_ = std::vector<std::byte>(8192);
   ibv_mr* memory_handle_ = nullptr;
-  Address victim_;
+  LaneAddress victim_;
 };
 
 class VerbsHostile : public ::testing::Test {
@@ -123,7 +123,7 @@ TEST_F(VerbsHostile, AWrongKeyMovesNothing) {
   const Area area(*pair_->a().node, 4096, false);
   fill_pattern(area.span(), 1);
   const RegionKeys keys = exported(area);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, keys.keys[0] ^ 0x5A00), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, *keys.keys[0] ^ 0x5A00), IBV_WC_REM_ACCESS_ERR);
   pair_->settle();
   EXPECT_EQ(first_mismatch(area.span(), 1), -1);
   EXPECT_TRUE(intruder_->side.sink.failure.ok());
@@ -133,7 +133,7 @@ TEST_F(VerbsHostile, NothingBeyondTheRegion) {
   const Area area(*pair_->a().node, 4096, false);
   fill_pattern(area.span(), 1);
   const RegionKeys keys = exported(area);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address + 4096 - 63, keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address + 4096 - 63, *keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
   pair_->settle();
   EXPECT_EQ(first_mismatch(area.span(), 1), -1);
   EXPECT_TRUE(area.guards_intact());
@@ -143,19 +143,19 @@ TEST_F(VerbsHostile, ReadOnlyIsReadOnlyForTheCard) {
   const Area area(*pair_->a().node, 4096, false, Access::read);
   fill_pattern(area.span(), 1);
   const RegionKeys keys = exported(area);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_READ, 4096, keys.address, keys.keys[0]), IBV_WC_SUCCESS);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_READ, 4096, keys.address, *keys.keys[0]), IBV_WC_SUCCESS);
   EXPECT_EQ(first_mismatch({intruder_->memory(), 4096}, 1), -1);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, *keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
   EXPECT_EQ(first_mismatch(area.span(), 1), -1);
 }
 
 TEST_F(VerbsHostile, ADeregisteredRegionIsClosed) {
   Area area(*pair_->a().node, 4096, false);
   const RegionKeys keys = exported(area);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, keys.keys[0]), IBV_WC_SUCCESS);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, *keys.keys[0]), IBV_WC_SUCCESS);
   area.deregister();
   fill_pattern(area.span(), 2);
-  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE, 64, keys.address, *keys.keys[0]), IBV_WC_REM_ACCESS_ERR);
   EXPECT_EQ(first_mismatch(area.span(), 2), -1);
 }
 
@@ -190,12 +190,17 @@ TEST_F(VerbsHostile, AnUnknownMessage) {
 }
 
 TEST_F(VerbsHostile, CreditForSignalsThatWereNotSent) {
-  encode_head(intruder_->memory(), {MessageKind::signal, 1});
+  encode_head(intruder_->memory(), {MessageKind::signal, 0, 1});
   ends_the_link(head_bytes + 5);
 }
 
+TEST_F(VerbsHostile, NewsOfALaneThatThereIsNot) {
+  encode_head(intruder_->memory(), {MessageKind::lane_down, 1, 0});
+  ends_the_link(head_bytes);
+}
+
 TEST_F(VerbsHostile, AMessageLargerThanTheReceives) {
-  encode_head(intruder_->memory(), {MessageKind::signal, 0});
+  encode_head(intruder_->memory(), {MessageKind::signal, 0, 0});
   EXPECT_NE(intruder_->post(IBV_WR_SEND, 8192), IBV_WC_SUCCESS);
   pair_->settle();
   EXPECT_TRUE(intruder_->side.sink.signals.empty());

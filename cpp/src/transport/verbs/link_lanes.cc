@@ -1,0 +1,123 @@
+// Link: what happens when a lane fails and others remain.
+//
+// What was under way on it is in doubt: a write may have been executed without its acknowledgement coming back, or may sit in the
+// network still. It is posted again on another lane, which is right because of three things.
+// - Until an operation has been reported as complete, nobody may rely on what its target holds, so writing the same bytes there a
+//   second time changes nothing for anybody.
+// - After it has been reported nothing of the first attempt may land: the target may hold other bytes by then. So nothing is posted
+//   again before the peer has closed its end (lane_down): its card executes nothing of that connection afterwards.
+// - What the peer was told about by a signal must not be written again, for the signal lets it use the memory. One connection executes
+//   in order, and the peer says how many signals it has taken: everything ahead of the last of them has been executed and counts as
+//   done; signals behind it have not been, and are sent again.
+// Each side closes both its ends, takes the messages that had come, and says so on every lane that is left.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "transport/verbs/link.h"
+
+namespace hmc::verbs {
+
+std::size_t Link::live_lanes() const noexcept {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(lanes_, [](const auto& lane) { return lane->state == Lane::State::live; }));
+}
+
+const Lane* Link::first_live() const noexcept {
+  const auto found = std::ranges::find(lanes_, Lane::State::live, [](const auto& lane) { return lane->state; });
+  return found == lanes_.end() ? nullptr : found->get();
+}
+
+// The first that has not gone: on the next one the peer may not be ready for signals before. Null: it is on its way out.
+Lane* Link::message_lane() const noexcept {
+  for (const auto& lane : lanes_) {
+    if (lane->state == Lane::State::live) return lane.get();
+    if (lane->state != Lane::State::gone) return nullptr;
+  }
+  return nullptr;
+}
+
+// Receives for the peer's signals on the lane by which they will come next.
+Status Link::ready_for_messages() {
+  const auto found = std::ranges::find(lanes_, Lane::State::live, [](const auto& lane) { return lane->state; });
+  if (found == lanes_.end() || (*found)->messages || free_receives_.size() < slots) return {};
+  (*found)->messages = true;
+  return post_receives(**found, slots);
+}
+
+void Link::lose(Lane& lane, const Status& reason) {
+  if (!ready_ || lane.state != Lane::State::live) return;
+  if (live_lanes() == 1) return fail(reason);
+  log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" + lane.nic.name() +
+                             ": " + std::string(reason.message()) + "); the others take its share");
+  lane.state = Lane::State::draining;
+  lane.outbound.reset();  // it reads and writes no memory here any more
+  for (const unsigned slot : std::exchange(lane.returned, {})) free_receives_.push_back(slot);
+  // What had arrived is in the completion queue; the other receives come back behind it.
+  if (lane.receives_posted == 0 || !lane.inbound->flush().ok()) drained(lane);
+}
+
+void Link::drained(Lane& lane) {
+  lane.inbound.reset();
+  lane.state = Lane::State::left;
+  if (const Status ready = ready_for_messages(); !ready.ok()) return fail(ready);
+  for (const auto& other : lanes_) {
+    if (other->state == Lane::State::live) other->to_announce.push_back(static_cast<std::uint8_t>(lane.index));
+  }
+  if (lane.peer_left) decide(lane);
+}
+
+// Both sides have left the lane, and the peer has told what it took.
+void Link::decide(Lane& lane) {
+  lane.state = Lane::State::gone;
+  std::vector<Record> all;
+  std::size_t executed = 0;
+  while (lane.posted() != 0) {
+    all.push_back(lane.pop());
+    const Record& one = all.back();
+    if (one.ordinal != 0 && static_cast<std::int32_t>(signals_taken_ - one.ordinal) >= 0) executed = all.size();
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    // A read whose answer was lost has been executed, and is worth nothing.
+    const bool done = i < executed && (all[i].kind == Record::Kind::write || all[i].kind == Record::Kind::message);
+    if (!done && all[i].ordinal != 0) --signals_sent_;
+    if (done) {
+      retire(all[i]);
+      if (!ready_) return;
+    } else {
+      doubt(all[i]);
+    }
+  }
+  for (const Record& one : std::exchange(lane.again, {})) doubt(one);
+  for (const Record& one : std::exchange(lane.settles, {})) doubt(one);
+  std::vector<std::uint64_t> idle;
+  for (const auto& [number, op] : ops_) {
+    if (op->begun && op->under_way == 0) idle.push_back(number);
+  }
+  for (const std::uint64_t number : idle) {
+    if (const auto place = ops_.find(number); place != ops_.end()) step(place);
+    if (!ready_) return;
+  }
+  // What failed ends with the next answer of the peer.
+  for (const auto& other : lanes_) {
+    if (!condemned_.empty() && other->state == Lane::State::live) other->probe = true;
+  }
+}
+
+void Link::doubt(const Record& one) {
+  const auto place = ops_.find(one.op);
+  if (one.kind == Record::Kind::message) {
+    const ByteSpan signal(send_slot(one.slot) + head_bytes, one.ordinal != 0 ? one.bytes - head_bytes : 0);
+    const bool behind_bytes = one.ordinal != 0 && place != ops_.end();
+    if (one.ordinal != 0 && !behind_bytes) return resend_.push_back(one);
+    if (behind_bytes) place->second->signal.assign(signal.begin(), signal.end());
+    return free_sends_.push_back(one.slot);
+  }
+  Op& op = *place->second;
+  if (one.kind != Record::Kind::settle && op.failure.ok()) return redo_.push_back(one);  // still under way, on none
+  --op.under_way;
+  op.over_again = true;
+}
+
+}  // namespace hmc::verbs

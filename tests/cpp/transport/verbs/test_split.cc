@@ -1,0 +1,89 @@
+// How a large operation is shared out among lanes.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "transport/verbs/split.h"
+
+namespace hmc::verbs {
+namespace {
+
+constexpr std::size_t chunk = 64 << 10;
+
+// What each lane carries of `total` bytes, where each asks as soon as it has room and carries at its rate.
+std::vector<std::size_t> share(std::vector<LaneLoad> lanes, std::size_t total) {
+  std::vector<std::size_t> carried(lanes.size(), 0);
+  std::vector<double> free_at(lanes.size(), 0);
+  double now = 0;
+  for (std::size_t left = total; left != 0;) {
+    bool taken = false;
+    for (std::size_t i = 0; i < lanes.size() && left != 0; ++i) {
+      lanes[i].under_way = free_at[i] > now ? static_cast<std::size_t>((free_at[i] - now) * lanes[i].rate) : 0;
+      const std::size_t bytes = std::min(chunk, left);
+      if (lanes[i].under_way >= 4 * chunk || !takes_chunk(lanes, i, bytes, left)) continue;
+      free_at[i] = std::max(free_at[i], now) + static_cast<double>(bytes) / lanes[i].rate;
+      carried[i] += bytes;
+      left -= bytes;
+      taken = true;
+    }
+    if (!taken) now += 1e-6;
+    if (now > 60) return {};  // all decline
+  }
+  return carried;
+}
+
+double part(std::size_t carried, std::size_t total) { return static_cast<double>(carried) / static_cast<double>(total); }
+
+TEST(VerbsSplit, BySpeed) {
+  constexpr std::size_t total = 256 << 20;
+  const auto carried = share({{1e9}, {3e9}, {1e9}}, total);
+  ASSERT_EQ(carried.size(), 3U);
+  EXPECT_NEAR(part(carried[0], total), 0.2, 0.02);
+  EXPECT_NEAR(part(carried[1], total), 0.6, 0.02);
+  EXPECT_NEAR(part(carried[2], total), 0.2, 0.02);
+}
+
+TEST(VerbsSplit, ASlowLaneGetsNoLastPiece) {
+  const auto carried = share({{1e9}, {1e7}}, 1 << 20);
+  ASSERT_EQ(carried.size(), 2U);
+  EXPECT_EQ(carried[1], 0U);
+}
+
+TEST(VerbsSplit, NearestFirst) {
+  const auto little = share({{1e9, 0, false}, {1e9, 0, true}}, chunk);
+  ASSERT_EQ(little.size(), 2U);
+  EXPECT_EQ(little[0], 0U);
+  constexpr std::size_t total = 256 << 20;
+  const auto much = share({{1e9, 0, false}, {1e9, 0, true}}, total);
+  ASSERT_EQ(much.size(), 2U);
+  EXPECT_GT(part(much[0], total), 0.3);
+  EXPECT_GE(much[1], much[0]);
+}
+
+// Whatever the rates: somebody takes.
+TEST(VerbsSplit, NeverAllDecline) {
+  const std::array<double, 5> rates{0, 1, 1e8, 1e9, 5e10};
+  for (const double a : rates) {
+    for (const double b : rates) {
+      for (const double c : rates) {
+        for (unsigned far = 0; far < 8; ++far) {
+          const std::array<LaneLoad, 3> lanes{
+              {{a, 0, (far & 1) == 0}, {b, chunk, (far & 2) == 0}, {c, 3 * chunk, (far & 4) == 0}}};
+          bool taken = false;
+          for (std::size_t i = 0; i < lanes.size(); ++i) taken = taken || takes_chunk(lanes, i, chunk, chunk);
+          EXPECT_TRUE(taken) << a << ' ' << b << ' ' << c << ' ' << far;
+        }
+      }
+    }
+  }
+}
+
+TEST(VerbsSplit, Windows) {
+  EXPECT_EQ(window_of(0), 1U << 20);
+  EXPECT_EQ(window_of(1.5e10), 1500000U);
+  EXPECT_EQ(window_of(1e12), 2U << 20);
+}
+
+}  // namespace
+}  // namespace hmc::verbs
