@@ -14,6 +14,7 @@ void bind_path(py::module_& module) {
       .def_readonly("encrypted", &Path::encrypted, "True when the payload is encrypted on the wire.")
       .def_readonly("detail", &Path::detail, "How the transport moves the bytes.")
       .def_readonly("reason", &Path::reason, "Why this path was chosen.")
+      .def_readonly("runner_up", &Path::runner_up, "Name of the transport that takes over if this one fails; empty: none.")
       .def_readonly("messages", &Path::messages,
                     "Name of the transport that messages (send, recv, all-to-all) take where it is another one; else empty.")
       .def_readonly("rejected", &Path::rejected, "The other candidates, each with its reason.")

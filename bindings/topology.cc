@@ -11,13 +11,13 @@ void use_host(Topology& topology, const std::string& host) {
 
 std::string add_card(Topology& self, const std::string& host, const py::object& device, const std::optional<int>& process,
                      const std::string& name, const std::string& model, const std::string& pci, const std::optional<int>& numa_node,
-                     std::uint64_t memory_bytes, double host_bandwidth) {
+                     std::uint64_t memory_bytes, double host_bandwidth, const std::string& bus) {
   Topology changed = self;
   use_host(changed, host);
   const Device which = device_of(device);
   const std::string called = name.empty() ? host + "/" + which.str() : name;
   changed.cards.push_back(
-      {called, host, which, process.value_or(-1), model, pci, numa_node.value_or(-1), memory_bytes, host_bandwidth, ""});
+      {called, host, which, process.value_or(-1), model, pci, numa_node.value_or(-1), memory_bytes, host_bandwidth, "", bus});
   // Process numbers may have gaps until the last card is there.
   for (const auto& card : changed.cards) {
     if (&card != &changed.cards.back() && card.name == called)
@@ -44,6 +44,7 @@ void bind_records(py::module_& module) {
       .def_readonly("memory_bytes", &TopologyCard::memory_bytes, "Size of its memory.")
       .def_readonly("host_bandwidth", &TopologyCard::host_bandwidth, "To and from host memory, bytes per second and direction.")
       .def_readonly("provenance", &TopologyCard::provenance, "\"hardware\", \"simulated\", \"facade\"; empty: written down.")
+      .def_readonly("bus", &TopologyCard::bus, "The PCI root and bridges above it.")
       .def("__repr__", [](const TopologyCard& card) { return "<hmc.TopologyCard " + card.name + ">"; });
   py::class_<TopologyNic>(module, "TopologyNic", "A network card.")
       .def_readonly("name", &TopologyNic::name, "Unique on its host.")
@@ -54,6 +55,7 @@ void bind_records(py::module_& module) {
           "numa_node", [](const TopologyNic& nic) { return nic.numa_node < 0 ? std::nullopt : std::optional(nic.numa_node); },
           "Of its host.")
       .def_readonly("bandwidth", &TopologyNic::bandwidth, "Bytes per second and direction; 0: not known.")
+      .def_readonly("bus", &TopologyNic::bus, "The PCI root and bridges above it.")
       .def("__repr__", [](const TopologyNic& nic) { return "<hmc.TopologyNic " + nic.host + "/" + nic.name + ">"; });
   py::class_<TopologyLink>(module, "TopologyLink", "Two cards that reach each other without host memory, in both directions.")
       .def_readonly("a", &TopologyLink::a, "Name of a card.")
@@ -88,16 +90,18 @@ void bind_topology(py::module_& module) {
           "Writes a file that load() reads.")
       .def("add_card", add_card, py::arg("host"), py::arg("device"), py::arg("process") = py::none(), py::kw_only(),
            py::arg("name") = "", py::arg("model") = "", py::arg("pci") = "", py::arg("numa_node") = py::none(),
-           py::arg("memory_bytes") = 0, py::arg("host_bandwidth") = 0.0,
+           py::arg("memory_bytes") = 0, py::arg("host_bandwidth") = 0.0, py::arg("bus") = "",
            "Adds a card, and its host where that is new. process: which process of the job brings it; ranks go by process, then in "
            "the order of adding. Returns its name, default \"host/device\".")
       .def(
           "add_nic",
-          [](Topology& self, const std::string& host, const std::string& name, const std::string& kind, double bandwidth) {
+          [](Topology& self, const std::string& host, const std::string& name, const std::string& kind, double bandwidth,
+             const std::string& pci, const std::optional<int>& numa_node, const std::string& bus) {
             use_host(self, host);
-            self.nics.push_back({name, host, kind, "", -1, bandwidth});
+            self.nics.push_back({name, host, kind, pci, numa_node.value_or(-1), bandwidth, bus});
           },
           py::arg("host"), py::arg("name"), py::kw_only(), py::arg("kind") = "ethernet", py::arg("bandwidth") = 0.0,
+          py::arg("pci") = "", py::arg("numa_node") = py::none(), py::arg("bus") = "",
           "Adds a network card, and its host where that is new.")
       .def(
           "add_link",
@@ -118,6 +122,20 @@ void bind_topology(py::module_& module) {
           "nics", [](const Topology& self) { return self.nics; }, "Every network card, as TopologyNics.")
       .def_property_readonly(
           "links", [](const Topology& self) { return self.links; }, "Every link, as TopologyLinks.")
+      .def(
+          "near",
+          [](const Topology& self, const TopologyNic& nic) {
+            std::vector<std::string> names;
+            for (const auto* card : self.near(nic)) names.push_back(card->name);
+            return names;
+          },
+          py::arg("nic"), "Names of the cards nearest to a network card; none where nothing is known of it.")
+      .def_static(
+          "distance", [](const TopologyCard& card, const TopologyNic& nic) { return std::string(Topology::distance(card, nic)); },
+          py::arg("card"), py::arg("nic"),
+          "\"switch\" (a PCIe switch joins them), \"root\" (the same PCIe root), \"node\" (the same NUMA node), \"system\" "
+          "(farther), "
+          "or empty: not known, or not on one host.")
       .def_property_readonly("processes", &Topology::processes, "How many processes bring cards.")
       .def(
           "members",

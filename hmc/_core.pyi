@@ -390,6 +390,11 @@ class Path:
         The other candidates, each with its reason.
         """
     @property
+    def runner_up(self) -> str:
+        """
+        Name of the transport that takes over if this one fails; empty: none.
+        """
+    @property
     def source(self) -> str:
         """
         Device here.
@@ -763,6 +768,11 @@ class TopologyCard:
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
     @property
+    def bus(self) -> str:
+        """
+        The PCI root and bridges above it.
+        """
+    @property
     def device(self) -> str:
         """
         As the process that brings it counts: "cuda:0".
@@ -823,6 +833,11 @@ class TopologyNic:
     def bandwidth(self) -> float:
         """
         Bytes per second and direction; 0: not known.
+        """
+    @property
+    def bus(self) -> str:
+        """
+        The PCI root and bridges above it.
         """
     @property
     def host(self) -> str:
@@ -889,6 +904,11 @@ class Topology:
         This host, with every device and network card. Opens vendor libraries.
         """
     @staticmethod
+    def distance(card: TopologyCard, nic: TopologyNic) -> str:
+        """
+        "switch" (a PCIe switch joins them), "root" (the same PCIe root), "node" (the same NUMA node), "system" (farther), or empty: not known, or not on one host.
+        """
+    @staticmethod
     def load(file: str) -> Topology:
         """
         Reads a file.
@@ -914,6 +934,7 @@ class Topology:
         numa_node: typing.SupportsIndex | None = None,
         memory_bytes: typing.SupportsIndex = 0,
         host_bandwidth: float = 0.0,
+        bus: str = "",
     ) -> str:
         """
         Adds a card, and its host where that is new. process: which process of the job brings it; ranks go by process, then in the order of adding. Returns its name, default "host/device".
@@ -922,7 +943,17 @@ class Topology:
         """
         Says that two cards reach each other without host memory.
         """
-    def add_nic(self, host: str, name: str, *, kind: str = "ethernet", bandwidth: float = 0.0) -> None:
+    def add_nic(
+        self,
+        host: str,
+        name: str,
+        *,
+        kind: str = "ethernet",
+        bandwidth: float = 0.0,
+        pci: str = "",
+        numa_node: typing.SupportsIndex | None = None,
+        bus: str = "",
+    ) -> None:
         """
         Adds a network card, and its host where that is new.
         """
@@ -933,6 +964,10 @@ class Topology:
     def members(self) -> list[TopologyCard]:
         """
         The cards that take part, by rank.
+        """
+    def near(self, nic: TopologyNic) -> list[str]:
+        """
+        Names of the cards nearest to a network card; none where nothing is known of it.
         """
     def save(self, file: str) -> None:
         """

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from hmc.cli.accelerators import accelerators
 from hmc.cli.finding import BAD, GOOD, NOTE, Finding
+from hmc.cli.firewall import firewall
+from hmc.cli.pcie import access_control, peer_memory, relaxed_ordering
 from hmc.cli.rdma import rdma
 
 __all__ = ["examine", "findings"]
@@ -186,10 +188,14 @@ CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
     _private_directory,
     _loopback,
     _key,
+    firewall,
     _launcher,
     _transfer,
     accelerators,
     rdma,
+    peer_memory,
+    relaxed_ordering,
+    access_control,
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hmc.topo.report import short_names
+from hmc.topo.report import nearest, short_names
 
 if TYPE_CHECKING:
     import hmc
@@ -17,6 +17,8 @@ __all__ = ["draw"]
 
 COLUMNS = 4  # cards side by side in a host
 LINK_COLORS = {"nvlink": "tab:green", "xgmi": "tab:red", "peer": "tab:orange", "same card": "0.6"}
+# Of a network card to the cards nearest to it.
+NIC_STYLES = {"switch": "-", "root": "--", "node": ":"}
 PATH_COLORS = {
     "local": "#cfe8cf",
     "shm": "#bfe3d6",
@@ -59,7 +61,12 @@ def _accelerators(topology: hmc.Topology, host: str) -> list[hmc.TopologyCard]:
 
 
 def _rows(topology: hmc.Topology, host: str) -> int:
-    return 1 + math.ceil(len(_accelerators(topology, host)) / COLUMNS)
+    return 1 + math.ceil(len(_accelerators(topology, host)) / COLUMNS) + math.ceil(len(_near_nics(topology, host)) / COLUMNS)
+
+
+def _near_nics(topology: hmc.Topology, host: str) -> list[hmc.TopologyNic]:
+    """Those of which is known which cards they are near; the others are only counted."""
+    return [nic for nic in topology.nics if nic.host == host and topology.near(nic)]
 
 
 def _draw_hosts(axes: Any, topology: hmc.Topology) -> None:
@@ -84,6 +91,14 @@ def _draw_hosts(axes: Any, topology: hmc.Topology) -> None:
         for index, card in enumerate(_accelerators(topology, host)):
             places[card.name] = (index % COLUMNS, top - 1.5 - index // COLUMNS)
             axes.plot([middle, places[card.name][0]], [top - 0.5, places[card.name][1]], color="0.85", linewidth=1, zorder=1)
+        below = top - 1.5 - math.ceil(len(_accelerators(topology, host)) / COLUMNS)
+        for index, nic in enumerate(_near_nics(topology, host)):
+            place = (index % COLUMNS, below - index // COLUMNS)
+            near, distance = nearest(topology, nic)
+            for name in near:
+                ends = zip(place, places[name], strict=True)
+                axes.plot(*ends, color="tab:purple", linestyle=NIC_STYLES[distance], linewidth=1, zorder=1)
+            _box(axes, place, nic.name, nic.kind, "#eee3f5")
         if any(card.device == "cpu" and card.host == host for card in topology.cards):
             cpus = sum(card.device == "cpu" and card.host == host for card in topology.cards)
             _box(axes, (middle, top - 0.5), "cpu" + (f" x {cpus}" if cpus > 1 else ""), "", "#e8e8f4")

@@ -13,10 +13,24 @@ from hmc.cli.devices import SIMULATED
 if TYPE_CHECKING:
     import hmc
 
-__all__ = ["as_data", "rate", "short_names", "show"]
+__all__ = ["as_data", "nearest", "rate", "short_names", "show"]
 
-CARD_FIELDS = ("name", "host", "device", "process", "model", "pci", "numa_node", "memory_bytes", "host_bandwidth", "provenance")
-NIC_FIELDS = ("name", "host", "kind", "pci", "numa_node", "bandwidth")
+CARD_FIELDS = (
+    "name",
+    "host",
+    "device",
+    "process",
+    "model",
+    "pci",
+    "numa_node",
+    "memory_bytes",
+    "host_bandwidth",
+    "provenance",
+    "bus",
+)
+NIC_FIELDS = ("name", "host", "kind", "pci", "numa_node", "bandwidth", "bus")
+# What Topology.distance() says, for people.
+DISTANCES = {"switch": "by a PCIe switch", "root": "under one PCIe root", "node": "on one NUMA node"}
 LINK_FIELDS = ("a", "b", "kind", "bandwidth")
 
 
@@ -25,10 +39,21 @@ def as_data(topology: hmc.Topology, paths: list[list[dict[str, Any]]]) -> dict[s
     return {
         "hosts": topology.hosts,
         "cards": [{name: getattr(card, name) for name in CARD_FIELDS} for card in topology.cards],
-        "nics": [{name: getattr(nic, name) for name in NIC_FIELDS} for nic in topology.nics],
+        "nics": [
+            {name: getattr(nic, name) for name in NIC_FIELDS} | dict(zip(("near", "distance"), nearest(topology, nic), strict=True))
+            for nic in topology.nics
+        ],
         "links": [{name: getattr(link, name) for name in LINK_FIELDS} for link in topology.links],
         "paths": paths,
     }
+
+
+def nearest(topology: hmc.Topology, nic: hmc.TopologyNic) -> tuple[list[str], str]:
+    """Names of the cards nearest to a network card, and how near they are; nothing where that is not known."""
+    names = topology.near(nic)
+    if not names:
+        return [], ""
+    return names, topology.distance(next(card for card in topology.cards if card.name == names[0]), nic)
 
 
 def short_names(topology: hmc.Topology) -> dict[str, str]:
@@ -59,6 +84,9 @@ def show(topology: hmc.Topology, paths: list[list[dict[str, Any]]]) -> None:
         for nic in topology.nics:
             if nic.host == host:
                 facts = [nic.kind, rate(nic.bandwidth) if nic.bandwidth else "", nic.pci, _numa(nic.numa_node)]
+                near, distance = nearest(topology, nic)
+                if near:
+                    facts.append(f"near {', '.join(names[name] for name in near)} ({DISTANCES[distance]})")
                 line(f"  {nic.name:<10} {', '.join(fact for fact in facts if fact)}")
     if topology.links:
         line("links")

@@ -23,7 +23,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case wire::endpoint_ready:
     case wire::endpoint_failed:
+    case wire::messages_by:
       check(wire::decode_endpoint_note(in));
+      break;
+    case wire::stopped:
+      check(wire::decode_stopped(in));
       break;
     case wire::import:
       check(wire::decode_import(in));

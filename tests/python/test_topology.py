@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -267,6 +268,33 @@ def test_the_command_asks_every_card(tmp_path: Path) -> None:
     shown = topo("--file", "t.topo", folder=tmp_path)
     assert "mlu:1" in shown
     assert "paths" not in shown
+
+
+def test_network_cards_and_the_cards_near_them(tmp_path: Path) -> None:
+    topology = hmc.Topology()
+    for index, bus in enumerate(("pci0000:17/0000:17:01.0/0000:18:00.0", "pci0000:97/0000:97:01.0")):
+        topology.add_card("alpha", f"cuda:{index}", index, numa_node=index, bus=bus)
+    topology.add_nic("alpha", "mlx5_0", kind="roce", pci="0000:1b:00.0", numa_node=0, bus="pci0000:17/0000:17:01.0/0000:18:01.0")
+    topology.add_nic("alpha", "mlx5_1", kind="roce", numa_node=1, bus="pci0000:97/0000:97:03.0")
+    topology.add_nic("alpha", "eth0")
+    again = hmc.Topology.parse(str(topology))
+    assert again == topology
+    near, other, unknown = again.nics
+    assert again.near(near) == ["alpha/cuda:0"]
+    assert again.near(other) == ["alpha/cuda:1"]
+    assert again.near(unknown) == []
+    assert [hmc.Topology.distance(card, near) for card in again.cards] == ["switch", "system"]
+    assert hmc.Topology.distance(again.cards[1], other) == "root"
+    assert hmc.Topology.distance(again.cards[0], unknown) == ""
+    topology.save(str(tmp_path / "near.topo"))
+    out = topo("--file", "near.topo", "--json", "near.json", "--picture", "near.svg", folder=tmp_path)
+    assert "near cuda:0 (by a PCIe switch)" in out
+    assert "near cuda:1 (under one PCIe root)" in out
+    nics = {nic["name"]: nic for nic in json.loads((tmp_path / "near.json").read_text())["nics"]}
+    assert (nics["mlx5_0"]["near"], nics["mlx5_0"]["distance"]) == (["alpha/cuda:0"], "switch")
+    assert (nics["eth0"]["near"], nics["eth0"]["distance"]) == ([], "")
+    if "no picture" not in out:
+        assert "mlx5_0" in (tmp_path / "near.svg").read_text()
 
 
 def test_a_path_as_good_as_it_can_be_is_no_warning(run_job: Callable[..., str]) -> None:

@@ -21,12 +21,13 @@ BIN = Path(sys.executable).parent
 OPTIONS = {
     "first_transfer.py": ["-n", "2"],
     "all_to_all.py": ["-n", "4"],
+    "over_hosts.py": ["-n", "3"],
     "several_cards.py": ["-n", "2", "--simulate", "cuda,mlu,musa"],
     "mixed_vendors.py": ["-n", "2", "--simulate", "cuda,rocm"],
     "arrays_and_buffers.py": [],
     "asyncio_pair.py": [],
 }
-FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_torch.py": "torch"}
+FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
 
 
@@ -74,6 +75,8 @@ def test_example_beside_another_library(name: str) -> None:
         pytest.skip(f"{package} is not installed")
     if package == "torch":
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    elif package == "ray":
+        command = [sys.executable]
     else:
         mpirun = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
         if mpirun is None:

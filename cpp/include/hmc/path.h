@@ -18,6 +18,7 @@ struct Path {
   bool encrypted = false;                                        // payload on the wire
   std::string detail;                                            // "mapped memfd", "both ends copying", "shared ring", "4 streams"
   std::string reason;                                            // why this one
+  std::string runner_up;                                         // the transport that takes over if this one fails; empty: none
   std::string messages;                                          // the transport of send and recv, where it is another one
   std::vector<std::string> rejected;                             // "tcp: slower (...)", "shm: not on this host"
   double latency_us = 0;                                         // expected, one way, small message

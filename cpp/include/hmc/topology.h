@@ -24,6 +24,7 @@ struct TopologyCard {
   std::uint64_t memory_bytes = 0;
   double host_bandwidth = 0;  // to and from host memory, bytes per second and direction
   std::string provenance;     // "hardware", "simulated", "facade"; empty: written down
+  std::string bus = {};       // the PCI root and bridges above it, "pci0000:37/0000:37:01.0"
 
   friend bool operator==(const TopologyCard&, const TopologyCard&) = default;
 };
@@ -35,6 +36,7 @@ struct TopologyNic {
   std::string pci;
   int numa_node = -1;
   double bandwidth = 0;  // bytes per second and direction
+  std::string bus = {};  // as of a card
 
   friend bool operator==(const TopologyNic&, const TopologyNic&) = default;
 };
@@ -68,6 +70,13 @@ struct HMC_API Topology {
   [[nodiscard]] std::vector<Device> devices_of(int process) const;                       // in the order of ranks
   [[nodiscard]] const TopologyCard* card(std::string_view name) const;                   // null: none
   [[nodiscard]] const TopologyLink* link(std::string_view a, std::string_view b) const;  // in either order; null: none
+
+  // How far a network card is from a card of its host: "switch" (a PCIe switch joins them), "root" (the same PCIe root), "node"
+  // (the same NUMA node), "system" (farther); empty: not known, or not on one host. The nearer, the less of the host a transfer
+  // crosses.
+  [[nodiscard]] static std::string_view distance(const TopologyCard& card, const TopologyNic& nic);
+  // The cards nearest to a network card, if anything nearer than "system" is known. CPU memory is no card here.
+  [[nodiscard]] std::vector<const TopologyCard*> near(const TopologyNic& nic) const;
 
   // As text, one line per item (docs/reference/topology.md); parse() reads what str() writes. Errors of parse: invalid_argument
   // with the line, and what check() finds.

@@ -108,6 +108,7 @@ class Picture {
     if (given.numa_node >= 0) card.numa_node = given.numa_node;
     if (given.memory_bytes > 0) card.memory_bytes = given.memory_bytes;
     if (given.host_bandwidth > 0) card.host_bandwidth = given.host_bandwidth;
+    if (!given.bus.empty()) card.bus = given.bus;
   }
 
   // What the process sees beside its own Members.

@@ -101,7 +101,7 @@ Status ContextImpl::resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bo
       group->bytes += count * batch.block;
     }
     if (look_again) continue;
-    batch.groups = std::move(groups);
+    batch.groups = std::make_shared<const std::vector<BlockBatchState::Group>>(std::move(groups));
     batch.resolved_epoch = batch.peer->route_epoch();
   }
 }

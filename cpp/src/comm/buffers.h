@@ -136,8 +136,8 @@ class BlockBatchState {
     std::vector<Run> runs;
     std::size_t bytes = 0;
   };
-  std::vector<Group> groups;
-  std::uint64_t resolved_epoch = 0;  // PeerImpl::route_epoch() that `groups` was made for; 0: not yet
+  std::shared_ptr<const std::vector<Group>> groups;  // those under way keep the one that they were posted with
+  std::uint64_t resolved_epoch = 0;                  // PeerImpl::route_epoch() that `groups` was made for; 0: not yet
 };
 
 }  // namespace hmc

@@ -13,6 +13,13 @@ Code read_code(WireReader& in) {
   return static_cast<Code>(value);
 }
 
+void read_note(WireReader& in, EndpointNote& m) {
+  m.transport = in.text(max_transport_name);
+  m.attempt = in.u32();
+  m.code = read_code(in);
+  m.message = in.text(max_message);
+}
+
 // Error texts are for people: a longer one is cut, not refused.
 std::string_view clipped(std::string_view text) { return text.substr(0, max_message); }
 
@@ -76,10 +83,22 @@ Bytes encode(const EndpointNote& m) {
 std::optional<EndpointNote> decode_endpoint_note(ByteSpan bytes) {
   WireReader in(bytes);
   EndpointNote m;
-  m.transport = in.text(max_transport_name);
-  m.attempt = in.u32();
-  m.code = read_code(in);
-  m.message = in.text(max_message);
+  read_note(in, m);
+  return finished(in, std::move(m));
+}
+
+Bytes encode(const Stopped& m) {
+  Bytes out = encode(m.endpoint);
+  WireWriter(out).u64(m.signals).u64(m.credit);
+  return out;
+}
+
+std::optional<Stopped> decode_stopped(ByteSpan bytes) {
+  WireReader in(bytes);
+  Stopped m;
+  read_note(in, m.endpoint);
+  m.signals = in.u64();
+  m.credit = in.u64();
   return finished(in, std::move(m));
 }
 

@@ -15,7 +15,8 @@
 
 namespace hmc::wire {
 
-inline constexpr MessageType hello = 100, address = 101, endpoint_ready = 102, endpoint_failed = 103, duplicate = 104;
+inline constexpr MessageType hello = 100, address = 101, endpoint_ready = 102, endpoint_failed = 103, duplicate = 104,
+                             stopped = 105, messages_by = 106;
 inline constexpr MessageType import = 110, imported = 111, release = 112, revoke = 113, revoked = 114;
 inline constexpr MessageType lookup = 120, found = 121, lookup_cancel = 122;
 inline constexpr MessageType bye_ack = 130;
@@ -54,7 +55,7 @@ struct Address {
 Bytes encode(const Address& m);
 std::optional<Address> decode_address(ByteSpan in);
 
-// An endpoint can be used (ready), or cannot (failed, with the reason).
+// An endpoint can be used (ready), cannot (failed, with the reason), or will carry messages (messages_by).
 struct EndpointNote {
   std::string transport;
   std::uint32_t attempt = 0;
@@ -63,6 +64,15 @@ struct EndpointNote {
 };
 Bytes encode(const EndpointNote& m);
 std::optional<EndpointNote> decode_endpoint_note(ByteSpan in);
+
+// The sender's endpoint has ended after it was connected: nothing that comes over it is delivered any more.
+struct Stopped {
+  EndpointNote endpoint;
+  std::uint64_t signals = 0;  // received in order from the beginning, by whichever endpoints
+  std::uint64_t credit = 0;   // cost of the payload notifications that came with puts over this endpoint
+};
+Bytes encode(const Stopped& m);
+std::optional<Stopped> decode_stopped(ByteSpan in);
 
 struct Import {
   std::uint64_t request = 0;  // the importer's number, never reused on one channel

@@ -212,6 +212,7 @@ Status ContextImpl::close(Deadline deadline) {
     // Peers that do not answer are not waited for beyond the goodbye's own time.
     engine_->drive(deadline, [this] { return ending_.empty() && peers_.empty(); });
   }
+  mover_.stop();
   worker_.stop();
   shut_down();
   return {};

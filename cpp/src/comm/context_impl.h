@@ -124,6 +124,10 @@ class ContextImpl final : public ContextState, private Pollable {
   // Ends the buffer without waiting: importers are told. Idempotent.
   void begin_close(const std::shared_ptr<Exposure>& exposure);
   void needs_pump(PeerImpl& peer);
+  // Prepares the way of `work`, whose connection failed before it was posted, over another: between the two buffers, or of the
+  // batch.
+  void find_another_way(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
+                        const std::shared_ptr<RemoteBufferState>& remote, const std::shared_ptr<BlockBatchState>& batch);
   void end_native(std::uint64_t id) { native_links_.erase(id); }
   [[nodiscard]] const std::map<std::string, std::shared_ptr<BufferState>, std::less<>>& published() const noexcept {
     return published_;
@@ -228,6 +232,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::vector<std::function<void()>> tossed_;
   std::atomic<bool> has_tossed_{false};
   Worker worker_;
+  Worker mover_;  // waits for answers of peers, which worker_ must not: peers wait for it
 };
 
 // Lock guard for public calls: refuses closed and forked Contexts first.

@@ -75,10 +75,11 @@ void PeerImpl::leave() {
     end(reason, PeerPhase::closed);
     return;
   }
-  Endpoint& endpoint = message_endpoint();
-  const Status said = endpoint.signal(signal_head(NotifyKind::bye, {}), {});
+  const bool torn = message_slot_ == nullptr || !outbox_.at_end();
+  const Status said = signal(signal_head(NotifyKind::bye, {}), {});
   if (!said.ok()) {
-    end(reason, PeerPhase::closed);
+    // Without a goodbye where messages are still to be sent again: the other side must not take it for all that there was.
+    end(reason, torn ? PeerPhase::lost : PeerPhase::closed);
     return;
   }
   leaving_ = true;
@@ -101,6 +102,7 @@ void PeerImpl::end(const Status& why, PeerPhase phase) {
   failure_ = reason;
   ++route_epoch_;
   stop_timer();
+  for (const auto& slot : slots_) stop_retry(*slot);
   context_.peer_ended(*this);
   for (auto& op : std::exchange(pending_, {})) op->abandon(reason);
   for (auto& op : std::exchange(credit_wait_, {})) op->abandon(reason);
@@ -121,6 +123,7 @@ void PeerImpl::tear_down() {
   // Endpoints first: their end completes what is under way, after which nothing touches regions or buffers.
   forget_flush();
   for (const auto& slot : slots_) {
+    stop_retry(*slot);
     slot->state = EndpointSlot::State::failed;
     if (slot->failure.ok()) slot->failure = failure_;
     slot->endpoint.reset();

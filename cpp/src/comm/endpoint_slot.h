@@ -20,7 +20,8 @@ struct TransportSlot {
   Capabilities capabilities;             // reason says why not, when unavailable
   Bytes domain;
   TransportSet bit = 0;
-  bool self_only = false;  // kept for transfers within this Context although the filter leaves it out
+  bool on_carriers = false;  // builds on transports of CPU memory
+  bool self_only = false;    // kept for transfers within this Context although the filter leaves it out
   std::uint64_t puts = 0, put_bytes = 0, gets = 0, get_bytes = 0, staged_bytes = 0;
 };
 
@@ -47,6 +48,17 @@ class EndpointSlot final : public EndpointSink, public Completion {
   Status failure;
   std::uint32_t operations = 0;  // one-sided ones of comm, posted and not complete
   bool unflushed = false;        // puts completed at level local since the last flush
+
+  // ---- its end and what follows (failover.cc) ----
+  [[nodiscard]] std::string trouble() const;  // why it is not used now
+  [[nodiscard]] bool being_retried() const noexcept { return used && state != State::ready && state != State::failed; }
+  bool used = false;          // it, or one before it, has been ready
+  bool in_use = false;        // failed: it was ready before
+  bool peer_stopped = false;  // the peer delivers nothing of it any more
+  double quarantine = 0;      // seconds
+  Deadline::Clock::time_point ready_at, retry_at;
+  Engine::TimerId retry = 0;
+  std::uint64_t credit_out = 0, credit_in = 0;  // cost of payload notifications that went and came with puts
 
  private:
   PeerImpl& peer_;

@@ -47,7 +47,7 @@ PeerDomain PeerImpl::peer_domain(const Bytes& domain) const noexcept {
 // Usable transports between the two devices, best first: by bandwidth, then by the order of the table. The others end in
 // `rejected`.
 std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Device& remote, TransportSet refused,
-                                                std::vector<std::string>& rejected) {
+                                                std::vector<std::string>& rejected, std::vector<Candidate>* resting) {
   std::vector<Candidate> candidates;
   for (const auto& slot : context_.transports()) {
     if (slot->self_only && !self_) {
@@ -67,9 +67,8 @@ std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Devic
       rejected.push_back(slot->name + ": does not reach this memory");
       continue;
     }
-    const EndpointSlot* known = find_slot(slot->name);
-    if (known != nullptr && known->state == EndpointSlot::State::failed) {
-      rejected.push_back(slot->name + ": failed (" + std::string(known->failure.message()) + ")");
+    if (slot->on_carriers && local.is_cpu() && remote.is_cpu()) {
+      rejected.push_back(slot->name + ": for memory of devices; CPU memory goes by what it builds on");
       continue;
     }
     Reach reach = slot->transport->reach(peer_domain(*domain), local, remote);
@@ -79,6 +78,12 @@ std::vector<PeerImpl::Candidate> PeerImpl::rank(const Device& local, const Devic
     }
     if (!reach.direct && context_.options().direct_only) {
       rejected.push_back(slot->name + ": staged, which policy=\"direct\" forbids");
+      continue;
+    }
+    const EndpointSlot* known = find_slot(slot->name);
+    if (known != nullptr && (known->state == EndpointSlot::State::failed || known->being_retried())) {
+      rejected.push_back(slot->name + ": " + known->trouble());
+      if (resting != nullptr && known->used) resting->push_back({slot.get(), std::move(reach)});
       continue;
     }
     candidates.push_back({slot.get(), std::move(reach)});
@@ -102,8 +107,7 @@ Endpoint* PeerImpl::endpoint(std::string_view transport_name) noexcept {
 
 // Makes this side's endpoint and sends its address. Always returns a slot; its state is failed when that did not work.
 EndpointSlot* PeerImpl::open_endpoint(TransportSlot& transport, std::uint32_t attempt) {
-  slots_.push_back(std::make_unique<EndpointSlot>(*this, transport, attempt));
-  EndpointSlot& slot = *slots_.back();
+  EndpointSlot& slot = next_slot(transport, attempt);
   const auto open = [&]() -> Status {
     const Bytes* domain = domain_of(transport.name);
     if (domain == nullptr) return Status(Code::unsupported, "the peer does not offer " + transport.name);
@@ -129,7 +133,9 @@ void PeerImpl::connect_self(EndpointSlot& slot) {
 void PeerImpl::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
   if (leaving_) return;
   EndpointSlot* slot = find_slot(address.transport);
-  if (slot == nullptr) {
+  if (slot != nullptr && address.attempt < slot->attempt()) return;  // it has failed here meanwhile, which the peer knows by now
+  const bool anew = slot != nullptr && slot->state == EndpointSlot::State::failed && address.attempt > slot->attempt();
+  if (slot == nullptr || anew) {
     TransportSlot* transport = context_.find_transport(address.transport);
     if (transport == nullptr || !transport->transport || !transport->capabilities.available || transport->self_only) {
       const wire::EndpointNote note{address.transport, address.attempt, Code::unsupported, "not in use here"};
@@ -174,10 +180,18 @@ void PeerImpl::on_endpoint_note(const wire::EndpointNote& note, bool ready) {
     // It could not even make its end. The slot is kept, so that this side does not wait for an answer to an address of its own.
     TransportSlot* transport = context_.find_transport(note.transport);
     if (transport == nullptr) return;
-    slot = slots_.emplace_back(std::make_unique<EndpointSlot>(*this, *transport, note.attempt)).get();
+    slot = &next_slot(*transport, note.attempt);
   }
+  if (slot != nullptr && note.attempt < slot->attempt()) return;  // of one that has failed here meanwhile
+  if (slot != nullptr && !ready && note.attempt > slot->attempt() && slot->state == EndpointSlot::State::failed)
+    slot = &next_slot(slot->transport(), note.attempt);  // it has tried again, in vain
   if (slot == nullptr || slot->attempt() != note.attempt) return broken("a note about an endpoint it does not have");
   if (slot->state == EndpointSlot::State::failed) return;
+  if (slot->state == EndpointSlot::State::ready) {
+    if (ready) return;  // its first signal was faster
+    return end(Status(Code::peer_lost, "the " + note.transport + " connection to " + describe() + " failed there: " + note.message),
+               PeerPhase::lost);
+  }
   if (!ready) {
     slot_failed(*slot, Status(note.code == Code::ok ? Code::transport : note.code, "the peer reports: " + note.message), false);
     return;
@@ -190,40 +204,10 @@ void PeerImpl::maybe_ready(EndpointSlot& slot) {
   if (!slot.connected || !slot.peer_ready || slot.state != EndpointSlot::State::connecting) return;
   slot.state = EndpointSlot::State::ready;
   ++route_epoch_;
-  if (&slot == message_slot_) become_ready();
+  restored(slot);
+  if (phase_ == PeerPhase::connecting && &slot == message_slot_) become_ready();
+  if (&slot == next_message_slot_) resume_messages();
   context_.engine()->wake_waiters();
-}
-
-// The endpoint is of no use (any more). Operations on it have been completed by the transport.
-void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer) {
-  slot.state = EndpointSlot::State::failed;
-  slot.failure = reason;
-  ++route_epoch_;
-  if (slot.endpoint) {
-    context_.engine()->defer([endpoint = std::shared_ptr<Endpoint>(std::move(slot.endpoint)), keep = shared_from_this()] {});
-  }
-  for (auto& route : routes_) {
-    if (route->slot == &slot) old_routes_.push_back(std::move(route));
-  }
-  std::erase(routes_, nullptr);
-  tried_.push_back(slot.transport().name + ": failed (" + std::string(reason.message()) + ")");
-  if (phase_ != PeerPhase::connecting && phase_ != PeerPhase::ready) return;
-  if (tell_peer && !self_) send_note(slot, reason);
-  context_.count("endpoints.failed." + slot.transport().name, 1);
-  const bool messages = &slot == message_slot_;
-  if (phase_ == PeerPhase::ready && messages) {
-    end(Status(Code::peer_lost,
-               "the " + slot.transport().name + " connection to " + describe() + " failed: " + std::string(reason.message()),
-               reason.native()),
-        PeerPhase::lost);
-    return;
-  }
-  log(LogLevel::warning, slot.transport().name + " cannot be used with " + describe() + " (" + std::string(reason.message()) +
-                             "); the next transport takes its place");
-  if (phase_ == PeerPhase::connecting && messages) {
-    message_slot_ = nullptr;
-    if (accepting_) choose_message_transport();
-  }
 }
 
 void PeerImpl::on_endpoint_failed(EndpointSlot& slot, const Status& reason) {
@@ -291,11 +275,13 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
     return Status(Code::would_block, describe() + " is not ready");
   }
   std::vector<std::string> rejected;
-  const auto candidates = rank(local, remote, refused, rejected);
+  std::vector<Candidate> resting;
+  const auto candidates = rank(local, remote, refused, rejected, &resting);
   if (candidates.empty()) {
+    if (wake_resting(resting) != nullptr) return Status(Code::would_block, "the connection that failed is being made again");
     std::string message = "no transport moves " + local.str() + " to " + remote.str() + " of " + describe() + ":";
     for (const auto& reason : rejected) message += "\n  " + reason;
-    return Status(Code::unsupported, std::move(message));
+    return Status(resting.empty() ? Code::unsupported : Code::transport, std::move(message));
   }
   const Candidate& best = candidates.front();
   EndpointSlot* slot = find_slot(best.transport->name);
@@ -328,6 +314,7 @@ Result<PeerRoute*> PeerImpl::find_route(const Device& local, const Device& remot
     const auto other = std::ranges::find_if(candidates, [](const Candidate& each) { return each.reach.transient; });
     path.messages = other != candidates.end() ? other->transport->name : "none";
   }
+  if (candidates.size() > 1) path.runner_up = candidates[1].transport->name;
   if (candidates.size() > 1)
     path.reason += (path.reason.empty() ? "" : "; ") + std::string("best of ") + std::to_string(candidates.size());
   for (std::size_t i = 1; i < candidates.size(); ++i) {

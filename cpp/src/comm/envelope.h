@@ -17,6 +17,9 @@ struct Envelope {
 
 // Kinds: the first byte of every signal between comm layers.
 inline constexpr std::uint8_t messaging_kinds_first = 1, messaging_kinds_last = 15;
+// In the first byte of a signal that travels with a put: it has no place in the order of signals, and is not sent again.
+inline constexpr std::uint8_t attached_bit = 0x80;
+inline constexpr std::uint8_t signal_kind(std::byte first) noexcept { return static_cast<std::uint8_t>(first) & 0x7f; }
 inline constexpr std::uint8_t notify_kinds_first = 16, notify_kinds_last = 31;
 
 }  // namespace hmc

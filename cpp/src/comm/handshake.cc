@@ -197,6 +197,7 @@ void PeerImpl::stop_timer() {
 void PeerImpl::become_ready() {
   if (phase_ != PeerPhase::connecting) return;
   phase_ = PeerPhase::ready;
+  last_message_slot_ = message_slot_;
   stop_timer();
   run_ready_actions({});
   if (phase_ != PeerPhase::ready) return;
@@ -246,6 +247,12 @@ void PeerImpl::handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> 
     case wire::endpoint_ready:
     case wire::endpoint_failed:
       if (const auto m = wire::decode_endpoint_note(payload)) return on_endpoint_note(*m, type == wire::endpoint_ready);
+      break;
+    case wire::stopped:
+      if (const auto m = wire::decode_stopped(payload)) return on_stopped(*m);
+      break;
+    case wire::messages_by:
+      if (const auto m = wire::decode_endpoint_note(payload)) return on_messages_by(*m);
       break;
     case wire::import:
       if (const auto m = wire::decode_import(payload)) return on_import(*m);

@@ -178,8 +178,13 @@ void PeerImpl::settle(const std::shared_ptr<RemoteImport>& record) {
 }
 
 void PeerImpl::drop_unused(RemoteImport& record, const EndpointSlot* slot) {
+  const RemoteImport::Entry* entry = record.find(slot);
+  if (entry != nullptr && entry->prepared.empty()) drop_entry(record, slot);
+}
+
+void PeerImpl::drop_entry(RemoteImport& record, const EndpointSlot* slot) {
   RemoteImport::Entry* entry = record.find(slot);
-  if (entry == nullptr || entry->preparing || !entry->prepared.empty()) return;
+  if (entry == nullptr || entry->preparing || record.flushing) return;
   if (entry->request != 0) static_cast<void>(send_control(wire::release, wire::encode_request(entry->request)));
   record.entries.erase(record.entries.begin() + (entry - record.entries.data()));
 }
@@ -235,7 +240,7 @@ void PeerImpl::on_import(const wire::Import& m) {
   const auto exposure = std::move(*resolved);
   EndpointSlot* slot = find_slot(m.transport);
   if (slot == nullptr || slot->state == EndpointSlot::State::failed) {
-    return answer(m.request, Status(Code::invalid_argument, "there is no " + m.transport + " connection to import through"));
+    return answer(m.request, Status(Code::transport, "there is no " + m.transport + " connection to import through"));
   }
   Transport* transport = slot->transport().transport.get();
   if (const auto* region = exposure->registration->find(transport)) return finish_import(m, exposure, **region);

@@ -99,7 +99,11 @@ Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::s
   }
   Status imported = fetch(wanted, deadline);
   for (std::size_t i = 0; i < wanted.size() && imported.ok(); ++i) imported = prepare(wanted[i], deadline);
-  if (gives_way(imported)) {
+  const auto broke = [&] {
+    const auto lock = engine_->lock();
+    return std::ranges::any_of(wanted, [](const Wanted& each) { return each.slot->state == EndpointSlot::State::failed; });
+  };
+  if (gives_way(imported) || (!imported.ok() && broke())) {
     imported = {};
     for (std::size_t i = 0; i < wanted.size() && imported.ok(); ++i) imported = obtain(wanted[i], nullptr, deadline);
   }
@@ -215,8 +219,9 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
     if (reached.ok() && registration != nullptr) {
       prepare_local(*registration, *wanted.slot->transport().transport, wanted.record->device);
     }
-    if (!gives_way(reached)) return reached;
     const auto lock = engine_->lock();
+    if (!reached.ok() && wanted.slot->state == EndpointSlot::State::failed && wanted.peer->phase() == PeerPhase::ready) continue;
+    if (!gives_way(reached)) return reached;
     if (here) {
       registration->refused |= route->bit;
     } else {

@@ -55,7 +55,7 @@ Status MessengerImpl::try_eager(Lane& lane, const Envelope& envelope, std::int64
   std::array<std::byte, head_bytes> head;
   write_head(head, Kind::eager, {envelope, tag});
   const ByteSpan body(static_cast<const std::byte*>(view.data), view.bytes);
-  HMC_TRY(peer.message_endpoint().signal(head, body));
+  HMC_TRY(peer.signal(head, body));
   lane.payload_out += view.bytes;
   ++lane.heads_out;
   return {};

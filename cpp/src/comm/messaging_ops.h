@@ -56,7 +56,8 @@ class Operation : public WorkState {
 
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
   Route* route = nullptr;              // that the peer's put takes, or this side's
-  std::string transport;               // that moves its part; empty: the one that carries the signals
+  std::string transport;               // that moves its part
+  bool may_break = false;              // its connection may end while the peer lives
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;
   std::uint64_t local_offset = 0;
@@ -91,7 +92,8 @@ class ReceiveOperation final : public Operation {
   void deliver(const Head& head, std::uint64_t bytes) { info_ = info_of(head, bytes); }
 
   TransportSet refused = 0;                  // what does not reach its memory
-  std::unique_ptr<const Announce> announce;  // what the sender puts, should it refuse the answer
+  std::unique_ptr<const Announce> announce;  // what the sender puts, should it refuse the answer; what to fetch again
+  unsigned fetched_again = 0;
 };
 
 // A message that nobody had asked for when it came.

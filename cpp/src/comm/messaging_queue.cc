@@ -46,7 +46,7 @@ void MessengerImpl::enqueue(Lane& lane, const std::shared_ptr<SendOperation>& se
 void MessengerImpl::emit(Lane& lane, Bytes signal) {
   if (lane.peer->phase() != PeerPhase::ready) return;
   if (lane.signals.empty()) {
-    const Status sent = lane.peer->message_endpoint().signal(signal, {});
+    const Status sent = lane.peer->signal(signal, {});
     if (sent.code() != Code::would_block) return;  // sent, or the peer is about to be lost
   }
   lane.signals.push_back(std::move(signal));
@@ -57,7 +57,7 @@ bool MessengerImpl::pump(Lane& lane) {
   if (lane.peer->phase() != PeerPhase::ready) return false;
   bool moved = false;
   while (!lane.signals.empty()) {
-    if (lane.peer->message_endpoint().signal(lane.signals.front(), {}).code() == Code::would_block) return moved;
+    if (lane.peer->signal(lane.signals.front(), {}).code() == Code::would_block) return moved;
     lane.signals.pop_front();
     moved = true;
   }
@@ -211,7 +211,8 @@ Status MessengerImpl::cancel_transfer(Operation& receive) {
       return {};
     }
     // Ends the receive from within, and gives the sender its buffer back.
-    if (receive.peer->message_endpoint().cancel(&receive.part).ok()) return {};
+    Endpoint* endpoint = receive.peer->endpoint(receive.transport);
+    if (endpoint != nullptr && endpoint->cancel(&receive.part).ok()) return {};
   }
   return Status(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
 }
@@ -234,11 +235,12 @@ std::string Operation::describe() const {
 void Operation::part_done(Status status) noexcept {
   moving = false;
   part_over = true;
+  if (!status.ok() && owner.fetch_again(*this, status)) return;
   // A message's region ends with its send.
   if (!sending && status.code() == Code::stale) status = Status(Code::closed, "the sender gave up its send before all was here");
   if (status.code() == Code::peer_lost)
     status = status.with_context(describe() + (sending ? ", of which part was sent" : ", of which part may have been written"));
-  if (!status.ok() && outcome.ok()) outcome = peer != nullptr ? peer->meaning_of(std::move(status)) : std::move(status);
+  if (!status.ok() && outcome.ok()) outcome = peer != nullptr ? peer->meaning_of(std::move(status), may_break) : std::move(status);
   owner.report_part(*this);
   settle();
 }

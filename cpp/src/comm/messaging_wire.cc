@@ -26,7 +26,7 @@ void write_head(std::array<std::byte, head_bytes>& out, Kind kind, const Head& h
 
 std::optional<Kind> kind_of(ByteSpan signal) noexcept {
   if (signal.empty()) return std::nullopt;
-  const auto kind = static_cast<std::uint8_t>(signal[0]);
+  const std::uint8_t kind = signal_kind(signal[0]);
   if (kind < static_cast<std::uint8_t>(Kind::eager) || kind > static_cast<std::uint8_t>(Kind::refuse)) return std::nullopt;
   return static_cast<Kind>(kind);
 }

@@ -83,6 +83,8 @@ class MessengerImpl final : public Messenger, public Pollable {
   Status cancel(Operation& operation);
   void forget(Operation& operation);       // it has ended
   void report_part(Operation& operation);  // this side's part is over: tell the peer
+  // True: its connection failed, and another one fetches all of it.
+  bool fetch_again(Operation& operation, const Status& status);
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return context_.engine(); }
 
  private:
@@ -118,6 +120,7 @@ class MessengerImpl final : public Messenger, public Pollable {
   void start_routed(Lane& lane, Lane::Unrouted unrouted);
   void on_answer(PeerState& peer, ByteSpan signal);
   void on_finish(PeerState& peer, ByteSpan signal);
+  void refuse_answer(Operation& send, std::uint64_t receiver_op, const Status& why);
   void on_refuse(PeerState& peer, ByteSpan signal);
   void on_withdraw(PeerState& peer, ByteSpan signal);
   void start_transfer(Lane& lane, Operation& operation);

@@ -58,6 +58,7 @@ class NotifySlot {
   // ---- sending: payload credit ----
   [[nodiscard]] bool has_credit(std::uint64_t cost) const noexcept { return sent_ - acknowledged_ + cost <= notify_window; }
   void spend(std::uint64_t cost) noexcept { sent_ += cost; }
+  void refund(std::uint64_t cost) noexcept { sent_ -= cost; }  // they will never arrive
   // False: the peer acknowledges what was never sent.
   [[nodiscard]] bool acknowledge(std::uint64_t total) noexcept;
 

@@ -120,6 +120,27 @@ Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<
   return std::shared_ptr<WorkState>(work);
 }
 
+// Held by its own references: the Work lets go of its buffers when it is cancelled meanwhile.
+void ContextImpl::find_another_way(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
+                                   const std::shared_ptr<RemoteBufferState>& remote,
+                                   const std::shared_ptr<BlockBatchState>& batch) {
+  count("operations.moved", 1);
+  mover_.run([context = shared_from_this(), this, work, local, remote, batch] {
+    auto lock = engine_->lock();
+    Status found;
+    bool look_again = true;
+    while (found.ok() && look_again) {
+      found = usable();
+      if (found.ok()) found = work->peer().failure();
+      look_again = false;
+      if (found.ok())
+        found = batch ? resolve_batch(lock, *batch, work->is_put()) : usable_route(lock, *local, *remote, look_again).status();
+    }
+    work->moved(std::move(found));
+    if (work->peer().phase() == PeerPhase::ready) needs_pump(work->peer());
+  });
+}
+
 Result<std::shared_ptr<WorkState>> ContextImpl::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
                                                     const Envelope& envelope) {
   return transfer(true, source, target, options, envelope);

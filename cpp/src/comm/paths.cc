@@ -20,18 +20,24 @@ std::string rate(double bytes_per_second) {
 
 }  // namespace
 
+std::vector<const TransportFactory*>& all_transports() {
+  static std::vector<const TransportFactory*> all(transport_factories().begin(), transport_factories().end());
+  return all;
+}
+
 std::vector<std::string> known_transports() {
   std::vector<std::string> names;
-  for (const TransportFactory* factory : transport_factories()) names.emplace_back(factory->name);
+  for (const TransportFactory* factory : all_transports()) names.emplace_back(factory->name);
   return names;
 }
 
 std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter) {
   std::vector<std::unique_ptr<TransportSlot>> slots;
-  for (const TransportFactory* factory : transport_factories()) {
+  for (const TransportFactory* factory : all_transports()) {
     auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
     slot->name = std::string(factory->name);
     slot->bit = TransportSet{1} << (slots.size() - 1);
+    slot->on_carriers = factory->on_carriers;
     if (!filter.allows(factory->name)) {
       // Somebody who names the transports between processes still expects a process to reach itself.
       if (factory->name != "local" || filter.excludes(factory->name)) {
@@ -134,6 +140,7 @@ std::string Path::str() const {
   text += encrypted ? ", encrypted" : "";
   if (!messages.empty()) text += ", messages by " + messages;
   if (!reason.empty()) text += ", because: " + reason;
+  if (!runner_up.empty()) text += ", next: " + runner_up;
   if (bandwidth > 0) {
     char latency[32];
     std::snprintf(latency, sizeof latency, "; expected %.3g us, ", latency_us);

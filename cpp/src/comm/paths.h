@@ -1,9 +1,16 @@
 // What a path could be, and when to say that it is not.
 #pragma once
 
+#include <vector>
+
 #include "hmc/path.h"
 
 namespace hmc {
+
+struct TransportFactory;
+
+// The transports of this build, and behind them what a test has added. Additions are made before the first Context.
+std::vector<const TransportFactory*>& all_transports();
 
 // What the hardware between two memories of one host could carry, bytes per second; 0 where nobody says.
 double hardware_bandwidth(const Device& local, const Device& remote);

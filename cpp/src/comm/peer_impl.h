@@ -18,6 +18,7 @@
 #include "comm/codec.h"
 #include "comm/endpoint_slot.h"
 #include "comm/notify.h"
+#include "comm/outbox.h"
 #include "comm/peer_state.h"
 #include "comm/pending.h"
 #include "comm/signals.h"
@@ -58,9 +59,13 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] const PeerIdentity& identity() const noexcept override { return identity_; }
   [[nodiscard]] bool is_self() const noexcept override { return self_; }
   void when_ready(std::function<void(const Status&)> action) override;
-  [[nodiscard]] Endpoint& message_endpoint() noexcept override { return *message_slot_->endpoint; }
+  Status signal(ByteSpan head, ByteSpan body) override {
+    const bool plain = message_slot_ != nullptr && !message_slot_->transport().capabilities.breaks && outbox_.at_end();
+    if (!plain) return signal_kept(head, body);
+    return message_slot_->endpoint->signal(head, body);
+  }
   [[nodiscard]] const Capabilities& message_capabilities() const noexcept override {
-    return message_slot_->transport().capabilities;
+    return last_message_slot_->transport().capabilities;
   }
   Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) override;
   TransportSet buffers_only(const Device& local, const Device& remote) override;
@@ -105,7 +110,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void on_signal(EndpointSlot& slot, ByteSpan signal);
   void on_connected(EndpointSlot& slot, const Status& status);
   void on_endpoint_failed(EndpointSlot& slot, const Status& reason);
-  [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name) noexcept;
+  [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name) noexcept;  // of the last attempt
+  [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name, std::uint32_t attempt) noexcept;
   // Changes whenever a route may have changed; never 0.
   [[nodiscard]] std::uint64_t route_epoch() const noexcept { return route_epoch_; }
   Result<PeerRoute*> find_route(const Device& local, const Device& remote, TransportSet refused);
@@ -148,6 +154,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void settle(const std::shared_ptr<RemoteImport>& record);
   // Gives up what was imported for a transport that did not reach the buffer from any device.
   void drop_unused(RemoteImport& record, const EndpointSlot* slot);
+  // Of a connection that has ended.
+  void drop_entry(RemoteImport& record, const EndpointSlot* slot);
   // Owner's side: the answer to an import of ours by this peer.
   void answer(std::uint64_t request, const Status& status, Bytes bytes = {}, std::vector<UniqueFd> fds = {}, bool lookup = false);
   void revoke(const std::shared_ptr<Exposure>& exposure);
@@ -178,16 +186,36 @@ class PeerImpl final : public PeerState, private ChannelSink {
     TransportSlot* transport;
     Reach reach;
   };
-  std::vector<Candidate> rank(const Device& local, const Device& remote, TransportSet refused, std::vector<std::string>& rejected);
+  // `resting`: those that would do, but failed in use and are left alone for now.
+  std::vector<Candidate> rank(const Device& local, const Device& remote, TransportSet refused, std::vector<std::string>& rejected,
+                              std::vector<Candidate>* resting = nullptr);
   [[nodiscard]] const Bytes* domain_of(std::string_view transport_name) const noexcept;
   [[nodiscard]] PeerDomain peer_domain(const Bytes& domain) const noexcept;
   EndpointSlot* open_endpoint(TransportSlot& transport, std::uint32_t attempt);
   void connect_self(EndpointSlot& slot);
-  void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
   void maybe_ready(EndpointSlot& slot);
   void on_address(const wire::Address& address, std::vector<UniqueFd> fds);
   void on_endpoint_note(const wire::EndpointNote& note, bool ready);
   void send_note(const EndpointSlot& slot, const Status& status);
+
+  // ---- connections that end while the peer lives (failover.cc) ----
+  EndpointSlot& next_slot(TransportSlot& transport, std::uint32_t attempt);
+  EndpointSlot* reopen(EndpointSlot& failed);
+  void stop_retry(EndpointSlot& slot);
+  void quarantine(EndpointSlot& slot);
+  void restored(EndpointSlot& slot);
+  void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
+  [[nodiscard]] Status fatal_for_peer(const EndpointSlot& slot) const;
+  Status signal_kept(ByteSpan head, ByteSpan body);
+  void count_signal(std::size_t bytes);
+  bool pump_signals();
+  void stop_messages();
+  void choose_messages_anew();
+  EndpointSlot* wake_resting(const std::vector<Candidate>& resting);
+  void carry_messages(EndpointSlot& slot);
+  void on_messages_by(const wire::EndpointNote& note);
+  void on_stopped(const wire::Stopped& m);
+  void resume_messages();
 
   bool release_fence();
   void on_import(const wire::Import& m);
@@ -231,7 +259,14 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::vector<std::string> tried_;  // message transports that failed, with reasons
 
   std::vector<std::unique_ptr<EndpointSlot>> slots_;
-  EndpointSlot* message_slot_ = nullptr;
+  std::vector<std::unique_ptr<EndpointSlot>> old_slots_;  // of earlier attempts
+  EndpointSlot* message_slot_ = nullptr;                  // null while none carries messages
+  EndpointSlot* next_message_slot_ = nullptr;             // will carry them once it is ready and the peer has stopped the last
+  EndpointSlot* last_message_slot_ = nullptr;
+  Outbox outbox_;                                    // of signals, where the connection may break
+  std::uint64_t signals_in_ = 0, acknowledged_ = 0;  // received over such
+  std::uint64_t bytes_in_ = 0;                       // since the last acknowledgement
+  bool acknowledge_ = false;
   std::vector<std::unique_ptr<PeerRoute>> routes_;
   std::vector<std::unique_ptr<PeerRoute>> old_routes_;  // of failed endpoints; others may hold the pointer until the peer ends
   std::uint64_t route_epoch_ = 1;

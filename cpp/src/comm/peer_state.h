@@ -53,15 +53,21 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
 
   // What an endpoint's completion means to a user: the endpoints of a dead peer are closed by this side, but its operations failed
   // because it died.
-  [[nodiscard]] Status meaning_of(Status status) const {
+  // `breaks`: as the transport's Capabilities say.
+  [[nodiscard]] Status meaning_of(Status status, bool breaks) const {
+    // Its connection ended, not the peer.
+    if (breaks && (status.code() == Code::peer_lost || status.code() == Code::closed) && phase() == PeerPhase::ready)
+      return {Code::transport, std::string(status.message()), status.native()};
     if (status.code() != Code::closed || phase() != PeerPhase::lost) return status;
     return failure().with_context(status.message());
   }
 
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
   virtual void when_ready(std::function<void(const Status&)> action) = 0;
-  // Ready only. The endpoint that carries two-sided signals (one per peer, fixed), and its capabilities.
-  [[nodiscard]] virtual Endpoint& message_endpoint() noexcept = 0;
+  // Ready only. Signals of messages and notifications: accepted means delivered once and in order, unless the peer ends. Errors as
+  // Endpoint::signal; would_block also while another connection takes over from one that failed.
+  virtual Status signal(ByteSpan head, ByteSpan body) = 0;
+  // Ready only. Of the transport that carries them.
   [[nodiscard]] virtual const Capabilities& message_capabilities() const noexcept = 0;
   // Ready only. The best without `refused`. Errors: unsupported with every candidate's reason; would_block: it is being made.
   virtual Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) = 0;

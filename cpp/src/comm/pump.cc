@@ -26,15 +26,17 @@ class FlushCount final : public Completion, public std::enable_shared_from_this<
     ++open_;
     self_ = shared_from_this();
     slot.unflushed = false;
+    slot_ = &slot;
     const Status status = slot.endpoint->flush(this);
     if (!status.ok()) {
-      slot.unflushed = status.code() == Code::would_block;
+      slot.unflushed = true;
       end_one();
     }
     return status;
   }
-  void complete(Status) noexcept override {
+  void complete(Status status) noexcept override {
     PeerImpl* peer = peer_;
+    if (!status.ok() && peer != nullptr) slot_->unflushed = true;  // its connection is ending
     end_one();
     if (peer != nullptr && peer->phase() == PeerPhase::ready) peer->impl().needs_pump(*peer);
   }
@@ -47,6 +49,7 @@ class FlushCount final : public Completion, public std::enable_shared_from_this<
     const auto self = std::move(self_);
   }
   PeerImpl* peer_;
+  EndpointSlot* slot_ = nullptr;
   int open_ = 0;
   std::shared_ptr<FlushCount> self_;
 };
@@ -60,7 +63,10 @@ void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
     maybe_ready(slot);
     if (phase_ != PeerPhase::ready) return;
   }
-  const std::uint8_t kind = signal.empty() ? 0 : static_cast<std::uint8_t>(signal[0]);
+  const std::uint8_t kind = signal.empty() ? 0 : signal_kind(signal[0]);
+  const bool attached = !signal.empty() && (static_cast<std::uint8_t>(signal[0]) & attached_bit) != 0;
+  if (slot.transport().capabilities.breaks && !attached && kind != static_cast<std::uint8_t>(NotifyKind::received))
+    count_signal(signal.size());
   if (kind >= messaging_kinds_first && kind <= messaging_kinds_last) {
     context_.messenger().on_signal(*this, signal);
     return;
@@ -75,12 +81,17 @@ void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
       }
       break;
     case NotifyKind::payload:
+      if (attached) slot.credit_in += notify_cost(m->payload.size());
       if (!context_.notify_table().queue(*notify_slot_, m->envelope, m->payload))
         return broken("more payload notifications than its credit");
       break;
     case NotifyKind::credit:
       if (!notify_slot_->acknowledge(m->number)) return broken("an impossible notification credit");
       if (!credit_wait_.empty()) context_.needs_pump(*this);
+      break;
+    case NotifyKind::received:
+      if (!outbox_.received(m->number)) return broken("an acknowledgement of what was never sent");
+      if (!pending_.empty()) context_.needs_pump(*this);
       break;
     case NotifyKind::bye:
       static_cast<void>(send_control(wire::bye_ack, {}));
@@ -109,10 +120,10 @@ bool PeerImpl::pump() {
   if (pumping_ || phase_ != PeerPhase::ready) return false;
   const auto keep = shared_from_this();
   pumping_ = true;
-  bool moved = false;
-  if (credit_to_send_ != 0) {
-    const auto signal = number_signal(NotifyKind::credit, {}, credit_to_send_);
-    if (message_endpoint().signal(signal, {}).code() != Code::would_block) {
+  bool moved = pump_signals();
+  if (credit_to_send_ != 0 && phase_ == PeerPhase::ready) {
+    const auto word = number_signal(NotifyKind::credit, {}, credit_to_send_);
+    if (signal(word, {}).code() != Code::would_block) {
       credit_to_send_ = 0;
       moved = true;
     }
@@ -158,7 +169,8 @@ bool PeerImpl::pump() {
     }
   }
   pumping_ = false;
-  if (phase_ == PeerPhase::ready && (credit_to_send_ != 0 || blocked)) context_.needs_pump(*this);
+  const bool owes = message_slot_ != nullptr && (credit_to_send_ != 0 || acknowledge_ || !outbox_.at_end());
+  if (phase_ == PeerPhase::ready && (owes || blocked)) context_.needs_pump(*this);
   return moved;
 }
 

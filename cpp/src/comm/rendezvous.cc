@@ -4,6 +4,12 @@
 #include "comm/messenger_impl.h"
 
 namespace hmc::messaging {
+namespace {
+
+// Of one message, before its connections' failures become its own.
+constexpr unsigned max_fetches_again = 16;
+
+}  // namespace
 
 Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   if (lane.heads_out >= head_credit) return Status(Code::would_block, "no header credit");
@@ -13,9 +19,10 @@ Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   if (send.view.device.is_cpu()) {
     HMC_ASSIGN(Route * route,
                lane.peer->route(Device::cpu(), Device::cpu(), lane.peer->buffers_only(Device::cpu(), Device::cpu())));
-    if (send.region == nullptr) {
+    if (send.region == nullptr || send.transport != route->path.transport) {  // the first try found no room, and another route then
       HMC_ASSIGN(send.region, context_.transient_region(*route, send.view));
       send.run.local = send.region.get();
+      send.transport = route->path.transport;
     }
     HMC_ASSIGN(Blob exported, send.region->exported());
     if (!exported.fds.empty() || exported.bytes.size() > max_region_bytes) {
@@ -27,7 +34,7 @@ Status MessengerImpl::announce(Lane& lane, SendOperation& send) {
   if (send.id == 0) send.id = next_id_++;
   const Bytes signal = encode(Announce{
       {send.envelope, send.tag}, send.view.bytes, send.id, std::move(transport), send.view.device.str(), std::move(region)});
-  HMC_TRY(lane.peer->message_endpoint().signal(signal, {}));
+  HMC_TRY(lane.peer->signal(signal, {}));
   ++lane.heads_out;
   send.announced = true;
   operations_.emplace(send.id, std::static_pointer_cast<Operation>(send.shared_from_this()));
@@ -180,6 +187,9 @@ Status MessengerImpl::start_receive(ReceiveOperation& receive, const Announce& a
   if (lower > 0) {
     emit(lane, encode(Answer{announce.sender_op, receive.id, lower, std::string(), receive.view.device.str(), std::move(region)}));
   }
+  receive.may_break = route->transport->capabilities().breaks;
+  if (receive.may_break && !receive.announce) receive.announce = std::make_unique<const Announce>(announce);
+  receive.transport = route->path.transport;
   receive.local_offset = receive.remote_offset = lower;
   receive.run = {receive.region.get(),  receive.remote.get(), &receive.local_offset, &receive.remote_offset, 1,
                  announce.bytes - lower};
@@ -208,12 +218,29 @@ void MessengerImpl::start_transfer(Lane& lane, Operation& operation) {
 }
 
 Status MessengerImpl::post_transfer(Operation& operation) {
-  Endpoint* endpoint =
-      operation.transport.empty() ? &operation.peer->message_endpoint() : operation.peer->endpoint(operation.transport);
-  if (endpoint == nullptr) return Status(Code::transport, "its " + operation.transport + " connection failed");
+  Endpoint* endpoint = operation.peer->endpoint(operation.transport);
+  if (endpoint == nullptr) return Status(Code::transport, "its connection failed before anything was moved");
   operation.transfer.signal = operation.finish_signal;
   return operation.sending ? endpoint->put(operation.transfer, &operation.part)
                            : endpoint->get(operation.transfer, &operation.part);
+}
+
+// What this side fetches it may fetch again: the sender keeps its memory until it hears of the end, and nobody has been told.
+bool MessengerImpl::fetch_again(Operation& operation, const Status& status) {
+  const Code code = status.code();
+  if (operation.sending || (code != Code::transport && code != Code::peer_lost && code != Code::closed)) return false;
+  auto& receive = static_cast<ReceiveOperation&>(operation);
+  if (!receive.announce || receive.route != nullptr || receive.peer->phase() != PeerPhase::ready) return false;
+  if (++receive.fetched_again > max_fetches_again) return false;
+  Lane& lane = lane_of(*receive.peer);
+  // Later: its connection is about to say that it has failed.
+  lane.unrouted.push_back({std::static_pointer_cast<Operation>(receive.shared_from_this()), *receive.announce});
+  receive.remote.reset();
+  receive.region.reset();
+  receive.peer_over = false;
+  context_.count("messages.refetched", 1);
+  want_poll();
+  return true;
 }
 
 void MessengerImpl::report_part(Operation& operation) {
@@ -240,32 +267,45 @@ void MessengerImpl::on_answer(PeerState& peer, ByteSpan signal) {
 
 Status MessengerImpl::start_send(Operation& send, const Answer& answer) {
   PeerState& peer = *send.peer;
-  Endpoint* endpoint = &peer.message_endpoint();
   if (!answer.transport.empty()) {
     HMC_ASSIGN(const Device remote_device, Device::parse(answer.device));
-    HMC_ASSIGN(send.route, peer.route_by(send.view.device, remote_device, answer.transport));
+    auto route = peer.route_by(send.view.device, remote_device, answer.transport);
+    if (!route.ok() && gives_way(route.status())) {  // it failed since the receiver named it
+      refuse_answer(send, answer.receiver_op, route.status());
+      return {};
+    }
+    HMC_TRY(route.status());
+    send.route = *route;
     HMC_ASSIGN(send.region, context_.transient_region(*send.route, send.view));
     send.transport = answer.transport;
+    send.may_break = send.route->transport->capabilities().breaks;
     send.peer_over = true;  // the receiver has nothing to move
-    endpoint = send.route->endpoint;
   }
+  Endpoint* endpoint = peer.endpoint(send.transport);
+  if (endpoint == nullptr) return Status(Code::transport, "the connection failed before anything was moved");
   Blob blob;
   blob.bytes = answer.region;
   HMC_ASSIGN(send.remote, endpoint->import_region(blob));
   if (send.remote->bytes() < answer.lower) return Status(Code::protocol, "the receiver's region is too small");
   if (const Status prepared = send.remote->prepare(send.view.device); !prepared.ok()) {
     if (send.route == nullptr || !gives_way(prepared)) return prepared;
-    send.remote.reset();
-    send.region.reset();
-    send.refused_answer = true;
-    emit(lane_of(peer), encode(Finish{answer.receiver_op, prepared.code(), std::string(prepared.message())}, Kind::refuse));
+    refuse_answer(send, answer.receiver_op, prepared);
     return {};
   }
   if (send.route != nullptr) peer.count_message(*send.route, true, send.view.bytes);
   send.finish_signal = encode(Finish{answer.receiver_op, Code::ok, {}});
+  send.finish_signal[0] |= std::byte{attached_bit};
   send.run = {send.region.get(), send.remote.get(), &send.local_offset, &send.remote_offset, 1, answer.lower};
   start_transfer(lane_of(peer), send);
   return {};
+}
+
+// The receiver answers anew.
+void MessengerImpl::refuse_answer(Operation& send, std::uint64_t receiver_op, const Status& why) {
+  send.remote.reset();
+  send.region.reset();
+  send.refused_answer = true;
+  emit(lane_of(*send.peer), encode(Finish{receiver_op, why.code(), std::string(why.message())}, Kind::refuse));
 }
 
 void MessengerImpl::on_refuse(PeerState& peer, ByteSpan signal) {

@@ -8,13 +8,14 @@ namespace hmc {
 std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept {
   WireReader in(signal);
   NotifySignal m;
-  const std::uint8_t kind = in.u8();
+  const std::uint8_t kind = signal_kind(static_cast<std::byte>(in.u8()));
   m.envelope.scope = in.u32();
   m.envelope.src = in.u32();
   m.envelope.dst = in.u32();
   switch (kind) {
     case static_cast<std::uint8_t>(NotifyKind::counted):
     case static_cast<std::uint8_t>(NotifyKind::credit):
+    case static_cast<std::uint8_t>(NotifyKind::received):
       m.number = in.u64();
       break;
     case static_cast<std::uint8_t>(NotifyKind::payload):

@@ -12,10 +12,11 @@
 namespace hmc {
 
 enum class NotifyKind : std::uint8_t {
-  counted = 16,  // envelope, u64 id
-  payload = 17,  // envelope, bytes
-  credit = 18,   // envelope (zero), u64: cost of all payloads consumed so far
-  bye = 19,      // envelope (zero): the last signal of a peer that leaves
+  counted = 16,   // envelope, u64 id
+  payload = 17,   // envelope, bytes
+  credit = 18,    // envelope (zero), u64: cost of all payloads consumed so far
+  bye = 19,       // envelope (zero): the last signal of a peer that leaves
+  received = 20,  // envelope (zero), u64: signals received so far, attached ones and these not counted
 };
 
 inline constexpr std::size_t signal_head_bytes = 13;                       // kind and envelope
@@ -46,7 +47,7 @@ inline SignalHead signal_head(NotifyKind kind, const Envelope& envelope) noexcep
 struct NotifySignal {
   NotifyKind kind = NotifyKind::counted;
   Envelope envelope;
-  std::uint64_t number = 0;  // counted: id; credit: total
+  std::uint64_t number = 0;  // counted: id; credit, received: total
   ByteSpan payload;
 };
 std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept;

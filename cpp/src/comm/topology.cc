@@ -10,6 +10,19 @@ namespace {
 
 Status wrong(std::string what) { return {Code::invalid_argument, "topology: " + std::move(what)}; }
 
+// How many of the root and the bridges below it lead to both.
+std::size_t shared_bridges(std::string_view a, std::string_view b) {
+  std::size_t count = 0;
+  while (!a.empty() && !b.empty()) {
+    const std::size_t end_a = std::min(a.find('/'), a.size()), end_b = std::min(b.find('/'), b.size());
+    if (a.substr(0, end_a) != b.substr(0, end_b)) break;
+    ++count;
+    a.remove_prefix(std::min(end_a + 1, a.size()));
+    b.remove_prefix(std::min(end_b + 1, b.size()));
+  }
+  return count;
+}
+
 }  // namespace
 
 Status Topology::check() const {
@@ -89,6 +102,24 @@ const TopologyLink* Topology::link(std::string_view a, std::string_view b) const
   const auto found = std::ranges::find_if(
       links, [&](const TopologyLink& each) { return (each.a == a && each.b == b) || (each.a == b && each.b == a); });
   return found == links.end() ? nullptr : &*found;
+}
+
+std::string_view Topology::distance(const TopologyCard& card, const TopologyNic& nic) {
+  if (card.host != nic.host) return "";
+  if (const std::size_t shared = shared_bridges(card.bus, nic.bus); shared > 0) return shared > 1 ? "switch" : "root";
+  if (card.numa_node < 0 || nic.numa_node < 0) return "";
+  return card.numa_node == nic.numa_node ? "node" : "system";
+}
+
+std::vector<const TopologyCard*> Topology::near(const TopologyNic& nic) const {
+  for (const std::string_view wanted : {"switch", "root", "node"}) {
+    std::vector<const TopologyCard*> found;
+    for (const auto& card : cards) {
+      if (!card.device.is_cpu() && distance(card, nic) == wanted) found.push_back(&card);
+    }
+    if (!found.empty()) return found;
+  }
+  return {};
 }
 
 }  // namespace hmc

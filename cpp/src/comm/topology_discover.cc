@@ -43,6 +43,12 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return found;
 }
 
+void place(TopologyNic& nic, const std::string& sysfs) {
+  PciFacts facts = pci_facts(nic.pci, sysfs);
+  nic.numa_node = facts.numa_node;
+  nic.bus = std::move(facts.bus);
+}
+
 }  // namespace
 
 std::string host_name() {
@@ -58,7 +64,7 @@ std::vector<TopologyNic> discover_nics(const std::string& host, const std::strin
       if (first_line(port / "link_layer") == "Ethernet") nic.kind = "roce";
       nic.bandwidth += std::strtod(first_line(port / "rate").c_str(), nullptr) * 1e9 / 8;  // "400 Gb/sec (4X NDR)"
     }
-    nic.numa_node = pci_facts(nic.pci, sysfs).numa_node;
+    place(nic, sysfs);
     nics.push_back(std::move(nic));
   }
   for (const auto& card : entries(fs::path(sysfs) / "class/net")) {
@@ -67,7 +73,7 @@ std::vector<TopologyNic> discover_nics(const std::string& host, const std::strin
     TopologyNic nic{.name = card.filename().string(), .host = host, .kind = "ethernet", .pci = pci_of(card)};
     const double megabits = std::strtod(first_line(card / "speed").c_str(), nullptr);  // -1 or unreadable: not known
     nic.bandwidth = std::max(megabits, 0.0) * 1e6 / 8;
-    nic.numa_node = pci_facts(nic.pci, sysfs).numa_node;
+    place(nic, sysfs);
     nics.push_back(std::move(nic));
   }
   return nics;
@@ -81,7 +87,7 @@ Topology Topology::discover() {
   for (const auto& runtime : list_runtimes()) {
     for (const auto& info : runtime.devices) {
       topology.cards.push_back({name_of(info.device), host, info.device, -1, info.name, info.pci, info.numa_node, info.memory_bytes,
-                                info.host_bandwidth, info.provenance});
+                                info.host_bandwidth, info.provenance, pci_facts(info.pci).bus});
     }
     for (const auto& link : runtime.links) {
       topology.links.push_back({name_of(link.a), name_of(link.b), link.kind, link.bandwidth});

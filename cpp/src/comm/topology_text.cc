@@ -98,6 +98,7 @@ std::string take(TopologyCard& card, const Field& field) {
   if (field.key == "model") return card.model = field.value, "";
   if (field.key == "pci") return card.pci = field.value, "";
   if (field.key == "provenance") return card.provenance = field.value, "";
+  if (field.key == "bus") return card.bus = field.value, "";
   if (field.key == "process") return read(field.value, card.process) ? "" : malformed();
   if (field.key == "numa") return read(field.value, card.numa_node) ? "" : malformed();
   if (field.key == "memory") return read(field.value, card.memory_bytes) ? "" : malformed();
@@ -115,6 +116,7 @@ std::string take(TopologyNic& nic, const Field& field) {
   if (field.key == "host") return nic.host = field.value, "";
   if (field.key == "kind") return nic.kind = field.value, "";
   if (field.key == "pci") return nic.pci = field.value, "";
+  if (field.key == "bus") return nic.bus = field.value, "";
   if (field.key == "numa") return read(field.value, nic.numa_node) ? "" : malformed();
   if (field.key == "bandwidth") return read_rate(field.value, nic.bandwidth) ? "" : malformed();
   return "a network card has no \"" + field.key + "\"";
@@ -181,6 +183,7 @@ std::string Topology::str() const {
     if (card.memory_bytes > 0) put(out, "memory", std::to_string(card.memory_bytes));
     put(out, "bandwidth", card.host_bandwidth);
     put(out, "provenance", card.provenance);
+    put(out, "bus", card.bus);
     out += '\n';
   }
   for (const auto& nic : nics) {
@@ -190,6 +193,7 @@ std::string Topology::str() const {
     put(out, "pci", nic.pci);
     if (nic.numa_node >= 0) put(out, "numa", std::to_string(nic.numa_node));
     put(out, "bandwidth", nic.bandwidth);
+    put(out, "bus", nic.bus);
     out += '\n';
   }
   for (const auto& each : links) {

@@ -23,6 +23,12 @@ EncodedNotify::EncodedNotify(const Notify& notify, const Envelope& envelope) {
   }
 }
 
+void EncodedNotify::attach(bool with_put) noexcept {
+  if (size_ == 0) return;
+  std::byte& first = size_ <= inline_.size() ? inline_[0] : heap_[0];
+  first = with_put ? first | std::byte{attached_bit} : first & ~std::byte{attached_bit};
+}
+
 Status check_notify(const Notify& notify) {
   if (notify.id && !notify.payload.empty()) {
     return Status(Code::invalid_argument, "a notification has an id or a payload, not both");
@@ -119,8 +125,7 @@ Status TransferWork::post_single(bool& blocked) {
   const auto* region = local_->registration->find(route.transport);
   RemoteImport::Entry* entry = remote_->record->find(route.slot);
   if (region == nullptr || entry == nullptr || !entry->prepared_for(local_->exposure->device)) {
-    return Status(Code::transport, "its route failed before it was posted and " + route.path.transport +
-                                       ", which takes over, does not know the buffers yet; nothing was written, post it again");
+    return move(blocked);
   }
   run_ = Run{region->get(), entry->region.get(), &offsets_[0], &offsets_[1], 1, bytes_};
   TransferOp op;
@@ -129,6 +134,7 @@ Status TransferWork::post_single(bool& blocked) {
   op.level = level_;
   op.signal = notify_.span();
   op.after = after_.get();
+  notify_.attach(true);
   slot_ = route.slot;
   ++slot_->operations;
   ++open_parts_;
@@ -144,7 +150,7 @@ Status TransferWork::post_single(bool& blocked) {
     blocked = status.code() == Code::would_block;
     return blocked ? Status() : status;
   }
-  if (notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
+  spend_attached(*route.slot);
   route.count(is_put_, bytes_);
   return {};
 }
@@ -155,26 +161,30 @@ Status TransferWork::post_parts(bool& blocked) {
     if (!remote->record->alive.load(std::memory_order_relaxed)) return remote->record->dead;
   }
   if (parts_.empty()) {
-    if (batch_->resolved_epoch != peer_->route_epoch()) {
-      return Status(Code::transport, "its route failed before it was posted; nothing was written, post it again");
-    }
-    parts_ = std::vector<Part>(batch_->groups.size());
+    if (batch_->resolved_epoch != peer_->route_epoch()) return move(blocked);
+    groups_ = batch_->groups;
+    parts_ = std::vector<Part>(groups_->size());
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       parts_[i].work = this;
-      parts_[i].slot = batch_->groups[i].slot;
+      parts_[i].slot = (*groups_)[i].slot;
     }
   }
-  const auto batch = batch_;  // the last part may complete inside its post and let go of it
+  const auto groups = groups_;  // the last part may complete inside its post and let go of it
   const bool single = parts_.size() == 1;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     if (part.posted) continue;
-    const BlockBatchState::Group& group = batch->groups[i];
-    if (part.slot->state != EndpointSlot::State::ready) return part.slot->failure;
+    const BlockBatchState::Group& group = (*groups)[i];
+    if (part.slot->state != EndpointSlot::State::ready) {
+      if (posted_) return part.slot->failure;
+      parts_.clear();
+      return move(blocked);
+    }
     TransferOp op;
     op.runs = group.runs;
     op.bytes = group.bytes;
     op.level = single ? level_ : Complete::remote;
+    notify_.attach(single);
     if (single) op.signal = notify_.span();
     op.after = after_.get();
     ++part.slot->operations;
@@ -191,7 +201,7 @@ Status TransferWork::post_parts(bool& blocked) {
       blocked = status.code() == Code::would_block;
       return blocked ? Status() : status;
     }
-    if (single && notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
+    if (single) spend_attached(*part.slot);
     group.route->count(is_put_, group.bytes);
     if (finished_) return {};
   }
@@ -208,7 +218,8 @@ Status TransferWork::post_notify(bool& blocked) {
     blocked = true;
     return {};
   }
-  const Status status = peer_->message_endpoint().signal(notify_.span(), {});
+  notify_.attach(false);
+  const Status status = peer_->signal(notify_.span(), {});
   if (status.code() == Code::would_block) {
     blocked = true;
     return {};
@@ -218,6 +229,32 @@ Status TransferWork::post_notify(bool& blocked) {
   notified_ = true;
   if (bytes_ != 0) finish({});
   return {};
+}
+
+void TransferWork::spend_attached(EndpointSlot& slot) {
+  if (notify_.cost() == 0) return;
+  peer_->notify_slot()->spend(notify_.cost());
+  slot.credit_out += notify_.cost();
+}
+
+// Blocked until the buffers are known to the connection that takes over.
+Status TransferWork::move(bool& blocked) {
+  if (!move_error_.ok()) return move_error_;
+  blocked = true;
+  if (!std::exchange(moving_, true))
+    peer_->impl().find_another_way(std::static_pointer_cast<TransferWork>(shared_from_this()), local_, remote_, batch_);
+  return {};
+}
+
+void TransferWork::moved(Status status) {
+  moving_ = false;
+  move_error_ = std::move(status);
+}
+
+bool TransferWork::decide() {
+  if (!std::exchange(undecided_, false)) return false;
+  finish(failure_);
+  return true;
 }
 
 void TransferWork::Part::complete(Status status) noexcept {
@@ -231,11 +268,16 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
   PeerImpl& peer = *peer_;  // outlives its endpoints, not this Work, which may end in finish()
   --open_parts_;
   if (status.ok() && is_put_ && level_ == Complete::local) slot.unflushed = true;
-  if (!status.ok() && failure_.ok()) failure_ = peer.meaning_of(std::move(status));
+  const bool breaks = slot.transport().capabilities.breaks && !peer.is_self();
+  const bool silent = breaks && status.code() == Code::peer_lost && peer.phase() == PeerPhase::ready && !slot.peer_stopped;
+  if (status.code() == Code::closed && !slot.failure.ok()) status = status.with_context(slot.failure.message());
+  if (!status.ok() && failure_.ok()) failure_ = peer.meaning_of(std::move(status), breaks);
   if (open_parts_ == 0) {
     bool all = true;
     for (const Part& part : parts_) all = all && part.done;
-    if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
+    if (silent) {
+      undecided_ = true;  // the peer's word of the connection's end, or its own end, decides
+    } else if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
       finish(failure_);
     } else if (all) {
       peer.enqueue(std::static_pointer_cast<TransferWork>(shared_from_this()));  // the notification of several parts
@@ -266,6 +308,8 @@ Status TransferWork::explain(const Status& status) const {
 void TransferWork::finish(const Status& status) {
   if (finished_) return;
   finished_ = true;
+  undecided_ = false;
+  groups_.reset();
   if (begun_) peer_->unlink(*this);
   WorkState::complete(explain(status));
 }
@@ -334,7 +378,7 @@ void TransferWork::stop(const Status& reason) {
 
 PendingOp::Outcome post_notify(PeerImpl& peer, const EncodedNotify& notify, Status& failure) {
   if (notify.cost() != 0 && !peer.notify_slot()->has_credit(notify.cost())) return PendingOp::Outcome::no_credit;
-  Status status = peer.message_endpoint().signal(notify.span(), {});
+  Status status = peer.signal(notify.span(), {});
   if (status.code() == Code::would_block) return PendingOp::Outcome::blocked;
   if (status.ok() && notify.cost() != 0) peer.notify_slot()->spend(notify.cost());
   failure = std::move(status);

@@ -35,6 +35,8 @@ class EncodedNotify {
   }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::uint64_t cost() const noexcept { return cost_; }  // of payload credit; 0 for counted ids
+  // Whether it travels with a put, or alone and in order.
+  void attach(bool with_put) noexcept;
 
  private:
   std::array<std::byte, number_signal_bytes> inline_;
@@ -73,6 +75,11 @@ class TransferWork final : public WorkState, public PendingOp {
   // Once posted: would it stand still if nobody polled?
   [[nodiscard]] bool needs_polling() const noexcept { return slot_ == nullptr || !slot_->transport().capabilities.rings; }
   [[nodiscard]] const Status& post_error() const noexcept { return post_error_; }
+  // ---- its connection failed ----
+  // It was not posted: the regions of another one are there, or are not to be had.
+  void moved(Status status);
+  // The peer is known to live. True: it ended here, where only the peer's silence had failed it.
+  bool decide();
 
  private:
   friend class PeerImpl;
@@ -90,6 +97,8 @@ class TransferWork final : public WorkState, public PendingOp {
   Status post_single(bool& blocked);
   Status post_parts(bool& blocked);
   Status post_notify(bool& blocked);
+  Status move(bool& blocked);
+  void spend_attached(EndpointSlot& slot);
   void part_done(EndpointSlot& slot, Status status);
   void finish(const Status& status);
   Status explain(const Status& status) const;
@@ -114,6 +123,10 @@ class TransferWork final : public WorkState, public PendingOp {
   EndpointSlot* slot_ = nullptr;  // of the single part
   PeerRoute* known_route_ = nullptr;
   std::vector<Part> parts_;
+  std::shared_ptr<const std::vector<BlockBatchState::Group>> groups_;  // of parts_
+  bool moving_ = false;                                                // a way by another connection is being prepared
+  bool undecided_ = false;                                             // over, but for whether its peer is lost
+  Status move_error_;
   std::size_t open_parts_ = 0;
   Status failure_;  // first of the parts
   Status post_error_;

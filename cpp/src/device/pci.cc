@@ -36,6 +36,13 @@ PciFacts pci_facts(std::string_view address, const std::string& sysfs) {
   // The real path names every bridge on the way: /sys/devices/pci0000:37/0000:37:01.0/0000:3b:00.0.
   fs::path at = fs::canonical(fs::path(sysfs) / "bus/pci/devices" / name, error);
   if (error) return facts;
+  for (fs::path above = at.parent_path(); above.has_filename(); above = above.parent_path()) {
+    const std::string bridge = above.filename().string();
+    facts.bus = bridge + (facts.bus.empty() ? "" : "/") + facts.bus;
+    if (bridge.starts_with("pci")) break;
+    if (bridge.find(':') == std::string::npos) facts.bus.clear();  // not on a PCI bus after all
+    if (facts.bus.empty()) break;
+  }
   facts.vendor = static_cast<int>(std::strtol(first_line(at / "vendor").c_str(), nullptr, 16));
   if (const std::string node = first_line(at / "numa_node"); !node.empty()) {
     facts.numa_node = static_cast<int>(std::strtol(node.c_str(), nullptr, 10));

@@ -38,7 +38,8 @@ std::vector<Bytes> samples() {
           wire::encode_request(14),
           encode(wire::BufferName{15, 16}),
           descriptor.serialise(),
-          Bytes(signal.begin(), signal.end())};
+          Bytes(signal.begin(), signal.end()),
+          encode(wire::Stopped{{"verbs", 3, Code::peer_lost, "silence"}, 1ULL << 40, 77})};
 }
 
 TEST(CommCodec, RoundTrips) {
@@ -76,6 +77,24 @@ TEST(CommCodec, RoundTrips) {
   ASSERT_TRUE(signal);
   EXPECT_EQ(signal->envelope, (Envelope{1, 2, 3}));
   EXPECT_EQ(signal->number, 4U);
+  const auto stopped = wire::decode_stopped(all[10]);
+  ASSERT_TRUE(stopped);
+  EXPECT_EQ(stopped->endpoint.transport, "verbs");
+  EXPECT_EQ(stopped->endpoint.attempt, 3U);
+  EXPECT_EQ(stopped->endpoint.code, Code::peer_lost);
+  EXPECT_EQ(stopped->endpoint.message, "silence");
+  EXPECT_EQ(stopped->signals, 1ULL << 40);
+  EXPECT_EQ(stopped->credit, 77U);
+}
+
+// The mark of a signal that travels with a put is no part of what it says.
+TEST(CommCodec, AttachedSignalsReadAsOthers) {
+  auto signal = number_signal(NotifyKind::counted, {1, 2, 3}, 4);
+  signal[0] |= std::byte{attached_bit};
+  const auto read = decode_notify_signal(signal);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->kind, NotifyKind::counted);
+  EXPECT_EQ(read->number, 4U);
 }
 
 TEST(CommCodec, EveryTruncationAndExtensionIsRefused) {
@@ -148,7 +167,8 @@ TEST(CommCodec, SignalsOfOtherKindsAreRefused) {
   for (unsigned kind = 0; kind < 256; ++kind) {
     Bytes signal(21);
     signal[0] = static_cast<std::byte>(kind);
-    const bool known = kind == 16 || kind == 17 || kind == 18;
+    const unsigned plain = kind & ~unsigned{attached_bit};
+    const bool known = plain == 16 || plain == 17 || plain == 18 || plain == 20;
     EXPECT_EQ(decode_notify_signal(signal).has_value(), known) << kind;
   }
   EXPECT_FALSE(decode_notify_signal(number_signal(NotifyKind::counted, {}, 1ULL << 63)));

@@ -89,10 +89,47 @@ TEST(Topology, NetworkCardsAsTheKernelNamesThem) {
   fs::create_directory_symlink(ethernet, sys / "bus/pci/devices/0000:00:05.0");
   fs::create_directory_symlink(rdma, sys / "bus/pci/devices/0000:18:00.0");
 
-  const std::vector<TopologyNic> expected = {{"mlx5_0", "h", "infiniband", "0000:18:00.0", 1, 5e10},
-                                             {"eth0", "h", "ethernet", "0000:00:05.0", 0, 3.125e9}};
+  const std::vector<TopologyNic> expected = {{"mlx5_0", "h", "infiniband", "0000:18:00.0", 1, 5e10, "pci0000:17"},
+                                             {"eth0", "h", "ethernet", "0000:00:05.0", 0, 3.125e9, "pci0000:00"}};
   EXPECT_EQ(discover_nics("h", sys), expected);
   EXPECT_TRUE(discover_nics("h", sys / "absent").empty());
+}
+
+// The longer the part of the way to the host that two of them share, the nearer they are.
+TEST(Topology, NetworkCardsAndTheCardsNearThem) {
+  Topology topology = two_hosts();
+  topology.hosts = {"h", "other"};
+  topology.links.clear();
+  const auto card = [](const char* name, const char* host, int index, int node, const char* bus) {
+    return TopologyCard{name, host, *Device::parse("cuda:" + std::to_string(index)), -1, "", "", node, 0, 0, "", bus};
+  };
+  topology.cards = {card("behind", "h", 0, 0, "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:08.0"),
+                    card("beside", "h", 1, 0, "pci0000:17/0000:17:03.0"),
+                    card("same node", "h", 2, 0, "pci0000:37/0000:37:01.0"),
+                    card("far", "h", 3, 1, "pci0000:97/0000:97:01.0"),
+                    card("unknown", "h", 4, -1, ""),
+                    card("elsewhere", "other", 0, 0, "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:04.0")};
+  topology.cards.push_back({"cpu", "h", Device::cpu(), -1, "", "", 0, 0, 0, ""});
+  topology.nics = {{"mlx5_0", "h", "roce", "0000:1b:00.0", 0, 5e10, "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:04.0"},
+                   {"mlx5_1", "h", "roce", "0000:38:00.0", 0, 5e10, "pci0000:38/0000:38:01.0"},
+                   {"mlx5_2", "h", "roce", "0000:98:00.0", 2, 5e10, "pci0000:b7/0000:b7:01.0"},
+                   {"virtio", "h", "ethernet", "", -1, 0, ""}};
+  ASSERT_TRUE(topology.check().ok()) << topology.check().str();
+  std::vector<std::string_view> distances;
+  for (const auto& each : topology.cards) distances.push_back(Topology::distance(each, topology.nics[0]));
+  EXPECT_EQ(distances, (std::vector<std::string_view>{"switch", "root", "node", "system", "", "", "node"}));
+  const auto names = [&](std::size_t nic) {
+    std::vector<std::string> found;
+    for (const auto* each : topology.near(topology.nics[nic])) found.push_back(each->name);
+    return found;
+  };
+  EXPECT_EQ(names(0), (std::vector<std::string>{"behind"}));
+  EXPECT_EQ(names(1), (std::vector<std::string>{"behind", "beside", "same node"}));
+  EXPECT_TRUE(names(2).empty());
+  EXPECT_TRUE(names(3).empty());
+  const auto again = Topology::parse(topology.str());
+  ASSERT_TRUE(again.ok()) << again.status().str();
+  EXPECT_EQ(*again, topology);
 }
 
 TEST(Topology, ThisHostIsDiscovered) {

@@ -29,6 +29,7 @@ TEST(Pci, TheNarrowestLinkUpToTheHostCounts) {
   const PciFacts facts = pci_facts("0000:3B:00.0", sys);
   EXPECT_EQ(facts.vendor, 0x1d94);
   EXPECT_EQ(facts.numa_node, 1);
+  EXPECT_EQ(facts.bus, "pci0000:37/0000:37:01.0");
   EXPECT_NEAR(facts.bandwidth, 16e9 * 16 / 8.125, 1);
   write_file(port / "max_link_speed", "5.0 GT/s PCIe");
   EXPECT_NEAR(pci_facts("0000:3b:00.0", sys).bandwidth, 5e9 * 16 / 10, 1);
@@ -42,6 +43,7 @@ TEST(Pci, WhatIsNotThereStaysUnknown) {
     const PciFacts facts = pci_facts(address, folder.path());
     EXPECT_EQ(facts.vendor, 0);
     EXPECT_EQ(facts.numa_node, -1);
+    EXPECT_EQ(facts.bus, "");
     EXPECT_EQ(facts.bandwidth, 0);
   }
 }

@@ -68,6 +68,7 @@ class LocalTransport final : public Transport {
     result.reason = "copies within the process";
     result.max_signal = local::max_signal;
     result.eager_limit = local::eager_limit;
+    result.breaks = false;
     return result;
   }
 

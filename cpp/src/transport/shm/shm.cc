@@ -67,6 +67,7 @@ class ShmTransport final : public Transport {
     result.max_signal = shm::max_signal;
     result.eager_limit = eager_limit;
     result.foreign_both_ends = ptrace;
+    result.breaks = false;
     return result;
   }
 

@@ -1,0 +1,284 @@
+"""Jobs over two hosts, which two network namespaces stand for: every way of bytes, deaths, a pulled cable, cut connections."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import HMC
+from hosts import Host, TwoHosts, Unavailable, wait_all
+
+import hmc
+
+Hosts = tuple[Host, Host]
+
+PRELUDE = """
+import os, signal, sys, time
+import numpy as np
+import hmc
+
+def pattern(size, seed):
+    return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    two = TwoHosts()
+    try:
+        both = two.__enter__()
+    except Unavailable as reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    try:
+        yield both
+    finally:
+        two.close()
+
+
+def launch(hosts: Hosts, script: Path, port: int, each: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
+    """`hmc run` on both hosts, as a user types it there."""
+    key = hmc.keygen()
+    rendezvous = f"tcp://{hosts[0].address}:{port}"
+    line = ["--nodes", "2", "-n", str(each), "--rendezvous", rendezvous]
+    return [
+        host.start(*HMC, "run", *line, "--node-rank", str(node), str(script), HMC_JOB_KEY=key, **environment)
+        for node, host in enumerate(hosts)
+    ]
+
+
+def script_of(folder: Path, source: str) -> Path:
+    script = folder / "job.py"
+    script.write_text(PRELUDE + source)
+    return script
+
+
+WHOLE = """
+with hmc.init(timeout=60) as comm:
+    rank, size = comm.rank, comm.size
+    for other in range(size):
+        path = comm.path(other)
+        near = rank // 2 == other // 2
+        assert (path.transport == "tcp") == (not near), str(path)
+        assert not path.encrypted or near
+    # Messages of awkward sizes to everybody at once.
+    for n in (0, 1, 8, 4097, 65537, 3_000_001):
+        sends = [comm.isend(pattern(n, rank * 16 + other), dst=other, tag=n) for other in range(size) if other != rank]
+        for other in range(size):
+            if other != rank:
+                into = np.zeros(n, np.uint8)
+                comm.recv(into, src=other, tag=n, timeout=60)
+                assert np.array_equal(into, pattern(n, other * 16 + rank)), (n, other)
+        for work in sends:
+            work.wait(timeout=60)
+    # Blocks that are scattered on both sides, with one notification.
+    buf = comm.buffer(1 << 20)
+    view = np.asarray(buf)
+    view[:] = pattern(1 << 20, rank)
+    target = comm.buffer(1 << 20)
+    remotes = comm.exchange(target, timeout=60)
+    across = (rank + size // 2) % size
+    order = np.random.default_rng(5).permutation(64)
+    batch = comm.prepare_blocks([(buf, np.arange(64) * 16384, remotes[across], order * 16384)], block=9000)
+    comm.put_blocks(batch, notify=3).wait(timeout=60)
+    comm.wait_notify(across, 3, timeout=60)
+    got, sent = np.asarray(target), pattern(1 << 20, across)
+    for i, place in enumerate(order):
+        assert np.array_equal(got[place * 16384:][:9000], sent[i * 16384:][:9000]), i
+        assert not got[place * 16384 + 9000:][:16384 - 9000].any(), i
+    # All to all.
+    inp = np.concatenate([pattern(70_001, rank * 100 + other) for other in range(size)])
+    out = np.zeros_like(inp)
+    comm.all_to_all(out, inp, timeout=60)
+    assert np.array_equal(out, np.concatenate([pattern(70_001, other * 100 + rank) for other in range(size)]))
+    comm.barrier(timeout=60)
+    print("whole", rank)
+"""
+
+
+def test_every_way_of_bytes_between_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    results = wait_all(launch(hosts, script_of(tmp_path, WHOLE), 7100))
+    said = "".join(output for _, output in results)
+    assert [status for status, _ in results] == [0, 0], said
+    assert all(f"whole {rank}" in said for rank in range(4)), said
+
+
+KILLED = """
+with hmc.init(timeout=60) as comm:
+    into = np.zeros(10, np.uint8)
+    comm.barrier(timeout=60)
+    if comm.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.recv(into, src=3, timeout=30)
+        raise SystemExit("a dead process sent something")
+    except hmc.PeerLostError:
+        pass
+    # The others go on, over the hosts.
+    if comm.rank == 0:
+        comm.send(pattern(200_000, 4), dst=2, timeout=30)
+    if comm.rank == 2:
+        big = np.zeros(200_000, np.uint8)
+        comm.recv(big, src=0, timeout=30)
+        assert np.array_equal(big, pattern(200_000, 4))
+    print("survivor", comm.rank, flush=True)
+    time.sleep(2)
+    os._exit(0)
+"""
+
+
+def test_a_process_killed_on_one_host_is_lost_to_both(hosts: Hosts, tmp_path: Path) -> None:
+    said = "".join(output for _, output in wait_all(launch(hosts, script_of(tmp_path, KILLED), 7200)))
+    assert all(f"survivor {rank}" in said for rank in (0, 1, 2)), said
+
+
+PULLED = """
+with hmc.Context(listen="tcp://0.0.0.0:7300" if sys.argv[1] == "0" else "unix", key=sys.argv[2], heartbeat=1) as context:
+    print("open", flush=True)
+    peer = context.accept(timeout=60) if sys.argv[1] == "0" else context.connect("tcp://10.77.0.1:7300", timeout=60)
+    print("together", flush=True)
+    try:
+        peer.recv(np.zeros(10, np.uint8), timeout=60)
+    except hmc.PeerLostError as error:
+        print("lost:", error, flush=True)
+"""
+
+
+def expect_line(job: subprocess.Popen[str], line: str) -> None:
+    assert job.stdout is not None
+    assert job.stdout.readline() == line + "\n", job.stdout.read()
+
+
+def test_a_host_that_falls_silent_is_lost_within_its_heartbeat(hosts: Hosts, tmp_path: Path) -> None:
+    script = script_of(tmp_path, PULLED)
+    key = hmc.keygen()
+    jobs: list[subprocess.Popen[str]] = []
+    try:
+        for index, host in enumerate(hosts):
+            jobs.append(host.start(sys.executable, "-u", str(script), str(index), key))
+            expect_line(jobs[-1], "open")
+        for job in jobs:
+            expect_line(job, "together")
+        hosts[1].run("ip", "link", "set", hosts[1].interface, "down")
+        results = wait_all(jobs)
+    finally:
+        hosts[1].run("ip", "link", "set", hosts[1].interface, "up")
+        wait_all(jobs)
+    assert all(status == 0 and "lost:" in output for status, output in results), results
+
+
+CUT = """
+with hmc.init(timeout=60) as comm:
+    # The other host kills every data connection, whose port is that of the rendezvous, while messages go both ways.
+    other = 1 - comm.rank
+    end = time.monotonic() + 4
+    count = 0
+    while True:
+        n = (8, 30_000, 400_000)[count % 3]
+        sending = comm.isend(pattern(n, count * 2 + comm.rank), dst=other, tag=1)
+        into = np.zeros(n, np.uint8)
+        comm.recv(into, src=other, tag=1, timeout=60)
+        assert np.array_equal(into, pattern(n, count * 2 + other)), count
+        sending.wait(timeout=60)
+        count += 1
+        more = np.array([time.monotonic() < end], np.uint8)
+        theirs = np.zeros_like(more)
+        asking = comm.isend(more, dst=other, tag=2)
+        comm.recv(theirs, src=other, tag=2, timeout=60)
+        asking.wait(timeout=60)
+        if not (more[0] or theirs[0]):
+            break
+    print("count", count, comm.context.counters().get("messages.moved", 0), flush=True)
+    comm.barrier(timeout=60)
+"""
+
+
+def busiest(host: Host) -> list[tuple[str, str]]:
+    """Ports here and there of the connections that have carried most: the streams of tcp, not control."""
+    found = []
+    for line in host.run("ss", "-HnitO", "state", "established").splitlines():
+        words = line.split()
+        moved = sum(int(word.partition(":")[2]) for word in words if word.startswith(("bytes_sent:", "bytes_received:")))
+        if moved > 1_000_000:
+            found.append((words[2].rpartition(":")[2], words[3].rpartition(":")[2]))
+    return found
+
+
+def test_connections_killed_by_the_kernel_are_made_anew(hosts: Hosts, tmp_path: Path) -> None:
+    if shutil.which("ss") is None:
+        pytest.skip("ss is not installed")
+    jobs = launch(hosts, script_of(tmp_path, CUT), 7400, each=1)
+    killed = 0
+    try:
+        deadline = time.monotonic() + 60
+        while not busiest(hosts[1]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(4):
+            for here, there in busiest(hosts[1]):
+                killed += hosts[1].run("ss", "-HKnt", "sport", "=", here, "and", "dport", "=", there).count("\n")
+            time.sleep(0.7)
+        results = wait_all(jobs)
+    finally:
+        wait_all(jobs)
+    said = "".join(output for _, output in results)
+    assert [status for status, _ in results] == [0, 0], said
+    if not killed:
+        pytest.skip("this kernel does not let `ss -K` end connections")
+    moved = [int(line.split()[-1]) for line in said.splitlines() if "count" in line]
+    assert len(moved) == 2, said
+    assert min(moved) >= 1, said
+
+
+# ---- the launchers that people use ----
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "python" / "over_hosts.py"
+
+
+def test_torchrun_over_two_hosts(hosts: Hosts) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    key = hmc.keygen()
+    meet = ["--master-addr", hosts[0].address, "--master-port", "7500"]
+    jobs = [
+        host.start(
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2",
+            *meet, str(EXAMPLE), HMC_JOB_KEY=key,
+        )
+        for node, host in enumerate(hosts)
+    ]  # fmt: skip
+    expect_done(wait_all(jobs))
+
+
+def test_mpirun_over_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed")
+    # In the place of ssh: `agent beta command...`, as mpirun calls it.
+    agent = tmp_path / "agent"
+    lines = [f'  {host.name}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;' for host in hosts]
+    agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", "case $host in", *lines, "esac", ""]))
+    agent.chmod(0o755)
+    job = hosts[0].start(
+        mpirun, "--host", "alpha:2,beta:2", "--map-by", "ppr:2:node:oversubscribe", "-np", "4",
+        "-x", "HMC_JOB_KEY", "-x", "HMC_RENDEZVOUS", "-x", "PYTHONPATH",
+        sys.executable, str(EXAMPLE),
+        HMC_JOB_KEY=hmc.keygen(), HMC_RENDEZVOUS=f"tcp://{hosts[0].address}:7600",
+        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        OMPI_MCA_plm_rsh_agent=str(agent), PRTE_MCA_plm_ssh_agent=str(agent),
+    )  # fmt: skip
+    expect_done(wait_all([job]))
+
+
+def expect_done(results: list[tuple[int, str]]) -> None:
+    said = "".join(output for _, output in results)
+    assert all(status == 0 for status, _ in results), said
+    for rank in range(4):
+        assert f"rank {rank} of 4: done" in said, said
+    assert "by tcp" in said, said
