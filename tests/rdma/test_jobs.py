@@ -219,9 +219,7 @@ try:
 except hmc.PeerLostError:
     os._exit(0)
 """
-    out = run_verbs_job(
-        TWO_CARDS + MESSAGES + PUTS + "import threading\n" + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="15"
-    )
+    out = run_verbs_job(TWO_CARDS + MESSAGES + PUTS + "import threading\n" + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="15")
     assert "verbs connections to a peer is given up" in out
     assert "does not answer any more" in out
 
