@@ -6,8 +6,9 @@
 
 The guest sees the host's files read-only at the same places (what it writes goes to memory and is lost, except below --share). Two
 Soft-RoCE devices, rxe0 (10.99.0.1) and rxe1 (10.99.0.2), sit on the two ends of a virtual cable that what they send to each other
-really crosses, so they stand for two hosts; rxe2 (10.99.1.1) and rxe3 (10.99.1.2), on another cable, are a second card of each. The stock kernel of the distribution is fetched with apt-get and unpacked into a cache,
-never installed. Needs: qemu-system-x86, busybox-static, kmod, iproute2 (and zstd where modules are compressed with it).
+really crosses, so they stand for two hosts; rxe2 (10.99.1.1) and rxe3 (10.99.1.2), on another cable, are a second card of each. The
+stock kernel of the distribution is fetched with apt-get and unpacked into a cache, never installed. Needs: qemu-system-x86,
+busybox-static, kmod, iproute2 (and zstd where modules are compressed with it).
 
 From Python: `with Guest() as guest: guest.run("ibv_devices")`, one boot for many commands.
 """

@@ -17,7 +17,8 @@ def program(name: str) -> Path:
     pytest.skip("the C++ tests are not built: make test builds them")
 
 
-SUITES = ["Conformance", "Short", "Transfer", "Blocks", "Signals", "Ends", "Closing", "Deaths"]
+QUICK = ["Conformance", "Short", "Transfer", "Closing"]
+SUITES = [*QUICK, *(pytest.param(suite, marks=pytest.mark.slow) for suite in ("Blocks", "Signals", "Ends", "Deaths"))]
 
 
 @pytest.mark.timeout(300)

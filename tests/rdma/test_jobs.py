@@ -117,6 +117,7 @@ def mended(run_in_guest: Callable[..., str]) -> Iterator[None]:
     run_in_guest("for end in 0 1 2 3; do tc qdisc del dev cable$end root; done 2>/dev/null; true")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_messages_puts_gets_and_blocks(run_verbs_job: Callable[..., str]) -> None:
     job = f"""
@@ -219,9 +220,7 @@ try:
 except hmc.PeerLostError:
     os._exit(0)
 """
-    out = run_verbs_job(
-        TWO_CARDS + MESSAGES + PUTS + "import threading\n" + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="15"
-    )
+    out = run_verbs_job(TWO_CARDS + MESSAGES + PUTS + "import threading\n" + PUTTING + job, timeout=150, HMC_VERBS_TIMEOUT="15")
     assert "verbs connections to a peer is given up" in out
     assert "does not answer any more" in out
 
@@ -237,13 +236,16 @@ put_until_lost()
     assert "lost after" in run_verbs_job(PUTTING + job, status=137)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_doctor_sees_the_devices(run_in_guest: Callable[..., str], hmc_command: str) -> None:
     out = run_in_guest(f"{hmc_command} doctor", 90)
     assert "rxe0 port 1: ACTIVE, Ethernet" in out
     assert "RDMA: verbs: rxe0 port 1 (RoCE v2), rxe1 port 1 (RoCE v2)" in out
+    assert "memory of devices is not reached" in out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_too_little_memory_may_be_locked(run_verbs_job: Callable[..., str]) -> None:
     job = """

@@ -106,6 +106,7 @@ print("all compared")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_pyverbs_writes_and_reads(run_in_guest: Callable[..., str], tmp_path: Path) -> None:
     if not Path("/usr/lib/python3/dist-packages/pyverbs").exists():

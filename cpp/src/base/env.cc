@@ -40,7 +40,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
     {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
-    {"HMC_VERBS_PEER_MEMORY", "", "1: verbs tries to register device memory by its address, 0: never; unset: where a module is announced."},
+    {"HMC_VERBS_PEER_MEMORY", "", "1: verbs also registers device memory by its address, 0: never; unset: ask the kernel."},
     {"HMC_VERBS_QUEUE_PAIRS", "1", "Connections per peer, direction and pair of ports, 1 to 8; at most 8 per peer in all."},
     {"HMC_VERBS_RAILS", "4", "Ports that together carry what goes to one peer, 1 to 8."},
     {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the peer is lost, 0 to 7 (7: for ever on Soft-RoCE)."},

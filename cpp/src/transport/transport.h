@@ -128,10 +128,10 @@ inline constexpr std::size_t short_put_bytes = 4096;
 // One put or get: everything pointed to stays valid until `done` is completed, except `signal`, which the post copies.
 struct TransferOp {
   std::span<const Run> runs;
-  std::size_t bytes = 0;               // sum over runs
-  Complete level = Complete::remote;   // put only; get completes when the data is in place
-  ByteSpan signal;                     // put only: delivered to the peer's sink once this op's bytes are visible there
-  StreamPoint* after = nullptr;        // of the local device: the bytes move after it
+  std::size_t bytes = 0;              // sum over runs
+  Complete level = Complete::remote;  // put only; get completes when the data is in place
+  ByteSpan signal;                    // put only: delivered to the peer's sink once this op's bytes are visible there
+  StreamPoint* after = nullptr;       // of the local device: the bytes move after it
 };
 
 // The receiving side of an Endpoint. Engine lock held.

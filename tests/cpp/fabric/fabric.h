@@ -1,23 +1,24 @@
-// fabric: a verbs library without cards. Its devices reach each other inside one process, by copies; it does what is told of failures.
+// fabric: a verbs library without cards. Its devices reach each other inside one process, by copies; it does what is told of
+// failures.
 #pragma once
 
 #include <cstdint>
 
 // How the devices are from now on. Unset members are zero.
 struct FabricSettings {
-  std::uint32_t devices = 0;       // 0: two
-  std::uint32_t dma_buf = 0;       // 1: they take descriptors of device memory
-  std::uint32_t peer_memory = 0;   // 1: they take its addresses
-  std::uint32_t lying = 0;         // 1: they register device memory and move nothing
-  std::uint32_t max_pairs = 0;     // queue pairs that can be; 0: any
-  std::uint32_t max_regions = 0;   // memory regions that can be; 0: any
+  std::uint32_t devices = 0;      // 0: two
+  std::uint32_t dma_buf = 0;      // 1: they take descriptors of device memory
+  std::uint32_t peer_memory = 0;  // 1: they take its addresses
+  std::uint32_t lying = 0;        // 1: they register device memory and move nothing
+  std::uint32_t max_pairs = 0;    // queue pairs that can be; 0: any
+  std::uint32_t max_regions = 0;  // memory regions that can be; 0: any
 };
 
 // What a test does to them. Names of the library's own, beside those of libibverbs.
 struct FabricControls {
   void (*configure)(const FabricSettings& settings);
-  // After `work` more work requests the device's port fails: what is posted then is lost and reported as unanswered; `executed` of it
-  // arrive all the same, with nobody told.
+  // After `work` more work requests the device's port fails: what is posted then is lost and reported as unanswered; `executed` of
+  // it arrive all the same, with nobody told.
   void (*fail_port)(std::uint32_t device, std::uint64_t work, std::uint32_t executed);
   void (*mend_ports)();
   std::uint64_t (*bytes_moved)(std::uint32_t device);

@@ -41,7 +41,7 @@ std::unique_ptr<Shadow> Shadow::of_device(void* address, std::size_t bytes) {
     inode = 0;
   }
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    struct stat facts {};
+    struct stat facts{};
     if (inode == 0 || stat(entry.path().c_str(), &facts) != 0 || facts.st_ino != inode) continue;
     const int fd = open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) continue;

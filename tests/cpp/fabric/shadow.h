@@ -1,5 +1,5 @@
-// Where the fabric reaches what was registered: host memory where it is, device memory of the simulated vendors, which faults on any
-// access by the host, by a second mapping of its file.
+// Where the fabric reaches what was registered: host memory where it is, device memory of the simulated vendors, which faults on
+// any access by the host, by a second mapping of its file.
 #pragma once
 
 #include <infiniband/verbs.h>

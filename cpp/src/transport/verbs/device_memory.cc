@@ -50,7 +50,8 @@ Result<std::unique_ptr<BudgetShare>> BudgetShare::take(const Device& device, std
   if (bytes > limit - used) {
     return Status(Code::unsupported, "of the " + std::to_string(limit) + " bytes of " + vendor +
                                          " memory that network cards may have registered in one process, " + std::to_string(used) +
-                                         " are, and " + std::to_string(bytes) + " more do not fit; close buffers that are not used");
+                                         " are, and " + std::to_string(bytes) +
+                                         " more do not fit; close buffers that are not used");
   }
   used += bytes;
   return std::unique_ptr<BudgetShare>(new BudgetShare(std::move(vendor), bytes));

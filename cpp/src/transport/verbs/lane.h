@@ -1,5 +1,5 @@
-// Lane: a port here and a port of the peer, joined by a connection in each direction, and what is under way between them. A Link has
-// one lane or several; which carries what is the Link's affair.
+// Lane: a port here and a port of the peer, joined by a connection in each direction, and what is under way between them. A Link
+// has one lane or several; which carries what is the Link's affair.
 #pragma once
 
 #include <array>
@@ -43,8 +43,8 @@ class Lane {
   // more, and the peer has been told. gone: so has the peer told, and what was in doubt is decided.
   enum class State : std::uint8_t { live, draining, left, gone };
 
-  static constexpr unsigned depth = 256;       // work requests outbound; a power of two
-  static constexpr unsigned data_depth = 192;  // of these for data, so that messages always find room
+  static constexpr unsigned depth = 256;                      // work requests outbound; a power of two
+  static constexpr unsigned data_depth = 192;                 // of these for data, so that messages always find room
   static constexpr std::uint32_t sequence_mask = 0x0FFFFFFF;  // of work requests
 
   // `id`: the upper bits of the numbers of its work requests. `receives`: that wait inbound at once.
@@ -60,8 +60,8 @@ class Lane {
   std::uint32_t sink_key = 0;    // local one, of the sink
 
   // ---- outbound ----
-  bool broken = false;  // an access error: everything posted comes back, then it starts over
-  bool probe = false;   // something is to be sent, to learn whether the peer lives
+  bool broken = false;                    // an access error: everything posted comes back, then it starts over
+  bool probe = false;                     // something is to be sent, to learn whether the peer lives
   std::deque<Record> again;               // were under way behind the failed one
   std::deque<Record> settles;             // to be posted here and nowhere else
   std::vector<std::uint8_t> to_announce;  // lanes that have been left
@@ -84,7 +84,7 @@ class Lane {
 
   // ---- inbound ----
   bool inbound_broken = false;
-  bool messages = false;           // posted receives for signals, too
+  bool messages = false;  // posted receives for signals, too
   std::uint32_t inbound_generation = 0;
   unsigned receives_posted = 0;
   std::vector<unsigned> returned;  // slots that came back from a broken queue pair

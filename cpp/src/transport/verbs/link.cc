@@ -122,8 +122,9 @@ Result<std::unique_ptr<RemoteRegion>> Link::import_region(const Blob& exported) 
   auto region = std::make_unique<VerbsRemoteRegion>(std::move(keys));
   for (const auto& lane : lanes_) {
     if (region->bytes() == 0 || region->known_to(lane->peer.port)) continue;
-    return region->on_device() ? Status(Code::unsupported, "the peer's card that this connection goes to does not reach its device")
-                               : Status(Code::protocol, "the peer's region is not registered with a port that this connection goes to");
+    return region->on_device()
+               ? Status(Code::unsupported, "the peer's card that this connection goes to does not reach its device")
+               : Status(Code::protocol, "the peer's region is not registered with a port that this connection goes to");
   }
   return std::unique_ptr<RemoteRegion>(std::move(region));
 }

@@ -1,9 +1,9 @@
 // Link: the working half of a verbs endpoint: its lanes to one peer, and the operations under way.
 //
 // A put is RDMA writes, a get RDMA reads. A signal is a send into buffers that the peer has posted, as many as it has given credit
-// for. Small operations and all signals go by the first lane, so that a signal behind a put's writes lands after them; the pieces of
-// large operations go by whichever lane has room, and what must come after them is sent when they have been acknowledged. What is
-// under way is bounded, so that signals do not wait behind a large put.
+// for. Small operations and all signals go by the first lane, so that a signal behind a put's writes lands after them; the pieces
+// of large operations go by whichever lane has room, and what must come after them is sent when they have been acknowledged. What
+// is under way is bounded, so that signals do not wait behind a large put.
 //
 // A lane that fails hands its share to the others (link_lanes.cc). With the last one the link ends.
 #pragma once

@@ -135,9 +135,10 @@ void Link::broke(Lane& lane, const ibv_wc& completion) {
     return;
   }
   const bool silent = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_RNR_RETRY_EXC_ERR;
-  lose(lane, Status(silent ? Code::peer_lost : Code::transport,
-                    lane.nic.name() + ": " + (silent ? "the peer does not answer any more" : "a transfer failed") + " (" + text + ")",
-                    completion.status));
+  lose(lane,
+       Status(silent ? Code::peer_lost : Code::transport,
+              lane.nic.name() + ": " + (silent ? "the peer does not answer any more" : "a transfer failed") + " (" + text + ")",
+              completion.status));
 }
 
 // The operation ends with `reason` once nothing of it is under way.

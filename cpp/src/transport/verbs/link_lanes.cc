@@ -6,7 +6,8 @@
 //   second time changes nothing for anybody.
 // - After it has been reported nothing of the first attempt may land: the target may hold other bytes by then. So nothing is posted
 //   again before the peer has closed its end (lane_down): its card executes nothing of that connection afterwards.
-// - What the peer was told about by a signal must not be written again, for the signal lets it use the memory. One connection executes
+// - What the peer was told about by a signal must not be written again, for the signal lets it use the memory. One connection
+// executes
 //   in order, and the peer says how many signals it has taken: everything ahead of the last of them has been executed and counts as
 //   done; signals behind it have not been, and are sent again.
 // Each side closes both its ends, takes the messages that had come, and says so on every lane that is left.
@@ -20,8 +21,7 @@
 namespace hmc::verbs {
 
 std::size_t Link::live_lanes() const noexcept {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(lanes_, [](const auto& lane) { return lane->state == Lane::State::live; }));
+  return static_cast<std::size_t>(std::ranges::count_if(lanes_, [](const auto& lane) { return lane->state == Lane::State::live; }));
 }
 
 const Lane* Link::first_live() const noexcept {
@@ -49,8 +49,8 @@ Status Link::ready_for_messages() {
 void Link::lose(Lane& lane, const Status& reason) {
   if (!ready_ || lane.state != Lane::State::live) return;
   if (live_lanes() == 1) return fail(reason);
-  log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" + lane.nic.name() +
-                             ": " + std::string(reason.message()) + "); the others take its share");
+  log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" +
+                             lane.nic.name() + ": " + std::string(reason.message()) + "); the others take its share");
   lane.state = Lane::State::draining;
   lane.outbound.reset();  // it reads and writes no memory here any more
   for (const unsigned slot : std::exchange(lane.returned, {})) free_receives_.push_back(slot);

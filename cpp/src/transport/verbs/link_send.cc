@@ -276,8 +276,8 @@ void Link::add(Lane& lane, Batch& batch, const Record& one) {
     part.lkey = local.local_key(lane.nic);
     work.wr.rdma.remote_addr = remote.address() + one.piece.remote_offset;
     work.wr.rdma.rkey = remote.key(lane.peer.port);
-    // A device's memory is asked for a byte by the card that has filled it. The answer pushes what came before ahead of itself, as PCI
-    // orders it, so that afterwards whatever runs on the device sees that.
+    // A device's memory is asked for a byte by the card that has filled it. The answer pushes what came before ahead of itself, as
+    // PCI orders it, so that afterwards whatever runs on the device sees that.
     const bool is_put = ops_.at(one.op)->is_put;
     const bool settle = one.kind == Record::Kind::settle;
     work.opcode = is_put != settle ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
@@ -291,7 +291,8 @@ void Link::add(Lane& lane, Batch& batch, const Record& one) {
     }
   }
   // Inline, the CPU takes the bytes, which those of a device are not for.
-  if (work.opcode != IBV_WR_RDMA_READ && !from_device && one.bytes <= lane.outbound->inline_bytes()) work.send_flags = IBV_SEND_INLINE;
+  if (work.opcode != IBV_WR_RDMA_READ && !from_device && one.bytes <= lane.outbound->inline_bytes())
+    work.send_flags = IBV_SEND_INLINE;
   batch.silent += one.bytes;
   if (batch.silent >= lane.piece_bytes()) {  // so that room is seen before all of a batch has gone
     work.send_flags |= IBV_SEND_SIGNALED;

@@ -236,8 +236,9 @@ Result<ibv_mr*> Nic::register_memory(void* data, std::size_t bytes, unsigned acc
   }
   if (error == ENOMEM) {
     return Status(Code::out_of_memory,
-                  what + ": no memory, or no room for another region on the card; close buffers that are not used, or leave cards out "
-                         "(HMC_NICS)",
+                  what +
+                      ": no memory, or no room for another region on the card; close buffers that are not used, or leave cards out "
+                      "(HMC_NICS)",
                   error);
   }
   return errno_status(what, error);
@@ -255,7 +256,8 @@ Result<ibv_mr*> Nic::register_dma_buf(const Blob& exported, void* data, std::siz
 
 Result<std::unique_ptr<Nic::Queue>> Nic::private_queue(unsigned entries) const {
   ibv_cq* handle = api_.create_cq(context_, static_cast<int>(entries), nullptr, nullptr, 0);
-  if (handle == nullptr) return errno_status(name_ + ": making a completion queue of " + std::to_string(entries) + " entries", errno);
+  if (handle == nullptr)
+    return errno_status(name_ + ": making a completion queue of " + std::to_string(entries) + " entries", errno);
   return std::make_unique<Queue>(Queue{handle, 0, 0});
 }
 

@@ -14,8 +14,8 @@ constexpr std::uint8_t hops = 64;
 
 }  // namespace
 
-Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives,
-                                                     unsigned inline_bytes, Nic::Queue* queue) {
+Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes,
+                                                     Nic::Queue* queue) {
   auto pair = std::unique_ptr<QueuePair>(new QueuePair(nic, role));
   pair->queue_ = queue;
   if (queue == nullptr) {
@@ -38,7 +38,8 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsign
   }
   if (pair->handle_ == nullptr) {
     return errno_status(nic.name() + ": making a queue pair of " + std::to_string(sends) + " sends and " +
-                            std::to_string(receives) + " receives (out of queue pairs or of memory that may be locked? HMC_VERBS_QUEUE_PAIRS=1 "
+                            std::to_string(receives) +
+                            " receives (out of queue pairs or of memory that may be locked? HMC_VERBS_QUEUE_PAIRS=1 "
                             "and HMC_VERBS_RAILS=1 need least of both)",
                         errno);
   }

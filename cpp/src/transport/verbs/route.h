@@ -17,9 +17,9 @@ struct Pairing {
 };
 
 // At most `most` pairs that speak the same network, best first, no port in two of them: the fastest; among equals the one that the
-// routing table leads to, then the one whose addresses have most in common, for cards of one subnet reach each other. Those that are
-// much slower than the first are left out. Each side chooses for itself and learns the other's ports from its address, so the two
-// need not come to the same pairs.
+// routing table leads to, then the one whose addresses have most in common, for cards of one subnet reach each other. Those that
+// are much slower than the first are left out. Each side chooses for itself and learns the other's ports from its address, so the
+// two need not come to the same pairs.
 [[nodiscard]] std::vector<Pairing> choose_ports(std::span<const PortInfo> own, std::span<const PortInfo> theirs, std::size_t most);
 
 }  // namespace hmc::verbs

@@ -64,7 +64,10 @@ class VerbsTransport final : public Transport {
     };
     const bool dma_buf = any(&Nic::takes_dma_buf), address = any(&Nic::takes_peer_memory);
     result.reason += "; memory of devices " +
-                     std::string(dma_buf && address ? "by dma-buf or its address" : dma_buf ? "by dma-buf" : address ? "by its address" : "is not reached") +
+                     std::string(dma_buf && address ? "by dma-buf or its address"
+                                 : dma_buf          ? "by dma-buf"
+                                 : address          ? "by its address"
+                                                    : "is not reached") +
                      (dma_buf || address ? ", tried when it is registered" : "") + "; payload is not encrypted";
     result.max_signal = verbs::max_signal;
     result.eager_limit = verbs::max_signal;

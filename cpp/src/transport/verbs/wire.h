@@ -64,7 +64,7 @@ struct RegionKeys {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   Access access = Access::read_write;
-  bool device = false;  // memory of a device
+  bool device = false;                             // memory of a device
   std::vector<std::optional<std::uint32_t>> keys;  // none: not registered there
 };
 [[nodiscard]] Bytes encode_region(const RegionKeys& region);

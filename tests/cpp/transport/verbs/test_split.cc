@@ -68,8 +68,7 @@ TEST(VerbsSplit, NeverAllDecline) {
     for (const double b : rates) {
       for (const double c : rates) {
         for (unsigned far = 0; far < 8; ++far) {
-          const std::array<LaneLoad, 3> lanes{
-              {{a, 0, (far & 1) == 0}, {b, chunk, (far & 2) == 0}, {c, 3 * chunk, (far & 4) == 0}}};
+          const std::array<LaneLoad, 3> lanes{{{a, 0, (far & 1) == 0}, {b, chunk, (far & 2) == 0}, {c, 3 * chunk, (far & 4) == 0}}};
           bool taken = false;
           for (std::size_t i = 0; i < lanes.size(); ++i) taken = taken || takes_chunk(lanes, i, chunk, chunk);
           EXPECT_TRUE(taken) << a << ' ' << b << ' ' << c << ' ' << far;

@@ -35,7 +35,9 @@ class AnyArea {
     const auto lock = node_->engine->lock();
     region_.reset();
   }
-  void fill(std::uint64_t seed) const { HMC_EXPECT_OK(memory_.copy_from_host(pattern(memory_.size(), seed).data(), memory_.size())); }
+  void fill(std::uint64_t seed) const {
+    HMC_EXPECT_OK(memory_.copy_from_host(pattern(memory_.size(), seed).data(), memory_.size()));
+  }
   [[nodiscard]] std::vector<std::byte> bytes() const {
     std::vector<std::byte> out(memory_.size());
     HMC_EXPECT_OK(memory_.copy_to_host(out.data(), out.size()));
