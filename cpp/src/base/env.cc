@@ -39,7 +39,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
     {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
-    {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the peer is lost, 0 to 7 (7: for ever on Soft-RoCE)."},
+    {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the connection fails, 0 to 7 (7: for ever on Soft-RoCE)."},
     {"HMC_VERBS_TIMEOUT", "17", "After 4.096 us times 2 to this power (0.5 s) verbs sends a packet again, 8 to 31."},
     {"HMC_VERBS_TRAFFIC_CLASS", "0", "Traffic class of RoCE packets, 0 to 255."},
 });
