@@ -28,6 +28,7 @@ def _row(path: hmc.Path) -> dict[str, Any]:
         "direct",
         "detail",
         "reason",
+        "runner_up",
         "messages",
         "rejected",
         "latency_us",

@@ -144,7 +144,16 @@ TEST(Failover, PutsUnderWaySayWhatMayBeWritten) {
 
 // Behind a fence, nothing was posted: it goes over the next connection, and its user notices nothing.
 TEST(Failover, WhatWasNotPostedMoves) {
-  const Pair pair("tcp");
+  struct {
+    Context a, b;
+    Peer ab, ba;
+  } pair;
+  ContextOptions manual;
+  manual.progress = Progress::manual;  // nothing of this side moves until it waits, so the large put is under way when it is cut
+  pair.a = make_context("tcp", {}, manual);
+  pair.b = make_context("tcp");
+  pair.ab = *pair.a.connect(pair.b.addresses().front(), soon());
+  pair.ba = *pair.b.accept(soon());
   const auto large = *pair.a.buffer(lengthy(64 << 20)), large_target = *pair.b.buffer(large.size());
   const auto small = *pair.a.buffer(100'000), small_target = *pair.b.buffer(small.size());
   const auto large_remote = *pair.ab.import(*large_target.descriptor(), soon());
@@ -247,8 +256,8 @@ TEST(Failover, TheNextTransportTakesOverUntilTheFirstIsBack) {
   EXPECT_EQ(first_mismatch(span_of(kept), 3), -1);
   EXPECT_EQ(counter(pair.a, "messages.moved"), 1U);
   EXPECT_EQ(counter(pair.b, "messages.moved"), 1U);
-  // Left alone for a second, then two: it fails again at least once before it may connect.
-  while (counter(pair.a, "endpoints.failed.swift") + counter(pair.b, "endpoints.failed.swift") < 4) {
+  // Left alone for a second: it fails again on both sides before it may connect. (Each has failed to reach itself, and then broke.)
+  while (counter(pair.a, "endpoints.failed.swift") + counter(pair.b, "endpoints.failed.swift") < 6) {
     ASSERT_TRUE(pair.ab.alive());
     std::this_thread::sleep_for(milliseconds(5));
   }
