@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <array>
@@ -70,14 +69,15 @@ Shadow::~Shadow() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_);
 }
 
+// By a system call, which says that it cannot instead of faulting.
 bool readable(const void* address, std::size_t bytes) {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return false;
   const auto* first = static_cast<const std::byte*>(address);
-  for (const std::byte* at : std::array{first, first + bytes - 1}) {
-    std::byte value{};
-    const iovec here{&value, 1}, there{const_cast<std::byte*>(at), 1};
-    if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) != 1) return false;
-  }
-  return true;
+  const bool both = write(ends[1], first, 1) == 1 && write(ends[1], first + bytes - 1, 1) == 1;
+  close(ends[0]);
+  close(ends[1]);
+  return both;
 }
 
 }  // namespace hmc::fabric

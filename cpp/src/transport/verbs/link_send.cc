@@ -85,6 +85,7 @@ bool Link::release_held() {
   bool any = false;
   for (const std::uint64_t number : std::vector<std::uint64_t>(held_)) {
     const auto place = ops_.find(number);
+    if (place == ops_.end()) continue;  // what another one's end has brought about
     const auto reached = place->second->after->reached();
     if (reached.ok() && !*reached) continue;
     any = true;
