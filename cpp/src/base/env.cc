@@ -38,6 +38,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
+    {"HMC_UCX_LIBRARY", "", "Path of UCX's library (libucp.so.0) to use and no other, or `off`."},
     {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
     {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the peer is lost, 0 to 7 (7: for ever on Soft-RoCE)."},
     {"HMC_VERBS_TIMEOUT", "17", "After 4.096 us times 2 to this power (0.5 s) verbs sends a packet again, 8 to 31."},
