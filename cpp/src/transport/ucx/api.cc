@@ -39,7 +39,7 @@ Status refuse_second_copy(const std::optional<std::string>& present) {
 // UCX takes over SIGSEGV and others when it is loaded, to print where it happened. They are the program's: given back unless the
 // user has asked UCX for them, or somebody else has loaded it.
 void give_back_signals(const VendorLibrary& library) {
-  if (std::getenv("UCX_ERROR_SIGNALS") != nullptr || std::getenv("UCX_HANDLE_ERRORS") != nullptr) return;
+  if (set_by_user("UCX_ERROR_SIGNALS") || set_by_user("UCX_HANDLE_ERRORS")) return;
   void (*disable)() = nullptr;
   library.load(disable, "ucs_debug_disable_signals");
   if (disable != nullptr) disable();
@@ -99,6 +99,8 @@ void open(Loaded& made) {
 }
 
 }  // namespace
+
+bool set_by_user(const char* variable) { return std::getenv(variable) != nullptr; }
 
 Result<const Api*> Api::get() {
   // For ever: UCX keeps a thread and handlers of its own.

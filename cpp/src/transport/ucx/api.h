@@ -10,6 +10,9 @@
 
 namespace hmc::ucx {
 
+// Whether the environment has that variable of UCX's.
+bool set_by_user(const char* variable);
+
 struct Api {
   decltype(&::ucp_config_read) config_read = nullptr;
   decltype(&::ucp_config_modify) config_modify = nullptr;

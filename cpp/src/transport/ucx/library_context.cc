@@ -72,7 +72,7 @@ Status LibraryContext::open(bool shared_memory) {
     return api_.status("reading its configuration", status);
   }
   for (const Setting& setting : settings) {
-    if (std::getenv(setting.variable) != nullptr || (setting.shared_memory && !shared_memory)) continue;
+    if (set_by_user(setting.variable) || (setting.shared_memory && !shared_memory)) continue;
     static_cast<void>(api_.config_modify(config, setting.key, setting.value));  // a version without that setting needs none
   }
   ucp_params_t params{};
