@@ -38,6 +38,8 @@ void bind_path(py::module_& module) {
     }
     return all;
   });
+  // The file that a Python package brings, for the library that the variable names.
+  module.def("suggest_library", &suggest_library, py::arg("variable"), py::arg("path"));
   module.def("keygen", [] { return generate_job_key(); });
   module.def("transports", [] {
     py::list all;

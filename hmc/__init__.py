@@ -45,6 +45,7 @@ from hmc._core import (
     wait_all,
     wait_any,
 )
+from hmc._ucx import suggest as _suggest_ucx
 from hmc.errors import (
     AuthenticationError,
     ClosedError,
@@ -107,6 +108,7 @@ __all__ = [
 ]
 
 _install_awaitables()
+_suggest_ucx()
 
 
 def init(

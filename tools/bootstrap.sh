@@ -27,6 +27,7 @@ fi
 optional=()
 optional_package() { optional+=("$1"); }
 [ -e /usr/include/infiniband/verbs.h ] || optional_package libibverbs-dev
+[ -e /usr/include/ucp/api/ucp.h ] || optional_package libucx-dev
 if [ "$set_name" = test ]; then  # tests/rdma
   command -v qemu-system-x86_64 >/dev/null || optional_package qemu-system-x86
   command -v busybox >/dev/null || optional_package busybox-static
@@ -62,7 +63,7 @@ if [ ${#optional[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${optional[@]}" >/dev/null; then
     echo "installed system packages: ${optional[*]}"
   else
-    echo "going on without these system packages (the verbs transport, the tests of it): ${optional[*]}" >&2
+    echo "going on without these system packages (the verbs and ucx transports, the tests of them): ${optional[*]}" >&2
   fi
 fi
 

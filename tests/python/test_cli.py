@@ -35,7 +35,7 @@ def test_doctor_checks() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "finding", "words"),
     [
-        ("HMC_TRANSPORTS", "smh", "transfer", "local shm verbs tcp"),
+        ("HMC_TRANSPORTS", "smh", "transfer", "local shm verbs ucx tcp"),
         ("HMC_JOB_KEY", "short", "transfer", "hmc keygen"),
         ("RANK", "0", "launcher", "WORLD_SIZE"),
     ],

@@ -108,4 +108,8 @@ struct Setting {
 };
 HMC_API std::vector<Setting> list_settings();
 
+// Where a library lies that HMC finds at run time, for the one that the environment variable names: in a language's package. Better
+// known places come first: the variable itself, a copy that the process has loaded. Before the library is first needed.
+HMC_API void suggest_library(std::string_view variable, std::string path);
+
 }  // namespace hmc

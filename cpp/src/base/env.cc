@@ -39,6 +39,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
+    {"HMC_UCX_LIBRARY", "", "Path of UCX's library (libucp.so.0) to use and no other, or `off`."},
     {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
     {"HMC_VERBS_PEER_MEMORY", "", "1: verbs also registers device memory by its address, 0: never; unset: ask the kernel."},
     {"HMC_VERBS_QUEUE_PAIRS", "1", "Connections per peer, direction and pair of ports, 1 to 8; at most 8 per peer in all."},

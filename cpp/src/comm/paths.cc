@@ -47,6 +47,12 @@ std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment
       }
       slot->self_only = true;
     }
+    if (factory->named_only && !filter.names(factory->name)) {
+      slot->capabilities.available = false;
+      slot->capabilities.reason =
+          "used only where it is named: HMC_TRANSPORTS or Context(transports=...), as in \"shm," + slot->name + "\"";
+      continue;
+    }
     auto made = factory->create(environment);
     if (!made.ok()) {
       slot->capabilities.available = false;

@@ -3,7 +3,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <optional>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "base/env.h"
 
@@ -22,8 +25,26 @@ unsigned long long dynamic_loads() {
   return loads;
 }
 
-// The path of a loaded object whose file name starts with `stem`.
-std::optional<std::string> loaded_copy(std::string_view stem) {
+struct Suggestions {
+  std::mutex mutex;
+  std::map<std::string, std::string, std::less<>> paths;  // by variable
+};
+
+Suggestions& suggestions() {
+  static Suggestions& all = *new Suggestions;
+  return all;
+}
+
+std::optional<std::string> suggested(std::string_view variable) {
+  const std::scoped_lock lock(suggestions().mutex);
+  const auto found = suggestions().paths.find(variable);
+  if (found == suggestions().paths.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace
+
+std::optional<std::string> VendorLibrary::loaded_copy(std::string_view stem) {
   struct Search {
     std::string_view stem;
     std::optional<std::string> path;
@@ -40,7 +61,10 @@ std::optional<std::string> loaded_copy(std::string_view stem) {
   return search.path;
 }
 
-}  // namespace
+void VendorLibrary::suggest(std::string_view variable, std::string path) {
+  const std::scoped_lock lock(suggestions().mutex);
+  suggestions().paths.insert_or_assign(std::string(variable), std::move(path));
+}
 
 bool VendorLibrary::try_open(const std::string& path, int extra_flags) {
   handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | extra_flags);
@@ -66,6 +90,7 @@ Status VendorLibrary::open() {
   }
   if (const auto loaded = loaded_copy(row_.stem); loaded && try_open(*loaded, RTLD_NOLOAD)) return {};
   tried_.clear();
+  if (const auto path = suggested(row_.variable); path && try_open(*path, 0)) return {};
   const auto file = [this](std::string_view version) {
     return std::string(row_.stem) + (version.empty() ? "" : ".") + std::string(version);
   };

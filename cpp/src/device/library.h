@@ -1,6 +1,7 @@
 // VendorLibrary: a vendor's runtime library, found at run time. Nothing is linked, and nothing is ever unloaded.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,7 +15,8 @@
 namespace hmc {
 
 // How one vendor's library is found. First that fits: the environment variable (and then nothing else), a copy that this process
-// has loaded already (frameworks bundle their own), the dynamic linker's search, the vendor's install folder.
+// has loaded already (frameworks bundle their own), a file that was suggested, the dynamic linker's search, the vendor's install
+// folder.
 struct LibraryRow {
   std::string_view variable;                   // "HMC_CUDA_LIBRARY": a path, or "off"
   std::string_view stem;                       // "libcuda.so": what the file names of every version start with
@@ -43,6 +45,10 @@ class VendorLibrary {
     function = reinterpret_cast<Function*>(loaded_symbol(library, name));
   }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  // The path of a loaded object whose file name starts with `stem`.
+  [[nodiscard]] static std::optional<std::string> loaded_copy(std::string_view stem);
+  // Where the library of the row with that variable lies, if nothing better is known: in a Python package. Any thread.
+  static void suggest(std::string_view variable, std::string path);
   // "hardware", or what a stand-in says of itself: "simulated", "facade".
   [[nodiscard]] std::string provenance() const;
 

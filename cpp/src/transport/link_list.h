@@ -39,6 +39,11 @@ class LinkList {
     return std::ranges::none_of(links_, [](const auto& link) { return link->busy(); });
   }
 
+  // For links that wait for events each by themselves.
+  [[nodiscard]] bool arm() const {
+    return std::ranges::all_of(links_, [](const auto& link) { return link->closed() || link->arm(); });
+  }
+
  private:
   void drop_closed() {
     std::erase_if(links_, [](const auto& link) { return link->closed(); });

@@ -197,6 +197,7 @@ struct TransportFactory {
   std::string_view name;
   Result<std::unique_ptr<Transport>> (*create)(const TransportEnvironment& environment);
   bool on_carriers = false;  // builds on the transports before it in the table; is none itself
+  bool named_only = false;   // not used unless the user names it: what it loads or opens is not for every program
 };
 
 // At the end of a transport's main file, at global scope: HMC_TRANSPORT(shm, hmc::create_shm_transport);

@@ -26,6 +26,7 @@ inline std::vector<Subject> subjects() {
       all.push_back({factory, "small_chunks", "HMC_STAGING_CHUNK_BYTES", "4096"});
     }
     if (factory->name == "tcp") all.push_back({factory, "one_stream", "HMC_TCP_STREAMS", "1"});
+    if (factory->name == "ucx") all.push_back({factory, "tcp", "UCX_TLS", "tcp"});
     if (factory->name == "tcp") all.push_back({factory, "small_buffers", "HMC_TCP_BUFFER", "150000"});
     // "near,far": the two ends use different RDMA devices, so that what they send goes over the cable between these.
     const std::string nics = std::getenv("HMC_TEST_NICS") == nullptr ? "" : std::getenv("HMC_TEST_NICS");

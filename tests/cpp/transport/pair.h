@@ -71,7 +71,7 @@ class Node {
     }
     environment.listen_addresses = node->listener->addresses();
     for (const TransportFactory* other : transport_factories()) {
-      if (!factory.on_carriers || other->on_carriers) continue;
+      if (!factory.on_carriers || other->on_carriers || other->named_only) continue;
       auto made = other->create(environment);
       if (!made.ok()) continue;  // not available here
       auto carrier = std::move(*made);

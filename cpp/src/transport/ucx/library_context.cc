@@ -1,0 +1,111 @@
+#include "transport/ucx/library_context.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+#include <utility>
+
+namespace hmc::ucx {
+namespace {
+
+// Of UCX, for this ucp_context only. What the user has set in the environment stays.
+struct Setting {
+  const char* variable;
+  const char* key;
+  const char* value;
+  bool shared_memory;  // has a meaning only where UCX uses that: elsewhere UCX complains
+};
+constexpr Setting settings[] = {
+    // HMC registers what it moves itself: with no cache of registrations UCX need not patch munmap() and its like.
+    {"UCX_RCACHE_ENABLE", "RCACHE_ENABLE", "n", false},
+    // Shared memory may be used together with peer-error handling.
+    {"UCX_MM_ERROR_HANDLING", "MM_ERROR_HANDLING", "y", true},
+};
+
+// UCX says which transports it uses only in what it prints: those that follow `mark` in its lines, each once.
+std::vector<std::string> printed_transports(std::string_view mark, const std::function<void(std::FILE*)>& print) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* const file = open_memstream(&text, &size);
+  if (file == nullptr) return {};
+  print(file);
+  std::fclose(file);
+  std::vector<std::string> found;
+  std::istringstream lines(std::string(text, size));
+  std::free(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(mark) == std::string::npos) continue;
+    const auto slash = line.find('/');  // "-- tcp/eth0", "1:tcp/eth0.0 md[1] -> md[1]/tcp"
+    if (slash == std::string::npos) continue;
+    const auto start = line.find_last_of(" :", slash) + 1;
+    const std::string name = line.substr(start, slash - start);
+    if (std::ranges::find(found, name) == found.end()) found.push_back(name);
+  }
+  return found;
+}
+
+}  // namespace
+
+// Reliable connections of InfiniBand and RoCE.
+bool writes_memory(const std::string& transport) noexcept { return transport.starts_with("rc") || transport.starts_with("dc"); }
+
+Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& api, std::shared_ptr<Engine> engine) {
+  const auto made = std::shared_ptr<LibraryContext>(new LibraryContext(api, std::move(engine)));
+  HMC_TRY(made->open());
+  return std::shared_ptr<const LibraryContext>(made);
+}
+
+// Twice: what may be asked for depends on what is there.
+Status LibraryContext::open() {
+  HMC_TRY(open(false));
+  const bool shared_memory = std::ranges::any_of(transports_, [](const auto& name) { return name == "sysv" || name == "posix"; });
+  if (!shared_memory && !rdma()) return {};
+  api_.cleanup(std::exchange(handle_, nullptr));
+  return open(shared_memory);
+}
+
+Status LibraryContext::open(bool shared_memory) {
+  ucp_config_t* config = nullptr;
+  if (const auto status = api_.config_read(nullptr, nullptr, &config); status != UCS_OK) {
+    return api_.status("reading its configuration", status);
+  }
+  for (const Setting& setting : settings) {
+    if (set_by_user(setting.variable) || (setting.shared_memory && !shared_memory)) continue;
+    static_cast<void>(api_.config_modify(config, setting.key, setting.value));  // a version without that setting needs none
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  // Only for network cards: what UCX emulates without them writes to any address that a message names.
+  if (rdma()) params.features |= UCP_FEATURE_RMA;
+  params.mt_workers_shared = 1;  // memory is registered without the engine lock
+  // What this was compiled for, or what is there if that is less: only fields that both know are used.
+  const auto status = api_.init_version(UCP_API_MAJOR, std::min<unsigned>(UCP_API_MINOR, api_.minor), &params, config, &handle_);
+  api_.config_release(config);
+  if (status != UCS_OK) {
+    handle_ = nullptr;
+    return api_.status("starting", status);
+  }
+  transports_ = printed_transports("resource", [&](std::FILE* file) { api_.context_print_info(handle_, file); });
+  return {};
+}
+
+LibraryContext::~LibraryContext() {
+  if (handle_ != nullptr && !forked()) api_.cleanup(handle_);
+}
+
+bool LibraryContext::rdma() const noexcept { return std::ranges::any_of(transports_, writes_memory); }
+
+std::vector<std::string> LibraryContext::lanes(ucp_ep_h endpoint) const {
+  return printed_transports("lane[", [&](std::FILE* file) { api_.ep_print_info(endpoint, file); });
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+}  // namespace hmc::ucx

@@ -1,0 +1,46 @@
+// LibraryContext: one ucp_context, which a Context registers memory with and makes its worker of.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "progress/engine.h"
+#include "transport/ucx/api.h"
+
+namespace hmc::ucx {
+
+class LibraryContext {
+ public:
+  static Result<std::shared_ptr<const LibraryContext>> create(const Api& api, std::shared_ptr<Engine> engine);
+  ~LibraryContext();
+  LibraryContext(const LibraryContext&) = delete;
+  LibraryContext& operator=(const LibraryContext&) = delete;
+
+  [[nodiscard]] const Api& api() const noexcept { return api_; }
+  [[nodiscard]] ucp_context_h handle() const noexcept { return handle_; }
+  [[nodiscard]] Engine& engine() const noexcept { return *engine_; }
+  // In a forked child everything of UCX is the parent's.
+  [[nodiscard]] bool forked() const noexcept { return engine_->forked(); }
+  // UCX's transports here, each once: "tcp", "sysv", "rc_mlx5".
+  [[nodiscard]] const std::vector<std::string>& transports() const noexcept { return transports_; }
+  [[nodiscard]] bool rdma() const noexcept;
+  // UCX's transports that carry the endpoint, as UCX names them.
+  [[nodiscard]] std::vector<std::string> lanes(ucp_ep_h endpoint) const;
+
+ private:
+  LibraryContext(const Api& api, std::shared_ptr<Engine> engine) noexcept : api_(api), engine_(std::move(engine)) {}
+  Status open();
+  Status open(bool shared_memory);
+
+  const Api& api_;
+  std::shared_ptr<Engine> engine_;
+  ucp_context_h handle_ = nullptr;
+  std::vector<std::string> transports_;
+};
+
+// Whether UCX's transport of that name lets a network card write the peer's memory.
+bool writes_memory(const std::string& transport) noexcept;
+std::string joined(const std::vector<std::string>& words);
+
+}  // namespace hmc::ucx

@@ -1,0 +1,132 @@
+// The ucx transport: CPU memory over whatever UCX finds between two processes, for those who ask for it by name.
+//
+// It must be named because of what it brings into the process: UCX listens on ports of its own, where nobody is asked for a key.
+#include <map>
+
+#include "base/random.h"
+#include "transport/link_list.h"
+#include "transport/ucx/link.h"
+
+namespace hmc {
+namespace {
+
+using ucx::Link;
+
+// Estimates, between those of verbs and of tcp where cards do the work, else below both.
+constexpr double rdma_bandwidth = 3.5e9;
+constexpr double same_host_bandwidth = 2.5e9;
+constexpr double tcp_bandwidth = 2e9;
+
+class UcxEndpoint final : public Endpoint {
+ public:
+  explicit UcxEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
+  ~UcxEndpoint() override { link_->close(); }
+
+  Result<Blob> address() override { return link_->address(); }
+  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
+  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
+  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
+  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
+  Status flush(Completion* done) override { return link_->flush(done); }
+  Status cancel(Completion* done) override { return link_->cancel(done); }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+class UcxTransport final : public Transport {
+ public:
+  explicit UcxTransport(std::shared_ptr<const ucx::LibraryContext> context) : context_(std::move(context)) {
+    const ucx::Api& api = context_->api();
+    domain_ = {static_cast<std::uint16_t>(api.major), static_cast<std::uint16_t>(api.minor), context_->rdma(), random_u64()};
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "ucx"; }
+
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities result;
+    result.reason = "UCX " + context_->api().version() + " (" + context_->api().path + "): " + ucx::joined(context_->transports()) +
+                    "; payload is not encrypted, UCX's own ports ask for no key";
+    result.max_signal = ucx::max_body;
+    result.eager_limit = ucx::max_body;
+    return result;
+  }
+
+  [[nodiscard]] Bytes domain() const override { return ucx::encode_domain(domain_); }
+
+  [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
+    Reach result;
+    const auto theirs = ucx::decode_domain(peer.domain);
+    if (!theirs.ok()) {
+      result.reason = theirs.status().message();
+      return result;
+    }
+    if (const Status same = same_version(*theirs); !same.ok()) {
+      result.reason = same.message();
+      return result;
+    }
+    if (!local.is_cpu() || !remote.is_cpu()) {
+      result.reason = "ucx moves CPU memory only, not " + local.str() + " to " + remote.str();
+      return result;
+    }
+    result.ok = true;
+    const auto known = by_peer_.find(theirs->id);
+    const auto link = known == by_peer_.end() ? nullptr : known->second.lock();
+    result.detail =
+        (link && !link->lanes().empty() ? link->lanes() + " of " : "") + "UCX " + context_->api().version() + ", not encrypted";
+    result.reason = "was named; UCX chooses the way";
+    const bool rdma = domain_.rdma && theirs->rdma;
+    result.latency_us = rdma ? 3 : peer.same_host ? 2 : 15;
+    result.bandwidth = rdma ? rdma_bandwidth : peer.same_host ? same_host_bandwidth : tcp_bandwidth;
+    return result;
+  }
+
+  Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
+    if (!view.span.device.is_cpu()) {
+      return Status(Code::unsupported, "ucx registers CPU memory only, not memory of " + view.span.device.str());
+    }
+    return ucx::UcxLocalRegion::create(view, context_, regions_);
+  }
+
+  Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
+    HMC_ASSIGN(const ucx::Domain theirs, ucx::decode_domain(peer.domain));
+    HMC_TRY(same_version(theirs));
+    HMC_ASSIGN(auto link, Link::create(context_, regions_, sink));
+    links_.add(link);
+    std::erase_if(by_peer_, [](const auto& known) { return known.second.expired(); });
+    by_peer_[theirs.id] = link;
+    return std::unique_ptr<Endpoint>(std::make_unique<UcxEndpoint>(std::move(link)));
+  }
+
+  bool poll() override {
+    return links_.poll([](Link& link) { return link.poll(); });
+  }
+
+  bool arm() override { return links_.arm(); }
+
+ private:
+  [[nodiscard]] Status same_version(const ucx::Domain& theirs) const {
+    if (theirs.major == domain_.major && theirs.minor == domain_.minor) return {};
+    return Status(Code::unsupported, "UCX " + std::to_string(theirs.major) + "." + std::to_string(theirs.minor) + " there and " +
+                                         context_->api().version() +
+                                         " here: UCX's versions need not understand one another; install the same on both sides");
+  }
+
+  std::shared_ptr<const ucx::LibraryContext> context_;
+  std::shared_ptr<ucx::Regions> regions_ = std::make_shared<ucx::Regions>();
+  ucx::Domain domain_;
+  LinkList<Link> links_;
+  std::map<std::uint64_t, std::weak_ptr<Link>> by_peer_;  // the last to that domain
+};
+
+Result<std::unique_ptr<Transport>> create_ucx_transport(const TransportEnvironment& environment) {
+  HMC_ASSIGN(const ucx::Api* api, ucx::Api::get());
+  HMC_ASSIGN(auto context, ucx::LibraryContext::create(*api, environment.engine));
+  return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(std::move(context)));
+}
+
+}  // namespace
+}  // namespace hmc
+
+HMC_TRANSPORT(ucx, hmc::create_ucx_transport, false, true);

@@ -1,0 +1,133 @@
+#include "transport/ucx/wire.h"
+
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/wire.h"
+
+namespace hmc::ucx {
+namespace {
+
+constexpr std::uint8_t wire_version = 1;
+constexpr auto max_code = static_cast<std::uint8_t>(Code::protocol);
+
+Status malformed(std::string_view what) { return Status(Code::protocol, "malformed ucx " + std::string(what)); }
+
+Status check_version(std::uint8_t version, std::string_view what) {
+  if (version == wire_version) return {};
+  return Status(Code::protocol, "ucx " + std::string(what) + " of version " + std::to_string(version) +
+                                    "; this side speaks version " + std::to_string(wire_version));
+}
+
+}  // namespace
+
+Bytes encode_domain(const Domain& domain) {
+  Bytes bytes;
+  WireWriter(bytes).u8(wire_version).u16(domain.major).u16(domain.minor).u8(domain.rdma ? 1 : 0).u64(domain.id);
+  return bytes;
+}
+
+Result<Domain> decode_domain(ByteSpan bytes) {
+  WireReader reader(bytes);
+  const std::uint8_t version = reader.u8();
+  if (reader.ok()) HMC_TRY(check_version(version, "domain"));
+  Domain domain;
+  domain.major = reader.u16();
+  domain.minor = reader.u16();
+  const std::uint8_t rdma = reader.u8();
+  domain.rdma = rdma == 1;
+  domain.id = reader.u64();
+  if (!reader.finish() || rdma > 1) return malformed("domain");
+  return domain;
+}
+
+Bytes encode_address(const Address& address) {
+  Bytes bytes;
+  WireWriter(bytes).u8(wire_version).u64(address.token).bytes(address.worker);
+  return bytes;
+}
+
+Result<Address> decode_address(ByteSpan bytes) {
+  WireReader reader(bytes);
+  const std::uint8_t version = reader.u8();
+  if (reader.ok()) HMC_TRY(check_version(version, "address"));
+  Address address;
+  address.token = reader.u64();
+  const ByteSpan worker = reader.bytes(max_worker_address);
+  if (!reader.finish() || worker.empty()) return malformed("address");
+  address.worker.assign(worker.begin(), worker.end());
+  return address;
+}
+
+Bytes encode_region(const RegionKey& region) {
+  Bytes bytes;
+  WireWriter(bytes)
+      .u8(wire_version)
+      .u8(static_cast<std::uint8_t>(region.access))
+      .u64(region.id)
+      .u64(region.address)
+      .u64(region.bytes)
+      .bytes(region.key);
+  return bytes;
+}
+
+Result<RegionKey> decode_region(ByteSpan bytes) {
+  WireReader reader(bytes);
+  const std::uint8_t version = reader.u8();
+  if (reader.ok()) HMC_TRY(check_version(version, "region"));
+  RegionKey region;
+  const std::uint8_t access = reader.u8();
+  region.id = reader.u64();
+  region.address = reader.u64();
+  region.bytes = reader.u64();
+  const ByteSpan key = reader.bytes(max_key);
+  if (!reader.finish() || (!key.empty() && region.bytes == 0) ||
+      (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
+    return malformed("region");
+  }
+  if (region.address > std::numeric_limits<std::uint64_t>::max() - region.bytes) return malformed("region: it wraps around");
+  region.access = static_cast<Access>(access);
+  region.key.assign(key.begin(), key.end());
+  return region;
+}
+
+std::array<std::byte, head_bytes> encode_head(const MessageHead& head) noexcept {
+  std::array<std::byte, head_bytes> bytes{};
+  std::size_t at = 0;
+  const auto add = [&](std::uint64_t value, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) bytes[at++] = static_cast<std::byte>(value >> (8 * i));
+  };
+  add(head.token, 8);
+  add(head.number, 8);
+  add(head.op, 8);
+  add(head.region, 8);
+  add(head.offset, 8);
+  add(head.bytes, 4);
+  add(static_cast<std::uint8_t>(head.kind), 1);
+  add(static_cast<std::uint8_t>(head.code), 1);
+  return bytes;
+}
+
+bool decode_head(ByteSpan bytes, MessageHead& out) noexcept {
+  if (bytes.size() != head_bytes) return false;
+  std::size_t at = 0;
+  const auto take = [&](std::size_t count) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < count; ++i) value |= static_cast<std::uint64_t>(bytes[at++]) << (8 * i);
+    return value;
+  };
+  out.token = take(8);
+  out.number = take(8);
+  out.op = take(8);
+  out.region = take(8);
+  out.offset = take(8);
+  out.bytes = static_cast<std::uint32_t>(take(4));
+  const std::uint64_t kind = take(1), code = take(1), rest = take(2);
+  out.kind = static_cast<MessageKind>(kind);
+  out.code = static_cast<Code>(code);
+  return rest == 0 && kind >= static_cast<std::uint8_t>(MessageKind::hello) &&
+         kind <= static_cast<std::uint8_t>(MessageKind::get_failed) && code <= max_code;
+}
+
+}  // namespace hmc::ucx

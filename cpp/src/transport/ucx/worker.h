@@ -1,0 +1,100 @@
+// Worker: one ucp_worker: what a link to one peer does goes through it, and no other link uses it. It listens on ports of its own.
+//
+// One for each peer, because ending it is the only thing that surely ends what UCX has under way: versions differ in whether
+// closing an endpoint by force ends gets that UCX emulates, and an answer that comes late would be written to memory that is
+// somebody else's by then.
+//
+// UCX's callbacks run inside its progress call, from where nothing may be closed: they only note what happened, and deliver() tells
+// the link afterwards.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "base/blob.h"
+#include "transport/ucx/library_context.h"
+#include "transport/ucx/wire.h"
+
+namespace hmc::ucx {
+
+class Link;
+class Worker;
+
+// One request that UCX has under way.
+struct Request {
+  enum class Kind : std::uint8_t { data, flush, signal, answer } kind = Kind::data;
+  Worker* worker = nullptr;
+  std::uint64_t op = 0;     // data
+  std::uint64_t stamp = 0;  // flush: the last put that it covers
+  std::size_t bytes = 0;    // data
+  ucs_status_t status = UCS_OK;
+  std::array<std::byte, head_bytes> head{};  // of a message
+  std::unique_ptr<std::byte[]> body;         // signal, answer
+};
+
+// Engine lock held throughout.
+class Worker final : public FdHandler {
+ public:
+  static Result<std::shared_ptr<Worker>> create(std::shared_ptr<const LibraryContext> context);
+  ~Worker() { close(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  [[nodiscard]] const LibraryContext& context() const noexcept { return *context_; }
+  [[nodiscard]] const Api& api() const noexcept { return context_->api(); }
+  [[nodiscard]] bool is_open() const noexcept { return handle_ != nullptr; }
+  [[nodiscard]] const Bytes& address() const noexcept { return address_; }
+  [[nodiscard]] ucp_ep_h endpoint() const noexcept { return endpoint_; }
+
+  // To the worker that has that address.
+  Status connect(const Bytes& peer);
+  Result<ucp_rkey_h> unpack(const Bytes& key);
+  void destroy(ucp_rkey_h key) noexcept;
+
+  // Not from within a callback of UCX's.
+  bool progress() { return api().worker_progress(handle_) != 0; }
+  bool deliver(Link& link);
+  // False: something is to be done first.
+  bool arm();
+  // UCX lets go of everything: afterwards it touches the memory of no operation.
+  void close() noexcept;
+
+  static void on_ended(void* request, ucs_status_t status, void* user);
+
+ private:
+  struct Arrival {
+    MessageHead head;
+    std::size_t at;
+    std::size_t bytes;
+    bool whole;
+  };
+  struct Inbox {
+    std::vector<Arrival> arrivals;
+    Bytes bytes;
+    void clear() noexcept {
+      arrivals.clear();
+      bytes.clear();
+    }
+  };
+
+  explicit Worker(std::shared_ptr<const LibraryContext> context) noexcept : context_(std::move(context)) {}
+  Status open();
+  void on_ready(std::uint32_t) override {}  // the next poll() looks
+  static ucs_status_t on_message(void* worker, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
+                                 const ucp_am_recv_param_t* param);
+
+  std::shared_ptr<const LibraryContext> context_;
+  ucp_worker_h handle_ = nullptr;
+  ucp_ep_h endpoint_ = nullptr;
+  int descriptor_ = -1;  // UCX's
+  Bytes address_;
+  std::set<ucp_rkey_h> keys_;
+  std::vector<Request*> ended_, ending_;
+  ucs_status_t failure_ = UCS_OK;
+  Inbox inbox_, delivering_;
+};
+
+}  // namespace hmc::ucx

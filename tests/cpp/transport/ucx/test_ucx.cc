@@ -1,0 +1,86 @@
+// What the ucx transport says of versions, and messages that no endpoint of this version sends.
+#include "transport/one_transport.h"
+#include "transport/ucx/wire.h"
+
+namespace hmc::testing {
+namespace {
+
+using ucx::MessageHead;
+using ucx::MessageKind;
+
+class Ucx : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    pair_ = Pair::create(factory_of("ucx"), reason_);
+    if (!pair_) GTEST_SKIP() << reason_;
+  }
+  std::string reason_;
+  std::unique_ptr<Pair> pair_;
+};
+
+TEST_F(Ucx, OtherVersionsAreRefusedByName) {
+  const Transport& transport = *pair_->a().node->transport;
+  ucx::Domain theirs = ucx::decode_domain(transport.domain()).value();
+  const auto reach = [&] {
+    const Bytes domain = ucx::encode_domain(theirs);
+    return transport.reach(Pair::peer_domain(domain), Device::cpu(), Device::cpu());
+  };
+  EXPECT_TRUE(reach().ok);
+  ++theirs.minor;
+  const Reach other = reach();
+  EXPECT_FALSE(other.ok);
+  EXPECT_NE(other.reason.find("1." + std::to_string(theirs.minor)), std::string::npos) << other.reason;
+  EXPECT_NE(other.reason.find("install the same"), std::string::npos) << other.reason;
+}
+
+TEST_F(Ucx, PathsNameWhatUcxUses) {
+  const Bytes domain = pair_->b().node->transport->domain();
+  const Reach reach = pair_->a().node->transport->reach(Pair::peer_domain(domain), Device::cpu(), Device::cpu());
+  EXPECT_NE(reach.detail.find(" of UCX 1."), std::string::npos) << reach.detail;
+  EXPECT_NE(reach.detail.find("not encrypted"), std::string::npos) << reach.detail;
+}
+
+TEST_F(Ucx, ManyPutsToARegionThatIsGone) {
+  constexpr std::size_t bytes = 100'000;
+  const Area local(*pair_->a().node, bytes, false), kept(*pair_->b().node, bytes, false);
+  Area gone(*pair_->b().node, bytes, false);
+  fill_pattern(local.span(), 1);
+  const auto to_gone = pair_->import(pair_->a(), gone), to_kept = pair_->import(pair_->a(), kept);
+  gone.deregister();
+  fill_pattern(gone.span(), 2);
+  std::vector<std::unique_ptr<Transfer>> all;
+  for (int i = 0; i < 60; ++i) {
+    all.push_back(std::make_unique<Transfer>(pair_->a(), local, i % 4 == 0 ? *to_kept : *to_gone));
+    HMC_ASSERT_OK(i % 2 == 0 ? all.back()->put() : all.back()->get());
+  }
+  ASSERT_TRUE(pair_->until([&] { return std::ranges::all_of(all, [](const auto& one) { return one->done.done(); }); }));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i]->done.status().code(), i % 4 == 0 ? Code::ok : Code::stale) << i;
+    EXPECT_EQ(all[i]->done.count(), 1);
+  }
+  EXPECT_EQ(first_mismatch(kept.span(), 1), -1);
+  EXPECT_EQ(first_mismatch(gone.span(), 2), -1);
+  expect_link_works(*pair_);
+}
+
+TEST(UcxWire, HeadsComeBackTheSame) {
+  MessageHead head;
+  head.token = 0x0102030405060708;
+  head.number = 9;
+  head.kind = MessageKind::put_done;
+  head.code = Code::stale;
+  head.bytes = 77;
+  head.op = 5;
+  head.region = 6;
+  head.offset = 1ULL << 40;
+  const auto bytes = ucx::encode_head(head);
+  MessageHead again;
+  ASSERT_TRUE(ucx::decode_head(bytes, again));
+  EXPECT_EQ(ucx::encode_head(again), bytes);
+  EXPECT_EQ(again.code, Code::stale);
+  EXPECT_EQ(again.offset, head.offset);
+  EXPECT_FALSE(ucx::decode_head(ByteSpan(bytes).first(bytes.size() - 1), again));
+}
+
+}  // namespace
+}  // namespace hmc::testing

@@ -1,0 +1,169 @@
+"""UCX, from the system or the package libucx: where it is named, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hmc
+
+
+def info(**environment: str) -> dict[str, str]:
+    """The row of ucx in hmc.info() of another process: this one loads no UCX."""
+    source = (
+        "import hmc; row = [t for t in hmc.info()['transports'] if t['name'] == 'ucx'][0]; print(row['available'], row['reason'])"
+    )
+    everything = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, env=everything, cwd="/", check=True
+    )
+    available, reason = done.stdout.strip().split(" ", 1)
+    return {"available": available, "reason": reason}
+
+
+@pytest.fixture(scope="module")
+def ucx() -> str:
+    row = info(HMC_TRANSPORTS="ucx")
+    if row["available"] != "True":
+        pytest.skip(row["reason"])
+    return row["reason"]
+
+
+# Over what UCX chooses (shared memory), and over TCP.
+ways = pytest.mark.parametrize("tls", [None, "tcp"], ids=["chosen", "tcp"])
+
+
+def over(tls: str | None) -> dict[str, str]:
+    return {"HMC_TRANSPORTS": "ucx", **({"UCX_TLS": tls} if tls else {})}
+
+
+def test_it_is_used_only_where_it_is_named() -> None:
+    row = info(HMC_TRANSPORTS="")
+    assert row["available"] == "False"
+    assert "named" in row["reason"] or "built without" in row["reason"]
+    with hmc.Context() as context:
+        assert context.addresses
+    assert "libucp" not in Path("/proc/self/maps").read_text()
+
+
+def test_what_it_says_of_itself(ucx: str) -> None:
+    assert re.match(r"UCX 1\.\d+\.\d+ \(.*libucp.*\): .*tcp", ucx), ucx
+    assert "not encrypted" in ucx
+    off = info(HMC_TRANSPORTS="ucx", HMC_UCX_LIBRARY="off")
+    assert off == {"available": "False", "reason": "switched off by HMC_UCX_LIBRARY"}
+
+
+@ways
+def test_bytes(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
+    run_job(
+        """
+        with hmc.init() as comm:
+            other = 1 - comm.rank
+            own = comm.buffer(6 << 20)
+            remote = comm.exchange(own, timeout=30)[other]
+            source = comm.buffer(6 << 20)
+            for seed, size in enumerate([1, 4096, 7937, 100_001, (5 << 20) + 3]):
+                source.numpy()[5 : 5 + size] = pattern(size, 10 * seed + comm.rank)
+                comm.put(source[5 : 5 + size], remote[33 : 33 + size], notify=seed).wait(timeout=30)
+                comm.wait_notify(other, seed, timeout=30)
+                assert np.array_equal(own.numpy()[33 : 33 + size], pattern(size, 10 * seed + other)), size
+                comm.barrier(timeout=30)
+                comm.get(source[:size], remote[33 : 33 + size]).wait(timeout=30)
+                assert np.array_equal(source.numpy()[:size], pattern(size, 10 * seed + comm.rank)), size
+                comm.barrier(timeout=30)
+                received = np.zeros(size, np.uint8)
+                work = comm.irecv(received, src=other, tag=seed)
+                comm.send(pattern(size, 77 + seed + comm.rank), dst=other, tag=seed, timeout=30)
+                work.wait(timeout=30)
+                assert np.array_equal(received, pattern(size, 77 + seed + other)), size
+            path = comm.path(other)
+            assert path.transport == "ucx" and " of UCX 1." in path.detail, str(path)
+        """,
+        environment=over(tls),
+    )
+
+
+@ways
+def test_a_killed_peer_ends_what_is_pending(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
+    run_job(
+        """
+        import os, signal
+        comm = hmc.init()
+        own = comm.buffer(32 << 20)
+        remote = comm.exchange(own, timeout=30)[1 - comm.rank]
+        if comm.rank == 1:
+            comm.notify(0, 1)
+            comm.wait_notify(0, 2, timeout=30)
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.wait_notify(1, 1, timeout=30)
+        comm.notify(1, 2)
+        lost = 0
+        for _ in range(200):
+            try:
+                comm.put(own, remote).wait(timeout=30)
+            except hmc.PeerLostError:
+                lost += 1
+                break
+        assert lost == 1
+        comm.close()
+        """,
+        environment=over(tls),
+        expect=1,
+    )
+
+
+@ways
+def test_closing_a_buffer_in_use(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
+    run_job(
+        """
+        with hmc.init() as comm:
+            buffers = [comm.buffer(8 << 20), comm.buffer(1 << 20)]
+            remotes = [comm.exchange(each, timeout=30)[1 - comm.rank] for each in buffers]
+            source = comm.buffer(8 << 20)
+            source.numpy()[:] = pattern(8 << 20, comm.rank)
+            if comm.rank == 0:
+                comm.wait_notify(1, 1, timeout=30)
+                buffers[0].close(timeout=30)
+                comm.notify(1, 2)
+            else:
+                works = [comm.put(source, remotes[0]) for _ in range(8)]
+                comm.notify(0, 1)
+                for work in works:
+                    try:
+                        work.wait(timeout=30)
+                    except hmc.StaleBufferError:
+                        pass
+                comm.wait_notify(0, 2, timeout=30)
+                try:
+                    comm.put(source, remotes[0]).wait(timeout=30)
+                    raise AssertionError("put into a closed buffer")
+                except hmc.StaleBufferError:
+                    pass
+                comm.put(source[: 1 << 20], remotes[1], notify=3).wait(timeout=30)
+            if comm.rank == 0:
+                comm.wait_notify(1, 3, timeout=30)
+                assert np.array_equal(buffers[1].numpy(), pattern(8 << 20, 1)[: 1 << 20])
+            comm.barrier(timeout=30)
+        """,
+        environment=over(tls),
+    )
+
+
+def test_signal_handlers_stay_the_programs(ucx: str) -> None:
+    source = """
+import faulthandler, signal, hmc
+before = [line for line in open("/proc/self/status") if line.startswith(("SigCgt", "SigIgn"))]
+with hmc.Context(transports="ucx") as a, hmc.Context(transports="ucx") as b:
+    a.connect(b.addresses[0], timeout=20)
+after = [line for line in open("/proc/self/status") if line.startswith(("SigCgt", "SigIgn"))]
+names = [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE]
+mask = sum(1 << (n - 1) for n in names)
+assert int(before[-1].split()[1], 16) & mask == int(after[-1].split()[1], 16) & mask, (before, after)
+"""
+    subprocess.run([sys.executable, "-c", source], timeout=60, check=True, cwd="/")
