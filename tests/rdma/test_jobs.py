@@ -183,7 +183,7 @@ def cut(cable):
 
 @pytest.mark.timeout(200)
 def test_two_cards_share_a_transfer(run_verbs_job: Callable[..., str]) -> None:
-    job = f"""
+    job = """
 with hmc.init() as comm:
     print(comm.path(1 - comm.rank))
     before = [packets(card) for card in range(4)]
