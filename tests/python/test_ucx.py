@@ -84,6 +84,7 @@ def test_bytes(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
                 assert np.array_equal(received, pattern(size, 77 + seed + other)), size
             path = comm.path(other)
             assert path.transport == "ucx" and " of UCX 1." in path.detail, str(path)
+            comm.barrier(timeout=30)
         """,
         environment=over(tls),
     )
