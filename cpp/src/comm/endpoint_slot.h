@@ -54,6 +54,7 @@ class EndpointSlot final : public EndpointSink, public Completion {
   [[nodiscard]] bool being_retried() const noexcept { return used && state != State::ready && state != State::failed; }
   bool used = false;          // it, or one before it, has been ready
   bool in_use = false;        // failed: it was ready before
+  bool closing = false;       // failed: its endpoint still goes
   bool peer_stopped = false;  // the peer delivers nothing of it any more
   double quarantine = 0;      // seconds
   Deadline::Clock::time_point ready_at, retry_at;

@@ -112,10 +112,12 @@ void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_p
   ++route_epoch_;
   if (slot.endpoint) {
     // Later: we may be inside it. What was imported through it goes after it, for operations under way use that to the last.
+    slot.closing = true;
     context_.engine()->defer(
         [this, keep = shared_from_this(), at = &slot, endpoint = std::shared_ptr<Endpoint>(std::move(slot.endpoint))]() mutable {
           endpoint.reset();
           for (const auto& record : records_) drop_entry(*record, at);
+          slot_closed(*at);
         });
   }
   for (auto& route : routes_) {
@@ -136,14 +138,24 @@ void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_p
   if (phase_ != PeerPhase::ready) return;
   context_.count("endpoints.failed." + slot.transport().name, 1);
   if (const Status fatal = fatal_for_peer(slot); !fatal.ok()) return end(fatal, PeerPhase::lost);
-  if (slot.connected && !self_) {  // the peer may have used it
-    const wire::EndpointNote note{slot.transport().name, slot.attempt(), reason.code(), std::string(reason.message())};
-    static_cast<void>(send_control(wire::stopped, encode(wire::Stopped{note, signals_in_, slot.credit_in})));
-  } else if (tell_peer && !self_) {
-    send_note(slot, reason);
-  }
+  if (!slot.connected && tell_peer && !self_) send_note(slot, reason);
   quarantine(slot);
   if (&slot == message_slot_ || &slot == next_message_slot_) stop_messages();
+}
+
+// Only now the peer is told, if it may have used the connection: nothing of it lands here any more, so nothing overtakes what the
+// peer writes again. And only after that word the connection may be made anew.
+void PeerImpl::slot_closed(EndpointSlot& slot) {
+  slot.closing = false;
+  if (phase_ != PeerPhase::ready || self_) return;
+  if (slot.connected) {
+    const Status& why = slot.failure;
+    const wire::EndpointNote note{slot.transport().name, slot.attempt(), why.code(), std::string(why.message())};
+    static_cast<void>(send_control(wire::stopped, encode(wire::Stopped{note, signals_in_, slot.credit_in})));
+  }
+  if (phase_ != PeerPhase::ready) return;
+  if (accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr) choose_messages_anew();
+  if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
 }
 
 // What the end of one connection tells of the peer as a whole.
@@ -220,6 +232,7 @@ void PeerImpl::stop_messages() {
 
 // The best that works; where nothing else does, the one that failed is made anew, once.
 void PeerImpl::choose_messages_anew() {
+  if (last_message_slot_->closing) return;  // the peer hears of its end first
   std::vector<std::string> rejected;
   std::vector<Candidate> resting;
   for (const Candidate& candidate : rank(Device::cpu(), Device::cpu(), 0, rejected, &resting)) {
@@ -230,17 +243,22 @@ void PeerImpl::choose_messages_anew() {
   }
   EndpointSlot* slot = wake_resting(resting);
   if (phase_ != PeerPhase::ready || next_message_slot_ != nullptr) return;
+  if (slot != nullptr && slot->closing) return;  // once it is closed
   if (slot != nullptr) return carry_messages(*slot);
   std::string message = "the last connection to " + describe() + " failed:";
   for (const auto& reason : rejected) message += "\n  " + reason;
   end(Status(Code::peer_lost, std::move(message), last_message_slot_->failure.native()), PeerPhase::lost);
 }
 
-// One of the quarantined that is being made again, or that has not been tried since it failed in use; null if there is none.
+// One of the quarantined that is being made again (or will be, once closed), or that has not been tried since it failed in use;
+// null if there is none.
 EndpointSlot* PeerImpl::wake_resting(const std::vector<Candidate>& resting) {
   for (const Candidate& candidate : resting) {
     EndpointSlot* slot = find_slot(candidate.transport->name);
-    if (slot->state == EndpointSlot::State::failed && slot->in_use && slot->retry != 0) slot = reopen(*slot);
+    if (slot->state == EndpointSlot::State::failed && slot->in_use && slot->retry != 0) {
+      if (slot->closing) return slot;
+      slot = reopen(*slot);
+    }
     if (slot->state != EndpointSlot::State::failed) return slot;
   }
   return nullptr;

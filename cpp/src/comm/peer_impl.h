@@ -205,6 +205,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void quarantine(EndpointSlot& slot);
   void restored(EndpointSlot& slot);
   void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
+  void slot_closed(EndpointSlot& slot);
   [[nodiscard]] Status fatal_for_peer(const EndpointSlot& slot) const;
   Status signal_kept(ByteSpan head, ByteSpan body);
   void count_signal(std::size_t bytes);
