@@ -17,8 +17,9 @@ __all__ = ["draw"]
 
 COLUMNS = 4  # cards side by side in a host
 LINK_COLORS = {"nvlink": "tab:green", "xgmi": "tab:red", "peer": "tab:orange", "same card": "0.6"}
-# Of a network card to the cards nearest to it.
+# Of a network card to the cards nearest to it, by what they share.
 NIC_STYLES = {"switch": "-", "root": "--", "node": ":"}
+NIC_LABELS = {"switch": "one PCIe switch", "root": "one PCIe root", "node": "one NUMA node"}
 PATH_COLORS = {
     "local": "#cfe8cf",
     "shm": "#bfe3d6",
@@ -69,39 +70,49 @@ def _near_nics(topology: hmc.Topology, host: str) -> list[hmc.TopologyNic]:
     return [nic for nic in topology.nics if nic.host == host and topology.near(nic)]
 
 
+def _column(index: int, count: int) -> float:
+    """Where the item stands in its row, which is in the middle also where it is not full."""
+    row = index // COLUMNS
+    return index % COLUMNS + (COLUMNS - min(COLUMNS, count - row * COLUMNS)) / 2
+
+
 def _draw_hosts(axes: Any, topology: hmc.Topology) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import FancyBboxPatch
 
     names = short_names(topology)
     places: dict[str, tuple[float, float]] = {}
+    distances: dict[str, None] = {}
     top = 0.0
     for host in topology.hosts:
         rows = _rows(topology, host)
         axes.add_patch(
             FancyBboxPatch((-0.62, top - rows - 0.1), COLUMNS + 0.24, rows + 0.3, boxstyle="round,pad=0.06", fc="0.97", ec="0.6")
         )
-        nics = Counter(nic.kind for nic in topology.nics if nic.host == host)
+        nics = Counter(nic.kind or "of unknown kind" for nic in topology.nics if nic.host == host)
         network = ", ".join(f"{count} {kind}" for kind, count in nics.items())
         axes.text(-0.55, top + 0.08, f"host {host}" + (f"   network cards: {network}" if nics else ""), fontsize=8, va="center")
         middle = (COLUMNS - 1) / 2
         for card in topology.cards:
             if card.host == host and card.device == "cpu":
                 places[card.name] = (middle, top - 0.5)
-        for index, card in enumerate(_accelerators(topology, host)):
-            places[card.name] = (index % COLUMNS, top - 1.5 - index // COLUMNS)
+        cards = _accelerators(topology, host)
+        for index, card in enumerate(cards):
+            places[card.name] = (_column(index, len(cards)), top - 1.5 - index // COLUMNS)
             axes.plot([middle, places[card.name][0]], [top - 0.5, places[card.name][1]], color="0.85", linewidth=1, zorder=1)
-        below = top - 1.5 - math.ceil(len(_accelerators(topology, host)) / COLUMNS)
-        for index, nic in enumerate(_near_nics(topology, host)):
-            place = (index % COLUMNS, below - index // COLUMNS)
+        below = top - 1.5 - math.ceil(len(cards) / COLUMNS)
+        near_nics = _near_nics(topology, host)
+        for index, nic in enumerate(near_nics):
+            place = (_column(index, len(near_nics)), below - index // COLUMNS)
             near, distance = nearest(topology, nic)
+            distances[distance] = None
             for name in near:
                 ends = zip(place, places[name], strict=True)
                 axes.plot(*ends, color="tab:purple", linestyle=NIC_STYLES[distance], linewidth=1, zorder=1)
             _box(axes, place, nic.name, nic.kind, "#eee3f5")
-        if any(card.device == "cpu" and card.host == host for card in topology.cards):
-            cpus = sum(card.device == "cpu" and card.host == host for card in topology.cards)
-            _box(axes, (middle, top - 0.5), "cpu" + (f" x {cpus}" if cpus > 1 else ""), "", "#e8e8f4")
+        # Every host has one; it takes part only where it is listed.
+        cpus = sum(card.device == "cpu" and card.host == host for card in topology.cards)
+        _box(axes, (middle, top - 0.5), "cpu" + (f" x {cpus}" if cpus > 1 else ""), "", "#e8e8f4" if cpus else "white")
         top -= rows + 0.75
     kinds = list(dict.fromkeys(link.kind for link in topology.links))
     for link in topology.links:
@@ -116,8 +127,13 @@ def _draw_hosts(axes: Any, topology: hmc.Topology) -> None:
         if card.device != "cpu":
             who = "" if card.process is None else f"process {card.process}"
             _box(axes, places[card.name], names[card.name].split("/")[-1], who, "#dfeaf7")
-    if kinds:
-        lines = [Line2D([], [], color=LINK_COLORS.get(kind, "tab:blue"), label=kind) for kind in kinds]
+    lines = [Line2D([], [], color=LINK_COLORS.get(kind, "tab:blue"), label=kind) for kind in kinds]
+    lines += [
+        Line2D([], [], color="tab:purple", linestyle=style, label=NIC_LABELS[distance])
+        for distance, style in NIC_STYLES.items()
+        if distance in distances
+    ]
+    if lines:
         axes.legend(handles=lines, loc="lower right", fontsize=7, frameon=False, ncols=len(lines), bbox_to_anchor=(1, -0.04))
     axes.set_xlim(-0.8, COLUMNS - 0.2)
     axes.set_ylim(top + 0.2, 0.45)
