@@ -100,7 +100,7 @@ void open(Loaded& made) {
 
 }  // namespace
 
-bool set_by_user(const char* variable) { return std::getenv(variable) != nullptr; }
+bool set_by_user(const char* name) { return std::getenv(name) != nullptr; }
 
 Result<const Api*> Api::get() {
   // For ever: UCX keeps a thread and handlers of its own.
