@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ __all__ = ["draw"]
 COLUMNS = 4  # cards side by side in a host
 LINK_COLORS = {"nvlink": "tab:green", "xgmi": "tab:red", "peer": "tab:orange", "same card": "0.6"}
 # Of a network card to the cards nearest to it, by what they share.
-NIC_STYLES = {"switch": "-", "root": "--", "node": ":"}
+NIC_STYLES: dict[str, Literal["-", "--", ":"]] = {"switch": "-", "root": "--", "node": ":"}
 NIC_LABELS = {"switch": "one PCIe switch", "root": "one PCIe root", "node": "one NUMA node"}
 PATH_COLORS = {
     "local": "#cfe8cf",
