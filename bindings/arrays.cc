@@ -78,24 +78,24 @@ bool numpy_view(py::handle object, bool writable, MemoryView& view) {
   return true;
 }
 
-MemoryView buffer_view(py::handle object, bool writable) {
+// Empty where the object offers the buffer protocol and has none to give: JAX for bfloat16 and fp8, and for its devices' memory.
+std::optional<MemoryView> buffer_view(py::handle object, bool writable) {
   if (MemoryView view; numpy_view(object, writable, view)) {
     view.owner = shared_reference(object);
     return view;
   }
   BufferGuard guard;
-  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
-  if (PyObject_GetBuffer(object.ptr(), &guard.view, flags) != 0) {
-    PyErr_Clear();
-    if (writable && PyObject_GetBuffer(object.ptr(), &guard.view, PyBUF_C_CONTIGUOUS) == 0) {
-      guard.held = true;
-      refuse("a " + type_name(object) + " that is read-only cannot be received into");
-    }
-    PyErr_Clear();
+  const auto take = [&](int flags) {
+    guard.held = PyObject_GetBuffer(object.ptr(), &guard.view, flags) == 0;
+    if (!guard.held) PyErr_Clear();
+    return guard.held;
+  };
+  if (!take(PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
+    if (writable && take(PyBUF_C_CONTIGUOUS)) refuse("a " + type_name(object) + " that is read-only cannot be received into");
+    if (!take(PyBUF_FULL_RO)) return std::nullopt;
     refuse("a " + type_name(object) +
            " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
   }
-  guard.held = true;
   if (guard.view.format != nullptr && std::string_view(guard.view.format).find('O') != std::string_view::npos) {
     refuse("an array of Python objects cannot be transferred");
   }
@@ -197,7 +197,10 @@ MemoryView view_of(py::handle object, bool writable) {
   if (!plain_buffer(object) && py::hasattr(object, "__cuda_array_interface__")) {
     if (auto view = cuda_array_view(object, writable)) return *std::move(view);
   }
-  if (PyObject_CheckBuffer(object.ptr()) != 0) return buffer_view(object, writable);
+  const bool offers_buffer = PyObject_CheckBuffer(object.ptr()) != 0;
+  if (offers_buffer) {
+    if (auto view = buffer_view(object, writable)) return *std::move(view);
+  }
   if (py::hasattr(object, "__dlpack__")) {
     const DlpackView taken = take_dlpack(object);
     MemoryView view(taken.data, taken.bytes, taken.device);
@@ -205,7 +208,9 @@ MemoryView view_of(py::handle object, bool writable) {
     // We named no stream, so the producer has ordered the tensor before the default one.
     const bool ordered = interop_of(taken.device.vendor()).like_cuda;
     if (!taken.device.is_cpu()) view.stream = producer_stream(object, ordered ? py::object(py::int_(0)) : py::none());
-    if (writable && taken.read_only) refuse("a read-only " + type_name(object) + " cannot be received into");
+    // Those that refuse a buffer have arrays that nobody may write, and tensors of the older kind do not say so.
+    const bool read_only = taken.read_only || (offers_buffer && !taken.says_writable);
+    if (writable && read_only) refuse("a " + type_name(object) + " that is read-only cannot be received into");
     return view;
   }
   refuse(

@@ -95,6 +95,7 @@ DlpackView take_dlpack(py::handle object) {
     const auto* managed = static_cast<DlManagedTensorVersioned*>(PyCapsule_GetPointer(view.capsule.ptr(), versioned_name));
     if (managed->major != 1) refuse("the tensor's DLPack version is not 1.x");
     view.read_only = (managed->flags & 1) != 0;
+    view.says_writable = !view.read_only;
     tensor = &managed->tensor;
   } else if (PyCapsule_IsValid(view.capsule.ptr(), plain_name) != 0) {
     tensor = &static_cast<DlManagedTensor*>(PyCapsule_GetPointer(view.capsule.ptr(), plain_name))->tensor;

@@ -10,7 +10,8 @@ struct DlpackView {
   std::size_t bytes = 0;
   Device device;
   bool read_only = false;
-  py::object capsule;  // keeps the producer's memory: a capsule that nobody consumes frees it when it goes
+  bool says_writable = false;  // tensors from before DLPack 1 say neither
+  py::object capsule;          // keeps the producer's memory: a capsule that nobody consumes frees it when it goes
 };
 
 // Asks `object` for its tensor. Throws InvalidArgumentError when it is not contiguous, or on a device nobody here knows.
