@@ -13,6 +13,9 @@ class Pollable {
   virtual bool arm() { return true; }
   // Somebody polls again: peers need not ring.
   virtual void disarm() {}
+  // Something under way moves only when it is polled. May be claimed for nothing: whoever stops polling then calls the background
+  // thread.
+  [[nodiscard]] virtual bool busy() const { return true; }
 
  protected:
   ~Pollable() = default;

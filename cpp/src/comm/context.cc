@@ -121,7 +121,8 @@ bool ContextImpl::poll() {
   return moved;
 }
 
-bool ContextImpl::arm() { return to_pump_.empty() && !has_tossed_.load(); }
+bool ContextImpl::arm() { return !busy(); }
+bool ContextImpl::busy() const { return !to_pump_.empty() || has_tossed_.load(); }
 
 // Peers stay in peers_ or ending_ until they are gone, and forget() strikes them from this list.
 void ContextImpl::needs_pump(PeerImpl& peer) {

@@ -21,7 +21,7 @@
 #include "comm/notify.h"
 #include "comm/peer_impl.h"
 #include "comm/registration.h"
-#include "comm/worker.h"
+#include "progress/worker.h"
 
 namespace hmc {
 
@@ -137,6 +137,7 @@ class ContextImpl final : public ContextState, private Pollable {
   friend class PendingChannel;
   bool poll() override;
   bool arm() override;
+  [[nodiscard]] bool busy() const override;
 
   Status start();  // lock not held
   Status start_locked();

@@ -145,8 +145,12 @@ void EngineImpl::kick() {
   kicked_.store(true);
   // A driver looks at kicked_ when it leaves.
   if (driver_present_.load()) return;
+  if (!unanswered_.load()) {
+    kicked_at_.store(Deadline::Clock::now());
+    unanswered_.store(true);
+  }
   need_watcher();
-  wake_watcher();
+  wake_watcher_unless_prompt();
 }
 
 void EngineImpl::retire(std::shared_ptr<const void> owner) {
@@ -171,6 +175,7 @@ void EngineImpl::dispatch(std::function<void()> function) {
 bool EngineImpl::poll_once() {
   if (in_round_ || forked()) return false;
   driven_.fetch_add(1, std::memory_order_relaxed);
+  if (unanswered_.load(std::memory_order_relaxed)) answer_kick();
   if (armed_) take_over();
   return round(Deadline::Clock::now() - descriptors_polled_ >= outside_interval) != nothing;
 }

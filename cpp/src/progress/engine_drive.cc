@@ -20,7 +20,10 @@ constexpr unsigned prompt_rounds = 2 * looks_per_locking;
 // Rounds between looks at the clock while yielding (each costs a system call anyhow), and while things move.
 constexpr unsigned clock_interval = 16;
 constexpr unsigned moving_clock_interval = 64;
-constexpr auto yield_time = std::chrono::milliseconds(1);
+// A waiter yields this long before it sleeps. A sleep that was over soon has cost more than it saved (two threads are woken, and
+// the other end, waiting meanwhile, falls asleep in its turn): then waiters yield for longer, until one of their sleeps was long.
+constexpr Deadline::Clock::duration most_yield_time = std::chrono::milliseconds(8);
+constexpr int soon = 4;  // times as long as had been yielded
 // A sleeping waiter looks by itself this often, for conditions that were changed without wake_waiters().
 constexpr auto look_interval = std::chrono::milliseconds(250);
 
@@ -78,6 +81,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
     bool moved = false;
     if (mutex_.try_lock()) {
       bool finished = done.locked();
+      if (unanswered_.load(std::memory_order_relaxed)) answer_kick();
       if (!finished) {
         driver_present_.store(true, std::memory_order_relaxed);
         driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -132,8 +136,8 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
       const TimePoint now = Deadline::Clock::now();
       const TimePoint by = look_by(deadline, interruptible, now);
       if (now >= by) break;
-      if (now - idle_since >= yield_time) {
-        switch (sleep(Deadline::at(by), done)) {
+      if (now - idle_since >= yield_time_.load(std::memory_order_relaxed)) {
+        switch (sleep(Deadline::at(by), done, now)) {
           case Wake::done:
             return true;
           case Wake::timed_out:
@@ -161,7 +165,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
 // Lock held: this waiter stops driving. True if there are owners to drop once the lock is released.
 bool EngineImpl::leave_locked() {
   driver_present_.store(false, std::memory_order_relaxed);  // kick() reads it under the lock
-  if (kicked_.load(std::memory_order_relaxed)) wake_watcher();
+  if (kicked_.load(std::memory_order_relaxed) && !(drivers_are_prompt() && !anything_busy())) wake_watcher();
   if (has_sleepers_ && !watcher_present_) wake_one(*sleeping_.back(), Sleeper::look_again);
   return !retired_.empty();
 }
@@ -177,7 +181,7 @@ void EngineImpl::leave() {
     return;
   }
   driver_present_.exchange(false);  // ordered before the load: kick() stores, then loads, the other way round
-  if (kicked_.load()) wake_watcher();
+  if (kicked_.load()) wake_watcher_unless_prompt();
 }
 
 // Their ends may wait for other threads.
@@ -194,8 +198,13 @@ void EngineImpl::give_way() noexcept {
   sched_yield();
 }
 
+void EngineImpl::learn_from_sleep(Deadline::Clock::duration slept) noexcept {
+  const auto yielded = yield_time_.load(std::memory_order_relaxed);
+  yield_time_.store(slept < soon * yielded ? std::min(2 * yielded, most_yield_time) : least_yield_time, std::memory_order_relaxed);
+}
+
 template <class Done>
-EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
+EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoint asleep_since) {
   Sleeper sleeper;
   done.describe(sleeper);
   Lock held = lock();
@@ -246,6 +255,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done) {
     }
   }
   const auto word = sleeper.word.load(std::memory_order_acquire);
+  if (word == Sleeper::satisfied) learn_from_sleep(Deadline::Clock::now() - asleep_since);
   if (word == Sleeper::asleep) {
     unlink(sleeper);
     if (!done.locked()) return Wake::timed_out;

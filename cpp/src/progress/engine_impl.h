@@ -64,6 +64,7 @@ class EngineImpl final : public Engine {
 
  private:
   using TimePoint = Deadline::Clock::time_point;
+  static constexpr Deadline::Clock::duration least_yield_time = std::chrono::milliseconds(1);
   enum Moved : unsigned { nothing = 0, pollables = 1, descriptors = 2, timers = 4 };
   enum class Wake { done, again, timed_out };
   enum class Watcher : std::uint32_t { none, active, standby, armed };
@@ -80,6 +81,7 @@ class EngineImpl final : public Engine {
     TimePoint linger_until{};
     unsigned empty_rounds = 0;
     unsigned refusals = 0;         // arm() said no this many times in a row
+    TimePoint locked_since{};      // when it first found the lock taken, in a row
     TimePoint moved_at{};          // when something last moved
     unsigned kicked_standbys = 0;  // standbys in a row with kicked_ set
   };
@@ -99,8 +101,13 @@ class EngineImpl final : public Engine {
   void take_over();
   void need_watcher();
   void end_watch();
+  [[nodiscard]] bool anything_busy() const;
+  void answer_kick();
   // ---- any thread, lock held or not: engine_watch.cc ----
   void wake_watcher() noexcept;
+  void wake_watcher_unless_prompt() noexcept;
+  [[nodiscard]] bool drivers_are_prompt() const noexcept;
+  [[nodiscard]] bool watcher_wanted() const noexcept;
   void ring() noexcept;
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
@@ -116,7 +123,8 @@ class EngineImpl final : public Engine {
   template <class Done>
   bool drive_loop(Deadline deadline, const Done& done, Interruptible* interruptible);
   template <class Done>
-  Wake sleep(Deadline deadline, const Done& done);
+  Wake sleep(Deadline deadline, const Done& done, TimePoint asleep_since);
+  void learn_from_sleep(Deadline::Clock::duration slept) noexcept;
   bool leave_locked();
   void leave();
   void give_way() noexcept;
@@ -145,12 +153,16 @@ class EngineImpl final : public Engine {
   std::atomic<std::uint64_t> driven_{0};
 
   alignas(64) std::atomic<bool> kicked_{false};  // work was queued that somebody must poll
+  std::atomic<bool> unanswered_{false};          // no driver has come since ...
+  std::atomic<TimePoint> kicked_at_{};           // ... this first kick
+  std::atomic<unsigned> prompt_{0};              // kicks in a row that a driver answered at once
   std::atomic<bool> nudged_{false};              // a waiter went to sleep: poll once, then arm
   std::atomic<Watcher> watcher_{Watcher::none};
   std::atomic<bool> rung_{false};  // the doorbell has been written since the watcher woke last
   std::atomic<std::uint32_t> stopping_{0};
   std::atomic<bool> threadless_;  // no background thread will take over from a waiter
   std::atomic<std::uint64_t> late_wakeups_{0};
+  std::atomic<Deadline::Clock::duration> yield_time_{least_yield_time};
   const Progress progress_;
   UniqueFd doorbell_;
   Dispatcher dispatcher_;

@@ -25,11 +25,18 @@ constexpr auto linger_time = std::chrono::milliseconds(1);
 // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
 constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
 constexpr unsigned spin_rounds = 100;
+// A driver that comes this soon after a kick leaves the watcher nothing to do ...
+constexpr auto prompt_time = std::chrono::microseconds(20);
+// ... and after that many in a row it stands aside up to a tick: its looks would take the lock, and the vendor's, from the driver.
+constexpr unsigned prompt_answers = 4;
 // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done) is
 // polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
 // noticed a percent or two late at most.
 constexpr unsigned patient_refusals = 4;
 constexpr unsigned patient_standbys = 2;
+// Who has the lock longer than this is in a system call that moves bytes itself: to look and look would take a processor from what
+// that call sets in motion. Shorter ones are not worth the sleep: over sockets this thread may be the one that receives.
+constexpr auto lock_patience = std::chrono::microseconds(100);
 constexpr int backoff_fraction = 64;
 constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20);
 constexpr std::int64_t short_nap = 1'000'000;  // nanoseconds
@@ -61,6 +68,31 @@ void EngineImpl::ring() noexcept {
 void EngineImpl::wake_watcher() noexcept {
   const Watcher state = watcher_.load();
   if (state == Watcher::standby || state == Watcher::armed) ring();
+}
+
+void EngineImpl::wake_watcher_unless_prompt() noexcept {
+  // An armed watcher sleeps until something wakes it; on standby it looks at the end of the tick.
+  if (!drivers_are_prompt() || watcher_.load() == Watcher::armed) wake_watcher();
+}
+
+bool EngineImpl::drivers_are_prompt() const noexcept { return prompt_.load(std::memory_order_relaxed) >= prompt_answers; }
+
+bool EngineImpl::watcher_wanted() const noexcept {
+  if (nudged_.load()) return true;
+  if (!kicked_.load()) return false;
+  return !drivers_are_prompt() || (unanswered_.load() && Deadline::Clock::now() - kicked_at_.load() > prompt_time);
+}
+
+bool EngineImpl::anything_busy() const {
+  return !deferred_.empty() ||
+         std::ranges::any_of(pollables_, [](const Pollable* pollable) { return pollable != nullptr && pollable->busy(); });
+}
+
+// A driver is here.
+void EngineImpl::answer_kick() {
+  unanswered_.store(false, std::memory_order_relaxed);
+  const bool prompt = Deadline::Clock::now() - kicked_at_.load() <= prompt_time;
+  prompt_.store(prompt ? std::min(prompt_.load(std::memory_order_relaxed) + 1, prompt_answers) : 0, std::memory_order_relaxed);
 }
 
 bool EngineImpl::arm_all() {
@@ -171,13 +203,14 @@ void EngineImpl::watch_as_waiter(Sleeper& sleeper, Deadline deadline) {
 // One step of the watcher; what it returns is to be slept. It may take the lock only when no driver wants it.
 std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   const bool kicked = kicked_.load();
-  const bool wanted = kicked || nudged_.load();
+  const bool wanted = watcher_wanted();
   const std::uint64_t driven = driven_.load(std::memory_order_relaxed);
   if (driver_present_.load() || (driven != state.driven && !wanted)) {
     state.driven = driven;
     state.linger_until = {};
     state.empty_rounds = 0;
     state.refusals = 0;
+    state.locked_since = {};
     // Drivers go on moving what was kicked: once they have for a while, they need not ring whenever one leaves.
     if (kicked && ++state.kicked_standbys > patient_standbys) kicked_.store(false);
     if (!kicked) state.kicked_standbys = 0;
@@ -185,11 +218,18 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   state.driven = driven;
   if (!mutex_.try_lock()) {
-    relax(state);
-    return std::nullopt;
+    const TimePoint now = Deadline::Clock::now();
+    if (state.locked_since == TimePoint{}) state.locked_since = now;
+    if (now - state.locked_since < lock_patience) {
+      relax(state);
+      return std::nullopt;
+    }
+    mutex_.lock();
   }
+  state.locked_since = {};
   Lock held(mutex_, std::adopt_lock);
   nudged_.store(false, std::memory_order_relaxed);
+  if (unanswered_.exchange(false)) prompt_.store(0, std::memory_order_relaxed);
   if (armed_) disarm_all();
   const unsigned moved = round(true);
   std::vector<std::shared_ptr<const void>> owners;
@@ -250,7 +290,7 @@ void EngineImpl::relax(WatchState& state) noexcept {
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
 std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap nap) {
   watcher_.exchange(Watcher::standby);
-  if (state.leave->load() != 0 || (!driver_present_.load() && (kicked_.load() || nudged_.load()))) {
+  if (state.leave->load() != 0 || (!driver_present_.load() && watcher_wanted())) {
     watcher_.store(Watcher::active);
     return std::nullopt;
   }

@@ -42,6 +42,47 @@ TEST(Engine, BackgroundThreadFinishesKickedWorkWithoutWaiters) {
   engine->remove(poller);
 }
 
+TEST(Engine, BackgroundThreadStandsAsideForPromptDriversAndMissesNothing) {
+  auto engine = Engine::create(Progress::background).value();
+  Poller poller;
+  std::atomic<int> first{0}, second{0};  // polls that each piece of work needs still
+  std::atomic<std::uint32_t> over{0};    // the first is
+  poller.on_poll = [&] {
+    const bool moved = first.load() != 0 || second.load() != 0;
+    if (first.load() != 0 && --first == 0) over.store(1);
+    if (second.load() != 0) --second;
+    return moved;
+  };
+  poller.on_busy = [&] { return first.load() != 0 || second.load() != 0; };
+  {
+    const auto lock = engine->lock();
+    engine->add(poller);
+  }
+  const auto post = [&](int some, int more) {
+    const auto lock = engine->lock();
+    over.store(0);
+    first.store(some);
+    second.store(more);
+    engine->kick();
+  };
+  for (int i = 0; i < 200; ++i) {
+    for (int n = 0; n < 8; ++n) {
+      post(3, 0);
+      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), over));
+    }
+    // Nobody comes for this one, or somebody who leaves half of it behind.
+    const bool alone = i % 2 == 0;
+    post(3, alone ? 3 : 100);
+    if (!alone) {
+      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), over));
+    }
+    ASSERT_TRUE(eventually([&] { return first.load() == 0 && second.load() == 0; })) << i;
+  }
+  engine->stop();
+  const auto lock = engine->lock();
+  engine->remove(poller);
+}
+
 TEST(Engine, BackgroundThreadTakesOverWhatAWaiterLeftBehind) {
   // Work that moves only when polled and was never kicked: the thread must come by within a tick of the last waiter.
   auto engine = Engine::create(Progress::background).value();

@@ -32,8 +32,10 @@ struct Poller final : Pollable {
     return !on_arm || on_arm();
   }
   void disarm() override { ++disarms; }
+  [[nodiscard]] bool busy() const override { return !on_busy || on_busy(); }
   std::function<bool()> on_poll;
   std::function<bool()> on_arm;
+  std::function<bool()> on_busy;
   std::atomic<int> arms{0};
   std::atomic<int> disarms{0};
 };

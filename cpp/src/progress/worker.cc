@@ -1,4 +1,4 @@
-#include "comm/worker.h"
+#include "progress/worker.h"
 
 #include <pthread.h>
 #include <signal.h>
