@@ -39,16 +39,27 @@ def lines(command: list[str], environment: dict[str, str] | None = None) -> Poin
     return {(point["operation"], point["bytes"]): point["seconds"] for point in points}
 
 
-def hmc(sizes: list[int], repeat: int, transport: str, operations: str, ranks: int = 2, ptrace: bool = True) -> Points:
+def hmc(
+    sizes: list[int],
+    repeat: int,
+    transport: str,
+    operations: str,
+    ranks: int = 2,
+    ptrace: bool = True,
+    blocks: str = "",
+    environment: dict[str, str] | None = None,
+) -> Points:
     """HMC through its own Python benchmark."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [str(BIN / "hmc"), "bench", "--json", file.name, "--repeat", str(repeat), "--sizes", ",".join(map(str, sizes))]
         command += ["--operations", operations, "--ranks", str(ranks)]
         if transport:
             command += ["--transports", transport]
+        if blocks:
+            command += ["--blocks", blocks]
         subprocess.run(
             command,
-            env={**os.environ, "HMC_SHM_PTRACE": "1" if ptrace else "0"},
+            env={**os.environ, "HMC_SHM_PTRACE": "1" if ptrace else "0", **(environment or {})},
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=900,
@@ -75,8 +86,8 @@ def gloo(sizes: list[int], repeat: int) -> Points:
     return points
 
 
-def ucx(sizes: list[int], repeat: int, transports: str) -> Points:
-    """UCX's own ucx_perftest: tag latency and put bandwidth. `transports` as in UCX_TLS."""
+def ucx(sizes: list[int], repeat: int, transports: str, smallest_put: int = 1 << 20, memory: str = "") -> Points:
+    """UCX's own ucx_perftest: tag latency and put bandwidth. `transports` as in UCX_TLS, `memory` as in UCX_ALLOC_PRIO."""
     program = shutil.which("ucx_perftest")
     points: Points = {}
     if program is None:
@@ -84,11 +95,11 @@ def ucx(sizes: list[int], repeat: int, transports: str) -> Points:
         return points
     for test, operation in (("tag_lat", "send"), ("ucp_put_bw", "put")):
         for size in sizes:
-            if test == "ucp_put_bw" and size < 1 << 20:
+            if test == "ucp_put_bw" and size < smallest_put:
                 continue
             calls = max(5, min(20_000, (256 << 20) // size))
             command = [program, "-t", test, "-s", str(size), "-n", str(calls), "-w", str(max(2, calls // 10)), "-p", "13437", "-f"]
-            environment = {**os.environ, "UCX_TLS": transports}
+            environment = {**os.environ, "UCX_TLS": transports, **({"UCX_ALLOC_PRIO": memory} if memory else {})}
             samples = []
             for _ in range(repeat):
                 with subprocess.Popen(["taskset", "-c", "1", *command], env=environment, stdout=subprocess.DEVNULL) as server:
@@ -109,6 +120,27 @@ def ucx(sizes: list[int], repeat: int, transports: str) -> Points:
             if samples:
                 points[operation, size] = sorted(samples)[len(samples) // 2]
     return points
+
+
+def ucx_by_itself(sizes: list[int], repeat: int, table: list[dict[str, Any]]) -> None:
+    """HMC's transport `ucx` against ucx_perftest over the same of UCX's transports.
+
+    ucx_perftest streams; `put` waits for each. Over shared memory it puts into memory that UCX allocated and both map, a memcpy;
+    HMC's buffers are not UCX's. The second comparison is with what UCX does for memory that it did not allocate.
+    """
+    block = 4096
+    sizes = [size for size in sizes if size <= 64 << 20]
+    for title, over, memory in (
+        ("shared memory", "self,posix,sysv,cma", ""),
+        ("shared memory, memory that is not UCX's", "self,posix,sysv,cma", "mmap"),
+        ("tcp", "self,tcp", ""),
+    ):
+        ours = hmc(sizes, repeat, "ucx", "send,put,stream,blocks", blocks=f"16384x{block}", environment={"UCX_TLS": over})
+        theirs = ucx([*sizes, block], repeat, over, block, memory)
+        theirs.update({("stream", size): value for (operation, size), value in theirs.items() if operation == "put"})
+        if ("put", block) in theirs:
+            theirs[f"blocks 16384x{block}", 16384 * block] = 16384 * theirs["put", block]
+        compare(f"HMC's ucx against ucx_perftest, {title}", ours, theirs, table)
 
 
 def compare(title: str, ours: Points, theirs: Points, table: list[dict[str, Any]]) -> None:
@@ -151,6 +183,7 @@ def main() -> None:
         compare(f"Open MPI, all-to-all on {ranks} ranks", ours, {k: v for k, v in theirs.items() if k[0] == "alltoall"}, table)
     network = hmc(sizes, repeat, "tcp", "send,put")
     compare("UCX over tcp", network, ucx(sizes, repeat, "self,tcp"), table)
+    ucx_by_itself(sizes, repeat, table)
     compare("gloo", network, gloo(sizes, repeat), table)
     if options.json:
         Path(options.json).write_text(json.dumps(table, indent=2) + "\n")

@@ -14,7 +14,7 @@ from hmc.cli.run import Job
 
 __all__ = ["run_bench"]
 
-OPERATIONS = ("send", "put", "get", "blocks", "alltoall")
+OPERATIONS = ("send", "put", "get", "stream", "blocks", "alltoall")
 
 
 def run_bench(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 
 import hmc
 from hmc import _core
+
+PUTS_UNDER_WAY = 16
 
 
 def calls_for(size: int) -> int:
@@ -45,14 +48,15 @@ class Bench:
                 flush=True,
             )  # fmt: skip
 
-    def median(self, calls: int, call: Callable[[], object]) -> float:
-        """Seconds per call: the median of the samples, after one to warm up."""
+    def median(self, calls: int, call: Callable[[], object], end: Callable[[], object] = lambda: None) -> float:
+        """Seconds per call: the median of the samples, after one to warm up. ``end`` belongs to each sample."""
         samples = []
         for sample in range(self.task["repeat"] + 1):
             self.comm.barrier()
             start = time.perf_counter()
             for _ in range(calls):
                 call()
+            end()
             if sample:
                 samples.append((time.perf_counter() - start) / calls)
         return statistics.median(samples)
@@ -119,6 +123,32 @@ class Bench:
         comm.barrier()  # the target's buffer lives until here
         if name == "put":
             self.notified(buf[:8], remote[:8])
+
+    def stream(self) -> None:
+        """Puts by rank 0, several under way: what programs measure that wait for no single one."""
+        comm = self.comm
+        largest = max(self.task["sizes"])
+        buf = self.buffer(largest)
+        remote = comm.exchange(buf)[self.other]
+        for size in self.task["sizes"]:
+            here, there = buf[:size], remote[:size]
+            calls = max(2 * PUTS_UNDER_WAY, calls_for(size))
+            works: deque[hmc.Work] = deque()
+
+            def post(here: Any = here, there: Any = there, works: deque[hmc.Work] = works) -> None:
+                if len(works) == PUTS_UNDER_WAY:
+                    works.popleft().wait()
+                works.append(comm.put(here, there))
+
+            def drain(works: deque[hmc.Work] = works) -> None:
+                while works:
+                    works.popleft().wait()
+
+            if comm.rank == 0:
+                self.point("stream", size, self.median(calls, post, drain))
+            else:
+                self.median(1, lambda: None)
+        comm.barrier()  # the target's buffer lives until here
 
     def buffer(self, size: int) -> hmc.ConnBuffer:
         """Memory on this rank's device, filled."""

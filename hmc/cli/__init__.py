@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", type=_file, default="", metavar="FILE", help="also write the results as JSON")
 
     bench = commands.add_parser("bench", help="speed of this machine, against memcpy and a raw shared flag in the same run")
-    bench.add_argument("--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, blocks, alltoall")
+    bench.add_argument(
+        "--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, stream, blocks, alltoall"
+    )
     bench.add_argument("--ranks", type=int, default=2, help="processes for alltoall; the other operations take two (default 2)")
     bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
     bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")

@@ -68,7 +68,7 @@ def test_bytes(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
             own = comm.buffer(6 << 20)
             remote = comm.exchange(own, timeout=30)[other]
             source = comm.buffer(6 << 20)
-            for seed, size in enumerate([1, 4096, 7937, 100_001, (5 << 20) + 3]):
+            for seed, size in enumerate([1, 4096, 7937, (31 << 10) + 1, 100_001, (5 << 20) + 3]):
                 source.numpy()[5 : 5 + size] = pattern(size, 10 * seed + comm.rank)
                 comm.put(source[5 : 5 + size], remote[33 : 33 + size], notify=seed).wait(timeout=30)
                 comm.wait_notify(other, seed, timeout=30)
@@ -84,6 +84,33 @@ def test_bytes(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
                 assert np.array_equal(received, pattern(size, 77 + seed + other)), size
             path = comm.path(other)
             assert path.transport == "ucx" and " of UCX 1." in path.detail, str(path)
+            comm.barrier(timeout=30)
+        """,
+        environment=over(tls),
+    )
+
+
+@ways
+def test_a_target_that_sleeps_is_woken(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
+    run_job(
+        """
+        import time
+        with hmc.init() as comm:
+            other = 1 - comm.rank
+            own = comm.buffer(200_000)
+            own.numpy()[:] = pattern(200_000, comm.rank)
+            remote = comm.exchange(own, timeout=30)[other]
+            local = comm.buffer(200_000)
+            for turn in range(6):
+                # Long enough for the background threads of both to have gone to sleep. One rank posts, the other looks at nothing.
+                time.sleep(0.15)
+                if turn % 2 == comm.rank:
+                    local.numpy()[:] = 0
+                    comm.get(local, remote).wait(timeout=30)
+                    assert np.array_equal(local.numpy(), pattern(200_000, other)), turn
+                    comm.put(local[:9], remote[:9], notify=turn).wait(timeout=30)
+                else:
+                    comm.wait_notify(other, turn, timeout=30)
             comm.barrier(timeout=30)
         """,
         environment=over(tls),

@@ -10,29 +10,50 @@
 namespace hmc::ucx {
 namespace {
 
+using Names = std::vector<std::string>;
+
 // Of UCX, for this ucp_context only. What the user has set in the environment stays.
 struct Setting {
   const char* variable;
   const char* key;
   const char* value;
-  bool shared_memory;  // has a meaning only where UCX uses that: elsewhere UCX complains
+  bool (*matters)(const Names& transports);  // UCX complains of settings of what it does not use
+  unsigned since = 0;                        // minor version
 };
+bool shared_memory(const Names& transports) {
+  return std::ranges::any_of(transports, [](const auto& name) { return name == "sysv" || name == "posix"; });
+}
+bool network_cards(const Names& transports) { return std::ranges::any_of(transports, writes_memory); }
+bool software_only(const Names& transports) { return !transports.empty() && !network_cards(transports); }
+bool software_tcp(const Names& transports) {
+  return software_only(transports) && std::ranges::find(transports, "tcp") != transports.end();
+}
 constexpr Setting settings[] = {
     // HMC registers what it moves itself: with no cache of registrations UCX need not patch munmap() and its like.
-    {"UCX_RCACHE_ENABLE", "RCACHE_ENABLE", "n", false},
+    {"UCX_RCACHE_ENABLE", "RCACHE_ENABLE", "n", nullptr},
     // Shared memory may be used together with peer-error handling.
-    {"UCX_MM_ERROR_HANDLING", "MM_ERROR_HANDLING", "y", true},
+    {"UCX_MM_ERROR_HANDLING", "MM_ERROR_HANDLING", "y", shared_memory},
+    // What UCX sends without copying it first it may end twice when the connection breaks (1.13, over TCP).
+    {"UCX_ZCOPY_THRESH", "ZCOPY_THRESH", "inf", software_only},
+    // A piece of a put is one segment. Older versions do not know this name.
+    {"UCX_TCP_TX_SEG_SIZE", "TCP_TX_SEG_SIZE", "32k", software_tcp, 18},
 };
+constexpr const Setting& tcp_segments = settings[3];
+
+bool applies(const Setting& setting, const Api& api, const Names& transports) {
+  if (set_by_user(setting.variable) || api.minor < setting.since) return false;
+  return setting.matters == nullptr || setting.matters(transports);
+}
 
 // UCX says which transports it uses only in what it prints: those that follow `mark` in its lines, each once.
-std::vector<std::string> printed_transports(std::string_view mark, const std::function<void(std::FILE*)>& print) {
+Names printed_transports(std::string_view mark, const std::function<void(std::FILE*)>& print) {
   char* text = nullptr;
   std::size_t size = 0;
   std::FILE* const file = open_memstream(&text, &size);
   if (file == nullptr) return {};
   print(file);
   std::fclose(file);
-  std::vector<std::string> found;
+  Names found;
   std::istringstream lines(std::string(text, size));
   std::free(text);
   for (std::string line; std::getline(lines, line);) {
@@ -59,20 +80,20 @@ Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& 
 
 // Twice: what may be asked for depends on what is there.
 Status LibraryContext::open() {
-  HMC_TRY(open(false));
-  const bool shared_memory = std::ranges::any_of(transports_, [](const auto& name) { return name == "sysv" || name == "posix"; });
-  if (!shared_memory && !rdma()) return {};
+  HMC_TRY(start());
+  const auto only_now = [&](const Setting& setting) { return setting.matters != nullptr && applies(setting, api_, transports_); };
+  if (!rdma() && std::ranges::none_of(settings, only_now)) return {};
   api_.cleanup(std::exchange(handle_, nullptr));
-  return open(shared_memory);
+  return start();
 }
 
-Status LibraryContext::open(bool shared_memory) {
+Status LibraryContext::start() {
   ucp_config_t* config = nullptr;
   if (const auto status = api_.config_read(nullptr, nullptr, &config); status != UCS_OK) {
     return api_.status("reading its configuration", status);
   }
   for (const Setting& setting : settings) {
-    if (set_by_user(setting.variable) || (setting.shared_memory && !shared_memory)) continue;
+    if (!applies(setting, api_, transports_)) continue;
     static_cast<void>(api_.config_modify(config, setting.key, setting.value));  // a version without that setting needs none
   }
   ucp_params_t params{};
@@ -96,7 +117,11 @@ LibraryContext::~LibraryContext() {
   if (handle_ != nullptr && !forked()) api_.cleanup(handle_);
 }
 
-bool LibraryContext::rdma() const noexcept { return std::ranges::any_of(transports_, writes_memory); }
+bool LibraryContext::rdma() const noexcept { return network_cards(transports_); }
+
+bool LibraryContext::long_segments(const std::vector<std::string>& lanes) const noexcept {
+  return lanes.size() == 1 && lanes.front() == "tcp" && applies(tcp_segments, api_, transports_);
+}
 
 std::vector<std::string> LibraryContext::lanes(ucp_ep_h endpoint) const {
   return printed_transports("lane[", [&](std::FILE* file) { api_.ep_print_info(endpoint, file); });

@@ -27,11 +27,13 @@ class LibraryContext {
   [[nodiscard]] bool rdma() const noexcept;
   // UCX's transports that carry the endpoint, as UCX names them.
   [[nodiscard]] std::vector<std::string> lanes(ucp_ep_h endpoint) const;
+  // Whether those take max_piece bytes in one piece.
+  [[nodiscard]] bool long_segments(const std::vector<std::string>& lanes) const noexcept;
 
  private:
   LibraryContext(const Api& api, std::shared_ptr<Engine> engine) noexcept : api_(api), engine_(std::move(engine)) {}
   Status open();
-  Status open(bool shared_memory);
+  Status start();  // knowing what transports there are, if it was called before
 
   const Api& api_;
   std::shared_ptr<Engine> engine_;

@@ -17,7 +17,9 @@ constexpr double patience_seconds = 15;
 Result<std::shared_ptr<Link>> Link::create(std::shared_ptr<const LibraryContext> context, std::shared_ptr<Regions> regions,
                                            EndpointSink& sink) {
   HMC_ASSIGN(auto worker, Worker::create(std::move(context)));
-  return std::shared_ptr<Link>(new Link(std::move(worker), std::move(regions), sink));
+  auto link = std::shared_ptr<Link>(new Link(std::move(worker), std::move(regions), sink));
+  link->worker_->serve(*link);
+  return link;
 }
 
 Link::~Link() { close(); }
@@ -55,6 +57,7 @@ void Link::maybe_connected() {
   worker_->context().engine().cancel_timer(patience_);
   const std::vector<std::string> lanes = worker_->context().lanes(worker_->endpoint());
   direct_ = std::ranges::any_of(lanes, writes_memory);
+  if (worker_->context().long_segments(lanes)) piece_ = max_piece;
   lanes_ = joined(lanes);
   ready_ = true;
   std::exchange(connecting_, nullptr)->complete({});
@@ -120,7 +123,12 @@ void Link::end_all(const Status& reason) {
 
 bool Link::poll() {
   bool moved = worker_->progress();
-  moved = worker_->deliver(*this) || moved;
+  if (!worker_->has_news() && !due()) return moved;
+  const auto keep = shared_from_this();
+  if (worker_->has_news()) {
+    worker_->deliver();
+    moved = true;
+  }
   return advance() || moved;
 }
 
@@ -130,10 +138,13 @@ Request& Link::request(Request::Kind kind) {
   if (free.empty()) {
     free.push_back(requests_.emplace_back(std::make_unique<Request>()).get());
     free.back()->worker = worker_.get();
-    if (message) free.back()->body = std::make_unique_for_overwrite<std::byte[]>(max_body);
   }
   Request& taken = *free.back();
   free.pop_back();
+  if (message && taken.room < piece_) {  // the first went before it was known how large they may be
+    taken.body = std::make_unique_for_overwrite<std::byte[]>(piece_);
+    taken.room = piece_;
+  }
   taken.kind = kind;
   taken.status = UCS_OK;
   ++under_way(kind);
@@ -176,9 +187,9 @@ bool Link::over(Request& request, ucs_status_ptr_t result) noexcept {
 }
 
 // UCX promises no order among active messages: large ones may take several ways.
-void Link::on_message(const MessageHead& head, ByteSpan body, bool whole) {
+void Link::on_message(const MessageHead& head, ByteSpan body, bool sound) {
   if (closed_ || !failure_.ok()) return;
-  if (!whole || head.number < next_taken_ || (head.number != next_taken_ && early_.size() >= max_early)) {
+  if (!sound || head.number < next_taken_ || (head.number != next_taken_ && early_.size() >= max_early)) {
     return fail(Status(Code::protocol, "the peer sent a ucx message that this version cannot have sent"));
   }
   if (head.number != next_taken_) {
@@ -212,7 +223,7 @@ void Link::take(const MessageHead& head, ByteSpan body) {
     case MessageKind::get:
       return on_get(head);
     case MessageKind::got:
-      return on_got(head, body);
+      return on_got(head);
     case MessageKind::get_failed:
       return on_get_failed(head);
   }

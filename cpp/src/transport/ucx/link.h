@@ -3,7 +3,9 @@
 // Where network cards join the two, a put is a number of ucp_put_nbx() and, once the last of them is handed over, a flush of UCX's
 // endpoint. Elsewhere (TCP, shared memory) bytes go in active messages, which the peer's link checks and copies, and answers: what
 // UCX emulates there itself writes wherever a message says, and ends the process when a connection breaks under it (1.13 and 1.22
-// do). Signals are active messages. What is under way is bounded, so that signals do not wait behind a large put.
+// do). All are sent eagerly: for endpoints that outlive a peer's death UCX's rendezvous is the same messages with a question before
+// them (it leaves out the kernel's single copy and TCP's put there). Signals are active messages. What is under way is bounded, so
+// that signals do not wait behind a large put.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +24,7 @@
 
 namespace hmc::ucx {
 
-// Of a message. In one piece over shared memory and TCP, whose segments have 8 KiB.
-inline constexpr std::size_t max_body = 7936;
-
-// All calls with the engine lock held, and none from within UCX.
+// All calls with the engine lock held, and none from within UCX but place() and pass().
 class Link : public std::enable_shared_from_this<Link> {
  public:
   static constexpr unsigned signal_id = 1;  // of active messages
@@ -58,7 +57,11 @@ class Link : public std::enable_shared_from_this<Link> {
   // ---- of the worker ----
   [[nodiscard]] std::uint64_t token() const noexcept { return token_; }
   void on_ended(Request& request);
-  void on_message(const MessageHead& head, ByteSpan body, bool whole);
+  // Bytes of a put or get: copied to where they belong, if the peer may have that. False: it cannot have sent them.
+  bool place(MessageHead& head, ByteSpan body);
+  // Such a message, in its turn, that nothing else is to be done for; no other waits to be delivered.
+  bool pass(const MessageHead& head) noexcept;
+  void on_message(const MessageHead& head, ByteSpan body, bool sound);
   void lost(ucs_status_t status);
 
  private:
@@ -155,10 +158,11 @@ class Link : public std::enable_shared_from_this<Link> {
   bool send_waiting();
 
   // link_serve.cc
+  bool place_put(const MessageHead& head, ByteSpan body);
   void on_put(const MessageHead& head, ByteSpan body);
   void on_put_done(const MessageHead& head);
   void on_get(const MessageHead& head);
-  void on_got(const MessageHead& head, ByteSpan body);
+  void on_got(const MessageHead& head);
   void on_get_failed(const MessageHead& head);
   bool send_answers();
   void end_ask(std::map<std::uint64_t, Ask>::iterator asked);
@@ -174,6 +178,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::uint64_t peer_token_ = 0;
   bool ready_ = false;
   bool direct_ = false;  // network cards move the bytes
+  std::size_t piece_ = max_body;
   bool closed_ = false;
   bool advancing_ = false;
   Status failure_;

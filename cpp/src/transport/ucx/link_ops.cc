@@ -75,7 +75,7 @@ bool Link::hand_over(std::size_t budget) {
     op.begun = true;
     std::size_t turn = std::min(budget, chunk_bytes);
     while (!op.cursor.at_end() && turn != 0 && room_for_data()) {
-      const RunPiece piece = op.cursor.peek(direct_ || !op.is_put ? turn : std::min(turn, max_body));
+      const RunPiece piece = op.cursor.peek(direct_ || !op.is_put ? turn : std::min(turn, piece_));
       op.cursor.advance(piece.bytes);
       moved = true;
       if (!move(op, piece, op.cursor.at_end())) return true;  // the link has failed, and the operation with it
@@ -277,8 +277,9 @@ bool Link::post_message(Request& request, MessageHead head, const void* body, st
   head.number = next_sent_++;
   request.head = encode_head(head);
   ucp_request_param_t params = reporting_to(request);
-  params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   params.flags = UCP_AM_SEND_FLAG_EAGER;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;  // else UCX asks its GPU parts each time
   over_now = over(
       request, worker_->api().am_send_nbx(worker_->endpoint(), signal_id, request.head.data(), head_bytes, body, bytes, &params));
   if (!over_now) return true;

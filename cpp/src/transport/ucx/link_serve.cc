@@ -1,8 +1,8 @@
 // Link: puts and gets in messages: what the peer asks of regions here, and what it answers.
 //
-// A put is answered when its last bytes have been copied; messages are taken in the order in which they were sent, so whatever the
-// peer's program learns of it afterwards comes behind them. That earns Complete::remote, and lets an attached signal follow at
-// once.
+// Bytes are copied as they come, within UCX's callback, in whatever order that is. A put is answered when its end is taken: that
+// happens in the order of sending, so all its bytes have been copied then, and whatever the peer's program learns of it afterwards
+// comes behind them. That earns Complete::remote, and lets an attached signal follow at once.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -30,17 +30,39 @@ Status refused(Code code) {
 
 }  // namespace
 
-void Link::on_put(const MessageHead& head, ByteSpan body) {
-  if (head.kind != MessageKind::put_signal && !failed_puts_.contains(head.op)) {
-    Code refusal = Code::ok;
-    if (const UcxLocalRegion* region = find(*regions_, head, body.size(), true, refusal)) {
-      std::memcpy(region->data() + head.offset, body.data(), body.size());
-    } else if (failed_puts_.size() >= max_serving) {
-      return fail(Status(Code::protocol, "the peer puts too much into regions that are not there"));
-    } else {
-      failed_puts_.emplace(head.op, refusal);
-    }
+bool Link::place(MessageHead& head, ByteSpan body) {
+  if (closed_ || !failure_.ok()) return true;
+  head.bytes = static_cast<std::uint32_t>(body.size());
+  if (head.kind != MessageKind::got) return place_put(head, body);
+  const auto asked = asks_.find(head.op);
+  if (asked == asks_.end() || body.empty() || head.offset > asked->second.bytes ||
+      body.size() > asked->second.bytes - head.offset) {
+    return false;
   }
+  std::memcpy(asked->second.here + head.offset, body.data(), body.size());
+  return true;
+}
+
+bool Link::place_put(const MessageHead& head, ByteSpan body) {
+  if (failed_puts_.contains(head.op)) return true;
+  Code refusal = Code::ok;
+  if (const UcxLocalRegion* region = find(*regions_, head, body.size(), true, refusal)) {
+    std::memcpy(region->data() + head.offset, body.data(), body.size());
+  } else if (failed_puts_.size() >= max_serving) {
+    return false;
+  } else {
+    failed_puts_.emplace(head.op, refusal);
+  }
+  return true;
+}
+
+bool Link::pass(const MessageHead& head) noexcept {
+  if (head.kind != MessageKind::put || head.number != next_taken_ || !ready_ || !early_.empty()) return false;
+  ++next_taken_;
+  return true;
+}
+
+void Link::on_put(const MessageHead& head, ByteSpan body) {
   if (head.kind == MessageKind::put) return;
   MessageHead answer;
   answer.kind = MessageKind::put_done;
@@ -94,7 +116,7 @@ bool Link::send_answers() {
     if (region == nullptr) {
       answer.kind = MessageKind::get_failed;
     } else {
-      body = ByteSpan(region->data() + one.head.offset + one.sent, std::min<std::size_t>(max_body, one.head.bytes - one.sent));
+      body = ByteSpan(region->data() + one.head.offset + one.sent, std::min<std::size_t>(piece_, one.head.bytes - one.sent));
       one.sent += body.size();
     }
     if (region == nullptr || one.sent == one.head.bytes) serving_.pop_front();
@@ -104,17 +126,15 @@ bool Link::send_answers() {
   return sent;
 }
 
-void Link::on_got(const MessageHead& head, ByteSpan body) {
+void Link::on_got(const MessageHead& head) {
   const auto asked = asks_.find(head.op);
-  if (asked == asks_.end() || head.offset != asked->second.got || body.empty() ||
-      body.size() > asked->second.bytes - asked->second.got) {
+  if (asked == asks_.end() || head.bytes > asked->second.bytes - asked->second.got) {
     return fail(Status(Code::protocol, "the peer sends bytes that were not asked for"));
   }
   Ask& ask = asked->second;
-  std::memcpy(ask.here + ask.got, body.data(), body.size());
-  ask.got += body.size();
+  ask.got += head.bytes;
   const auto place = ops_.find(ask.op);
-  place->second->moved += body.size();
+  place->second->moved += head.bytes;
   if (ask.got == ask.bytes) end_ask(asked);
 }
 

@@ -39,6 +39,11 @@ struct RegionKey {
 Bytes encode_region(const RegionKey& region);
 Result<RegionKey> decode_region(ByteSpan bytes);
 
+// Of a message: in one piece over shared memory, whose segments have 8 KiB, and over TCP.
+inline constexpr std::size_t max_body = 7936;
+// Of bytes of a put or get over a connection that has nothing but TCP, with the segments that HMC asks UCX for.
+inline constexpr std::size_t max_piece = 31 << 10;
+
 enum class MessageKind : std::uint8_t {
   hello = 1,
   signal,      // body: the signal
@@ -50,6 +55,9 @@ enum class MessageKind : std::uint8_t {
   got,         // answer: body, `offset` bytes into what was asked for
   get_failed,  // answer, with `code`
 };
+constexpr bool carries_bytes(MessageKind kind) noexcept {
+  return kind == MessageKind::put || kind == MessageKind::put_last || kind == MessageKind::got;
+}
 
 inline constexpr std::size_t head_bytes = 48;
 struct MessageHead {
@@ -57,8 +65,8 @@ struct MessageHead {
   std::uint64_t number = 0;  // order of sending
   MessageKind kind = MessageKind::hello;
   Code code = Code::ok;
-  std::uint32_t bytes = 0;
-  std::uint64_t op = 0;  // of who puts or gets
+  std::uint32_t bytes = 0;  // get: asked for. Of what carries bytes: how many; the receiver fills it in
+  std::uint64_t op = 0;     // of who puts or gets
   std::uint64_t region = 0;
   std::uint64_t offset = 0;
 };

@@ -115,9 +115,16 @@ void Worker::close() noexcept {
   api().worker_destroy(handle);
 }
 
+// The next poll() looks. UCX leaves the descriptor readable until it is armed again; whoever polls is not to be told at every look.
+void Worker::on_ready(std::uint32_t) {
+  context_->engine().modify(descriptor_, 0);
+  watching_ = false;
+}
+
 bool Worker::arm() {
-  if (!ended_.empty() || !inbox_.arrivals.empty() || failure_ != UCS_OK) return false;
+  if (has_news()) return false;
   const auto status = api().worker_arm(handle_);
+  if (status == UCS_OK && !std::exchange(watching_, true)) context_->engine().modify(descriptor_, EPOLLIN);
   if (status == UCS_OK || status == UCS_ERR_BUSY) return status == UCS_OK;
   warn_once("ucx arm", api().status("waiting for events", status).str() + "; HMC polls instead");
   return false;
@@ -125,15 +132,24 @@ bool Worker::arm() {
 
 ucs_status_t Worker::on_message(void* worker, const void* head, std::size_t head_size, void* data, std::size_t bytes,
                                 const ucp_am_recv_param_t* param) {
-  Inbox& inbox = static_cast<Worker*>(worker)->inbox_;
+  auto& self = *static_cast<Worker*>(worker);
+  Inbox& inbox = self.inbox_;
   MessageHead decoded;
-  if (!decode_head({static_cast<const std::byte*>(head), head_size}, decoded)) return UCS_OK;  // of nobody
-  // Signals are sent eagerly; one that waits to be fetched is none.
-  const bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && bytes <= max_body;
-  const std::size_t size = whole ? bytes : 0;
-  inbox.arrivals.push_back({decoded, inbox.bytes.size(), size, whole});
-  const auto* first = static_cast<const std::byte*>(data);
-  if (size != 0) inbox.bytes.insert(inbox.bytes.end(), first, first + size);
+  if (!decode_head({static_cast<const std::byte*>(head), head_size}, decoded)) return UCS_OK;
+  if (self.link_ == nullptr || decoded.token != self.link_->token()) return UCS_OK;  // not of the peer that got our address
+  // Messages are sent eagerly; one that waits to be fetched is none.
+  bool sound = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && bytes <= max_piece;
+  ByteSpan body(static_cast<const std::byte*>(data), sound ? bytes : 0);
+  if (sound && carries_bytes(decoded.kind)) {
+    sound = self.link_->place(decoded, body);
+    body = {};
+    if (sound && inbox.arrivals.empty() && self.link_->pass(decoded)) return UCS_OK;
+  } else if (body.size() > max_body) {
+    sound = false;
+    body = {};
+  }
+  inbox.arrivals.push_back({decoded, inbox.bytes.size(), body.size(), sound});
+  inbox.bytes.insert(inbox.bytes.end(), body.begin(), body.end());
   return UCS_OK;
 }
 
@@ -145,19 +161,16 @@ void Worker::on_ended(void* request, ucs_status_t status, void* user) {
 }
 
 // The link is held by the caller. Its calls may post and close it; what a post brings is for the next time.
-bool Worker::deliver(Link& link) {
-  if (ended_.empty() && inbox_.arrivals.empty() && failure_ == UCS_OK) return false;
+void Worker::deliver() {
   std::swap(ending_, ended_);
   std::swap(delivering_, inbox_);
-  for (Request* const request : ending_) link.on_ended(*request);
+  for (Request* const request : ending_) link_->on_ended(*request);
   ending_.clear();
   for (const Arrival& arrival : delivering_.arrivals) {
-    if (arrival.head.token != link.token()) continue;  // not of the peer that got our address
-    link.on_message(arrival.head, ByteSpan(delivering_.bytes).subspan(arrival.at, arrival.bytes), arrival.whole);
+    link_->on_message(arrival.head, ByteSpan(delivering_.bytes).subspan(arrival.at, arrival.bytes), arrival.sound);
   }
   delivering_.clear();
-  if (failure_ != UCS_OK) link.lost(std::exchange(failure_, UCS_OK));
-  return true;
+  if (failure_ != UCS_OK) link_->lost(std::exchange(failure_, UCS_OK));
 }
 
 }  // namespace hmc::ucx

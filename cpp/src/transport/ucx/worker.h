@@ -4,8 +4,8 @@
 // closing an endpoint by force ends gets that UCX emulates, and an answer that comes late would be written to memory that is
 // somebody else's by then.
 //
-// UCX's callbacks run inside its progress call, from where nothing may be closed: they only note what happened, and deliver() tells
-// the link afterwards.
+// UCX's callbacks run inside its progress call, from where nothing may be closed: bytes of puts and gets go straight to where they
+// belong, all else is only noted, and deliver() tells the link afterwards.
 #pragma once
 
 #include <array>
@@ -33,6 +33,7 @@ struct Request {
   ucs_status_t status = UCS_OK;
   std::array<std::byte, head_bytes> head{};  // of a message
   std::unique_ptr<std::byte[]> body;         // signal, answer
+  std::size_t room = 0;                      // of the body
 };
 
 // Engine lock held throughout.
@@ -49,6 +50,8 @@ class Worker final : public FdHandler {
   [[nodiscard]] const Bytes& address() const noexcept { return address_; }
   [[nodiscard]] ucp_ep_h endpoint() const noexcept { return endpoint_; }
 
+  // Messages that carry the link's token are its own; those that came before are nobody's.
+  void serve(Link& link) noexcept { link_ = &link; }
   // To the worker that has that address.
   Status connect(const Bytes& peer);
   Result<ucp_rkey_h> unpack(const Bytes& key);
@@ -56,7 +59,8 @@ class Worker final : public FdHandler {
 
   // Not from within a callback of UCX's.
   bool progress() { return api().worker_progress(handle_) != 0; }
-  bool deliver(Link& link);
+  [[nodiscard]] bool has_news() const noexcept { return !ended_.empty() || !inbox_.arrivals.empty() || failure_ != UCS_OK; }
+  void deliver();
   // False: something is to be done first.
   bool arm();
   // UCX lets go of everything: afterwards it touches the memory of no operation.
@@ -69,7 +73,7 @@ class Worker final : public FdHandler {
     MessageHead head;
     std::size_t at;
     std::size_t bytes;
-    bool whole;
+    bool sound;
   };
   struct Inbox {
     std::vector<Arrival> arrivals;
@@ -82,14 +86,16 @@ class Worker final : public FdHandler {
 
   explicit Worker(std::shared_ptr<const LibraryContext> context) noexcept : context_(std::move(context)) {}
   Status open();
-  void on_ready(std::uint32_t) override {}  // the next poll() looks
+  void on_ready(std::uint32_t events) override;
   static ucs_status_t on_message(void* worker, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
                                  const ucp_am_recv_param_t* param);
 
   std::shared_ptr<const LibraryContext> context_;
   ucp_worker_h handle_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
-  int descriptor_ = -1;  // UCX's
+  Link* link_ = nullptr;
+  int descriptor_ = -1;   // UCX's
+  bool watching_ = true;  // the engine, the descriptor
   Bytes address_;
   std::set<ucp_rkey_h> keys_;
   std::vector<Request*> ended_, ending_;
