@@ -21,6 +21,11 @@ void check(bool holds) {
 
 void check_port(const PortInfo& port) { check(port.nic < max_nics && port.mtu >= 1 && port.mtu <= 5); }
 
+void check_lane(const LaneAddress& lane) {
+  check_port(lane.port);
+  check(std::max({lane.outbound, lane.inbound, lane.sequence}) <= number_mask);
+}
+
 void domain(ByteSpan in) {
   const auto first = decode_domain(in);
   if (!first.ok()) return;
@@ -34,10 +39,7 @@ void address(ByteSpan in) {
   const auto first = decode_address(in);
   if (!first.ok()) return;
   check(!first->lanes.empty() && first->lanes.size() <= max_lanes);
-  for (const LaneAddress& lane : first->lanes) {
-    check_port(lane.port);
-    check(std::max({lane.outbound, lane.inbound, lane.sequence}) <= number_mask);
-  }
+  for (const LaneAddress& lane : first->lanes) check_lane(lane);
   check(std::ranges::equal(encode_address(*first), in));
 }
 
@@ -54,8 +56,17 @@ void head(ByteSpan in) {
   std::array<std::byte, head_bytes> again{};
   encode_head(again.data(), first);
   check(std::equal(again.begin(), again.end(), in.begin()));
-  check(first.kind == MessageKind::signal || in.size() == head_bytes);
-  check(first.lane < max_lanes && (first.lane == 0 || first.kind == MessageKind::lane_down));
+  const bool with_body = first.kind == MessageKind::signal || first.kind == MessageKind::lane_up;
+  const bool of_lane = first.kind == MessageKind::lane_down || first.kind == MessageKind::lane_up;
+  check(with_body || in.size() == head_bytes);
+  check(of_lane ? first.lane < max_lanes : first.lane == 0 && first.life == 0);
+}
+
+void offer(ByteSpan in) {
+  const auto first = decode_offer(in);
+  if (!first.ok()) return;
+  check_lane(first->address);
+  check(std::ranges::equal(encode_offer(*first), in));
 }
 
 }  // namespace
@@ -63,7 +74,7 @@ void head(ByteSpan in) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       domain(in);
       break;
@@ -73,8 +84,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 2:
       region(in);
       break;
-    default:
+    case 3:
       head(in);
+      break;
+    default:
+      offer(in);
       break;
   }
   return 0;

@@ -25,8 +25,9 @@ SUITES = [*QUICK, *(pytest.param(suite, marks=pytest.mark.slow) for suite in ("B
 @pytest.mark.parametrize("suite", SUITES)
 def test_suite(run_in_guest: Callable[..., str], suite: str) -> None:
     name = suite if suite == "Conformance" else f"Conformance{suite}"
-    # Who dies is noticed after 1 s, not 4.
-    environment = {"HMC_TEST_NICS": "rxe0,rxe1", "HMC_TEST_SLOW": "1", "HMC_VERBS_TIMEOUT": "15"}
+    environment = {"HMC_TEST_NICS": "rxe0,rxe1", "HMC_TEST_SLOW": "1"}
+    if suite == "Deaths":  # noticed after 1 s, not 4; on a busy machine a card of the others may need more to answer
+        environment["HMC_VERBS_TIMEOUT"] = "15"
     out = run_in_guest(f"{program('test_transport')} --gtest_brief=1 --gtest_filter='*/{name}.*/verbs'", 240, environment)
     assert "PASSED" in out
     assert "SKIPPED" not in out

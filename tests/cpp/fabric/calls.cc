@@ -114,7 +114,8 @@ FABRIC_EXPORT int ibv_query_device(ibv_context*, ibv_device_attr* out) {
 // An InfiniBand port: by its number it is reached.
 FABRIC_EXPORT int ibv_query_port(ibv_context* context, std::uint8_t, _compat_ibv_port_attr* raw) {
   auto* out = reinterpret_cast<ibv_port_attr*>(raw);
-  out->state = IBV_PORT_ACTIVE;
+  const std::lock_guard guard(fabric().mutex);
+  out->state = fabric().settings.down != 0 && fabric().cards[number_of(context)].failing ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
   out->max_mtu = out->active_mtu = IBV_MTU_4096;
   out->gid_tbl_len = 1;
   out->max_msg_sz = 1U << 30;
@@ -172,6 +173,11 @@ FABRIC_EXPORT int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
   return 0;
 }
 FABRIC_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void*, ibv_comp_channel* channel, int) {
+  const std::lock_guard guard(fabric().mutex);
+  const FabricSettings& settings = fabric().settings;
+  const bool too_large = settings.max_entries != 0 && static_cast<std::uint32_t>(entries) > settings.max_entries;
+  if (too_large || (settings.max_queues != 0 && fabric().queues >= settings.max_queues)) return errno = ENOMEM, nullptr;
+  ++fabric().queues;
   auto* queue = new Queue;
   queue->context = context;
   queue->channel = channel;
@@ -179,6 +185,8 @@ FABRIC_EXPORT ibv_cq* ibv_create_cq(ibv_context* context, int entries, void*, ib
   return queue;
 }
 FABRIC_EXPORT int ibv_destroy_cq(ibv_cq* queue) {
+  const std::lock_guard guard(fabric().mutex);
+  --fabric().queues;
   delete static_cast<Queue*>(queue);
   return 0;
 }

@@ -12,6 +12,9 @@ struct FabricSettings {
   std::uint32_t lying = 0;        // 1: they register device memory and move nothing
   std::uint32_t max_pairs = 0;    // queue pairs that can be; 0: any
   std::uint32_t max_regions = 0;  // memory regions that can be; 0: any
+  std::uint32_t max_queues = 0;   // completion queues that can be; 0: any
+  std::uint32_t max_entries = 0;  // of a completion queue; 0: any
+  std::uint32_t down = 0;         // 1: a port that has failed says that it is down
 };
 
 // What a test does to them. Names of the library's own, beside those of libibverbs.

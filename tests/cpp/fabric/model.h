@@ -63,7 +63,7 @@ struct Fabric {
   std::map<std::uint32_t, Pair*> pairs;
   std::map<std::uint32_t, Region*> regions;  // by key
   std::uint32_t last_pair = 100, last_key = 1000;
-  unsigned device_regions = 0;
+  unsigned device_regions = 0, queues = 0;
 };
 
 Fabric& fabric();

@@ -40,8 +40,9 @@ struct Batch {
 class Lane {
  public:
   // live: it carries. draining: it has failed, and what the peer had sent is being taken. left: nothing of the peer's arrives any
-  // more, and the peer has been told. gone: so has the peer told, and what was in doubt is decided.
-  enum class State : std::uint8_t { live, draining, left, gone };
+  // more, and the peer has been told. gone: so has the peer told, and what was in doubt is decided. joining: made anew, and nothing
+  // has come back over it yet.
+  enum class State : std::uint8_t { live, draining, left, gone, joining };
 
   static constexpr unsigned depth = 256;                      // work requests outbound; a power of two
   static constexpr unsigned data_depth = 192;                 // of these for data, so that messages always find room
@@ -55,6 +56,11 @@ class Lane {
   const std::uint64_t id;
   State state = State::live;
   LaneAddress own, peer;
+  std::uint32_t rank = 0;  // of the lanes that live, the one of the lowest carries signals; both sides agree
+  std::uint16_t life = 0;  // how often it has been made anew
+  bool introduced = true;  // the peer's end of this life is known
+  unsigned attempts = 0;   // to make it anew, since it lasted
+  std::chrono::steady_clock::time_point joined_at = std::chrono::steady_clock::now();
   std::unique_ptr<QueuePair> outbound, inbound;
   std::uint32_t memory_key = 0;  // of the messages' memory
   std::uint32_t sink_key = 0;    // local one, of the sink
@@ -75,6 +81,7 @@ class Lane {
   // The largest piece that leaves room for others beside it.
   [[nodiscard]] std::size_t piece_bytes() const noexcept;
   [[nodiscard]] LaneLoad load(int numa_node) const noexcept;
+  [[nodiscard]] bool up() const noexcept { return state == State::live || state == State::joining; }
   // Takes the oldest out of the queue, done or not.
   Record pop();
   void note_posted(const Record& one);

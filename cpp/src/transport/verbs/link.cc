@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace hmc::verbs {
@@ -29,12 +30,12 @@ Result<std::shared_ptr<Link>> Link::create(const std::shared_ptr<Shared>& shared
 
 Link::~Link() { close(); }
 
-// Beside the slots for signals and credit: every lane can be told by every other that one has been left.
+// Beside the slots for signals and credit: every lane can be told by every other that one has been left, and made anew.
 Status Link::open(const std::vector<Nic*>& nics) {
   const auto count = static_cast<unsigned>(nics.size());
-  const unsigned notes = count > 1 ? count : 0;  // that may wait on a lane
-  receive_slots_ = slots + count * notes;
-  reserved_slots_ = spare_slots + count * notes / 2;
+  notes_ = count > 1 ? 2 * count : 0;  // that may wait on a lane
+  receive_slots_ = slots + count * notes_;
+  reserved_slots_ = spare_slots + count * notes_ / 2;
   const unsigned send_slots = credits + reserved_slots_;
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, (receive_slots_ + send_slots) * slot_bytes)));
   sink_page_.reset(static_cast<std::byte*>(std::aligned_alloc(page_bytes, page_bytes)));
@@ -46,9 +47,10 @@ Status Link::open(const std::vector<Nic*>& nics) {
   } while (!shared_->links.try_emplace(number_, weak_from_this()).second);
   for (Nic* nic : nics) {
     const std::uint64_t id = std::uint64_t{number_} << 32 | std::uint64_t{lanes_.size()} << lane_shift;
-    auto lane = Lane::create(*nic, lanes_.size(), id, slots + notes);
+    auto lane = Lane::create(*nic, lanes_.size(), id, slots + notes_);
     if (!lane.ok() && lanes_.empty()) return lane.status();
     if (!lane.ok()) break;  // as many as the card has room for
+    (*lane)->rank = last_rank_ = static_cast<std::uint32_t>(lanes_.size());
     lanes_.push_back(std::move(*lane));
   }
   return register_messages();
@@ -101,12 +103,14 @@ Status Link::connect(const Blob& peer_address) {
       failure = Status(Code::transport,
                        lane->nic.name() + " and the peer's port speak different networks (InfiniBand, RoCE over IPv4 or IPv6)");
     }
-    if (failure.ok() && lanes_.size() > 1) failure = post_receives(*lane, static_cast<unsigned>(lanes_.size()));
+    if (failure.ok() && lanes_.size() > 1) failure = post_receives(*lane, notes_);
     if (failure.ok() && lane->index == 0) failure = ready_for_messages();
     if (failure.ok()) failure = lane->connect_inbound(shared_->patience);
     if (failure.ok()) failure = lane->connect_outbound(shared_->patience);
     if (lane->index == 0) HMC_TRY(Status(failure));
   }
+  const auto order = [](const LaneAddress& end) { return std::tie(end.sequence, end.outbound, end.port.gid); };
+  leads_ = order(lanes_.front()->own) > order(lanes_.front()->peer);
   ready_ = true;
   for (std::size_t i = 1; i < failures.size(); ++i) {
     if (!failures[i].ok()) lose(*lanes_[i], failures[i]);
@@ -175,6 +179,8 @@ Status Link::cancel(Completion* done) {
 
 void Link::end_all(const Status& reason) {
   ready_ = false;
+  if (return_timer_ != 0 && !shared_->engine->forked()) shared_->engine->cancel_timer(return_timer_);
+  return_timer_ = 0;
   // First of all: afterwards no card touches the memory of any operation.
   for (const auto& lane : lanes_) {
     lane->outbound.reset();

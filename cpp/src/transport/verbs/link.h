@@ -5,7 +5,8 @@
 // of large operations go by whichever lane has room, and what must come after them is sent when they have been acknowledged. What
 // is under way is bounded, so that signals do not wait behind a large put.
 //
-// A lane that fails hands its share to the others (link_lanes.cc). With the last one the link ends.
+// A lane that fails hands its share to the others (link_lanes.cc), and is made anew when its ports carry again (link_return.cc).
+// With the last one the link ends.
 #pragma once
 
 #include <cstdint>
@@ -82,6 +83,9 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr std::size_t max_waiting_signals = 64;
   static constexpr std::uint64_t receive_bit = 0x80000000;
   static constexpr unsigned lane_shift = 28;
+  static constexpr unsigned life_shift = 16;  // in the number of a receive
+  static constexpr std::uint64_t life_mask = 0xFFF;
+  static constexpr std::uint32_t former_life = 0x80000000;  // in Op::lanes: one that is gone has carried some of it
 
   // One put or get that has not ended.
   struct Op {
@@ -129,6 +133,7 @@ class Link : public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool takes(const Lane& lane, const Op& op) const;
   void add(Lane& lane, Batch& batch, const Record& record);
   void add_message(Lane& lane, Batch& batch, const MessageHead& head, std::uint64_t op, ByteSpan first, ByteSpan second);
+  void add_announcements(Lane& lane, Batch& batch);
   bool submit(Lane& lane, Batch& batch);
   [[nodiscard]] bool room_for_signal(const Lane& lane) const noexcept;
   [[nodiscard]] std::byte* send_slot(unsigned slot) const noexcept { return memory_.get() + (receive_slots_ + slot) * slot_bytes; }
@@ -154,12 +159,21 @@ class Link : public std::enable_shared_from_this<Link> {
   // link_lanes.cc
   [[nodiscard]] Lane* message_lane() const noexcept;
   [[nodiscard]] std::size_t live_lanes() const noexcept;
-  [[nodiscard]] const Lane* first_live() const noexcept;
+  [[nodiscard]] Lane* first_live() const noexcept;
   void lose(Lane& lane, const Status& reason);
   void drained(Lane& lane);
   void decide(Lane& lane);
   void doubt(const Record& one);
   Status ready_for_messages();
+
+  // link_return.cc
+  void plan_return(const Lane& lane);
+  void offer_lanes();
+  Status renew(std::size_t index, std::uint16_t life, std::uint32_t rank);
+  bool on_offer(const MessageHead& head, ByteSpan body);
+  Status introduce(Lane& lane, const LaneAddress& peer);
+  void join(Lane& lane);
+  void announce(const Lane& lane);
 
   std::shared_ptr<Shared> shared_;
   EndpointSink* sink_;
@@ -170,6 +184,10 @@ class Link : public std::enable_shared_from_this<Link> {
   Status failure_;
   std::uint64_t peer_sink_ = 0;
   std::vector<std::unique_ptr<Lane>> lanes_;
+  bool leads_ = false;  // it is this side that makes lanes anew
+  std::uint32_t last_rank_ = 0;
+  unsigned notes_ = 0;  // receives of a lane that are for no signals
+  Engine::TimerId return_timer_ = 0;
 
   struct FreePages {
     void operator()(std::byte* pages) const noexcept;

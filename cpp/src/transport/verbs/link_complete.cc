@@ -13,7 +13,7 @@ void Link::on_completion(const ibv_wc& completion) {
   if (index >= lanes_.size()) return;
   Lane& lane = *lanes_[index];
   if ((completion.wr_id & receive_bit) != 0) return on_received(lane, completion);
-  if (lane.state == Lane::State::live) on_sent(lane, completion);
+  if (lane.up()) on_sent(lane, completion);
 }
 
 // The completion of a work request is that of all before it. It means that the peer's card has acknowledged, so that:
@@ -31,13 +31,14 @@ void Link::on_sent(Lane& lane, const ibv_wc& completion) {
     return;
   }
   const bool good = completion.status == IBV_WC_SUCCESS;
-  for (unsigned i = 0; i < ahead + (good ? 1 : 0) && ready_ && lane.state == Lane::State::live; ++i) {
+  for (unsigned i = 0; i < ahead + (good ? 1 : 0) && ready_ && lane.up(); ++i) {
     const Record one = lane.pop();
     lane.forget(one);
     retire(one);
   }
   if (good) end_condemned();
-  if (!good && ready_ && lane.state == Lane::State::live) broke(lane, completion);
+  if (good && lane.state == Lane::State::joining) join(lane);
+  if (!good && ready_ && lane.up()) broke(lane, completion);
 }
 
 void Link::end_condemned() {
@@ -82,6 +83,7 @@ void Link::settle(OpPlace place) {
   for (const auto& lane : lanes_) {
     if ((op.lanes >> lane->index & 1) != 0 && lane->state != Lane::State::live) op.over_again = true;
   }
+  if ((op.lanes & former_life) != 0) op.over_again = true;
   if (op.over_again) return step(place);
   std::vector<const void*> asked;
   RunCursor cursor = op.start;

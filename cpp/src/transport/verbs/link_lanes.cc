@@ -19,38 +19,50 @@
 #include "transport/verbs/link.h"
 
 namespace hmc::verbs {
+namespace {
+
+constexpr auto steady = std::chrono::seconds(60);  // a lane that has lasted so long is as good as new
+
+}  // namespace
 
 std::size_t Link::live_lanes() const noexcept {
   return static_cast<std::size_t>(std::ranges::count_if(lanes_, [](const auto& lane) { return lane->state == Lane::State::live; }));
 }
 
-const Lane* Link::first_live() const noexcept {
-  const auto found = std::ranges::find(lanes_, Lane::State::live, [](const auto& lane) { return lane->state; });
-  return found == lanes_.end() ? nullptr : found->get();
+Lane* Link::first_live() const noexcept {
+  Lane* first = nullptr;
+  for (const auto& lane : lanes_) {
+    if (lane->state == Lane::State::live && (first == nullptr || lane->rank < first->rank)) first = lane.get();
+  }
+  return first;
 }
 
 // The first that has not gone: on the next one the peer may not be ready for signals before. Null: it is on its way out.
 Lane* Link::message_lane() const noexcept {
-  for (const auto& lane : lanes_) {
-    if (lane->state == Lane::State::live) return lane.get();
-    if (lane->state != Lane::State::gone) return nullptr;
-  }
-  return nullptr;
+  Lane* const first = first_live();
+  const auto before = [&](const auto& lane) {
+    return (lane->state == Lane::State::draining || lane->state == Lane::State::left) && lane->rank < first->rank;
+  };
+  return first == nullptr || std::ranges::any_of(lanes_, before) ? nullptr : first;
 }
 
 // Receives for the peer's signals on the lane by which they will come next.
 Status Link::ready_for_messages() {
-  const auto found = std::ranges::find(lanes_, Lane::State::live, [](const auto& lane) { return lane->state; });
-  if (found == lanes_.end() || (*found)->messages || free_receives_.size() < slots) return {};
-  (*found)->messages = true;
-  return post_receives(**found, slots);
+  Lane* const first = first_live();
+  if (first == nullptr || first->messages || free_receives_.size() < slots) return {};
+  first->messages = true;
+  return post_receives(*first, slots);
 }
 
 void Link::lose(Lane& lane, const Status& reason) {
-  if (!ready_ || lane.state != Lane::State::live) return;
-  if (live_lanes() == 1) return fail(reason);
-  log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" +
-                             lane.nic.name() + ": " + std::string(reason.message()) + "); the others take its share");
+  if (!ready_ || !lane.up()) return;
+  const bool joining = lane.state == Lane::State::joining;
+  if (!joining && live_lanes() == 1) return fail(reason);
+  if (!joining) {
+    log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" +
+                               lane.nic.name() + ": " + std::string(reason.message()) + "); the others take its share");
+    if (std::chrono::steady_clock::now() - lane.joined_at >= steady) lane.attempts = 0;
+  }
   lane.state = Lane::State::draining;
   lane.outbound.reset();  // it reads and writes no memory here any more
   for (const unsigned slot : std::exchange(lane.returned, {})) free_receives_.push_back(slot);
@@ -62,9 +74,7 @@ void Link::drained(Lane& lane) {
   lane.inbound.reset();
   lane.state = Lane::State::left;
   if (const Status ready = ready_for_messages(); !ready.ok()) return fail(ready);
-  for (const auto& other : lanes_) {
-    if (other->state == Lane::State::live) other->to_announce.push_back(static_cast<std::uint8_t>(lane.index));
-  }
+  announce(lane);
   if (lane.peer_left) decide(lane);
 }
 
@@ -93,12 +103,14 @@ void Link::decide(Lane& lane) {
   for (const Record& one : std::exchange(lane.settles, {})) doubt(one);
   std::vector<std::uint64_t> idle;
   for (const auto& [number, op] : ops_) {
+    if ((op->lanes >> lane.index & 1) != 0) op->lanes |= former_life;
     if (op->begun && op->under_way == 0) idle.push_back(number);
   }
   for (const std::uint64_t number : idle) {
     if (const auto place = ops_.find(number); place != ops_.end()) step(place);
     if (!ready_) return;
   }
+  plan_return(lane);
   // What failed ends with the next answer of the peer.
   for (const auto& other : lanes_) {
     if (!condemned_.empty() && other->state == Lane::State::live) other->probe = true;

@@ -9,7 +9,7 @@ namespace hmc::verbs {
 Status Link::post_receive(Lane& lane, unsigned slot) {
   ibv_sge part{reinterpret_cast<std::uintptr_t>(receive_slot(slot)), slot_bytes, lane.memory_key};
   ibv_recv_wr work{};
-  work.wr_id = lane.id | receive_bit | slot;
+  work.wr_id = lane.id | receive_bit | (lane.life & life_mask) << life_shift | slot;
   work.sg_list = &part;
   work.num_sge = 1;
   ibv_recv_wr* refused = nullptr;
@@ -31,12 +31,13 @@ Status Link::post_receives(Lane& lane, unsigned count) {
 
 void Link::on_received(Lane& lane, const ibv_wc& completion) {
   constexpr std::uint64_t slot_mask = 0xFFFF;
-  if (!lane.inbound) return;
+  if (!lane.inbound || (completion.wr_id >> life_shift & life_mask) != (lane.life & life_mask)) return;
   const auto slot = static_cast<unsigned>(completion.wr_id & slot_mask);
   --lane.receives_posted;
   const bool good = completion.status == IBV_WC_SUCCESS;
+  if (good && lane.state == Lane::State::joining) join(lane);
   if (good && !take_message(slot, completion.byte_len)) return;
-  if (lane.state != Lane::State::live) {
+  if (!lane.up()) {
     free_receives_.push_back(slot);
     if (lane.state == Lane::State::draining && lane.receives_posted == 0) drained(lane);
     return;
@@ -64,14 +65,18 @@ bool Link::take_message(unsigned slot, std::size_t bytes) {
   const ByteSpan message(receive_slot(slot), std::min(bytes, slot_bytes));
   MessageHead head;
   const bool known = decode_head(message, head) && head.lane < lanes_.size();
-  if (!known || head.consumed - signals_taken_ > signals_sent_ - signals_taken_) {
+  const std::uint32_t news = head.consumed - signals_taken_;
+  const bool older = static_cast<std::int32_t>(news) < 0;  // by another lane than what came before
+  if (!known || (!older && news > signals_sent_ - signals_taken_)) {
     fail(Status(Code::protocol, "the peer sent a verbs message that this version cannot have sent"));
     return false;
   }
-  signals_taken_ = head.consumed;
+  if (!older) signals_taken_ = head.consumed;
   if (head.kind == MessageKind::credit) return true;
+  if (head.kind == MessageKind::lane_up) return on_offer(head, message.subspan(head_bytes));
   if (head.kind == MessageKind::lane_down) {
     Lane& lane = *lanes_[head.lane];
+    if (head.life != lane.life) return true;  // told before
     if (std::exchange(lane.peer_left, true)) return true;
     lose(lane, Status(Code::transport, "the peer has left it"));
     if (ready_ && lane.state == Lane::State::left) decide(lane);

@@ -119,7 +119,7 @@ Status Link::signal(ByteSpan head, ByteSpan body) {
     return full;
   }
   Batch batch;
-  add_message(*lane, batch, {MessageKind::signal, 0, consumed_}, 0, head, body);
+  add_message(*lane, batch, {MessageKind::signal, 0, 0, consumed_}, 0, head, body);
   submit(*lane, batch);
   return ready_ ? Status() : failure_;
 }
@@ -132,9 +132,14 @@ void Link::advance() {
     posted = false;
     for (std::size_t i = 0; i < lanes_.size() && ready_; ++i) {
       Lane& lane = *lanes_[i];
-      if (lane.state != Lane::State::live || lane.broken) continue;
+      if (!lane.up() || lane.broken) continue;
       Batch batch;
-      fill(lane, batch);
+      if (lane.state == Lane::State::live) {
+        fill(lane, batch);
+      } else if (lane.probe && !free_sends_.empty()) {  // what comes back says that it carries
+        add_message(lane, batch, {MessageKind::credit, 0, 0, consumed_}, 0, {}, {});
+        lane.probe = false;
+      }
       posted = (batch.count != 0 && submit(lane, batch)) || posted;
     }
   }
@@ -163,24 +168,21 @@ void Link::fill(Lane& lane, Batch& batch) {
 
 void Link::fill_messages(Lane& lane, Batch& batch) {
   const auto room = [&] { return !free_sends_.empty() && lane.posted() < Lane::depth && !batch.full(); };
-  while (!lane.to_announce.empty() && room()) {
-    add_message(lane, batch, {MessageKind::lane_down, lane.to_announce.back(), consumed_}, 0, {}, {});
-    lane.to_announce.pop_back();
-  }
+  while (!lane.to_announce.empty() && room()) add_announcements(lane, batch);
   const bool first = &lane == message_lane();
   while (first && !resend_.empty() && !batch.full() && lane.posted() < Lane::depth) {
     // What it tells of the receiver's signals is of old.
-    encode_head(send_slot(resend_.front().slot), {MessageKind::signal, 0, consumed_});
+    encode_head(send_slot(resend_.front().slot), {MessageKind::signal, 0, 0, consumed_});
     add(lane, batch, resend_.front());
     resend_.pop_front();
   }
   while (first && resend_.empty() && !waiting_signals_.empty() && !batch.full() && room_for_signal(lane)) {
-    add_message(lane, batch, {MessageKind::signal, 0, consumed_}, 0, waiting_signals_.front(), {});
+    add_message(lane, batch, {MessageKind::signal, 0, 0, consumed_}, 0, waiting_signals_.front(), {});
     waiting_signals_.pop_front();
   }
   // A signal tells it on the way; without one it takes a message of its own, before the peer has run out.
   if ((lane.probe || (first && consumed_ - consumed_told_ >= credits / 2)) && room()) {
-    add_message(lane, batch, {MessageKind::credit, 0, consumed_}, 0, {}, {});
+    add_message(lane, batch, {MessageKind::credit, 0, 0, consumed_}, 0, {}, {});
     lane.probe = false;
   }
 }
@@ -233,7 +235,7 @@ void Link::fill_op(Lane& lane, Batch& batch, Op& op) {
   // Right behind its bytes where these all went this way; else step() sends it when they have arrived.
   if (!op.cursor.at_end() || op.signal.empty() || op.on_device || op.lanes != 1U << lane.index || &lane != message_lane()) return;
   if (!resend_.empty() || !waiting_signals_.empty() || !room_for_signal(lane) || batch.full()) return;
-  add_message(lane, batch, {MessageKind::signal, 0, consumed_}, op.number, op.signal, {});
+  add_message(lane, batch, {MessageKind::signal, 0, 0, consumed_}, op.number, op.signal, {});
   op.signal.clear();
 }
 

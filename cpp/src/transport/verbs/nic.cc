@@ -112,7 +112,8 @@ Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
   port_ = port;
   max_message_ = attributes.max_msg_sz;
   max_reads_ = static_cast<std::uint8_t>(std::clamp(device_attributes.max_qp_init_rd_atom, 1, 16));
-  queue_entries_ = std::min(wanted_queue_entries, device_attributes.max_cqe);
+  max_queue_entries_ = device_attributes.max_cqe;
+  queue_entries_ = std::min(wanted_queue_entries, max_queue_entries_);
   info_.nic = index;
   info_.ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
   info_.lid = attributes.lid;
@@ -132,6 +133,11 @@ Status Nic::open(ibv_device* device, std::uint8_t port, std::uint8_t index) {
   set_nonblocking(channel_->fd);
   set_nonblocking(context_->async_fd);
   return {};
+}
+
+bool Nic::active() const noexcept {
+  ibv_port_attr attributes{};
+  return api_.query_port(context_, port_, attributes) == 0 && attributes.state == IBV_PORT_ACTIVE;
 }
 
 // RoCE: version 2 (it is routed), an IPv4 address before an IPv6 one, a link-local one last. InfiniBand: the first.
@@ -198,24 +204,38 @@ Status Nic::watch() {
   return {};
 }
 
-Status Nic::add_queue() {
+// As large as it may be, so that many peers share one; smaller where the card or the memory that may be locked is short of room.
+Status Nic::add_queue(unsigned entries) {
   HMC_TRY(watch());
-  ibv_cq* handle = api_.create_cq(context_, queue_entries_, nullptr, channel_, 0);
-  if (handle == nullptr)
-    return errno_status(name_ + ": making a completion queue of " + std::to_string(queue_entries_) + " entries", errno);
-  queues_.push_back(std::make_unique<Queue>(Queue{handle, static_cast<unsigned>(queue_entries_), 0}));
-  return {};
+  const int least = static_cast<int>(entries);
+  int size = std::max(queue_entries_, least);
+  ibv_cq* handle = nullptr;
+  while (size <= max_queue_entries_) {
+    handle = api_.create_cq(context_, size, nullptr, channel_, 0);
+    if (handle != nullptr || size == least) break;
+    size = std::max(size / 4, least);
+  }
+  if (handle != nullptr) {
+    queues_.push_back(std::make_unique<Queue>(Queue{handle, static_cast<unsigned>(size), 0}));
+    return {};
+  }
+  const std::string fewer = "; HMC_VERBS_QUEUE_PAIRS=1 and HMC_VERBS_RAILS=1 need least of them, HMC_NICS leaves cards out";
+  if (size > max_queue_entries_) {
+    return Status(Code::out_of_memory, name_ + ": its completion queues hold " + std::to_string(max_queue_entries_) +
+                                           " entries at most, a connection needs " + std::to_string(entries) + fewer);
+  }
+  const int error = errno;
+  Status refused = errno_status(name_ + ": making a completion queue of " + std::to_string(entries) +
+                                    " entries (out of queues or of memory that may be locked?)" + fewer,
+                                error);
+  return error == ENOMEM || error == ENOSPC ? Status(Code::out_of_memory, std::string(refused.message()), error) : refused;
 }
 
 Result<Nic::Queue*> Nic::reserve(unsigned entries) {
   auto place = std::ranges::find_if(queues_, [&](const auto& queue) { return queue->room >= entries; });
   if (place == queues_.end()) {
-    HMC_TRY(add_queue());
+    HMC_TRY(add_queue(entries));
     place = queues_.end() - 1;
-    if ((*place)->room < entries) {
-      return Status(Code::out_of_memory, name_ + ": a completion queue holds " + std::to_string(queue_entries_) +
-                                             " entries, a peer needs " + std::to_string(entries));
-    }
   }
   (*place)->room -= entries;
   return place->get();

@@ -25,6 +25,7 @@ class Nic {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const PortInfo& info() const noexcept { return info_; }
   [[nodiscard]] std::uint8_t port() const noexcept { return port_; }
+  [[nodiscard]] bool active() const noexcept;  // asks the card
   [[nodiscard]] std::uint8_t gid_index() const noexcept { return gid_index_; }
   [[nodiscard]] std::size_t max_message() const noexcept { return max_message_; }
   [[nodiscard]] std::uint8_t max_reads() const noexcept { return max_reads_; }  // that it may have under way as a requester
@@ -70,7 +71,7 @@ class Nic {
   Status choose_gid(int table_length);
   void ask_for_devices();
   Status watch();
-  Status add_queue();
+  Status add_queue(unsigned entries);
   void drain_events();
 
   const Api& api_;
@@ -84,7 +85,8 @@ class Nic {
   int numa_node_ = -1;
   bool dma_buf_ = false;
   bool peer_memory_ = false;
-  int queue_entries_ = 0;
+  int queue_entries_ = 0;  // usually
+  int max_queue_entries_ = 0;
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;

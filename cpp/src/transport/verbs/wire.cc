@@ -9,7 +9,7 @@
 namespace hmc::verbs {
 namespace {
 
-constexpr std::uint8_t wire_version = 2;
+constexpr std::uint8_t wire_version = 3;
 
 Status malformed(const char* what) { return Status(Code::protocol, std::string("malformed verbs ") + what); }
 
@@ -39,6 +39,22 @@ PortInfo take_port(WireReader& reader) {
   port.rate = reader.u64();
   if (port.nic >= max_nics || ethernet > 1 || devices > 1 || port.mtu < 1 || port.mtu > max_mtu) reader.fail();
   return port;
+}
+
+void put_lane(WireWriter& writer, const LaneAddress& lane) {
+  put_port(writer, lane.port);
+  writer.u32(lane.outbound).u32(lane.inbound).u32(lane.sequence).u32(lane.sink);
+}
+
+LaneAddress take_lane(WireReader& reader) {
+  LaneAddress lane;
+  lane.port = take_port(reader);
+  lane.outbound = reader.u32();
+  lane.inbound = reader.u32();
+  lane.sequence = reader.u32();
+  lane.sink = reader.u32();
+  if (std::max({lane.outbound, lane.inbound, lane.sequence}) > number_mask) reader.fail();
+  return lane;
 }
 
 }  // namespace
@@ -71,10 +87,7 @@ Bytes encode_address(const Address& address) {
   Bytes bytes;
   WireWriter writer(bytes);
   writer.u8(wire_version).u64(address.sink).u8(static_cast<std::uint8_t>(address.lanes.size()));
-  for (const LaneAddress& lane : address.lanes) {
-    put_port(writer, lane.port);
-    writer.u32(lane.outbound).u32(lane.inbound).u32(lane.sequence).u32(lane.sink);
-  }
+  for (const LaneAddress& lane : address.lanes) put_lane(writer, lane);
   return bytes;
 }
 
@@ -86,15 +99,7 @@ Result<Address> decode_address(ByteSpan bytes) {
   address.sink = reader.u64();
   const std::size_t count = reader.u8();
   if (count == 0 || count > max_lanes) reader.fail();
-  for (std::size_t i = 0; i < count && reader.ok(); ++i) {
-    LaneAddress& lane = address.lanes.emplace_back();
-    lane.port = take_port(reader);
-    lane.outbound = reader.u32();
-    lane.inbound = reader.u32();
-    lane.sequence = reader.u32();
-    lane.sink = reader.u32();
-    if (std::max({lane.outbound, lane.inbound, lane.sequence}) > number_mask) reader.fail();
-  }
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) address.lanes.push_back(take_lane(reader));
   if (!reader.finish()) return malformed("address");
   return address;
 }
@@ -141,27 +146,46 @@ void encode_head(std::byte* out, const MessageHead& head) noexcept {
   std::fill_n(out, head_bytes, std::byte{0});
   out[0] = static_cast<std::byte>(head.kind);
   out[1] = static_cast<std::byte>(head.lane);
+  out[2] = static_cast<std::byte>(head.life);
+  out[3] = static_cast<std::byte>(head.life >> 8);
   for (std::size_t i = 0; i < sizeof head.consumed; ++i) out[4 + i] = static_cast<std::byte>(head.consumed >> (8 * i));
 }
 
 bool decode_head(ByteSpan message, MessageHead& out) noexcept {
-  if (message.size() < head_bytes ||
-      std::any_of(message.begin() + 2, message.begin() + 4, [](std::byte b) { return b != std::byte{0}; })) {
-    return false;
-  }
+  if (message.size() < head_bytes) return false;
   out.kind = static_cast<MessageKind>(message[0]);
   out.lane = static_cast<std::uint8_t>(message[1]);
-  if (out.lane != 0 && (out.kind != MessageKind::lane_down || out.lane >= max_lanes)) return false;
+  out.life = static_cast<std::uint16_t>(static_cast<unsigned>(message[2]) | static_cast<unsigned>(message[3]) << 8);
+  const bool of_lane = out.kind == MessageKind::lane_down || out.kind == MessageKind::lane_up;
+  if (of_lane ? out.lane >= max_lanes : out.lane != 0 || out.life != 0) return false;
   out.consumed = 0;
   for (std::size_t i = 0; i < sizeof out.consumed; ++i) out.consumed |= static_cast<std::uint32_t>(message[4 + i]) << (8 * i);
   switch (out.kind) {
     case MessageKind::signal:
+    case MessageKind::lane_up:
       return true;
     case MessageKind::credit:
     case MessageKind::lane_down:
       return message.size() == head_bytes;
   }
   return false;
+}
+
+Bytes encode_offer(const LaneOffer& offer) {
+  Bytes bytes;
+  WireWriter writer(bytes);
+  writer.u32(offer.rank);
+  put_lane(writer, offer.address);
+  return bytes;
+}
+
+Result<LaneOffer> decode_offer(ByteSpan bytes) {
+  WireReader reader(bytes);
+  LaneOffer offer;
+  offer.rank = reader.u32();
+  offer.address = take_lane(reader);
+  if (!reader.finish()) return malformed("offer of a lane");
+  return offer;
 }
 
 }  // namespace hmc::verbs

@@ -72,13 +72,22 @@ struct RegionKeys {
 
 // In front of every message that is sent.
 inline constexpr std::size_t head_bytes = 8;
-enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3 };
+enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3, lane_up = 4 };
 struct MessageHead {
   MessageKind kind = MessageKind::signal;
   std::uint8_t lane = 0;       // lane_down: the sender has left it, and nothing of the receiver's arrives there any more
+  std::uint16_t life = 0;      // of that lane: how often it has been made anew. Of lane_up: which of its lives it is about
   std::uint32_t consumed = 0;  // signals of the receiver's that the sender has taken so far, modulo 2^32
 };
 void encode_head(std::byte* out, const MessageHead& head) noexcept;           // writes head_bytes
 [[nodiscard]] bool decode_head(ByteSpan message, MessageHead& out) noexcept;  // false: not a message of this version
+
+// Behind the head of lane_up: a lane that both sides have left is made anew, and this is the sender's end of it.
+struct LaneOffer {
+  std::uint32_t rank = 0;  // signals go by the lane of the lowest
+  LaneAddress address;
+};
+[[nodiscard]] Bytes encode_offer(const LaneOffer& offer);
+[[nodiscard]] Result<LaneOffer> decode_offer(ByteSpan bytes);
 
 }  // namespace hmc::verbs

@@ -190,17 +190,22 @@ TEST_F(VerbsHostile, AnUnknownMessage) {
 }
 
 TEST_F(VerbsHostile, CreditForSignalsThatWereNotSent) {
-  encode_head(intruder_->memory(), {MessageKind::signal, 0, 1});
+  encode_head(intruder_->memory(), {MessageKind::signal, 0, 0, 1});
   ends_the_link(head_bytes + 5);
 }
 
 TEST_F(VerbsHostile, NewsOfALaneThatThereIsNot) {
-  encode_head(intruder_->memory(), {MessageKind::lane_down, 1, 0});
+  encode_head(intruder_->memory(), {MessageKind::lane_down, 1, 0, 0});
   ends_the_link(head_bytes);
 }
 
+TEST_F(VerbsHostile, AnOfferOfNothing) {
+  encode_head(intruder_->memory(), {MessageKind::lane_up, 0, 1, 0});
+  ends_the_link(head_bytes + 3);
+}
+
 TEST_F(VerbsHostile, AMessageLargerThanTheReceives) {
-  encode_head(intruder_->memory(), {MessageKind::signal, 0, 0});
+  encode_head(intruder_->memory(), {MessageKind::signal, 0, 0, 0});
   EXPECT_NE(intruder_->post(IBV_WR_SEND, 8192), IBV_WC_SUCCESS);
   pair_->settle();
   EXPECT_TRUE(intruder_->side.sink.signals.empty());

@@ -34,8 +34,32 @@ class VerbsLanes : public OnFabric {
     ASSERT_TRUE(pair->until([&] { return !pair->a().sink.signals.empty(); }));
     EXPECT_EQ(pair->a().sink.signals.back(), pattern(100, 1));
   }
+  // At the near end; it is gone again at once.
+  Status another_endpoint() {
+    Side more;
+    more.node = pair->a().node;
+    const Bytes domain = pair->b().node->transport->domain();
+    const auto lock = more.lock();
+    return more.node->transport->create_endpoint(same_process_domain(domain), more.sink).status();
+  }
   void fails_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed);
+  void breaks_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed);
   void fails_at_any_moment(unsigned device);
+  // What is large goes by both again.
+  void both_carry() {
+    const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
+    local.fill(73);
+    const auto remote = target.imported(pair->a()).value();
+    const std::uint64_t before[2] = {carried(0), carried(1)};
+    const Deadline deadline = Deadline::after_seconds(60);
+    while (std::min(carried(0) - before[0], carried(1) - before[1]) < bytes / 5) {
+      ASSERT_FALSE(deadline.passed()) << carried(0) - before[0] << ' ' << carried(1) - before[1];
+      Move put(pair->a(), local, *remote, bytes);
+      HMC_ASSERT_OK(put.put());
+      ends(put);
+    }
+    EXPECT_TRUE(same_bytes(target.bytes(), pattern(bytes, 73)));
+  }
 
  private:
   std::uint64_t carried_before_[2] = {};
@@ -66,10 +90,14 @@ TEST_F(VerbsLanes, SeveralPerPort) {
 // overwrites them: nothing may be written there afterwards. A port fails in between; `executed` requests arrive without their
 // sender learning it.
 void VerbsLanes::fails_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed) {
+  start("1");
+  breaks_under_puts(device, after, executed);
+}
+
+void VerbsLanes::breaks_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed) {
   SCOPED_TRACE(::testing::Message() << "device " << device << " after " << after << ", " << executed << " executed");
   constexpr unsigned count = 60;
   constexpr std::size_t room = 1 << 20;
-  start("1");
   Side& from = pair->a();
   Side& to = pair->b();
   const AnyArea local(*from.node, room, Device::cpu());
@@ -167,6 +195,59 @@ TEST_F(VerbsLanes, AFailingPortUnderGetsAndDevices) {
   }
 }
 
+TEST_F(VerbsLanes, AMendedPortCarriesAgain) {
+  start();
+  for (const unsigned device : {0U, 1U, 0U}) {
+    breaks_under_puts(device, 20, 3);
+    fabric().mend_ports();
+    both_carry();
+    if (HasFatalFailure()) return;
+  }
+  works();
+}
+
+// A port that says that it is active and carries nothing costs the other nothing; one that says that it is down is left alone.
+TEST_F(VerbsLanes, APortThatIsNotMendedIsTriedAgain) {
+  for (const std::uint32_t says_so : {0U, 1U}) {
+    start();
+    fabric().configure({.dma_buf = 1, .down = says_so});
+    fabric().fail_port(1, 5, 0);
+    const Deadline deadline = Deadline::after_seconds(4);
+    while (!deadline.passed()) {
+      works();
+      pair->a().sink.signals.clear();
+      if (HasFatalFailure()) return;
+    }
+    fabric().mend_ports();
+    both_carry();
+    pair.reset();
+  }
+}
+
+// Operations that a lane's former life has carried some of begin anew where memory of a device is to be settled.
+TEST_F(VerbsLanes, DevicesWhilePortsComeAndGo) {
+  const Device cuda = Device::parse("cuda:0").value();
+  start();
+  constexpr std::size_t much = 32 << 20;
+  const AnyArea near(*pair->a().node, much, cuda), far(*pair->b().node, much, cuda);
+  const auto remote = far.imported(pair->a()).value();
+  for (unsigned turn = 0; turn < 4; ++turn) {
+    near.fill(turn);
+    far.fill(10 + turn);
+    pair->b().sink.signals.clear();
+    fabric().fail_port(turn % 2, 30, turn);
+    Move put(pair->a(), near, *remote, much);
+    HMC_ASSERT_OK(put.put(pattern(10, turn)));
+    pair->settle(100);
+    fabric().mend_ports();
+    ends(put);
+    ASSERT_TRUE(pair->until([&] { return pair->b().sink.signals.size() == 1; }));
+    EXPECT_TRUE(same_bytes(far.bytes(), pattern(much, turn)));
+    both_carry();
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_F(VerbsLanes, WithTheLastThePeerIsLost) {
   start();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
@@ -209,18 +290,26 @@ TEST_F(VerbsLanes, AsManyAsThereIsRoomFor) {
   fabric().configure({.max_pairs = 20});  // eight lanes for the one end, two for the other
   connect();
   works();
-  Side more;
-  more.node = pair->a().node;
-  const Bytes domain = pair->b().node->transport->domain();
-  const auto create = [&] {
-    const auto lock = more.lock();
-    return more.node->transport->create_endpoint(same_process_domain(domain), more.sink).status();
-  };
-  HMC_EXPECT_OK(create());  // what the first end had too much it has given back
+  HMC_EXPECT_OK(another_endpoint());  // what the first end had too much it has given back
   fabric().configure({.max_pairs = 8});
-  const Status refused = create();
+  const Status refused = another_endpoint();
   EXPECT_EQ(refused.code(), Code::out_of_memory) << refused.str();
   EXPECT_NE(refused.str().find("HMC_VERBS_QUEUE_PAIRS=1"), std::string::npos) << refused.str();
+  works();
+}
+
+// Several small queues where there is none of the usual size.
+TEST_F(VerbsLanes, SmallQueues) {
+  fabric().configure({.max_entries = 300});
+  connect();
+  works();
+  fabric().configure({.max_queues = 1, .max_entries = 300});
+  const Status refused = another_endpoint();
+  EXPECT_EQ(refused.code(), Code::out_of_memory) << refused.str();
+  EXPECT_NE(refused.str().find("making a completion queue of"), std::string::npos) << refused.str();
+  EXPECT_NE(refused.str().find("HMC_VERBS_QUEUE_PAIRS=1"), std::string::npos) << refused.str();
+  fabric().configure({.max_entries = 200});
+  EXPECT_NE(another_endpoint().str().find("making a completion queue of"), std::string::npos);
   works();
 }
 
