@@ -168,7 +168,7 @@ step_bench() {
     hmc_command bench --devices "$all" --ranks "$count" --operations alltoall --json "$OUT/bench_alltoall_$count.json"
   fi
   # shellcheck disable=SC2086  # the devices, one word each
-  hmc_command run -n 2 "$build/bench/cpp/hmc_stream" ${devices/,/ } | tee "$OUT/stream.json"
+  hmc_command run -n 2 "$build/bench/cpp/hmc_device_perf" ${devices/,/ } | tee "$OUT/perf.json"
   echo "between ${devices/,/ and }, and ${devices%%,*} and cpu"
 }
 

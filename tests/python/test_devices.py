@@ -82,8 +82,8 @@ with hmc.init() as comm:
             assert np.array_equal(got[rank * 5000 : rank * 5000 + 5000], part), ("all_to_all", here, there)
         path = comm.path(peer, here, there)
         if here != "cpu" or there != "cpu":
-            # A device reaches memory of its vendor and the CPU's; whoever starts on the CPU has no device to copy with.
-            direct = here != "cpu" and there.split(":")[0] in ("cpu", here.split(":")[0])
+            # A device reaches memory of its vendor, and the CPU's, whoever of the two starts.
+            direct = "cpu" in (here, there) or here.split(":")[0] == there.split(":")[0]
             assert path.transport == ("ipc" if direct else "staging"), str(path)
             assert path.direct == direct and (path.bytes_staged > 0) != direct, str(path)
         comm.barrier(timeout=30)

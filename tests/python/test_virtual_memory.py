@@ -91,8 +91,63 @@ with hmc.init() as comm:
     assert counters(comm)["bytes_staged"] == 0
     comm.barrier(timeout=30)
     exchange_all(comm, buf, 10)
-    assert counters(comm)["routes.refused.ipc"] == 1  # the message into it: a signal carries no descriptor
+    found = counters(comm)
+    assert found["bytes_staged"] == 0 and "routes.refused.ipc" not in found, found
     buf.close(timeout=10)
+""",
+        environment=simulated(),
+        timeout=120,
+    )
+
+
+def test_messages_into_pieces_that_come_and_go(run_job: Callable[..., str]) -> None:
+    """What is mapped at the sender is the memory that lies there now, however often its owner has put other pieces there."""
+    run_job(
+        PRELUDE
+        + """
+import os
+with hmc.init(policy="direct") as comm:
+    peer = 1 - comm.rank
+    memory = driver.mapped(comm.rank, [1, 2, 1])
+    inside = comm.register(memory)
+    sizes = [1, 8, 4097, 1_000_003, 4 * PIECE - 77]
+    source = comm.buffer(4 * PIECE, device=f"cuda:{comm.rank}")
+    def swap(seed):
+        source.memory.copy_from(pattern(4 * PIECE, seed + comm.rank))
+        for tag, size in enumerate(sizes):
+            inside.memory.fill(0x5A)
+            comm.barrier(timeout=30)
+            at = 4 * PIECE - size if tag % 2 else 77 if size < 3 * PIECE else 0
+            receiving = comm.irecv(inside[at : at + size], src=peer, tag=tag)
+            comm.send(source[33 : 33 + size], dst=peer, tag=tag, timeout=30)
+            receiving.wait(30)
+            got = read(inside.memory)
+            assert (got[at : at + size] == pattern(4 * PIECE, seed + peer)[33 : 33 + size]).all(), (seed, size)
+            assert (got[:at] == 0x5A).all() and (got[at + size :] == 0x5A).all(), ("guards", seed, size)
+            comm.barrier(timeout=30)
+    for turn in range(4):
+        swap(10 * turn)
+        swap(10 * turn + 5)
+        base = memory.pointer + PIECE * (turn % 2)
+        for address, granules in ((base, 1 + turn % 2), (memory.pointer + 3 * PIECE, 1)):
+            driver.unmap(address, granules)
+            driver.map_at(address, comm.rank, granules)
+    # More ranges than stay mapped, again and again.
+    ranges = [comm.register(driver.mapped(comm.rank, [1])) for _ in range(40)]
+    opened = len(os.listdir("/proc/self/fd"))
+    for turn in range(3):
+        for tag, each in enumerate(ranges):
+            each.memory.fill(0)
+            receiving = comm.irecv(each[5:1005], src=peer, tag=tag)
+            comm.barrier(timeout=30)
+            comm.send(source[tag : tag + 1000], dst=peer, tag=tag, timeout=30)
+            receiving.wait(30)
+            assert (read(each.memory[:1010])[5:1005] == pattern(4 * PIECE, 35 + peer)[tag : tag + 1000]).all(), (turn, tag)
+    found = counters(comm)
+    assert found["bytes_staged"] == 0 and "routes.refused.ipc" not in found, found
+    # Descriptors are closed once they are mapped; the simulated driver keeps one for each piece.
+    assert len(os.listdir("/proc/self/fd")) < opened + 90, (opened, len(os.listdir("/proc/self/fd")))
+    comm.barrier(timeout=30)
 """,
         environment=simulated(),
         timeout=120,
@@ -212,14 +267,16 @@ with hmc.init(policy="direct") as comm:
     peer = 1 - comm.rank
     plain = comm.buffer(100_000, device=f"cuda:{comm.rank}")
     buf = comm.register(driver.mapped(comm.rank, [1], shareable=False))
-    remotes = [comm.exchange(each, timeout=30)[peer] for each in (plain,)]
+    remotes = [comm.exchange(each, timeout=30)[peer] for each in (plain, buf)]
     source = comm.buffer(100_000, device=plain.device)
     source.memory.copy_from(pattern(100_000, comm.rank))
     comm.put(source, remotes[0], notify=1).wait(30)
     comm.wait_notify(peer, 1, timeout=30)
     assert (read(plain.memory) == pattern(100_000, peer)).all()
+    host = comm.buffer(100_000)  # to which the owner's device copies
+    comm.get(host, remotes[1][:100_000]).wait(30)
     try:
-        comm.exchange(buf, timeout=30)
+        comm.put(source, remotes[1][:100_000]).wait(30)
     except hmc.HmcError as error:
         text = str(error)
         assert "no descriptor" in text and 'policy="direct" forbids' in text, text

@@ -54,8 +54,7 @@ class Driver:
     ) -> Foreign:
         """`size` bytes from `offset` on of pieces of so many granules each, as torch's expandable segments are."""
         total = sum(pieces) * PIECE
-        base, handle = ctypes.c_uint64(), ctypes.c_uint64()
-        where = Location(1, device)
+        base = ctypes.c_uint64()
         self(
             "cuMemAddressReserve",
             ctypes.byref(base),
@@ -66,14 +65,22 @@ class Driver:
         )
         at = base.value
         for piece in pieces:
-            properties = Properties(1, 1 if shareable else 0, where)
-            self("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(piece * PIECE), ctypes.byref(properties), ctypes.c_uint64(0))
-            self("cuMemMap", ctypes.c_uint64(at), ctypes.c_size_t(piece * PIECE), ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-            self("cuMemRelease", handle)
+            self.map_at(at, device, piece, shareable=shareable)
             at += piece * PIECE
-        access = Access(where, 3)
-        self("cuMemSetAccess", base, ctypes.c_size_t(total), ctypes.byref(access), ctypes.c_size_t(1))
         return Foreign(base.value + offset, total - offset if size is None else size)
+
+    def map_at(self, address: int, device: int, granules: int, *, shareable: bool = True) -> None:
+        """A new piece, at an address that is reserved and free."""
+        where, handle, size = Location(1, device), ctypes.c_uint64(), ctypes.c_size_t(granules * PIECE)
+        properties, access = Properties(1, 1 if shareable else 0, where), Access(where, 3)
+        self("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
+        self("cuMemMap", ctypes.c_uint64(address), size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self("cuMemRelease", handle)
+        self("cuMemSetAccess", ctypes.c_uint64(address), size, ctypes.byref(access), ctypes.c_size_t(1))
+
+    def unmap(self, address: int, granules: int) -> None:
+        """As an allocator that gives a piece back."""
+        self("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(granules * PIECE))
 
     def pooled(self, device: int, size: int) -> Foreign:
         """Memory of the device's stream-ordered pool."""

@@ -127,6 +127,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // True: an operation that must stay behind what is pending may be posted now.
   [[nodiscard]] bool may_post() const noexcept { return pending_.empty() && phase_ == PeerPhase::ready; }
   void enqueue(std::shared_ptr<PendingOp> op);
+  // Again, before what has been posted since.
+  void enqueue_first(std::shared_ptr<PendingOp> op);
   bool remove_pending(const PendingOp* op);
   // Posts what can be posted. True if anything moved.
   bool pump();

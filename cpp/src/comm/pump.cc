@@ -111,6 +111,11 @@ void PeerImpl::enqueue(std::shared_ptr<PendingOp> op) {
   if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
 }
 
+void PeerImpl::enqueue_first(std::shared_ptr<PendingOp> op) {
+  pending_.push_front(std::move(op));
+  context_.needs_pump(*this);
+}
+
 bool PeerImpl::remove_pending(const PendingOp* op) {
   const auto is_it = [op](const auto& p) { return p.get() == op; };
   return pending_.remove_if(is_it) != 0 || credit_wait_.remove_if(is_it) != 0;

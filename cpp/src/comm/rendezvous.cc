@@ -125,7 +125,7 @@ Result<Bytes> MessengerImpl::own_region(ReceiveOperation& receive, Route& route,
   MemoryView exact = receive.view;
   exact.bytes = bytes;
   HMC_ASSIGN(receive.region, context_.transient_region(route, exact));
-  HMC_ASSIGN(Blob exported, receive.region->exported());
+  HMC_ASSIGN(Blob exported, route.endpoint->describe(*receive.region));
   if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) return std::move(exported.bytes);
   return Status(Code::unsupported, "transport " + route.path.transport + " cannot describe a message's memory in a signal");
 }

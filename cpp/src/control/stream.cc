@@ -1,7 +1,6 @@
 #include "control/stream.h"
 
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +12,6 @@ namespace {
 
 constexpr std::size_t small_buffer = 8 * 1024;     // what an idle connection keeps
 constexpr std::size_t coalesce_limit = 64 * 1024;  // small messages that wait share a system call
-constexpr std::size_t kernel_max_fds = 253;        // SCM_MAX_FD: with this much room only a descriptor limit cuts a group short
 
 Status reset_status(int error) {
   return Status(Code::peer_lost, std::string("the connection broke: ") + std::strerror(error), error);
@@ -64,35 +62,14 @@ Stream::Output Stream::secure(std::unique_ptr<TlsSession> tls) {
 // ---- input ----
 
 Stream::Input Stream::receive(std::span<std::byte> into, std::size_t& n) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kernel_max_fds * sizeof(int))> control;
-  iovec piece{into.data(), into.size()};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  if (unix_) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-  }
-  ssize_t got = 0;
-  do {
-    got = recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  std::vector<FdGroup> groups;
+  const ssize_t got = receive_with_fds(fd_.get(), into, groups);
   if (got < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Input::blocked;
     static_cast<void>(fail(reset_status(errno)));
     return Input::failed;
   }
-  for (cmsghdr* part = unix_ ? CMSG_FIRSTHDR(&message) : nullptr; part != nullptr; part = CMSG_NXTHDR(&message, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    FdGroup group{{}, (message.msg_flags & MSG_CTRUNC) != 0};
-    for (std::size_t at = 0; CMSG_LEN(at + sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(part) + at, sizeof fd);
-      group.fds.emplace_back(fd);
-    }
-    groups_.push_back(std::move(group));
-  }
-  if ((message.msg_flags & MSG_CTRUNC) != 0 && (groups_.empty() || !groups_.back().cut)) groups_.push_back({{}, true});
+  for (FdGroup& group : groups) groups_.push_back(std::move(group));
   if (got == 0) return Input::ended;
   n = static_cast<std::size_t>(got);
   received_ += n;
@@ -172,28 +149,9 @@ Result<bool> Stream::next_frame(std::size_t limit, Frame& frame) {
 // ---- output ----
 
 ssize_t Stream::transmit(ByteSpan first, ByteSpan second, const std::vector<UniqueFd>& fds, Output& outcome) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(max_control_fds * sizeof(int))> control{};
   std::array<iovec, 2> pieces{iovec{const_cast<std::byte*>(first.data()), first.size()},
                               iovec{const_cast<std::byte*>(second.data()), second.size()}};
-  msghdr message{};
-  message.msg_iov = pieces.data();
-  message.msg_iovlen = second.empty() ? 1 : 2;
-  if (!fds.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
-    cmsghdr* part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-    for (std::size_t i = 0; i < fds.size(); ++i) {
-      const int fd = fds[i].get();
-      std::memcpy(CMSG_DATA(part) + i * sizeof(int), &fd, sizeof fd);
-    }
-  }
-  ssize_t sent = 0;
-  do {
-    sent = sendmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
+  const ssize_t sent = send_with_fds(fd_.get(), {pieces.data(), second.empty() ? 1U : 2U}, fds);
   if (sent >= 0) return sent;
   switch (errno) {
     case EAGAIN:

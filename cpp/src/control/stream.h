@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/blob.h"
-#include "base/fd.h"
+#include "base/fd_passing.h"
 #include "control/records.h"
 #include "control/tls.h"
 #include "hmc/status.h"
@@ -81,11 +81,6 @@ class Stream {
     std::size_t sent = 0;
     std::vector<UniqueFd> fds;  // go with the first byte
   };
-  struct FdGroup {
-    std::vector<UniqueFd> fds;
-    bool cut;  // the kernel could not give us all of them
-  };
-
   Input receive(std::span<std::byte> into, std::size_t& n);
   Input read_tls();
   // What sendmsg took of the two pieces: >= 0, or -1 with `outcome` set.

@@ -53,6 +53,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   };
   class Owned;
   class Mapping;
+  class Held;
   class Mapped;
   class MappedChunks;
   class Point;
@@ -60,6 +61,8 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
   Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
   Result<Blob> export_allocation(const DeviceSpan& span);
+  Result<std::unique_ptr<HeldChunks>> hold_chunks(const DeviceSpan& span) override;
+  Result<std::unique_ptr<Held>> take_hold(const DeviceSpan& span);
   Result<Blob> export_chunks(const DeviceSpan& span);
   Result<Blob> export_dma_buf(const DeviceSpan& span);
   Result<std::unique_ptr<Allocation>> import_allocation(int index, const Blob& blob);

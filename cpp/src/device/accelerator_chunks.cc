@@ -1,7 +1,9 @@
 // Accelerator: memory that has no IPC handle as a whole. Pieces of virtual memory, and dma-bufs for network cards.
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/wire.h"
 #include "device/accelerator.h"
@@ -33,36 +35,90 @@ class Accelerator::MappedChunks final : public Allocation {
   const DeviceSpan span_;
 };
 
-// bytes = wire{u64 offset of the span in the first piece, u64 bytes of the span, u32 pieces, u64 bytes of each}, a descriptor each.
-Result<Blob> Accelerator::export_chunks(const DeviceSpan& span) {
-  VendorPointer owner;
-  if (!calls_->classify(span.data, owner)) {
-    return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
+// Pieces of this process.
+class Accelerator::Held final : public HeldChunks {
+ public:
+  Held(Accelerator& runtime, int index) noexcept : runtime_(runtime), index_(index) {}
+  ~Held() override {
+    if (runtime_.forked()) return;
+    const DeviceScope scope(*runtime_.calls_, index_);
+    for (const VendorChunk& chunk : chunks_) runtime_.calls_->drop_chunk(chunk);
   }
-  const DeviceScope scope(*calls_, owner.index);
-  if (scope.code() != 0) return failure(name(owner.index) + " cannot be used", scope.code());
-  Blob blob;
-  std::vector<std::size_t> sizes;
+  [[nodiscard]] DeviceSpan span() const noexcept override {
+    auto* const base = static_cast<std::byte*>(chunks_.front().base);
+    return {base, static_cast<std::size_t>(static_cast<std::byte*>(chunks_.back().base) + chunks_.back().bytes - base), device_};
+  }
+  [[nodiscard]] bool in_place() override {
+    const DeviceScope scope(*runtime_.calls_, index_);
+    return std::ranges::all_of(chunks_, [this](const VendorChunk& chunk) { return runtime_.calls_->chunk_in_place(chunk); });
+  }
+  Status take(const DeviceSpan& span);
+  // bytes = wire{u64 offset of the span in the first piece, u64 bytes of the span, u32 pieces, u64 bytes of each}, a descriptor
+  // each.
+  Result<Blob> exported(const DeviceSpan& span);
+
+ private:
+  Accelerator& runtime_;
+  const int index_;
+  Device device_;
+  std::vector<VendorChunk> chunks_;
+};
+
+Status Accelerator::Held::take(const DeviceSpan& span) {
+  device_ = span.device;
+  const DeviceScope scope(*runtime_.calls_, index_);
+  if (scope.code() != 0) return runtime_.failure(runtime_.name(index_) + " cannot be used", scope.code());
   const auto* at = static_cast<const std::byte*>(span.data);
   const std::byte* const end = at + span.bytes;
-  std::size_t offset = 0;
   while (at < end) {
-    if (sizes.size() == max_blob_fds) {
+    if (chunks_.size() == max_blob_fds) {
       return Status(Code::unsupported, "the memory was mapped in more than " + std::to_string(max_blob_fds) +
                                            " pieces, each of which takes a descriptor; share it as several smaller buffers");
     }
     VendorChunk chunk;
-    const int code = calls_->export_chunk(at, chunk);
-    if (code != 0) return failure("no descriptor can be had of this memory of " + name(owner.index), code);
-    blob.fds.emplace_back(chunk.descriptor);
-    if (sizes.empty()) offset = static_cast<std::size_t>(at - static_cast<const std::byte*>(chunk.base));
-    sizes.push_back(chunk.bytes);
+    const int code = runtime_.calls_->hold_chunk(at, chunk);
+    if (code != 0) return runtime_.failure("no descriptor can be had of this memory of " + runtime_.name(index_), code);
+    chunks_.push_back(chunk);
     at = static_cast<const std::byte*>(chunk.base) + chunk.bytes;
   }
+  return chunks_.empty() ? Status(Code::invalid_argument, "memory of no bytes") : Status();
+}
+
+Result<Blob> Accelerator::Held::exported(const DeviceSpan& span) {
+  Blob blob;
+  const auto* const base = static_cast<const std::byte*>(chunks_.front().base);
   WireWriter writer(blob.bytes);
-  writer.u64(offset).u64(span.bytes).u32(static_cast<std::uint32_t>(sizes.size()));
-  for (const std::size_t size : sizes) writer.u64(size);
+  writer.u64(static_cast<std::uint64_t>(static_cast<const std::byte*>(span.data) - base)).u64(span.bytes);
+  writer.u32(static_cast<std::uint32_t>(chunks_.size()));
+  const DeviceScope scope(*runtime_.calls_, index_);
+  for (VendorChunk& chunk : chunks_) {
+    const int code = runtime_.calls_->export_chunk(chunk);
+    if (code != 0) return runtime_.failure("no descriptor can be had of this memory of " + runtime_.name(index_), code);
+    blob.fds.emplace_back(std::exchange(chunk.descriptor, -1));
+    writer.u64(chunk.bytes);
+  }
   return blob;
+}
+
+Result<std::unique_ptr<Accelerator::Held>> Accelerator::take_hold(const DeviceSpan& span) {
+  HMC_TRY(open());
+  VendorPointer owner;
+  if (!calls_->classify(span.data, owner)) {
+    return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
+  }
+  auto held = std::make_unique<Held>(*this, owner.index);
+  HMC_TRY(held->take(span));
+  return held;
+}
+
+Result<std::unique_ptr<HeldChunks>> Accelerator::hold_chunks(const DeviceSpan& span) {
+  HMC_ASSIGN(auto held, take_hold(span));
+  return std::unique_ptr<HeldChunks>(std::move(held));
+}
+
+Result<Blob> Accelerator::export_chunks(const DeviceSpan& span) {
+  HMC_ASSIGN(const auto held, take_hold(span));
+  return held->exported(span);
 }
 
 Result<std::unique_ptr<Allocation>> Accelerator::import_chunks(int index, const Blob& blob) {

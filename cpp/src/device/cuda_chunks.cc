@@ -42,7 +42,7 @@ bool CudaChunks::same_piece(Handle handle, Pointer at) {
 
 // What the driver calls the range of an address is the piece it lies in. That is checked at both ends: were it the whole
 // reservation, the peer would map something else.
-int CudaChunks::export_chunk(const void* at, VendorChunk& chunk) {
+int CudaChunks::hold_chunk(const void* at, VendorChunk& chunk) {
   if (!available_) return not_supported;
   Handle handle = 0;
   if (const int code = api_.retain(&handle, const_cast<void*>(at)); code != 0) return code;
@@ -50,11 +50,20 @@ int CudaChunks::export_chunk(const void* at, VendorChunk& chunk) {
   std::size_t bytes = 0;
   int code = api_.range(&base, &bytes, address(at));
   if (code == 0 && (bytes == 0 || !same_piece(handle, base) || !same_piece(handle, base + bytes - 1))) code = invalid_value;
-  if (code == 0) code = api_.export_handle(&chunk.descriptor, handle, posix_descriptor, 0);
-  static_cast<void>(api_.release(handle));
-  chunk.base = reinterpret_cast<void*>(base);
-  chunk.bytes = bytes;
+  if (code != 0) static_cast<void>(api_.release(handle));
+  chunk = {reinterpret_cast<void*>(base), bytes, handle, -1};
   return code;
+}
+
+void CudaChunks::drop_chunk(const VendorChunk& chunk) { static_cast<void>(api_.release(chunk.handle)); }
+
+bool CudaChunks::chunk_in_place(const VendorChunk& chunk) {
+  const Pointer base = address(chunk.base);
+  return same_piece(chunk.handle, base) && same_piece(chunk.handle, base + chunk.bytes - 1);
+}
+
+int CudaChunks::export_chunk(VendorChunk& chunk) {
+  return api_.export_handle(&chunk.descriptor, chunk.handle, posix_descriptor, 0);
 }
 
 int CudaChunks::map_one(const VendorChunk& chunk) {

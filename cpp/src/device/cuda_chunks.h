@@ -16,7 +16,10 @@ class CudaChunks {
  public:
   void load(const VendorLibrary& library);
   [[nodiscard]] bool available() const noexcept { return available_; }
-  int export_chunk(const void* at, VendorChunk& chunk);
+  int hold_chunk(const void* at, VendorChunk& chunk);
+  void drop_chunk(const VendorChunk& chunk);
+  bool chunk_in_place(const VendorChunk& chunk);
+  int export_chunk(VendorChunk& chunk);
   int map_chunks(int device, std::span<VendorChunk> chunks);
   int allow_chunks(int device, std::span<const VendorChunk> chunks);
   void unmap_chunks(std::span<const VendorChunk> chunks);

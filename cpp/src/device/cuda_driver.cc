@@ -148,7 +148,10 @@ class CudaDriver final : public VendorCalls {
   }
   int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
 
-  int export_chunk(const void* at, VendorChunk& chunk) override { return chunks_.export_chunk(at, chunk); }
+  int hold_chunk(const void* at, VendorChunk& chunk) override { return chunks_.hold_chunk(at, chunk); }
+  void drop_chunk(const VendorChunk& chunk) override { chunks_.drop_chunk(chunk); }
+  bool chunk_in_place(const VendorChunk& chunk) override { return chunks_.chunk_in_place(chunk); }
+  int export_chunk(VendorChunk& chunk) override { return chunks_.export_chunk(chunk); }
   int map_chunks(int index, std::span<VendorChunk> chunks) override { return chunks_.map_chunks(index, chunks); }
   int allow_chunks(int index, std::span<const VendorChunk> chunks) override { return chunks_.allow_chunks(index, chunks); }
   void unmap_chunks(std::span<const VendorChunk> chunks) override { chunks_.unmap_chunks(chunks); }

@@ -106,6 +106,15 @@ class HostPin {
   virtual ~HostPin() = default;
 };
 
+// The pieces that memory of a virtual allocator is mapped in. As long as this lives no others are taken for them, and what their
+// owner gives back is not free.
+class HeldChunks {
+ public:
+  virtual ~HeldChunks() = default;
+  [[nodiscard]] virtual DeviceSpan span() const noexcept = 0;  // whole pieces
+  [[nodiscard]] virtual bool in_place() = 0;                   // all are still mapped where they were
+};
+
 // How others reach a runtime's memory, and it theirs. Thread rules as DeviceRuntime.
 class MemorySharing {
  public:
@@ -113,6 +122,10 @@ class MemorySharing {
   virtual Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) = 0;
   // Maps such memory for device `index`. Errors: protocol, device, unsupported.
   virtual Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) = 0;
+  // Of memory that HandleKind::chunks shares. Errors: unsupported with the reason.
+  virtual Result<std::unique_ptr<HeldChunks>> hold_chunks(const DeviceSpan& /*span*/) {
+    return Status(Code::unsupported, "this memory does not lie in pieces");
+  }
   // Whole pages of host memory, for every device of the vendor; `read_only`: they are mapped so. Memory that is pinned already is
   // left as it is. unsupported: copies work all the same, more slowly.
   virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) = 0;

@@ -58,10 +58,11 @@ struct VendorPointer {
   std::uint64_t id = 0;
 };
 
-// A piece of memory of a virtual-memory allocator, and a descriptor of it.
+// A piece of memory of a virtual-memory allocator.
 struct VendorChunk {
   void* base = nullptr;
   std::size_t bytes = 0;
+  std::uint64_t handle = 0;  // while it is held
   int descriptor = -1;
 };
 
@@ -105,8 +106,13 @@ class VendorCalls {
   virtual int ipc_close(void* base) = 0;
 
   // Memory that was mapped piece by piece, which ipc_export refuses. Unsupported where the vendor has no such memory.
-  // The piece that `at` lies in; its descriptor becomes the caller's.
-  virtual int export_chunk(const void* /*at*/, VendorChunk& /*chunk*/) { return codes().unsupported; }
+  // The piece that `at` lies in, held until drop_chunk(): no other piece is taken for it meanwhile, wherever that is mapped.
+  virtual int hold_chunk(const void* /*at*/, VendorChunk& /*chunk*/) { return codes().unsupported; }
+  virtual void drop_chunk(const VendorChunk& /*chunk*/) {}
+  // Whether a held one is still mapped where it was.
+  virtual bool chunk_in_place(const VendorChunk& /*chunk*/) { return false; }
+  // A descriptor of a held one, which becomes the caller's.
+  virtual int export_chunk(VendorChunk& /*chunk*/) { return codes().unsupported; }
   // (current) Maps the pieces side by side for device `index`, and says where. The descriptors stay the caller's.
   virtual int map_chunks(int /*index*/, std::span<VendorChunk> /*chunks*/) { return codes().unsupported; }
   virtual int allow_chunks(int /*index*/, std::span<const VendorChunk> /*chunks*/) { return codes().unsupported; }

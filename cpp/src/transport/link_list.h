@@ -27,8 +27,7 @@ class LinkList {
     for (std::size_t i = 0; i < links_.size(); ++i) {
       closed_seen = closed_seen || links_[i]->closed();
       if (links_[i]->closed() || !links_[i]->busy()) continue;
-      const std::shared_ptr<Link> link = links_[i];
-      moved = turn(*link) || moved;
+      moved = turn(*links_[i]) || moved;  // none is dropped before the end
     }
     polling_ = false;
     if (closed_seen) drop_closed();

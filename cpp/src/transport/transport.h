@@ -154,6 +154,9 @@ class Endpoint {
   // Operations may be posted once `done` completed. Errors: peer_lost, authentication, transport.
   virtual Status connect(const Blob& peer_address, Completion* done) = 0;
   virtual Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) = 0;
+  // As LocalRegion::exported, for a region that was registered for one message of this peer: in bytes alone, which go in a signal.
+  // would_block: call again after a poll.
+  virtual Result<Blob> describe(LocalRegion& region) { return region.exported(); }
   virtual Status put(const TransferOp& op, Completion* done) = 0;
   virtual Status get(const TransferOp& op, Completion* done) = 0;
   // A put that is over when this returns: the block of `run`'s first offsets is visible at the target and its signal (may be empty)

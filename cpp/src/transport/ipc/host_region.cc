@@ -4,11 +4,19 @@
 
 namespace hmc::ipc {
 
-Result<Blob> HostRegion::exported() {
-  HMC_ASSIGN(RegionFile file, region_file(view_));
+HostRegion::~HostRegion() {
+  const auto shared = shared_.lock();
+  if (!shared) return;
+  for (Announcer* announcer : shared->announcers) announcer->forget(*this);
+}
+
+Result<Blob> HostRegion::exported_for(Access access) const {
+  RegionView view = view_;
+  view.access = access;
+  HMC_ASSIGN(RegionFile file, region_file(view));
   Blob blob;
   WireWriter writer(blob.bytes);
-  writer.u8(static_cast<std::uint8_t>(Kind::host)).u8(static_cast<std::uint8_t>(view_.access));
+  writer.u8(static_cast<std::uint8_t>(Kind::host)).u8(static_cast<std::uint8_t>(access));
   writer.u64(file.offset).u64(view_.span.bytes);
   blob.fds.push_back(std::move(file.fd));
   return blob;

@@ -7,15 +7,22 @@
 #include "device/host_pins.h"
 #include "transport/host_mapping.h"
 #include "transport/ipc/region.h"
+#include "transport/ipc/shared.h"
 
 namespace hmc::ipc {
 
 // Of memory that has_file().
 class HostRegion final : public LocalRegion {
  public:
-  explicit HostRegion(RegionView view) noexcept : LocalRegion(std::move(view)) {}
+  HostRegion(const RegionView& view, std::weak_ptr<Shared> shared) noexcept : LocalRegion(view), shared_(std::move(shared)) {}
+  ~HostRegion() override;
   // bytes = wire{u8 Kind::host, u8 access, u64 offset in the file, u64 bytes}, with the file's descriptor.
-  Result<Blob> exported() override;
+  Result<Blob> exported() override { return exported_for(view_.access); }
+  // For a peer whose device copies for this side, which may always write.
+  [[nodiscard]] Result<Blob> exported_for(Access access) const;
+
+ private:
+  const std::weak_ptr<Shared> shared_;
 };
 
 class ImportedHostRegion final : public ImportedRegion {

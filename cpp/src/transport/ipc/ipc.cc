@@ -1,6 +1,6 @@
 // The ipc transport: memory of another process of the host, mapped for a device here, which copies. Device memory of its own vendor
-// by the vendor's handles: over NVLink and its kin where there is one, else over PCIe. CPU memory that HMC allocated by its memfd.
-// Signals go by a carrier.
+// by the vendor's handles: over NVLink and its kin where there is one, else over PCIe. CPU memory that HMC allocated by its memfd,
+// whichever side the device is on. Signals go by a carrier.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,10 +18,11 @@ namespace {
 
 using ipc::Link;
 
-// Bytes per second from a device here to memory that it reaches. Where nobody says what joins two devices: not less than the way of
-// each to host memory, so that no stage looks faster.
+// Bytes per second. Where nobody says what joins two devices: not less than the way of each to host memory, so that no stage looks
+// faster. What the peer's device does its own process knows, and this one opens no library to ask.
 double rate(const Device& local, const Device& remote) {
   constexpr double unknown_link = 50e9;
+  if (local.is_cpu()) return usual_host_bandwidth;
   const double host = host_bandwidth(local);
   if (remote.is_cpu()) return host > 0 ? host : usual_host_bandwidth;
   const double link = link_bandwidth(local, remote);
@@ -36,11 +37,12 @@ class IpcEndpoint final : public Endpoint {
   Result<Blob> address() override { return link_->address(); }
   Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
+  Result<Blob> describe(LocalRegion& region) override { return link_->describe(region); }
   Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
   Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
   Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
   Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion*) override { return Status(Code::unsupported, "a device is copying; the operation goes on"); }
+  Status cancel(Completion* done) override { return link_->cancel(done); }
 
  private:
   std::shared_ptr<Link> link_;
@@ -48,7 +50,8 @@ class IpcEndpoint final : public Endpoint {
 
 class IpcTransport final : public Transport {
  public:
-  explicit IpcTransport(const TransportEnvironment& environment) : engine_(environment.engine), carriers_(environment.carriers) {}
+  explicit IpcTransport(const TransportEnvironment& environment)
+      : shared_(std::make_shared<ipc::Shared>(environment.engine)), carriers_(environment.carriers) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "ipc"; }
 
@@ -64,44 +67,44 @@ class IpcTransport final : public Transport {
 
   [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
     Reach result;
-    if (local.is_cpu()) {
-      result.reason = remote.is_cpu()
-                          ? "ipc copies with a device, and here are none"
-                          : "this side has no device to copy with; the process of " + remote.str() + " reaches CPU memory";
-    } else if (!remote.is_cpu() && local.vendor() != remote.vendor()) {
+    const bool host = local.is_cpu() || remote.is_cpu();
+    if (local.is_cpu() && remote.is_cpu()) {
+      result.reason = "ipc copies with a device, and here are none";
+    } else if (!host && local.vendor() != remote.vendor()) {
       result.reason =
           "a " + std::string(local.vendor()) + " device cannot map memory of a " + std::string(remote.vendor()) + " device";
     } else if (!peer.same_host) {
       result.reason = "the peer is not on this host (no descriptor could be passed)";
-    } else if (remote.is_cpu() && peer.same_process) {
+    } else if (host && peer.same_process) {
       result.reason = "it is this very Context";
-    } else if (!remote.is_cpu() && (peer.same_process || peer.pid == getpid())) {
+    } else if (!host && (peer.same_process || peer.pid == getpid())) {
       result.reason = "a vendor's handle does not open in the process that made it";
     } else if (const auto carrier = carriers_.choose(peer); carrier.transport == nullptr) {
       result.reason = carrier.reach.reason;
     } else {
       result.ok = true;
-      result.detail = (remote.is_cpu() ? "mapped host memory (pinned where the vendor lets it) copied by the device, signals by "
-                                       : "mapped device memory, signals by ") +
+      result.detail = (host ? "mapped host memory (pinned where the vendor lets it) copied by the " +
+                                  std::string(local.is_cpu() ? "peer's " : "") + "device, signals by "
+                            : "mapped device memory, signals by ") +
                       std::string(carrier.transport->name());
-      result.reason = remote.is_cpu() ? "same host" : "same host, same vendor";
-      result.latency_us = 8 + carrier.reach.latency_us;
+      result.reason = host ? "same host" : "same host, same vendor";
+      result.latency_us = 8 + (local.is_cpu() ? 3 : 1) * carrier.reach.latency_us;
       result.bandwidth = rate(local, remote);
-      result.transient = !remote.is_cpu();  // its memfd takes a descriptor, its mapping longer than the copy
+      result.transient = !host;  // its memfd takes a descriptor, its mapping longer than the copy
     }
     return result;
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    if (!view.span.device.is_cpu()) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view));
-    if (has_file(view)) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::HostRegion>(view));
+    if (!view.span.device.is_cpu()) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::Region>(view, shared_->served));
+    if (has_file(view)) return std::unique_ptr<LocalRegion>(std::make_unique<ipc::HostRegion>(view, shared_));
     return Status(Code::unsupported, view.transient ? "ipc maps CPU memory of buffers, not of messages"
                                                     : "CPU memory that HMC did not allocate has no descriptor by which a device "
                                                       "of another process could reach it; that of comm.buffer() has");
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    HMC_ASSIGN(auto link, Link::create(carriers_, peer, engine_, sink));
+    HMC_ASSIGN(auto link, Link::create(shared_, carriers_, peer, sink));
     links_.add(link);
     return std::unique_ptr<Endpoint>(std::make_unique<IpcEndpoint>(std::move(link)));
   }
@@ -110,9 +113,10 @@ class IpcTransport final : public Transport {
     return links_.poll([](Link& link) { return link.poll(); });
   }
   bool arm() override { return links_.idle(); }
+  [[nodiscard]] bool busy() const override { return !links_.idle(); }
 
  private:
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<ipc::Shared> shared_;
   const Carriers carriers_;
   LinkList<Link> links_;
 };

@@ -13,10 +13,17 @@ namespace {
 
 constexpr std::size_t max_device_text = 32;
 constexpr std::size_t max_handle = 4096;
+constexpr std::ptrdiff_t max_reason = 512;
 constexpr std::ptrdiff_t handle_bytes = 64;
 constexpr std::ptrdiff_t id_bytes = 8;
 
 }  // namespace
+
+Bytes encode_region(Kind kind, const DeviceSpan& span, ByteSpan handle, std::uint64_t number) {
+  Bytes bytes;
+  WireWriter(bytes).u8(static_cast<std::uint8_t>(kind)).text(span.device.vendor()).bytes(handle).u64(span.bytes).u64(number);
+  return bytes;
+}
 
 Result<Blob> Region::exported() {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(view_.span.device));
@@ -31,21 +38,21 @@ Result<Blob> Region::exported() {
     } else {
       // Descriptors are scarce, so they are made for each importer and not kept.
       auto made = runtime->sharing().export_handle(view_.span, HandleKind::chunks);
-      if (!made.ok()) {
-        return Status(handle.status().code(),
-                      std::string(handle.status().message()) + ", and " + std::string(made.status().message()),
-                      handle.status().native());
+      kind = made.ok() ? Kind::pieces : Kind::unshared;
+      if (made.ok()) {
+        pieces = std::move(*made);
+      } else {
+        const std::string reason = std::string(handle.status().message()) + ", and " + std::string(made.status().message());
+        const ByteSpan text = std::as_bytes(std::span(reason));
+        pieces.bytes.assign(text.begin(), text.begin() + std::min<std::ptrdiff_t>(max_reason, std::ssize(text)));
       }
-      pieces = std::move(*made);
-      kind = Kind::pieces;
     }
   }
-  Blob blob;
-  WireWriter writer(blob.bytes);
-  writer.u8(static_cast<std::uint8_t>(kind)).text(view_.span.device.vendor());
-  writer.bytes(kind == Kind::pieces ? pieces.bytes : *handle_).u64(view_.span.bytes);
-  blob.fds = std::move(pieces.fds);
-  return blob;
+  std::uint64_t number = 0;
+  if (!view_.transient) {
+    HMC_ASSIGN(number, export_.id());
+  }
+  return Blob{encode_region(kind, view_.span, handle_ ? *handle_ : pieces.bytes, number), std::move(pieces.fds)};
 }
 
 Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exported, const ImportContext& context) {
@@ -55,8 +62,9 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
   std::string vendor = reader.text(max_device_text);
   const ByteSpan bytes = reader.bytes(max_handle);
   const std::uint64_t size = reader.u64();
+  const std::uint64_t number = reader.u64();
   const bool pieces = kind == static_cast<std::uint8_t>(Kind::pieces);
-  if (!reader.finish() || kind > static_cast<std::uint8_t>(Kind::pieces) || (!pieces && !exported.fds.empty())) {
+  if (!reader.finish() || kind > static_cast<std::uint8_t>(Kind::unshared) || (!pieces && !exported.fds.empty())) {
     return Status(Code::protocol, "malformed region of device memory");
   }
   Blob handle;
@@ -66,7 +74,7 @@ Result<std::unique_ptr<RemoteRegion>> ImportedRegion::import(const Blob& exporte
     if (!handle.fds.back()) return errno_status("keep the descriptors of a peer's memory", errno);
   }
   return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedDeviceRegion>(
-      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), context.cache));
+      static_cast<Kind>(kind), std::move(vendor), std::move(handle), static_cast<std::size_t>(size), number, context.cache));
 }
 
 void MappingCache::keep(ByteSpan handle, std::shared_ptr<Allocation> mapping) {
@@ -87,6 +95,9 @@ bool MappingCache::clear() {
 Result<std::shared_ptr<Allocation>> ImportedDeviceRegion::map(const Device& device) {
   if (device.vendor() != vendor_) {
     return Status(Code::invalid_argument, "memory of a " + vendor_ + " device cannot be mapped for " + device.str());
+  }
+  if (kind_ == Kind::unshared) {
+    return Status(Code::unsupported, std::string(reinterpret_cast<const char*>(handle_.bytes.data()), handle_.bytes.size()));
   }
   if (kind_ == Kind::pieces && !mappings_.empty()) {
     const auto& known = mappings_.begin()->second;

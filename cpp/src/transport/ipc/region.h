@@ -1,5 +1,6 @@
-// Regions of the ipc transport. Device memory is exported by the vendor's handle, or piece by piece where it has none; CPU memory
-// that HMC allocated by its memfd. The importer maps either for each of its devices that needs it.
+// Regions of the ipc transport. Device memory is exported by the vendor's handle, or piece by piece where it has none, and by a
+// number for those who have no device to map it with and ask its owner; CPU memory that HMC allocated by its memfd. The importer
+// maps either for each of its devices that needs it.
 #pragma once
 
 #include <deque>
@@ -11,23 +12,28 @@
 #include <utility>
 
 #include "progress/engine.h"
-#include "transport/transport.h"
+#include "transport/served_regions.h"
 
 namespace hmc::ipc {
 
 class Region final : public LocalRegion {
  public:
-  explicit Region(RegionView view) noexcept : LocalRegion(std::move(view)) {}
-  // bytes = wire{u8 Kind, text vendor, blob handle, u64 bytes}, with the handle's descriptors. A message's memory is described in a
-  // signal, which takes no descriptors.
+  Region(const RegionView& view, const std::shared_ptr<ServedRegions>& served) : LocalRegion(view), export_(view, served) {}
+  // bytes = wire{u8 Kind, text vendor, blob handle, u64 bytes, u64 number}, with the handle's descriptors. A message's memory is
+  // described in a signal, which takes no descriptors, and is never asked for.
   Result<Blob> exported() override;
 
  private:
   std::optional<Bytes> handle_;  // the vendor's, asked for once
+  ServedExport export_;
 };
 
-// How a region was exported. `host` is in host_region.h.
-enum class Kind : std::uint8_t { buffer = 0, message = 1, pieces = 2, host = 3 };
+// How a region was exported. `unshared`: the handle is the reason why there is none. `host` is in host_region.h, `announced` in
+// announced.h.
+enum class Kind : std::uint8_t { buffer = 0, message = 1, pieces = 2, host = 3, unshared = 4, announced = 5 };
+
+// What Region::exported() says.
+Bytes encode_region(Kind kind, const DeviceSpan& span, ByteSpan handle, std::uint64_t number);
 
 // Mappings that messages made, kept for the next message from the same allocation: mapping takes a hundred times as long as a short
 // copy. The memory of a message is its sender's again when the message is over, so one that is kept may outlive what it maps; it is
@@ -59,6 +65,8 @@ class ImportedRegion : public RemoteRegion {
   // The memory as `device` here reaches it; mapped at the first call, which takes as long as that needs. Any thread. Errors:
   // invalid_argument (to be written, and exported for reading only), those of mapping it.
   virtual Result<DeviceSpan> on(const Device& device, bool to_write) = 0;
+  // By which its owner knows it, whose device copies for memory of the CPU here. 0: it has none.
+  [[nodiscard]] virtual std::uint64_t number() const noexcept { return 0; }
 
  protected:
   using RemoteRegion::RemoteRegion;
@@ -66,16 +74,25 @@ class ImportedRegion : public RemoteRegion {
 
 class ImportedDeviceRegion final : public ImportedRegion {
  public:
-  ImportedDeviceRegion(Kind kind, std::string vendor, Blob handle, std::size_t bytes, std::shared_ptr<MappingCache> cache) noexcept
-      : ImportedRegion(bytes), kind_(kind), vendor_(std::move(vendor)), cache_(std::move(cache)), handle_(std::move(handle)) {}
+  ImportedDeviceRegion(Kind kind, std::string vendor, Blob handle, std::size_t bytes, std::uint64_t number,
+                       std::shared_ptr<MappingCache> cache) noexcept
+      : ImportedRegion(bytes),
+        kind_(kind),
+        vendor_(std::move(vendor)),
+        number_(number),
+        cache_(std::move(cache)),
+        handle_(std::move(handle)) {}
 
+  Status prepare(const Device& local) override { return local.is_cpu() && number_ != 0 ? Status() : on(local, false).status(); }
   Result<DeviceSpan> on(const Device& device, bool to_write) override;
+  [[nodiscard]] std::uint64_t number() const noexcept override { return number_; }
 
  private:
   Result<std::shared_ptr<Allocation>> map(const Device& device);
 
   const Kind kind_;
   const std::string vendor_;
+  const std::uint64_t number_;
   const std::shared_ptr<MappingCache> cache_;  // of the link
   std::mutex mutex_;                           // of what follows
   Blob handle_;                                // its descriptors go once they are mapped

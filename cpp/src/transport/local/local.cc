@@ -108,6 +108,7 @@ class LocalTransport final : public Transport {
     return loops_.poll([&](Loop& loop) { return loop.poll(budget); });
   }
   bool arm() override { return loops_.idle(); }
+  [[nodiscard]] bool busy() const override { return !loops_.idle(); }
 
  private:
   std::shared_ptr<Shared> shared_;

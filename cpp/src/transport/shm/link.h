@@ -70,6 +70,9 @@ class Link {
   // Takes what it copies off `budget`. True if anything moved.
   bool poll(std::size_t& budget);
   // Asks the peer to ring; false: there is something to do already.
+  [[nodiscard]] bool busy() const noexcept {
+    return !ops_.empty() || !waiting_signals_.empty() || !serving_.empty() || !stops_.empty() || blocked_ || bulk_out_.in_flight();
+  }
   bool arm();
   void disarm() noexcept;
 
@@ -118,9 +121,6 @@ class Link {
   void ring_peer() noexcept {
     if (out_.control().armed.load(std::memory_order_seq_cst) != 0) [[unlikely]]
       ring_doorbell();
-  }
-  [[nodiscard]] bool busy() const noexcept {
-    return !ops_.empty() || !waiting_signals_.empty() || !serving_.empty() || !stops_.empty() || blocked_ || bulk_out_.in_flight();
   }
   [[nodiscard]] bool can_request() const noexcept;
   [[nodiscard]] bool can_work();

@@ -147,6 +147,10 @@ class ShmTransport final : public Transport {
     for (const auto& link : links_) link->disarm();
   }
 
+  [[nodiscard]] bool busy() const override {
+    return std::ranges::any_of(links_, [](const auto& link) { return link->busy(); });
+  }
+
  private:
   [[nodiscard]] std::string other_memory() const {
     if (!shared_->ptrace_wanted) return "other memory goes through a shared ring (HMC_SHM_PTRACE=0)";

@@ -6,7 +6,7 @@
 
 namespace hmc::staging {
 
-void PieceCopies::add(const DeviceSpan& memory, std::uint64_t offset, std::size_t bytes, std::shared_ptr<RegionState> state) {
+void PieceCopies::add(const DeviceSpan& memory, std::uint64_t offset, std::size_t bytes, std::shared_ptr<ServedRegion> state) {
   Group* last = groups_.empty() ? nullptr : groups_.back().get();
   if (last == nullptr || last->block != bytes || last->memory.data != memory.data || last->state != state) {
     groups_.push_back(std::make_unique<Group>());

@@ -1,5 +1,5 @@
 // PieceCopies: the copies between one slot's payload, which is contiguous host memory, and the pieces of registered memory that it
-// holds. RegionState: what remains known of a region while a device still copies.
+// holds.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,12 @@
 #include <vector>
 
 #include "transport/device_copies.h"
-#include "transport/transport.h"
+#include "transport/served_regions.h"
 
 namespace hmc::staging {
 
-class PieceCopies;
-
-struct RegionState {
-  DeviceSpan span;
-  Access access = Access::read;
-  std::vector<PieceCopies*> users;  // with copies under way
-};
-
 // Engine lock held throughout. Not movable: the runtime knows its address.
-class PieceCopies {
+class PieceCopies final : public ServedCopies {
  public:
   PieceCopies() = default;
   ~PieceCopies() { clear(); }
@@ -28,7 +20,7 @@ class PieceCopies {
   PieceCopies& operator=(const PieceCopies&) = delete;
 
   // The next piece; its bytes follow those of the piece before in the payload. `state` may be null (memory that outlives the copy).
-  void add(const DeviceSpan& memory, std::uint64_t offset, std::size_t bytes, std::shared_ptr<RegionState> state);
+  void add(const DeviceSpan& memory, std::uint64_t offset, std::size_t bytes, std::shared_ptr<ServedRegion> state);
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t pieces() const noexcept { return pieces_; }
   [[nodiscard]] bool empty() const noexcept { return pieces_ == 0; }
@@ -37,8 +29,7 @@ class PieceCopies {
   void start(std::byte* payload, bool into_payload, const StreamPoint* after);
   // True once every copy has ended. Turns the runtimes.
   bool poll();
-  // Waits: what a device copies cannot be stopped.
-  void see_out();
+  void see_out() override;
   [[nodiscard]] Status outcome() { return copies_.outcome(); }
   void clear();
 
@@ -46,7 +37,7 @@ class PieceCopies {
   // Pieces of one size in one memory: one operation of the runtime.
   struct Group {
     DeviceSpan memory;
-    std::shared_ptr<RegionState> state;
+    std::shared_ptr<ServedRegion> state;
     std::size_t block = 0;
     std::vector<std::uint64_t> memory_offsets;
     std::vector<std::uint64_t> payload_offsets;

@@ -1,32 +1,26 @@
-// Regions of the staging transport: exported by a number that only whoever imports them learns. Their owner's software moves the
-// bytes, so a closed region is closed.
+// Regions of the staging transport: their owner's software moves the bytes.
 #pragma once
 
 #include <memory>
-#include <unordered_map>
 
 #include "progress/engine.h"
-#include "transport/staging/pieces.h"
-#include "transport/transport.h"
+#include "transport/served_regions.h"
 
 namespace hmc::staging {
 
 // What the endpoints and regions of one transport share. Engine lock held.
 struct Shared {
   std::shared_ptr<Engine> engine;
-  std::unordered_map<std::uint64_t, std::shared_ptr<RegionState>> regions;
+  const std::shared_ptr<ServedRegions> regions = std::make_shared<ServedRegions>();
 };
 
 class Region final : public LocalRegion {
  public:
-  Region(const RegionView& view, std::weak_ptr<Shared> shared);
-  ~Region() override;
+  Region(const RegionView& view, const std::shared_ptr<ServedRegions>& served) : LocalRegion(view), export_(view, served) {}
   Result<Blob> exported() override;
 
  private:
-  std::weak_ptr<Shared> shared_;
-  std::shared_ptr<RegionState> state_;
-  std::uint64_t id_ = 0;  // 0: not exported yet
+  ServedExport export_;
 };
 
 class ImportedRegion final : public RemoteRegion {

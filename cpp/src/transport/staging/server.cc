@@ -23,16 +23,12 @@ Status Server::read_table(Task& task) {
     const Entry entry = ring_->read_entry(chunk.slot, i);
     if (entry.bytes == 0 || entry.bytes > left) return Status(Code::protocol, "a staged chunk whose table does not add up");
     left -= entry.bytes;
-    const auto found = shared_->regions.find(entry.region);
-    if (found == shared_->regions.end()) return Status(Code::stale, "the region was deregistered");
-    RegionState& region = *found->second;
-    if (chunk.push && region.access != Access::read_write) {
-      return Status(Code::invalid_argument, "put into a region that its owner exported for reading only");
-    }
-    if (entry.offset > region.span.bytes || entry.bytes > region.span.bytes - entry.offset) {
+    HMC_ASSIGN(auto region, shared_->regions->find(entry.region, chunk.push));
+    const DeviceSpan& span = region->span;
+    if (entry.offset > span.bytes || entry.bytes > span.bytes - entry.offset) {
       return Status(Code::protocol, "a staged chunk outside its region");
     }
-    task.copies.add(region.span, entry.offset, entry.bytes, found->second);
+    task.copies.add(span, entry.offset, entry.bytes, std::move(region));
   }
   return left == 0 ? Status() : Status(Code::protocol, "a staged chunk whose table does not add up");
 }

@@ -7,6 +7,7 @@
 #include "transport/carrier.h"
 #include "transport/staging/messages.h"
 #include "transport/staging/parcel.h"
+#include "transport/staging/pieces.h"
 #include "transport/staging/region.h"
 #include "transport/staging/ring.h"
 

@@ -86,7 +86,7 @@ class StagingTransport final : public Transport {
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    return std::unique_ptr<LocalRegion>(std::make_unique<staging::Region>(view, shared_));
+    return std::unique_ptr<LocalRegion>(std::make_unique<staging::Region>(view, shared_->regions));
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
@@ -99,6 +99,7 @@ class StagingTransport final : public Transport {
     return links_.poll([](Link& link) { return link.poll(); });
   }
   bool arm() override { return links_.idle(); }
+  [[nodiscard]] bool busy() const override { return !links_.idle(); }
 
  private:
   const Carriers carriers_;

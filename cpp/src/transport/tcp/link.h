@@ -47,6 +47,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool poll(std::size_t& budget);
   // Sees that the descriptors report whatever poll() would do; false: there is something to do already.
   bool arm();
+  [[nodiscard]] bool busy() const noexcept { return ready_ && has_output(); }
   void region_gone(std::uint64_t id);
 
   // ---- of streams and connections under way ----

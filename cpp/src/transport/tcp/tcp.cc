@@ -131,6 +131,9 @@ class TcpTransport final : public Transport {
   bool arm() override {
     return std::all_of(shared_->open.begin(), shared_->open.end(), [](const auto& link) { return link->arm(); });
   }
+  [[nodiscard]] bool busy() const override {
+    return std::ranges::any_of(shared_->open, [](const auto& link) { return link->busy(); });
+  }
 
  private:
   // For peers on this host when the Context itself listens on a Unix socket only.
