@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hosts import Hosts, TwoHosts, Unavailable
 from numpy.typing import NDArray
 
 import hmc
@@ -42,6 +43,19 @@ def run_hmc(
         check=False,
         env={**os.environ, **(environment or {})},
     )
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    two = TwoHosts()
+    try:
+        both = two.__enter__()
+    except Unavailable as reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    try:
+        yield both
+    finally:
+        two.close()
 
 
 @pytest.fixture

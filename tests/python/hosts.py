@@ -46,6 +46,9 @@ class Host:
         return done.stdout
 
 
+Hosts = tuple[Host, Host]
+
+
 class TwoHosts:
     """`alpha` and `beta` while the context lasts."""
 
@@ -54,7 +57,7 @@ class TwoHosts:
         self.hosts: list[Host] = []
         self._outer: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> tuple[Host, Host]:
+    def __enter__(self) -> Hosts:
         try:
             return self._make()
         except BaseException:
@@ -70,7 +73,7 @@ class TwoHosts:
             holder.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _make(self) -> tuple[Host, Host]:
+    def _make(self) -> Hosts:
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise Unavailable(f"{', '.join(missing)} not installed")
@@ -87,7 +90,10 @@ class TwoHosts:
             self.hosts.append(Host(name, f"10.77.0.{index + 1}", f"cable{index}", holder, {"XDG_RUNTIME_DIR": str(run)}))
         alpha, beta = self.hosts
         alpha.run("ip", "link", "add", alpha.interface, "type", "veth", "peer", beta.interface, "netns", str(beta.holder.pid))
+        names = self.folder / "names"
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts))
         for host in self.hosts:
+            host.run("mount", "--bind", str(names), "/etc/hosts")
             # Sockets that the other one cannot reach.
             host.run("mount", "-t", "tmpfs", "-o", "mode=0700", "none", host.environment["XDG_RUNTIME_DIR"])
             host.run("hostname", host.name)

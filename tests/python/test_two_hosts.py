@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import HMC
-from hosts import Host, TwoHosts, Unavailable, wait_all
+from hosts import Host, Hosts, wait_all
 
 import hmc
-
-Hosts = tuple[Host, Host]
 
 PRELUDE = """
 import os, signal, sys, time
@@ -28,19 +22,6 @@ import hmc
 def pattern(size, seed):
     return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)
 """
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    two = TwoHosts()
-    try:
-        both = two.__enter__()
-    except Unavailable as reason:
-        pytest.skip(f"no network namespaces here: {reason}")
-    try:
-        yield both
-    finally:
-        two.close()
 
 
 def launch(hosts: Hosts, script: Path, port: int, each: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
@@ -234,51 +215,3 @@ def test_connections_killed_by_the_kernel_are_made_anew(hosts: Hosts, tmp_path: 
     moved = [int(line.split()[-1]) for line in said.splitlines() if "count" in line]
     assert len(moved) == 2, said
     assert min(moved) >= 1, said
-
-
-# ---- the launchers that people use ----
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "python" / "over_hosts.py"
-
-
-def test_torchrun_over_two_hosts(hosts: Hosts) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed")
-    key = hmc.keygen()
-    meet = ["--master-addr", hosts[0].address, "--master-port", "7500"]
-    jobs = [
-        host.start(
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2",
-            *meet, str(EXAMPLE), HMC_JOB_KEY=key,
-        )
-        for node, host in enumerate(hosts)
-    ]  # fmt: skip
-    expect_done(wait_all(jobs))
-
-
-def test_mpirun_over_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if mpirun is None:
-        pytest.skip("mpirun is not installed")
-    # In the place of ssh: `agent beta command...`, as mpirun calls it.
-    agent = tmp_path / "agent"
-    lines = [f'  {host.name}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;' for host in hosts]
-    agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", "case $host in", *lines, "esac", ""]))
-    agent.chmod(0o755)
-    job = hosts[0].start(
-        mpirun, "--host", "alpha:2,beta:2", "--map-by", "ppr:2:node:oversubscribe", "-np", "4",
-        "-x", "HMC_JOB_KEY", "-x", "HMC_RENDEZVOUS", "-x", "PYTHONPATH",
-        sys.executable, str(EXAMPLE),
-        HMC_JOB_KEY=hmc.keygen(), HMC_RENDEZVOUS=f"tcp://{hosts[0].address}:7600",
-        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-        OMPI_MCA_plm_rsh_agent=str(agent), PRTE_MCA_plm_ssh_agent=str(agent),
-    )  # fmt: skip
-    expect_done(wait_all([job]))
-
-
-def expect_done(results: list[tuple[int, str]]) -> None:
-    said = "".join(output for _, output in results)
-    assert all(status == 0 for status, _ in results), said
-    for rank in range(4):
-        assert f"rank {rank} of 4: done" in said, said
-    assert "by tcp" in said, said
