@@ -57,6 +57,7 @@ class EndpointSlot final : public EndpointSink, public Completion {
   bool closing = false;       // failed: its endpoint still goes
   bool peer_stopped = false;  // the peer delivers nothing of it any more
   double quarantine = 0;      // seconds
+  unsigned vain = 0;          // attempts in a row that never became ready
   Deadline::Clock::time_point ready_at, retry_at;
   Engine::TimerId retry = 0;
   std::uint64_t credit_out = 0, credit_in = 0;  // cost of payload notifications that went and came with puts

@@ -22,6 +22,9 @@ constexpr double first_quarantine_seconds = 1;
 constexpr double longest_quarantine_seconds = 60;
 // A connection that has lasted so long is as good as new.
 constexpr double steady_seconds = 60;
+// Where nothing else serves, a connection that failed is made anew at once, then this many times more, each after twice the time.
+constexpr unsigned most_vain = 4;
+constexpr double first_pause_seconds = 0.02;
 // Each attempt leaves a record behind until the peer ends.
 constexpr std::uint32_t max_attempts = 256;
 // From the end of the connection that carries messages to the next one; longer than any transport takes to connect.
@@ -52,6 +55,7 @@ EndpointSlot& PeerImpl::next_slot(TransportSlot& transport, std::uint32_t attemp
   if (last == slots_.end()) return *slots_.emplace_back(std::move(made));
   made->used = (*last)->used;
   made->quarantine = (*last)->quarantine;
+  made->vain = (*last)->vain;
   stop_retry(**last);
   old_slots_.push_back(std::exchange(*last, std::move(made)));
   return **last;
@@ -72,6 +76,20 @@ void PeerImpl::stop_retry(EndpointSlot& slot) {
   if (slot.retry != 0) context_.engine()->cancel_timer(std::exchange(slot.retry, 0));
 }
 
+void PeerImpl::schedule_retry(EndpointSlot& slot, Deadline when) {
+  stop_retry(slot);
+  slot.retry_at = when.when();
+  slot.retry = context_.engine()->at(when, [this, &slot] {
+    const auto keep = shared_from_this();
+    slot.retry = 0;
+    if (phase_ != PeerPhase::ready || find_slot(slot.transport().name) != &slot) return;
+    if (slot.closing) return schedule_retry(slot, Deadline::after_seconds(first_pause_seconds));
+    reopen(slot);
+    if (phase_ == PeerPhase::ready && accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr) choose_messages_anew();
+    if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
+  });
+}
+
 // Tried again later, if it has ever been of use.
 void PeerImpl::quarantine(EndpointSlot& slot) {
   const std::string& name = slot.transport().name;
@@ -81,14 +99,7 @@ void PeerImpl::quarantine(EndpointSlot& slot) {
   }
   slot.quarantine = std::min(slot.quarantine * 2, longest_quarantine_seconds);
   const bool again = slot.used && !self_ && slot.failure.code() != Code::protocol && slot.attempt() + 1 < max_attempts;
-  if (again) {
-    const Deadline when = Deadline::after_seconds(slot.quarantine);
-    slot.retry_at = when.when();
-    slot.retry = context_.engine()->at(when, [this, &slot] {
-      slot.retry = 0;
-      if (phase_ == PeerPhase::ready && find_slot(slot.transport().name) == &slot) reopen(slot);
-    });
-  }
+  if (again) schedule_retry(slot, Deadline::after_seconds(slot.quarantine));
   const std::string why = name + (slot.in_use ? " broke down between this Context and " : " cannot be used with ") + describe() +
                           " (" + std::string(slot.failure.message()) + "); another connection takes its place";
   log(slot.in_use || !slot.used ? LogLevel::warning : LogLevel::info,
@@ -107,6 +118,7 @@ void PeerImpl::restored(EndpointSlot& slot) {
 // The connection is of no use (any more). Operations on it have been completed by the transport.
 void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer) {
   slot.in_use = slot.state == EndpointSlot::State::ready;
+  slot.vain = slot.in_use ? 0 : slot.vain + 1;
   slot.state = EndpointSlot::State::failed;
   slot.failure = reason;
   ++route_epoch_;
@@ -230,7 +242,7 @@ void PeerImpl::stop_messages() {
   if (accepting_) choose_messages_anew();
 }
 
-// The best that works; where nothing else does, the one that failed is made anew, once.
+// The best that works; where nothing else does, the one that failed is made anew.
 void PeerImpl::choose_messages_anew() {
   if (last_message_slot_->closing) return;  // the peer hears of its end first
   std::vector<std::string> rejected;
@@ -243,25 +255,30 @@ void PeerImpl::choose_messages_anew() {
   }
   EndpointSlot* slot = wake_resting(resting);
   if (phase_ != PeerPhase::ready || next_message_slot_ != nullptr) return;
-  if (slot != nullptr && slot->closing) return;  // once it is closed
+  if (slot != nullptr && slot->state == EndpointSlot::State::failed) return;  // once it is closed, or the pause is over
   if (slot != nullptr) return carry_messages(*slot);
   std::string message = "the last connection to " + describe() + " failed:";
   for (const auto& reason : rejected) message += "\n  " + reason;
   end(Status(Code::peer_lost, std::move(message), last_message_slot_->failure.native()), PeerPhase::lost);
 }
 
-// One of the quarantined that is being made again (or will be, once closed), or that has not been tried since it failed in use;
-// null if there is none.
+// One of the quarantined that is being made again, or (its state is failed) soon will be; null if all have failed too often.
 EndpointSlot* PeerImpl::wake_resting(const std::vector<Candidate>& resting) {
+  EndpointSlot* later = nullptr;
   for (const Candidate& candidate : resting) {
     EndpointSlot* slot = find_slot(candidate.transport->name);
-    if (slot->state == EndpointSlot::State::failed && slot->in_use && slot->retry != 0) {
+    const auto waits = [&] { return slot->state == EndpointSlot::State::failed && slot->retry != 0 && slot->vain <= most_vain; };
+    if (waits() && slot->vain == 0) {
       if (slot->closing) return slot;
       slot = reopen(*slot);
     }
     if (slot->state != EndpointSlot::State::failed) return slot;
+    if (later == nullptr && waits()) later = slot;
   }
-  return nullptr;
+  if (later == nullptr) return nullptr;
+  const Deadline soon = Deadline::after_seconds(first_pause_seconds * (1U << later->vain));
+  if (soon.when() < later->retry_at) schedule_retry(*later, soon);
+  return later;
 }
 
 void PeerImpl::carry_messages(EndpointSlot& slot) {

@@ -205,6 +205,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   EndpointSlot* reopen(EndpointSlot& failed);
   void stop_retry(EndpointSlot& slot);
   void quarantine(EndpointSlot& slot);
+  void schedule_retry(EndpointSlot& slot, Deadline when);
   void restored(EndpointSlot& slot);
   void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
   void slot_closed(EndpointSlot& slot);

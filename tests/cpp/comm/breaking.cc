@@ -15,6 +15,7 @@
 namespace hmc::testing {
 
 std::atomic<bool> swift_refuses{false};
+std::atomic<int> swift_refusals{0};
 std::atomic<int> swift_ends_left{-1};
 
 int cut_data_connections() {
@@ -51,7 +52,7 @@ class Swift final : public Transport {
   }
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override { return tcp_->register_region(view); }
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    if (swift_refuses.load() || (swift_ends_left.load() >= 0 && swift_ends_left.fetch_sub(1) <= 0))
+    if (swift_refuses.load() || refused() || (swift_ends_left.load() >= 0 && swift_ends_left.fetch_sub(1) <= 0))
       return Status(Code::transport, "the test keeps it from connecting");
     return tcp_->create_endpoint(peer, sink);
   }
@@ -59,6 +60,12 @@ class Swift final : public Transport {
   bool arm() override { return tcp_->arm(); }
 
  private:
+  static bool refused() {
+    int left = swift_refusals.load();
+    while (left > 0 && !swift_refusals.compare_exchange_weak(left, left - 1)) {
+    }
+    return left > 0;
+  }
   std::unique_ptr<Transport> tcp_;
 };
 

@@ -15,6 +15,8 @@ int cut_data_connections();
 void add_swift_transport();
 // While set, its connections cannot be made.
 extern std::atomic<bool> swift_refuses;
+// As many of its ends as this cannot be made, then they can.
+extern std::atomic<int> swift_refusals;
 // As many of its ends as this are made, then no more (negative: no limit).
 extern std::atomic<int> swift_ends_left;
 

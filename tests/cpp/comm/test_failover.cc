@@ -308,6 +308,29 @@ TEST(Failover, ThePeerIsLostWhereNothingConnects) {
   swift_refuses = false;
 }
 
+// One attempt is not enough where the cut comes while the connection is being made again.
+TEST(Failover, AConnectionThatFailsWhileItIsMadeIsTriedAgain) {
+  add_swift_transport();
+  swift_refuses = false;
+  const Pair pair("swift");
+  for (const int refusals : {1, 2, 3}) {
+    std::vector<std::byte> in(10);
+    const auto receiving = *pair.ab.irecv(view(in), 1);
+    swift_refusals = refusals;
+    ASSERT_GT(cut_data_connections(), 0);
+    while (counter(pair.a, "messages.moved") < static_cast<std::uint64_t>(refusals)) {
+      ASSERT_TRUE(pair.ab.alive() && pair.ba.alive());
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_EQ(swift_refusals, 0);
+    auto out = pattern(in.size(), static_cast<std::uint64_t>(refusals));
+    HMC_ASSERT_OK(pair.ba.send(view(out), 1, soon()));
+    HMC_ASSERT_OK(receiving.wait(soon()));
+    EXPECT_EQ(first_mismatch(in, static_cast<std::uint64_t>(refusals)), -1);
+    expect_traffic(pair, 10 + static_cast<std::uint64_t>(refusals));
+  }
+}
+
 // What was complete at this end only may be gone, and nobody would ever say so.
 TEST(Failover, ThePeerIsLostWithPutsThatAreCompleteAtThisEndOnly) {
   const Pair pair("tcp");
