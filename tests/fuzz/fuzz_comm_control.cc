@@ -39,6 +39,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case wire::lookup:
       check(wire::decode_lookup(in));
       break;
+    case wire::are_you_alive:
+    case wire::alive:
     case wire::release:
     case wire::lookup_cancel:
       if (const auto request = wire::decode_request(in); request && !std::ranges::equal(wire::encode_request(*request), in))

@@ -102,12 +102,8 @@ comm.recv(pid, 1, timeout=30)
 os.kill(int(pid[0]), signal.SIGKILL)
 start = time.monotonic()
 try:
-    while True:
-        try:
-            comm.put(buf, remote).wait(10)
-        except hmc.DeviceError as error:  # the handle is dead before the death is known
-            assert "may have freed it or ended" in str(error), error
-            assert time.monotonic() - start < 8
+    while True:  # the handle is dead before the death is known
+        comm.put(buf, remote).wait(10)
 except hmc.PeerLostError:
     pass
 assert time.monotonic() - start < 8

@@ -161,6 +161,7 @@ class ContextImpl final : public ContextState, private Pollable {
   Status fetch(std::span<const Wanted> wanted, Deadline deadline);
   Status fetch_own(const Wanted& wanted);
   Status prepare(const Wanted& wanted, Deadline deadline);
+  Status once_alive(PeerImpl& peer, Status status, Deadline deadline);  // lock not held
   // All that operations between the buffers need, by the best transport that reaches both. `registration` null: of the remote only.
   Status obtain(Wanted wanted, Registration* registration, Deadline deadline);
   Result<Transport*> usable_transport(std::string_view name);

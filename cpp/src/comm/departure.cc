@@ -8,6 +8,8 @@ namespace {
 
 // How long a goodbye may take: the other side has to see everything sent before it, and the channel to send what is queued.
 constexpr double goodbye_seconds = 1;
+// Without an answer; what fails beyond them is reported as it failed.
+constexpr std::size_t max_questions = 1024;
 
 }  // namespace
 
@@ -67,6 +69,23 @@ void PeerImpl::on_closed(const Status& reason) {
   }
 }
 
+bool PeerImpl::when_alive(std::function<void()> action) {
+  if (self_ || phase_ != PeerPhase::ready || when_answered_.size() == max_questions) return false;
+  const Status asked = send_control(wire::are_you_alive, wire::encode_request(questions_ + 1));
+  if (asked.code() == Code::would_block) return false;
+  if (!asked.ok()) return true;  // the channel is broken, and about to tell its end
+  ++questions_;
+  when_answered_.push_back(std::move(action));
+  return true;
+}
+
+void PeerImpl::on_alive(std::uint64_t question) {
+  if (when_answered_.empty() || question != questions_ - when_answered_.size() + 1) return broken("an answer to what was not asked");
+  const auto action = std::move(when_answered_.front());
+  when_answered_.pop_front();
+  action();
+}
+
 void PeerImpl::leave() {
   if (leaving_ || phase_ == PeerPhase::lost || phase_ == PeerPhase::closed) return;
   const auto keep = shared_from_this();
@@ -107,6 +126,7 @@ void PeerImpl::end(const Status& why, PeerPhase phase) {
   for (auto& op : std::exchange(pending_, {})) op->abandon(reason);
   for (auto& op : std::exchange(credit_wait_, {})) op->abandon(reason);
   end_requests(reason);
+  when_answered_.clear();
   notify_slot_->end(reason);
   context_.notify_table().wake_waiters();
   run_ready_actions(reason);

@@ -254,6 +254,13 @@ void PeerImpl::handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> 
     case wire::messages_by:
       if (const auto m = wire::decode_endpoint_note(payload)) return on_messages_by(*m);
       break;
+    case wire::are_you_alive:
+      if (const auto number = wire::decode_request(payload))
+        return static_cast<void>(send_control(wire::alive, wire::encode_request(*number)));
+      break;
+    case wire::alive:
+      if (const auto number = wire::decode_request(payload)) return on_alive(*number);
+      break;
     case wire::import:
       if (const auto m = wire::decode_import(payload)) return on_import(*m);
       break;

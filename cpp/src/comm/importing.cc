@@ -234,6 +234,19 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
   }
 }
 
+// What a device's error means: that, once the peer has answered, or else its end.
+Status ContextImpl::once_alive(PeerImpl& peer, Status status, Deadline deadline) {
+  if (status.code() != Code::device) return status;
+  const auto answered = std::make_shared<bool>(false);
+  {
+    const auto lock = engine_->lock();
+    if (!peer.when_alive([answered] { *answered = true; })) *answered = true;
+  }
+  engine_->drive(deadline, [&] { return *answered || peer.phase() != PeerPhase::ready; });
+  const auto lock = engine_->lock();
+  return peer.phase() == PeerPhase::ready ? status : peer.failure().with_context(status.message());
+}
+
 // The region's slow first-use work, without the lock; held against revocation meanwhile.
 Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
   RemoteImport& record = *wanted.record;
@@ -257,7 +270,7 @@ Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
     });
     if (!free) return Status(Code::timeout, "another thread is still mapping the buffer");
   }
-  const Status prepared = region->prepare(wanted.local);
+  const Status prepared = once_alive(*wanted.peer, region->prepare(wanted.local), deadline);
   const auto lock = engine_->lock();
   --record.operations;
   RemoteImport::Entry* entry = record.find(wanted.slot);

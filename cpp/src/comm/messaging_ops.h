@@ -57,6 +57,7 @@ class Operation : public WorkState {
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
   Route* route = nullptr;              // that the peer's put takes, or this side's
   std::string transport;               // that moves its part
+  bool doubted = false;                // a device's error: whether the peer lives was asked
   bool may_break = false;              // its connection may end while the peer lives
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;

@@ -234,6 +234,13 @@ std::string Operation::describe() const {
 
 void Operation::part_done(Status status) noexcept {
   moving = false;
+  if (status.code() == Code::device && peer != nullptr && !hopeless && !doubted) {
+    doubted = true;
+    const auto answered = [this, keep = shared_from_this(), status] {
+      if (!done()) part_done(status);
+    };
+    if (peer->when_alive(answered)) return;
+  }
   part_over = true;
   if (!status.ok() && owner.fetch_again(*this, status)) return;
   // A message's region ends with its send.

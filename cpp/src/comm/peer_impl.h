@@ -126,6 +126,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] bool nothing_pending() const noexcept { return pending_.empty() && credit_wait_.empty(); }
   // True: an operation that must stay behind what is pending may be posted now.
   [[nodiscard]] bool may_post() const noexcept { return pending_.empty() && phase_ == PeerPhase::ready; }
+  bool when_alive(std::function<void()> action) override;
   void enqueue(std::shared_ptr<PendingOp> op);
   // Again, before what has been posted since.
   void enqueue_first(std::shared_ptr<PendingOp> op);
@@ -219,6 +220,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void carry_messages(EndpointSlot& slot);
   void on_messages_by(const wire::EndpointNote& note);
   void on_stopped(const wire::Stopped& m);
+  void on_alive(std::uint64_t question);
   void resume_messages();
 
   bool release_fence();
@@ -281,6 +283,8 @@ class PeerImpl final : public PeerState, private ChannelSink {
   bool pumping_ = false;
   std::atomic<std::uint32_t> fences_{0};
   TransferWork* works_ = nullptr;      // every unfinished one
+  std::uint64_t questions_ = 0;        // whether the peer lives, asked so far
+  std::deque<std::function<void()>> when_answered_;  // for those without an answer, the last of them
   std::shared_ptr<FlushCount> flush_;  // of the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;
   std::shared_ptr<NotifySlot> notify_slot_;

@@ -100,6 +100,10 @@ PendingOp::Outcome TransferWork::post() {
       if (failure_.ok()) failure_ = status;
       return Outcome::posted;
     }
+    if (awaits_proof_of_life(status)) {
+      failure_ = status;
+      return Outcome::posted;
+    }
     post_error_ = status;
     finish(status);
     return Outcome::posted;

@@ -103,6 +103,7 @@ class TransferWork final : public WorkState, public PendingOp {
   // Its transport learned only now that it does not reach the memory here: all of it goes by the next. Errors: there is none.
   Status go_another_way(EndpointSlot& slot);
   void finish(const Status& status);
+  bool awaits_proof_of_life(const Status& status);
   Status explain(const Status& status) const;
   std::string describe() const;
   void released() noexcept override;

@@ -28,6 +28,8 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
     for (const Part& part : parts_) all = all && part.done;
     if (silent) {
       undecided_ = true;  // the peer's word of the connection's end, or its own end, decides
+    } else if (awaits_proof_of_life(failure_)) {
+      // see there
     } else if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
       finish(failure_);
     } else if (all) {
@@ -62,6 +64,14 @@ Status TransferWork::go_another_way(EndpointSlot& slot) {
   slot_ = nullptr;
   peer_->enqueue_first(std::static_pointer_cast<TransferWork>(shared_from_this()));
   return {};
+}
+
+// True: the peer's answer, or its end, will finish this.
+bool TransferWork::awaits_proof_of_life(const Status& status) {
+  if (status.code() != Code::device || !stop_reason_.ok()) return false;
+  const auto keep = std::static_pointer_cast<TransferWork>(shared_from_this());
+  undecided_ = peer_->when_alive([keep] { keep->decide(); });
+  return undecided_;
 }
 
 std::string TransferWork::describe() const {

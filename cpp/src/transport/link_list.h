@@ -38,6 +38,11 @@ class LinkList {
     return std::ranges::none_of(links_, [](const auto& link) { return link->busy(); });
   }
 
+  // For links that are polled without work of their own.
+  [[nodiscard]] bool any_has_work() const {
+    return std::ranges::any_of(links_, [](const auto& link) { return link->has_work(); });
+  }
+
   // For links that wait for events each by themselves.
   [[nodiscard]] bool arm() const {
     return std::ranges::all_of(links_, [](const auto& link) { return link->closed() || link->arm(); });

@@ -39,6 +39,8 @@ std::vector<Lie> lies() {
        [](PeerState& to) { control(to, wire::address, encode(wire::Address{"tcp", 5, pattern(40, 1)})); }},
       {"the end cut short", true, [](PeerState& to) { control(to, wire::stopped, pattern(7, 2)); }},
       {"the choice cut short", true, [](PeerState& to) { control(to, wire::messages_by, pattern(3, 3)); }},
+      {"an answer to what was not asked", true, [](PeerState& to) { control(to, wire::alive, wire::encode_request(1)); }},
+      {"a question cut short", false, [](PeerState& to) { control(to, wire::are_you_alive, pattern(7, 1)); }},
       {"an acknowledgement of what was never sent", true,
        [](PeerState& to) { HMC_EXPECT_OK(to.signal(number_signal(NotifyKind::received, {}, many), {})); }},
   };

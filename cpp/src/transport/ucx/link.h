@@ -51,6 +51,11 @@ class Link : public std::enable_shared_from_this<Link> {
   [[nodiscard]] bool busy() const noexcept { return worker_->is_open(); }
   bool poll();
   bool arm() { return !worker_->is_open() || (!due() && worker_->arm()); }
+  // Something was begun here or is being served that has not ended.
+  [[nodiscard]] bool has_work() const noexcept {
+    return worker_->is_open() && (!ops_.empty() || !flushes_.empty() || !waiting_signals_.empty() || !answers_.empty() ||
+                                  !serving_.empty() || signal_requests_ != 0 || answer_requests_ != 0 || worker_->has_news());
+  }
   // UCX's transports that carry it; once connected.
   [[nodiscard]] const std::string& lanes() const noexcept { return lanes_; }
 

@@ -104,6 +104,7 @@ class UcxTransport final : public Transport {
   }
 
   bool arm() override { return links_.arm(); }
+  [[nodiscard]] bool busy() const override { return links_.any_has_work(); }
 
  private:
   [[nodiscard]] Status same_version(const ucx::Domain& theirs) const {

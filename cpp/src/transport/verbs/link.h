@@ -72,6 +72,10 @@ class Link : public std::enable_shared_from_this<Link> {
   void on_completion(const ibv_wc& completion);
   // Posts what there is room for.
   void advance();
+  // Something was begun here that has not ended.
+  [[nodiscard]] bool busy() const noexcept {
+    return !ops_.empty() || !flushes_.empty() || !waiting_signals_.empty() || !redo_.empty() || !resend_.empty();
+  }
   // Begins what has waited for a stream of a device that has got there.
   bool release_held();
   bool waiting_turn = false;  // the transport's: it has been noted for advance()

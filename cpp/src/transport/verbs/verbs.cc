@@ -158,6 +158,12 @@ class VerbsTransport final : public Transport {
     if (shared_->held != 0) return false;  // no event comes from streams of devices
     return std::ranges::all_of(*shared_->nics, [](const auto& nic) { return nic->arm(); });
   }
+  [[nodiscard]] bool busy() const override {
+    return shared_->held != 0 || std::ranges::any_of(shared_->links, [](const auto& known) {
+             const auto link = known.second.lock();
+             return link != nullptr && link->busy();
+           });
+  }
 
  private:
   [[nodiscard]] std::vector<verbs::Pairing> choose(const verbs::Domain& theirs) const {
