@@ -74,7 +74,7 @@ with hmc.Context(transports="verbs") as context:
 
 
 def seconds_of(guest: Guest, python: str, script: str) -> list[float]:
-    outcome = guest.run(f"{shlex.quote(python)} -c {shlex.quote(script)}", timeout=200)
+    outcome = guest.run(f"cd / && {shlex.quote(python)} -c {shlex.quote(script)}", timeout=200)  # not among our sources
     if outcome.status != 0:
         raise RuntimeError(outcome.output)
     return [float(line) for line in outcome.output.split()]

@@ -8,7 +8,8 @@
 
 namespace hmc {
 
-void random_bytes(std::span<std::byte> out);  // getrandom(2); never fails after boot
+// getrandom(2), of which each thread keeps some for short requests; never fails after boot.
+void random_bytes(std::span<std::byte> out);
 std::uint64_t random_u64();
 
 }  // namespace hmc

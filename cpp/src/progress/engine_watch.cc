@@ -308,7 +308,7 @@ void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
     left.tv_sec = static_cast<time_t>(nanoseconds / 1'000'000'000);
     left.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
     timeout = &left;
-    if (nanoseconds < short_nap) sharp.emplace();
+    if (nap.descriptors && nanoseconds < short_nap) sharp.emplace();
   }
   const int count = ppoll(ready, nap.descriptors ? 2 : 1, timeout, nullptr);
   watcher_.store(Watcher::active);

@@ -2,7 +2,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
+#include <cstring>
+#include <set>
 
 #include "base/env.h"
 #include "base/fd.h"
@@ -122,7 +125,39 @@ TEST(Wire, LengthsBeyondTheLimitAreRefused) {
   EXPECT_FALSE(liar.ok());
 }
 
-TEST(Random, Differs) { EXPECT_NE(random_u64(), random_u64()); }
+TEST(Random, NothingComesTwice) {
+  std::set<std::uint64_t> seen;
+  for (int i = 0; i < 5000; ++i) seen.insert(random_u64());
+  std::array<std::byte, 16> bytes{};
+  std::array<std::byte, 13> odd{};
+  for (int i = 0; i < 1000; ++i) {
+    random_bytes(odd);
+    random_bytes(bytes);
+    std::uint64_t value = 0;
+    std::memcpy(&value, bytes.data() + 8, sizeof value);
+    seen.insert(value);
+  }
+  EXPECT_EQ(seen.size(), 6000U);
+}
+
+TEST(Random, AForkedChildHasItsOwn) {
+  static_cast<void>(random_u64());
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::uint64_t own = random_u64();
+    _exit(write(ends[1], &own, sizeof own) == sizeof own ? 0 : 1);
+  }
+  std::uint64_t theirs = 0;
+  ASSERT_EQ(read(ends[0], &theirs, sizeof theirs), static_cast<ssize_t>(sizeof theirs));
+  for (int i = 0; i < 200; ++i) EXPECT_NE(random_u64(), theirs);
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  close(ends[0]);
+  close(ends[1]);
+}
 
 TEST(UniqueFd, OwnsAndReleases) {
   int ends[2];
