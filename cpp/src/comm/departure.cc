@@ -80,7 +80,8 @@ bool PeerImpl::when_alive(std::function<void()> action) {
 }
 
 void PeerImpl::on_alive(std::uint64_t question) {
-  if (when_answered_.empty() || question != questions_ - when_answered_.size() + 1) return broken("an answer to what was not asked");
+  if (when_answered_.empty() || question != questions_ - when_answered_.size() + 1)
+    return broken("an answer to what was not asked");
   const auto action = std::move(when_answered_.front());
   when_answered_.pop_front();
   action();

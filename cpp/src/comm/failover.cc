@@ -85,7 +85,8 @@ void PeerImpl::schedule_retry(EndpointSlot& slot, Deadline when) {
     if (phase_ != PeerPhase::ready || find_slot(slot.transport().name) != &slot) return;
     if (slot.closing) return schedule_retry(slot, Deadline::after_seconds(first_pause_seconds));
     reopen(slot);
-    if (phase_ == PeerPhase::ready && accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr) choose_messages_anew();
+    if (phase_ == PeerPhase::ready && accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr)
+      choose_messages_anew();
     if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
   });
 }

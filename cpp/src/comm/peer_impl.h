@@ -282,10 +282,10 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
   bool pumping_ = false;
   std::atomic<std::uint32_t> fences_{0};
-  TransferWork* works_ = nullptr;      // every unfinished one
-  std::uint64_t questions_ = 0;        // whether the peer lives, asked so far
+  TransferWork* works_ = nullptr;                    // every unfinished one
+  std::uint64_t questions_ = 0;                      // whether the peer lives, asked so far
   std::deque<std::function<void()>> when_answered_;  // for those without an answer, the last of them
-  std::shared_ptr<FlushCount> flush_;  // of the fence at the head of pending_
+  std::shared_ptr<FlushCount> flush_;                // of the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;
   std::shared_ptr<NotifySlot> notify_slot_;
 
