@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hmc
+import hmc.testing
 
 
 def info(**environment: str) -> dict[str, str]:
@@ -87,6 +88,40 @@ def test_bytes(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
             comm.barrier(timeout=30)
         """,
         environment=over(tls),
+    )
+
+
+@ways
+def test_device_memory_is_staged_over_it(ucx: str, run_job: Callable[..., str], tls: str | None) -> None:
+    run_job(
+        """
+        with hmc.init() as comm:
+            other = 1 - comm.rank
+            size = (9 << 20) + 5
+            device = ("cuda:0", "mlu:0")[comm.rank]
+            own = comm.buffer(size, device=device)
+            remote = comm.exchange(own, timeout=30)[other]
+            path = comm.path(other, source=device, target=("cuda:0", "mlu:0")[other])
+            assert path.transport == "staging" and "ucx" in path.detail, str(path)
+            source = comm.buffer(size, device=device)
+            source.memory.copy_from(pattern(size, comm.rank))
+            comm.put(source[3:-7], remote[3:-7], notify=1).wait(timeout=30)
+            comm.wait_notify(other, 1, timeout=30)
+            back = np.zeros(size, np.uint8)
+            own.memory.copy_to(back)
+            assert np.array_equal(back[3:-7], pattern(size, other)[3:-7]) and not back[:3].any() and not back[-7:].any()
+            comm.send(source, other, timeout=30) if comm.rank == 0 else comm.recv(own, other, timeout=30)
+            if comm.rank == 1:
+                own.memory.copy_to(back)
+                assert np.array_equal(back, pattern(size, other))
+            comm.barrier(timeout=30)
+        """,
+        environment={
+            **hmc.testing.environment(),
+            **over(tls),
+            "HMC_TRANSPORTS": "ucx,staging",
+            "HMC_STAGING_SHARED": "0",  # as between hosts
+        },
     )
 
 

@@ -72,8 +72,8 @@ Names printed_transports(std::string_view mark, const std::function<void(std::FI
 // Reliable connections of InfiniBand and RoCE.
 bool writes_memory(const std::string& transport) noexcept { return transport.starts_with("rc") || transport.starts_with("dc"); }
 
-Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& api, std::shared_ptr<Engine> engine) {
-  const auto made = std::shared_ptr<LibraryContext>(new LibraryContext(api, std::move(engine)));
+Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& api, std::shared_ptr<Engine> engine, For use) {
+  const auto made = std::shared_ptr<LibraryContext>(new LibraryContext(api, std::move(engine), use));
   HMC_TRY(made->open());
   return std::shared_ptr<const LibraryContext>(made);
 }
@@ -98,9 +98,10 @@ Status LibraryContext::start() {
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  // Only for network cards: what UCX emulates without them writes to any address that a message names.
-  if (rdma()) params.features |= UCP_FEATURE_RMA;
+  params.features = UCP_FEATURE_WAKEUP;
+  if (for_ == For::peers) params.features |= UCP_FEATURE_AM;
+  // Between peers only for network cards: what UCX emulates without them writes to any address that a message names.
+  if (for_ == For::programs || rdma()) params.features |= UCP_FEATURE_RMA;
   params.mt_workers_shared = 1;  // memory is registered without the engine lock
   // What this was compiled for, or what is there if that is less: only fields that both know are used.
   const auto status = api_.init_version(UCP_API_MAJOR, std::min<unsigned>(UCP_API_MINOR, api_.minor), &params, config, &handle_);
@@ -125,6 +126,23 @@ bool LibraryContext::long_segments(const std::vector<std::string>& lanes) const 
 
 std::vector<std::string> LibraryContext::lanes(ucp_ep_h endpoint) const {
   return printed_transports("lane[", [&](std::FILE* file) { api_.ep_print_info(endpoint, file); });
+}
+
+Result<ucp_mem_h> LibraryContext::map(const RegionView& view) const {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_PROT;
+  params.address = view.span.data;
+  params.length = view.span.bytes;
+  params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_READ;
+  if (view.access == Access::read_write) params.prot |= UCP_MEM_MAP_PROT_REMOTE_WRITE;
+  ucp_mem_h handle = nullptr;
+  auto status = api_.mem_map(handle_, &params, &handle);
+  if (status != UCS_OK && view.access == Access::read) {  // memory that this process itself may only read
+    params.prot &= ~static_cast<unsigned>(UCP_MEM_MAP_PROT_LOCAL_WRITE);
+    status = api_.mem_map(handle_, &params, &handle);
+  }
+  if (status != UCS_OK) return api_.status("registering " + std::to_string(view.span.bytes) + " bytes", status);
+  return handle;
 }
 
 std::string joined(const std::vector<std::string>& words) {

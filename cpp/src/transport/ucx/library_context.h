@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "progress/engine.h"
+#include "transport/transport.h"
 #include "transport/ucx/api.h"
 
 namespace hmc::ucx {
 
 class LibraryContext {
  public:
-  static Result<std::shared_ptr<const LibraryContext>> create(const Api& api, std::shared_ptr<Engine> engine);
+  enum class For : bool { peers, programs };  // peers of HMC's; programs that are not HMC (native.h)
+  static Result<std::shared_ptr<const LibraryContext>> create(const Api& api, std::shared_ptr<Engine> engine, For use = For::peers);
   ~LibraryContext();
   LibraryContext(const LibraryContext&) = delete;
   LibraryContext& operator=(const LibraryContext&) = delete;
@@ -27,16 +29,20 @@ class LibraryContext {
   [[nodiscard]] bool rdma() const noexcept;
   // UCX's transports that carry the endpoint, as UCX names them.
   [[nodiscard]] std::vector<std::string> lanes(ucp_ep_h endpoint) const;
+  // Registers memory; its key lets others do as `view` allows. Any thread.
+  [[nodiscard]] Result<ucp_mem_h> map(const RegionView& view) const;
   // Whether those take max_piece bytes in one piece.
   [[nodiscard]] bool long_segments(const std::vector<std::string>& lanes) const noexcept;
 
  private:
-  LibraryContext(const Api& api, std::shared_ptr<Engine> engine) noexcept : api_(api), engine_(std::move(engine)) {}
+  LibraryContext(const Api& api, std::shared_ptr<Engine> engine, For use) noexcept
+      : api_(api), engine_(std::move(engine)), for_(use) {}
   Status open();
   Status start();  // knowing what transports there are, if it was called before
 
   const Api& api_;
   std::shared_ptr<Engine> engine_;
+  const For for_;
   ucp_context_h handle_ = nullptr;
   std::vector<std::string> transports_;
 };

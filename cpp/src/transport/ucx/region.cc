@@ -4,25 +4,11 @@
 
 namespace hmc::ucx {
 Result<std::unique_ptr<LocalRegion>> UcxLocalRegion::create(const RegionView& view, std::shared_ptr<const LibraryContext> context,
-                                                            std::shared_ptr<Regions> regions) {
-  auto region = std::unique_ptr<UcxLocalRegion>(new UcxLocalRegion(view, std::move(context), std::move(regions)));
+                                                            std::shared_ptr<Regions> regions, std::shared_ptr<Native> native) {
+  auto region =
+      std::unique_ptr<UcxLocalRegion>(new UcxLocalRegion(view, std::move(context), std::move(regions), std::move(native)));
   if (view.span.bytes != 0 && region->context_->rdma()) {
-    const Api& api = region->context_->api();
-    ucp_mem_map_params_t params{};
-    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_PROT;
-    params.address = view.span.data;
-    params.length = view.span.bytes;
-    params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_READ;
-    if (view.access == Access::read_write) params.prot |= UCP_MEM_MAP_PROT_REMOTE_WRITE;
-    auto status = api.mem_map(region->context_->handle(), &params, &region->handle_);
-    if (status != UCS_OK && view.access == Access::read) {  // memory that this process itself may only read
-      params.prot &= ~static_cast<unsigned>(UCP_MEM_MAP_PROT_LOCAL_WRITE);
-      status = api.mem_map(region->context_->handle(), &params, &region->handle_);
-    }
-    if (status != UCS_OK) {
-      region->handle_ = nullptr;
-      return api.status("registering " + std::to_string(view.span.bytes) + " bytes", status);
-    }
+    HMC_ASSIGN(region->handle_, region->context_->map(view));
   }
   return std::unique_ptr<LocalRegion>(std::move(region));
 }
@@ -53,6 +39,14 @@ Result<Blob> UcxLocalRegion::exported() {
   Blob blob;
   blob.bytes = exported_;
   return blob;
+}
+
+Result<std::vector<NativeFields>> UcxLocalRegion::native(std::size_t offset, std::size_t bytes) const {
+  if (!for_programs_) {
+    HMC_ASSIGN(auto context, native_->context());
+    HMC_ASSIGN(for_programs_, NativeRegion::create(view_, std::move(context)));
+  }
+  return std::vector<NativeFields>{for_programs_->fields(view_, offset, bytes)};
 }
 
 Result<std::unique_ptr<RemoteRegion>> UcxRemoteRegion::create(const RegionKey& key, std::shared_ptr<Worker> worker, bool direct) {

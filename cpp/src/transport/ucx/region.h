@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "transport/transport.h"
+#include "transport/ucx/native.h"
 #include "transport/ucx/wire.h"
 #include "transport/ucx/worker.h"
 
@@ -19,11 +20,12 @@ class UcxLocalRegion final : public LocalRegion {
  public:
   // Any thread.
   static Result<std::unique_ptr<LocalRegion>> create(const RegionView& view, std::shared_ptr<const LibraryContext> context,
-                                                     std::shared_ptr<Regions> regions);
+                                                     std::shared_ptr<Regions> regions, std::shared_ptr<Native> native);
   // Messages that name it are refused from now on. Its key for network cards is void, and who uses that loses the connection: comm
   // has asked the peers to stop before.
   ~UcxLocalRegion() override;
   Result<Blob> exported() override;
+  Result<std::vector<NativeFields>> native(std::size_t offset, std::size_t bytes) const override;
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(view_.span.data); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return view_.span.bytes; }
@@ -31,14 +33,17 @@ class UcxLocalRegion final : public LocalRegion {
   [[nodiscard]] ucp_mem_h handle() const noexcept { return handle_; }
 
  private:
-  UcxLocalRegion(const RegionView& view, std::shared_ptr<const LibraryContext> context, std::shared_ptr<Regions> regions) noexcept
-      : LocalRegion(view), context_(std::move(context)), regions_(std::move(regions)) {}
+  UcxLocalRegion(const RegionView& view, std::shared_ptr<const LibraryContext> context, std::shared_ptr<Regions> regions,
+                 std::shared_ptr<Native> native) noexcept
+      : LocalRegion(view), context_(std::move(context)), regions_(std::move(regions)), native_(std::move(native)) {}
 
   std::shared_ptr<const LibraryContext> context_;
   std::shared_ptr<Regions> regions_;
   std::uint64_t id_ = 0;        // 0: not exported yet
   ucp_mem_h handle_ = nullptr;  // none for a region of no bytes, and without network cards
   Bytes exported_;              // packed once
+  std::shared_ptr<Native> native_;
+  mutable std::unique_ptr<NativeRegion> for_programs_;  // once they were told of it
 };
 
 class UcxRemoteRegion final : public RemoteRegion {

@@ -37,7 +37,8 @@ class UcxEndpoint final : public Endpoint {
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(std::shared_ptr<const ucx::LibraryContext> context) : context_(std::move(context)) {
+  UcxTransport(std::shared_ptr<const ucx::LibraryContext> context, const std::shared_ptr<Engine>& engine)
+      : context_(std::move(context)), native_(std::make_shared<ucx::Native>(context_->api(), engine)) {
     const ucx::Api& api = context_->api();
     domain_ = {static_cast<std::uint16_t>(api.major), static_cast<std::uint16_t>(api.minor), context_->rdma(), random_u64()};
   }
@@ -86,7 +87,7 @@ class UcxTransport final : public Transport {
     if (!view.span.device.is_cpu()) {
       return Status(Code::unsupported, "ucx registers CPU memory only, not memory of " + view.span.device.str());
     }
-    return ucx::UcxLocalRegion::create(view, context_, regions_);
+    return ucx::UcxLocalRegion::create(view, context_, regions_, native_);
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
@@ -99,11 +100,16 @@ class UcxTransport final : public Transport {
     return std::unique_ptr<Endpoint>(std::make_unique<UcxEndpoint>(std::move(link)));
   }
 
-  bool poll() override {
-    return links_.poll([](Link& link) { return link.poll(); });
+  Result<std::unique_ptr<NativeLink>> connect_native(const NativeFields& peer) override {
+    return ucx::UcxNativeLink::create(native_, peer);
   }
 
-  bool arm() override { return links_.arm(); }
+  bool poll() override {
+    const bool moved = links_.poll([](Link& link) { return link.poll(); });
+    return native_->poll() || moved;
+  }
+
+  bool arm() override { return links_.arm() && native_->arm(); }
   [[nodiscard]] bool busy() const override { return links_.any_has_work(); }
 
  private:
@@ -115,6 +121,7 @@ class UcxTransport final : public Transport {
   }
 
   std::shared_ptr<const ucx::LibraryContext> context_;
+  std::shared_ptr<ucx::Native> native_;
   std::shared_ptr<ucx::Regions> regions_ = std::make_shared<ucx::Regions>();
   ucx::Domain domain_;
   LinkList<Link> links_;
@@ -124,7 +131,7 @@ class UcxTransport final : public Transport {
 Result<std::unique_ptr<Transport>> create_ucx_transport(const TransportEnvironment& environment) {
   HMC_ASSIGN(const ucx::Api* api, ucx::Api::get());
   HMC_ASSIGN(auto context, ucx::LibraryContext::create(*api, environment.engine));
-  return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(std::move(context)));
+  return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(std::move(context), environment.engine));
 }
 
 }  // namespace
