@@ -32,10 +32,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Program:
-    def __init__(self, built: Path, tls: str) -> None:
+    def __init__(self, built: Path, tls: str, patience: float = 30) -> None:
         # Its endpoints outlive their peers, which UCX refuses over shared memory unless told.
         environment = {**os.environ, "UCX_TLS": tls, **({} if tls == "tcp" else {"UCX_MM_ERROR_HANDLING": "y"})}
-        self.process = subprocess.Popen([built], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            [built, str(patience)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def tell(self, *words: object) -> str:
         assert self.process.stdin is not None
@@ -108,16 +110,19 @@ def test_ends(pair: tuple[hmc.Context, Program], program: Path) -> None:
     buffer = context.buffer(8192)
     (row,) = buffer.native("ucx")
     first, second = context.connect_native("ucx", {}), context.connect_native("ucx", {})
-    assert peer.tell("connect", first.fields["worker_address"]) == "ok"
+    left = Program(program, os.environ["UCX_TLS"], patience=2)  # over shared memory nothing tells it that its worker is gone
+    assert left.tell("connect", first.fields["worker_address"]) == "ok"
     assert peer.tell("connect", second.fields["worker_address"]) == "ok"
-    for number in (0, 1):
-        assert peer.tell("put", number, row["rkey"], row["address"], "ab" * 64) == "ok"
+    for each in (left, peer):
+        assert each.tell("put", 0, row["rkey"], row["address"], "ab" * 64) == "ok"
     # A connection's end is that of no other, and what would have come through it does not come.
     first.close()
     buffer.numpy()[:] = 0
-    assert peer.tell("put", 0, row["rkey"], row["address"], "ff" * 64).startswith("error")
+    assert left.tell("put", 0, row["rkey"], row["address"], "ff" * 64).startswith("error")
+    left.process.kill()
+    left.process.wait(timeout=30)
     assert not buffer.numpy().any()
-    assert peer.tell("put", 1, row["rkey"], int(row["address"]) + 5, "cd") == "ok"
+    assert peer.tell("put", 0, row["rkey"], int(row["address"]) + 5, "cd") == "ok"
     assert buffer.numpy()[5] == 0xCD
     # Nor does a program's death end anything else.
     dying = Program(program, os.environ["UCX_TLS"])
@@ -127,7 +132,7 @@ def test_ends(pair: tuple[hmc.Context, Program], program: Path) -> None:
     dying.process.send_signal(signal.SIGKILL)
     dying.process.wait(timeout=30)
     for _ in range(20):
-        assert peer.tell("put", 1, row["rkey"], int(row["address"]) + 6, "ee") == "ok"
+        assert peer.tell("put", 0, row["rkey"], int(row["address"]) + 6, "ee") == "ok"
         time.sleep(0.02)
     third.close()
     buffer.close(timeout=30)

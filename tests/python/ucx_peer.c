@@ -2,6 +2,7 @@
 //   connect WORKER_ADDRESS        an endpoint to that worker (hexadecimal); the next ones get the numbers 0, 1, ...
 //   put ENDPOINT RKEY ADDRESS BYTES_IN_HEXADECIMAL
 //   get ENDPOINT RKEY ADDRESS LENGTH
+// Usage: ucx_peer [seconds that an operation may take]
 // Answers each with a line: "ok", the bytes, or "error" and UCX's word for it.
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@ static ucp_worker_h worker;
 static ucp_ep_h endpoints[16];
 static ucs_status_t failures[16];
 static int count;
+static double patience = 30;  // seconds
 
 static unsigned char* bytes_of(const char* text, size_t* length) {
   *length = strlen(text) / 2;
@@ -31,11 +33,17 @@ static void failed(void* number, ucp_ep_h endpoint, ucs_status_t status) {
   failures[(intptr_t)number] = status;
 }
 
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 static ucs_status_t wait_for(ucs_status_ptr_t request, int endpoint) {
   if (!UCS_PTR_IS_PTR(request)) return UCS_PTR_STATUS(request);
-  const time_t start = time(NULL);
+  const double start = now();
   ucs_status_t status = UCS_INPROGRESS;
-  while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS && time(NULL) - start < 3) ucp_worker_progress(worker);
+  while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS && now() - start < patience) ucp_worker_progress(worker);
   ucp_request_free(request);
   return status == UCS_INPROGRESS ? UCS_ERR_TIMED_OUT : status != UCS_OK ? status : failures[endpoint];
 }
@@ -73,7 +81,8 @@ static ucs_status_t connect_to(const char* text) {
   return status;
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+  if (argc > 1) patience = atof(argv[1]);
   ucp_params_t params = {0};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_RMA;

@@ -10,6 +10,8 @@ namespace {
 constexpr double goodbye_seconds = 1;
 // Without an answer; what fails beyond them is reported as it failed.
 constexpr std::size_t max_questions = 1024;
+// A process that is dying ends its channel sooner.
+constexpr double answer_seconds = 2;
 
 }  // namespace
 
@@ -70,21 +72,36 @@ void PeerImpl::on_closed(const Status& reason) {
 }
 
 bool PeerImpl::when_alive(std::function<void()> action) {
-  if (self_ || phase_ != PeerPhase::ready || when_answered_.size() == max_questions) return false;
-  const Status asked = send_control(wire::are_you_alive, wire::encode_request(questions_ + 1));
-  if (asked.code() == Code::would_block) return false;
-  if (!asked.ok()) return true;  // the channel is broken, and about to tell its end
-  ++questions_;
-  when_answered_.push_back(std::move(action));
+  if (self_ || phase_ != PeerPhase::ready || questions_.size() >= max_questions) return false;
+  const std::uint64_t number = asked_ + 1;
+  const Status sent = send_control(wire::are_you_alive, wire::encode_request(number));
+  if (sent.code() == Code::would_block) return false;
+  if (!sent.ok()) return true;  // the channel is broken, and about to tell its end
+  asked_ = number;
+  const auto timer = context_.engine()->at(Deadline::after_seconds(answer_seconds), [this, number] { answered(number); });
+  questions_.emplace(number, Question{std::move(action), timer});
   return true;
 }
 
 void PeerImpl::on_alive(std::uint64_t question) {
-  if (when_answered_.empty() || question != questions_ - when_answered_.size() + 1)
-    return broken("an answer to what was not asked");
-  const auto action = std::move(when_answered_.front());
-  when_answered_.pop_front();
-  action();
+  if (question <= answered_ || question > asked_) return broken("an answer to what was not asked");
+  answered_ = question;
+  if (const auto found = questions_.find(question); found != questions_.end()) {
+    context_.engine()->cancel_timer(found->second.timer);
+    answered(question);
+  }
+}
+
+// By the peer, or by its silence: one that is stopped does not answer, and has not died.
+void PeerImpl::answered(std::uint64_t question) {
+  const auto keep = shared_from_this();
+  const auto node = questions_.extract(question);
+  if (!node.empty()) node.mapped().action();
+  context_.engine()->wake_waiters();
+}
+
+void PeerImpl::drop_questions() {
+  for (const auto& [number, question] : std::exchange(questions_, {})) context_.engine()->cancel_timer(question.timer);
 }
 
 void PeerImpl::leave() {
@@ -127,7 +144,7 @@ void PeerImpl::end(const Status& why, PeerPhase phase) {
   for (auto& op : std::exchange(pending_, {})) op->abandon(reason);
   for (auto& op : std::exchange(credit_wait_, {})) op->abandon(reason);
   end_requests(reason);
-  when_answered_.clear();
+  drop_questions();
   notify_slot_->end(reason);
   context_.notify_table().wake_waiters();
   run_ready_actions(reason);
@@ -141,6 +158,7 @@ void PeerImpl::tear_down() {
   if (torn_down_) return;
   torn_down_ = true;
   const auto keep = shared_from_this();
+  drop_questions();
   // Endpoints first: their end completes what is under way, after which nothing touches regions or buffers.
   forget_flush();
   for (const auto& slot : slots_) {

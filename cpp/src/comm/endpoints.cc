@@ -146,12 +146,13 @@ void PeerImpl::on_address(const wire::Address& address, std::vector<UniqueFd> fd
     // Until ready, the accepting side's addresses are those of the message transport it tries.
     if (phase_ == PeerPhase::connecting && !accepting_ && slot->state != EndpointSlot::State::failed) message_slot_ = slot;
   }
-  if (slot->state == EndpointSlot::State::failed) return;  // it has been told
+  if (slot->state == EndpointSlot::State::failed) return choose_messages_if_none();  // it has been told
   if (slot->state != EndpointSlot::State::waiting || slot->attempt() != address.attempt)
     return broken("an unexpected endpoint address");
   slot->state = EndpointSlot::State::connecting;
   const Blob blob{address.bytes, std::move(fds)};
   if (const Status started = slot->endpoint->connect(blob, slot); !started.ok()) slot_failed(*slot, started, true);
+  choose_messages_if_none();  // the peer was quicker to make it anew
 }
 
 void PeerImpl::on_connected(EndpointSlot& slot, const Status& status) {
@@ -194,6 +195,7 @@ void PeerImpl::on_endpoint_note(const wire::EndpointNote& note, bool ready) {
   }
   if (!ready) {
     slot_failed(*slot, Status(note.code == Code::ok ? Code::transport : note.code, "the peer reports: " + note.message), false);
+    choose_messages_if_none();
     return;
   }
   slot->peer_ready = true;

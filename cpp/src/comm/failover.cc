@@ -85,8 +85,7 @@ void PeerImpl::schedule_retry(EndpointSlot& slot, Deadline when) {
     if (phase_ != PeerPhase::ready || find_slot(slot.transport().name) != &slot) return;
     if (slot.closing) return schedule_retry(slot, Deadline::after_seconds(first_pause_seconds));
     reopen(slot);
-    if (phase_ == PeerPhase::ready && accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr)
-      choose_messages_anew();
+    choose_messages_if_none();
     if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
   });
 }
@@ -166,8 +165,7 @@ void PeerImpl::slot_closed(EndpointSlot& slot) {
     const wire::EndpointNote note{slot.transport().name, slot.attempt(), why.code(), std::string(why.message())};
     static_cast<void>(send_control(wire::stopped, encode(wire::Stopped{note, signals_in_, slot.credit_in})));
   }
-  if (phase_ != PeerPhase::ready) return;
-  if (accepting_ && message_slot_ == nullptr && next_message_slot_ == nullptr) choose_messages_anew();
+  choose_messages_if_none();
   if (phase_ == PeerPhase::ready) context_.needs_pump(*this);
 }
 
@@ -241,6 +239,11 @@ void PeerImpl::stop_messages() {
     });
   }
   if (accepting_) choose_messages_anew();
+}
+
+void PeerImpl::choose_messages_if_none() {
+  const bool none = message_slot_ == nullptr && next_message_slot_ == nullptr;
+  if (phase_ == PeerPhase::ready && accepting_ && none && !self_) choose_messages_anew();
 }
 
 // The best that works; where nothing else does, the one that failed is made anew.

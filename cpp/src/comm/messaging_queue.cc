@@ -239,6 +239,7 @@ void Operation::part_done(Status status) noexcept {
     const auto answered = [this, keep = shared_from_this(), status] {
       if (!done()) part_done(status);
     };
+    part_over = false;
     if (peer->when_alive(answered)) return;
   }
   part_over = true;

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -216,11 +217,14 @@ class PeerImpl final : public PeerState, private ChannelSink {
   bool pump_signals();
   void stop_messages();
   void choose_messages_anew();
+  void choose_messages_if_none();
   EndpointSlot* wake_resting(const std::vector<Candidate>& resting);
   void carry_messages(EndpointSlot& slot);
   void on_messages_by(const wire::EndpointNote& note);
   void on_stopped(const wire::Stopped& m);
   void on_alive(std::uint64_t question);
+  void answered(std::uint64_t question);
+  void drop_questions();
   void resume_messages();
 
   bool release_fence();
@@ -282,10 +286,14 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
   bool pumping_ = false;
   std::atomic<std::uint32_t> fences_{0};
-  TransferWork* works_ = nullptr;                    // every unfinished one
-  std::uint64_t questions_ = 0;                      // whether the peer lives, asked so far
-  std::deque<std::function<void()>> when_answered_;  // for those without an answer, the last of them
-  std::shared_ptr<FlushCount> flush_;                // of the fence at the head of pending_
+  TransferWork* works_ = nullptr;  // every unfinished one
+  struct Question {
+    std::function<void()> action;
+    Engine::TimerId timer;
+  };
+  std::uint64_t asked_ = 0, answered_ = 0;       // questions whether the peer lives
+  std::map<std::uint64_t, Question> questions_;  // that wait for their answer
+  std::shared_ptr<FlushCount> flush_;            // of the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;
   std::shared_ptr<NotifySlot> notify_slot_;
 

@@ -65,7 +65,8 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
   virtual void when_ready(std::function<void(const Status&)> action) = 0;
   // A vendor's call on memory of a process that is dying fails before the death shows, and is to be reported as the peer's loss:
-  // asks the peer, and runs `action` once it has answered; where it ends instead, never. False: it cannot be asked.
+  // asks the peer, and runs `action` once it has answered or been silent for 2 s; where it ends instead, never. False: it cannot be
+  // asked.
   virtual bool when_alive(std::function<void()> action) = 0;
   // Ready only. Signals of messages and notifications: accepted means delivered once and in order, unless the peer ends. Errors as
   // Endpoint::signal; would_block also while another connection takes over from one that failed.

@@ -88,13 +88,14 @@ void TransferWork::begin() {
 }
 
 PendingOp::Outcome TransferWork::post() {
-  if (finished_) return Outcome::posted;
+  if (finished_ || undecided_) return Outcome::posted;
   if (!posted_ && !notify_.empty() && notify_.cost() != 0 && !notified_) {
     if (!peer_->notify_slot()->has_credit(notify_.cost())) return Outcome::no_credit;
   }
   bool blocked = false;
   Status status = bytes_ == 0 ? post_notify(blocked) : batch_ ? post_parts(blocked) : post_single(blocked);
-  if (status.ok() && !blocked && !finished_ && bytes_ != 0 && open_parts_ == 0 && !notified_) status = post_notify(blocked);
+  if (status.ok() && !blocked && !finished_ && !undecided_ && bytes_ != 0 && open_parts_ == 0 && !notified_)
+    status = post_notify(blocked);
   if (!status.ok()) {
     if (open_parts_ != 0) {  // the parts under way end first
       if (failure_.ok()) failure_ = status;
@@ -207,7 +208,7 @@ Status TransferWork::post_parts(bool& blocked) {
     }
     if (single) spend_attached(*part.slot);
     group.route->count(is_put_, group.bytes);
-    if (finished_) return {};
+    if (finished_ || undecided_) return {};
   }
   return {};
 }

@@ -74,6 +74,7 @@ Result<std::unique_ptr<NativeLink>> UcxNativeLink::create(const std::shared_ptr<
   auto link = std::unique_ptr<UcxNativeLink>(new UcxNativeLink(native, std::move(context)));
   HMC_TRY(link->open());
   native->links_.push_back(link.get());
+  native->engine_->kick();  // a sleeping engine arms it
   return std::unique_ptr<NativeLink>(std::move(link));
 }
 
