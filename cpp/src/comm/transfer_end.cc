@@ -29,7 +29,7 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
     if (silent) {
       undecided_ = true;  // the peer's word of the connection's end, or its own end, decides
     } else if (awaits_proof_of_life(failure_)) {
-      // see there
+      return peer.operation_done(slot);
     } else if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
       finish(failure_);
     } else if (all) {

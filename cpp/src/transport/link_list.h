@@ -9,7 +9,8 @@
 
 namespace hmc {
 
-// Link: closed() says that its endpoint is gone, busy() that it has work of its own. Engine lock held throughout.
+// Link: closed() says that its endpoint is gone, busy() that poll() is to turn it; for any_has_work(), has_work() that something of
+// its own is under way. Engine lock held throughout.
 template <class Link>
 class LinkList {
  public:
