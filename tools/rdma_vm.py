@@ -5,9 +5,10 @@
     tools/rdma_vm.py --check            # says why it cannot run here, if it cannot
 
 The guest sees the host's files read-only at the same places (what it writes goes to memory and is lost, except below --share). Two
-Soft-RoCE devices, rxe0 (10.99.0.1) and rxe1 (10.99.0.2), sit on the two ends of a virtual cable that what they send to each other
-really crosses, so they stand for two hosts; rxe2 (10.99.1.1) and rxe3 (10.99.1.2), on another cable, are a second card of each. The
-stock kernel of the distribution is fetched with apt-get and unpacked into a cache, never installed. Needs: qemu-system-x86,
+Soft-RoCE devices, rxe0 (10.99.0.1, fd99::1) and rxe1 (10.99.0.2, fd99::2), sit on the two ends of a virtual cable that what they
+send to each other really crosses, so they stand for two hosts; rxe2 (10.99.1.1, fd99:0:0:1::1) and rxe3 (10.99.1.2, fd99:0:0:1::2),
+on another cable, are a second card of each. GID 1 of each is its IPv4 address, GID 2 the IPv6 one (which UCX needs to get its `rc` to
+work: UCX_IB_GID_INDEX=2). The stock kernel of the distribution is fetched with apt-get and unpacked into a cache, never installed. Needs: qemu-system-x86,
 busybox-static, kmod, iproute2 (and zstd where modules are compressed with it).
 
 From Python: `with Guest() as guest: guest.run("ibv_devices")`, one boot for many commands.
@@ -80,24 +81,33 @@ cd /run/guest
   ip link set lo up
   for end in 0 2; do ip link add cable$end type veth peer name cable$((end + 1)); done
   address() { echo 10.99.$(($1 / 2)).$(($1 % 2 + 1)); }
+  address6() { echo fd99:0:0:$(($1 / 2))::$(($1 % 2 + 1)); }
   for end in 0 1 2 3; do
     echo 1 >/proc/sys/net/ipv4/conf/cable$end/accept_local
     echo 0 >/proc/sys/net/ipv4/conf/cable$end/rp_filter
     ip link set cable$end mtu 4200 up
     ip address add $(address $end)/24 dev cable$end
+    ip address add $(address6 $end)/64 dev cable$end nodad
   done
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
   # All addresses are this machine's, so the kernel would take the short way. From one end to the other: over the cable.
   for end in 0 1 2 3; do
-    ip rule add priority 10 iif cable$end lookup local  # codespell:ignore iif
-    ip rule add priority 20 from $(address $end) to $(address $((end ^ 1))) lookup $((200 + end))
-    ip route add $(address $((end ^ 1))) dev cable$end table $((200 + end))
+    other=$((end ^ 1))
+    for family in 4 6; do
+      [ $family = 4 ] && from=$(address $end) to=$(address $other) || from=$(address6 $end) to=$(address6 $other)
+      ip -$family rule add priority 10 iif cable$end lookup local  # codespell:ignore iif
+      ip -$family rule add priority 20 from $from to $to lookup $((200 + end))
+      ip -$family route add $to dev cable$end table $((200 + end))
+    done
   done
-  ip rule add priority 30 lookup local
-  ip rule delete priority 0
+  for family in 4 6; do
+    ip -$family rule add priority 30 lookup local
+    ip -$family rule delete priority 0
+  done
   for end in 0 1 2 3; do rdma link add rxe$end type rxe netdev cable$end; done
   for try in $(seq 200); do
-    [ -e /dev/infiniband/uverbs3 ] && grep -q ACTIVE /sys/class/infiniband/rxe3/ports/1/state && break
+    port=/sys/class/infiniband/rxe3/ports/1
+    [ -e /dev/infiniband/uverbs3 ] && grep -q ACTIVE $port/state && grep -q fd99 $port/gids/2 && break
     sleep 0.05
   done
 ) >setup.log 2>&1

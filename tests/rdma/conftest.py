@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import shlex
 import sys
@@ -18,7 +19,8 @@ HMC = str(Path(sys.executable).with_name("hmc"))
 # Starting a process in the guest takes seconds: nothing is imported that is not needed.
 PRELUDE = """
 import os, time
-os.environ["HMC_NICS"] = f"rxe{int(os.environ['HMC_RANK']) % 2}"
+card = f"rxe{int(os.environ['HMC_RANK']) % 2}"
+os.environ["HMC_NICS"], os.environ["UCX_NET_DEVICES"] = card, f"{card}:1"
 import numpy as np
 import hmc
 
@@ -75,5 +77,24 @@ def run_verbs_job(run_in_guest: Callable[..., str], tmp_path: Path) -> Callable[
         job = f"{shlex.quote(HMC)} run -n {ranks} {shlex.quote(str(script))}"
         line = f"{job}; status=$?; [ $status = {status} ] || {{ echo status $status; exit 1; }}"
         return run_in_guest(line, timeout, {"HMC_TRANSPORTS": "verbs", "HMC_RENDEZVOUS": "", **environment})
+
+    return run
+
+
+@pytest.fixture
+def ucx_rc() -> dict[str, str]:
+    """Has UCX use its reliable connections, which over Soft-RoCE it gets to work between IPv6 addresses only."""
+    library = ctypes.util.find_library("ucp")
+    if library is None:
+        pytest.skip("no libucp of the system's; that of the Python package has no InfiniBand")
+    return {"UCX_TLS": "rc", "UCX_IB_GID_INDEX": "2", "HMC_UCX_LIBRARY": library}
+
+
+@pytest.fixture
+def run_ucx_job(run_verbs_job: Callable[..., str], ucx_rc: dict[str, str]) -> Callable[..., str]:
+    """The same over ucx alone, which has the network cards move the bytes."""
+
+    def run(source: str, **options: Any) -> str:
+        return run_verbs_job(source, **{"HMC_TRANSPORTS": "ucx", **ucx_rc, **options})
 
     return run

@@ -30,8 +30,10 @@ inline std::vector<Subject> subjects() {
     if (factory->name == "tcp") all.push_back({factory, "small_buffers", "HMC_TCP_BUFFER", "150000"});
     // "near,far": the two ends use different RDMA devices, so that what they send goes over the cable between these.
     const std::string nics = std::getenv("HMC_TEST_NICS") == nullptr ? "" : std::getenv("HMC_TEST_NICS");
-    if (const auto comma = nics.find(','); factory->name == "verbs" && comma != std::string::npos) {
-      all.back() = {factory, "", "HMC_NICS", nics.substr(0, comma), nics.substr(comma + 1)};
+    if (const auto comma = nics.find(','); comma != std::string::npos) {
+      const std::string near = nics.substr(0, comma), far = nics.substr(comma + 1);
+      if (factory->name == "verbs") all.back() = {factory, "", "HMC_NICS", near, far};
+      if (factory->name == "ucx") all.push_back({factory, "rdma", "UCX_NET_DEVICES", near + ":1", far + ":1"});
     }
   }
   return all;

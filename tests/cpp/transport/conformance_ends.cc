@@ -96,11 +96,17 @@ TEST_P(ConformanceEnds, RegionsGoneUnderWay) {
   HMC_PAIR_OR_SKIP();
   const std::size_t bytes = lengthy(12U << 20);
   const bool by_system_call = GetParam().factory->name == "shm" && GetParam().variant.empty();
+  // There a key that is refused costs the connection: comm asks the peer to stop first.
+  const bool ends_connection = GetParam().factory->name == "ucx" && GetParam().variant == "rdma";
   for (const bool is_put : {true, false}) {
     // A read that fails half way: Soft-RoCE answers with a number that its own requester takes for an old one, and ignores.
     if (!is_put && GetParam().factory->name == "verbs") continue;
     for (const int rounds : {0, 1, 2, 5, 10}) {
       SCOPED_TRACE(std::string(is_put ? "put " : "get ") + std::to_string(rounds));
+      if (!pair->a().sink.failure.ok() || !pair->b().sink.failure.ok()) {
+        pair.reset();
+        HMC_PAIR_OR_SKIP();
+      }
       const Area local(*pair->a().node, bytes, false);
       Area remote(*pair->b().node, bytes, false);
       fill_pattern(local.span(), 1);
@@ -119,7 +125,7 @@ TEST_P(ConformanceEnds, RegionsGoneUnderWay) {
       pair->settle(50);
       const Status& status = transfer.done.status();
       if (!status.ok()) {
-        EXPECT_EQ(status.code(), Code::stale) << status.str();
+        EXPECT_EQ(status.code(), ends_connection ? Code::peer_lost : Code::stale) << status.str();
         EXPECT_FALSE(heard) << "the signal of a failed put came";
       }
       if (!by_system_call) {
@@ -130,6 +136,7 @@ TEST_P(ConformanceEnds, RegionsGoneUnderWay) {
       EXPECT_TRUE(local.guards_intact() && remote.guards_intact());
       EXPECT_EQ(transfer.done.count(), 1);
       pair->b().sink.handler = nullptr;
+      if (ends_connection && !status.ok()) continue;
       // The connection lives on.
       fill_pattern(local.span(), 5);
       const Area next(*pair->b().node, 100, true);

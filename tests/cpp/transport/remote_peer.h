@@ -1,6 +1,7 @@
 // RemotePeer: the other end of a link in a process of its own, to be stopped and killed.
 #pragma once
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -64,7 +65,7 @@ struct RemoteLink {
     side.node = &node;
     Blob domain;
     domain.bytes = node.transport->domain();
-    HMC_TRY(exchange(socket, domain));
+    HMC_TRY(exchange(node, socket, domain));
     PeerDomain peer;
     peer.same_host = true;
     peer.pid = pid;
@@ -75,7 +76,7 @@ struct RemoteLink {
       HMC_ASSIGN(side.endpoint, node.transport->create_endpoint(peer, side.sink));
       HMC_ASSIGN(address, side.endpoint->address());
     }
-    HMC_TRY(exchange(socket, address));
+    HMC_TRY(exchange(node, socket, address));
     Done done;
     {
       const auto lock = side.lock();
@@ -92,7 +93,7 @@ struct RemoteLink {
       const auto lock = side.lock();
       HMC_ASSIGN(exported, own.region()->exported());
     }
-    HMC_TRY(exchange(socket, exported));
+    HMC_TRY(exchange(node, socket, exported));
     {
       const auto lock = side.lock();
       HMC_ASSIGN(region, side.endpoint->import_region(exported));
@@ -101,8 +102,14 @@ struct RemoteLink {
   }
 
  private:
-  static Status exchange(int socket, Blob& blob) {
-    if (!send_blob(socket, blob) || !receive_blob(socket, blob)) return Status(Code::peer_lost, "the other process is gone");
+  // Polls while it waits, as an engine would: the other process may need it to get connected.
+  static Status exchange(Node& node, int socket, Blob& blob) {
+    if (!send_blob(socket, blob)) return Status(Code::peer_lost, "the other process is gone");
+    pollfd readable{socket, POLLIN, 0};
+    while (::poll(&readable, 1, 0) == 0) {
+      if (!node.poll()) sched_yield();
+    }
+    if (!receive_blob(socket, blob)) return Status(Code::peer_lost, "the other process is gone");
     return {};
   }
 };

@@ -18,7 +18,8 @@ struct Setting {
   const char* key;
   const char* value;
   bool (*matters)(const Names& transports);  // UCX complains of settings of what it does not use
-  unsigned since = 0;                        // minor version
+  unsigned since = 0;                        // minor versions
+  unsigned until = ~0U;
 };
 bool shared_memory(const Names& transports) {
   return std::ranges::any_of(transports, [](const auto& name) { return name == "sysv" || name == "posix"; });
@@ -35,13 +36,20 @@ constexpr Setting settings[] = {
     {"UCX_MM_ERROR_HANDLING", "MM_ERROR_HANDLING", "y", shared_memory},
     // What UCX sends without copying it first it may end twice when the connection breaks (1.13, over TCP).
     {"UCX_ZCOPY_THRESH", "ZCOPY_THRESH", "inf", software_only},
+    // Each peer has a worker of its own, and UCX sizes one for thousands of peers: 78 MiB, of which these leave 22. No fewer
+    // buffers
+    // than UCX's flow control lets the peer fill (UCX_RC_FC_WND_SIZE, 512).
+    {"UCX_IB_RX_QUEUE_LEN", "IB_RX_QUEUE_LEN", "512", network_cards},
+    {"UCX_IB_TX_BUFS_GROW", "IB_TX_BUFS_GROW", "128", network_cards},
+    // Older versions have another cache of registrations for network cards: memory that was given back stayed in peers' reach.
+    {"UCX_IB_REG_METHODS", "REG_METHODS", "direct", network_cards, 0, 15},
     // A piece of a put is one segment. Older versions do not know this name.
     {"UCX_TCP_TX_SEG_SIZE", "TCP_TX_SEG_SIZE", "32k", software_tcp, 18},
 };
-constexpr const Setting& tcp_segments = settings[3];
+constexpr const Setting& tcp_segments = settings[std::size(settings) - 1];
 
 bool applies(const Setting& setting, const Api& api, const Names& transports) {
-  if (set_by_user(setting.variable) || api.minor < setting.since) return false;
+  if (set_by_user(setting.variable) || api.minor < setting.since || api.minor > setting.until) return false;
   return setting.matters == nullptr || setting.matters(transports);
 }
 
