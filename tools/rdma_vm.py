@@ -4,12 +4,12 @@
     tools/rdma_vm.py [--timeout SECONDS] [--memory SIZE] [--share FOLDER]... COMMAND...
     tools/rdma_vm.py --check            # says why it cannot run here, if it cannot
 
-The guest sees the host's files read-only at the same places (what it writes goes to memory and is lost, except below --share). Two
-Soft-RoCE devices, rxe0 (10.99.0.1, fd99::1) and rxe1 (10.99.0.2, fd99::2), sit on the two ends of a virtual cable that what they
-send to each other really crosses, so they stand for two hosts; rxe2 (10.99.1.1, fd99:0:0:1::1) and rxe3 (10.99.1.2, fd99:0:0:1::2),
-on another cable, are a second card of each. GID 1 of each is its IPv4 address, GID 2 the IPv6 one (which UCX needs to get its `rc` to
-work: UCX_IB_GID_INDEX=2). The stock kernel of the distribution is fetched with apt-get and unpacked into a cache, never installed. Needs: qemu-system-x86,
-busybox-static, kmod, iproute2 (and zstd where modules are compressed with it).
+The guest sees the host's files read-only at the same places (what it writes goes to memory and is lost, except below --share).
+Two Soft-RoCE devices, rxe0 (10.99.0.1, fd99::1) and rxe1 (10.99.0.2, fd99::2), sit on the two ends of a virtual cable that what
+they send to each other really crosses, so they stand for two hosts; rxe2 (10.99.1.1, fd99:0:0:1::1) and rxe3 (10.99.1.2,
+fd99:0:0:1::2), on another cable, are a second card of each. GID 1 of each is its IPv4 address, GID 2 the IPv6 one (which UCX
+needs to get its `rc` to work: UCX_IB_GID_INDEX=2). The stock kernel of the distribution is fetched with apt-get and unpacked into
+a cache, never installed. Needs: qemu-system-x86, busybox-static, kmod, iproute2 (and zstd where modules are compressed with it).
 
 From Python: `with Guest() as guest: guest.run("ibv_devices")`, one boot for many commands.
 """

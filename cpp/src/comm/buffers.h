@@ -36,6 +36,7 @@ struct Exposure {
   std::shared_ptr<Registration> registration;  // dropped when closed and quiet
   std::unordered_map<PeerImpl*, std::uint32_t> importers;
   std::uint32_t local_operations = 0;                // of this process, under way on the memory
+  bool touched = false;                              // by such, since an eviction last looked
   std::vector<std::atomic<std::uint32_t>*> closers;  // set when closed and quiet
 };
 
@@ -65,11 +66,13 @@ struct RemoteImport {
     std::unique_ptr<RemoteRegion> region;
     std::vector<Device> prepared;  // devices here that operations have used, or may use, it with
     bool preparing = false;        // one thread is at it; others wait
+    bool withdrawn = false;        // the owner wants it back: for no operation that has not begun
+    bool draining = false;         // withdrawn, and what was begun is being flushed
     [[nodiscard]] bool prepared_for(const Device& local) const noexcept {
       return std::find(prepared.begin(), prepared.end(), local) != prepared.end();
     }
   };
-  std::vector<Entry> entries;  // one per transport that has carried an operation
+  std::vector<Entry> entries;  // one per transport that has carried an operation, besides withdrawn ones
   // Transports that did not reach it from a device here.
   std::vector<std::pair<Device, TransportSet>> refusals;
   std::atomic<bool> alive{true};
@@ -91,9 +94,20 @@ struct RemoteImport {
     }
     if (refused(local) == 0) refusals.emplace_back(local, transport);
   }
+  void accept(const Device& local, TransportSet transport) noexcept {
+    for (auto& [from, transports] : refusals) {
+      if (from == local) transports &= ~transport;
+    }
+  }
   [[nodiscard]] Entry* find(const EndpointSlot* slot) noexcept {
     for (auto& entry : entries) {
-      if (entry.slot == slot) return &entry;
+      if (entry.slot == slot && !entry.withdrawn) return &entry;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] Entry* find_region(const RemoteRegion* region) noexcept {
+    for (auto& entry : entries) {
+      if (entry.region.get() == region) return &entry;
     }
     return nullptr;
   }

@@ -135,6 +135,7 @@ class ContextImpl final : public ContextState, private Pollable {
 
  private:
   friend class PendingChannel;
+  friend class PeerImpl;  // registers what its peer imports
   bool poll() override;
   bool arm() override;
   [[nodiscard]] bool busy() const override;
@@ -151,6 +152,14 @@ class ContextImpl final : public ContextState, private Pollable {
 
   // Regions for one operation, lock not held. A missing one is made: LocalRegion by registering, RemoteRegion by asking its owner.
   Status ensure_local(Registration& registration, Transport& transport);
+  // ---- eviction.cc ----
+  // Makes room where a vendor's budget is used up. Errors: as the transport's; would_block: there is no room for now.
+  Result<std::shared_ptr<LocalRegion>> register_region(const Registration& registration, Transport& transport);
+  bool evict(const Transport& transport, const Device& device);
+  std::shared_ptr<Registration> pick_victim(const Transport& transport, const Device& device, const LocalRegion*& region);
+  // For want of room something was refused: `accept` is to take that back.
+  void reconsider_soon(std::function<void()> accept);
+
   void prepare_local(Registration& registration, const Transport& transport, const Device& remote);
   struct Wanted {
     std::shared_ptr<PeerImpl> peer;

@@ -270,6 +270,9 @@ void PeerImpl::handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> 
     case wire::release:
       if (const auto m = wire::decode_request(payload)) return on_release(*m);
       break;
+    case wire::withdraw:
+      if (const auto m = wire::decode_request(payload)) return on_withdraw(*m);
+      break;
     case wire::revoke:
       if (const auto m = wire::decode_buffer_name(payload)) return on_revoke(*m);
       break;

@@ -183,10 +183,12 @@ void PeerImpl::drop_unused(RemoteImport& record, const EndpointSlot* slot) {
 }
 
 void PeerImpl::drop_entry(RemoteImport& record, const EndpointSlot* slot) {
-  RemoteImport::Entry* entry = record.find(slot);
-  if (entry == nullptr || entry->preparing || record.flushing) return;
-  if (entry->request != 0) static_cast<void>(send_control(wire::release, wire::encode_request(entry->request)));
-  record.entries.erase(record.entries.begin() + (entry - record.entries.data()));
+  if (record.flushing) return;
+  std::erase_if(record.entries, [&](const RemoteImport::Entry& entry) {
+    if (entry.slot != slot || entry.preparing) return false;
+    if (entry.request != 0) static_cast<void>(send_control(wire::release, wire::encode_request(entry.request)));
+    return true;
+  });
 }
 
 // The owner closed the buffer: nothing may touch it once we have acknowledged.
@@ -247,7 +249,7 @@ void PeerImpl::on_import(const wire::Import& m) {
   // Registering may pin memory for seconds: not under the lock, and not on the caller's time.
   auto self = std::static_pointer_cast<PeerImpl>(shared_from_this());
   context_.worker().run([self, m, exposure, transport, held = exposure->registration]() mutable {
-    auto region = transport->register_region(held->view());
+    auto region = self->context_.register_region(*held, *transport);
     const auto lock = self->context_.engine()->lock();
     const auto registration = held;
     self->context_.engine()->retire(std::move(held));  // perhaps the last reference to user memory
@@ -263,7 +265,8 @@ void PeerImpl::finish_import(const wire::Import& m, const std::shared_ptr<Exposu
   if (exposure->closed.load()) return answer(m.request, Status(Code::stale, "buffer was closed while it was being imported"));
   auto blob = region.exported();
   if (!blob.ok()) return answer(m.request, blob.status());
-  if (!granted_.emplace(m.request, exposure).second) return broken("an import number twice");
+  if (!granted_.emplace(m.request, Grant{exposure, &region}).second) return broken("an import number twice");
+  exposure->registration->grant(&region);
   ++exposure->importers[this];
   answer(m.request, {}, std::move(blob->bytes), std::move(blob->fds));
 }
@@ -271,8 +274,10 @@ void PeerImpl::finish_import(const wire::Import& m, const std::shared_ptr<Exposu
 void PeerImpl::on_release(std::uint64_t request) {
   const auto found = granted_.find(request);
   if (found == granted_.end()) return;  // crossed by a revocation
-  const auto exposure = std::move(found->second);
+  end_grant(found->second);
+  const auto exposure = std::move(found->second.exposure);
   granted_.erase(found);
+  context_.engine()->wake_waiters();  // an eviction may wait for it
   if (const auto importer = exposure->importers.find(this); importer != exposure->importers.end() && --importer->second == 0) {
     exposure->importers.erase(importer);
     if (exposure->closed.load()) context_.settle(exposure);
@@ -286,10 +291,11 @@ void PeerImpl::revoke(const std::shared_ptr<Exposure>& exposure) {
 void PeerImpl::on_revoked(const wire::BufferName& name) {
   std::shared_ptr<Exposure> exposure;
   std::erase_if(granted_, [&](const auto& item) {
-    const bool match =
-        item.second->id == name.buffer_id && item.second->generation == name.generation && item.second->closed.load();
-    if (match) exposure = item.second;
-    return match;
+    const Exposure& one = *item.second.exposure;
+    if (one.id != name.buffer_id || one.generation != name.generation || !one.closed.load()) return false;
+    end_grant(item.second);
+    exposure = item.second.exposure;
+    return true;
   });
   if (!exposure) return;
   exposure->importers.erase(this);
@@ -298,8 +304,9 @@ void PeerImpl::on_revoked(const wire::BufferName& name) {
 
 void PeerImpl::drop_grants() {
   std::vector<std::shared_ptr<Exposure>> exposures;
-  for (auto& [request, exposure] : granted_) {
-    if (exposure->importers.erase(this) != 0) exposures.push_back(exposure);
+  for (auto& [request, grant] : granted_) {
+    end_grant(grant);
+    if (grant.exposure->importers.erase(this) != 0) exposures.push_back(grant.exposure);
   }
   granted_.clear();
   lookup_waiters_.clear();

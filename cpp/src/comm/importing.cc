@@ -36,7 +36,7 @@ Status ContextImpl::ensure_local(Registration& registration, Transport& transpor
     const auto lock = engine_->lock();
     if (registration.find(&transport) != nullptr) return {};
   }
-  HMC_ASSIGN(auto region, transport.register_region(registration.view()));
+  HMC_ASSIGN(auto region, register_region(registration, transport));
   const auto lock = engine_->lock();
   registration.add(&transport, std::move(region));
   count("registrations", 1);
@@ -103,7 +103,7 @@ Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::s
     const auto lock = engine_->lock();
     return std::ranges::any_of(wanted, [](const Wanted& each) { return each.slot->state == EndpointSlot::State::failed; });
   };
-  if (gives_way(imported) || (!imported.ok() && broke())) {
+  if (gives_way(imported) || (!imported.ok() && (imported.code() == Code::would_block || broke()))) {
     imported = {};
     for (std::size_t i = 0; i < wanted.size() && imported.ok(); ++i) imported = obtain(wanted[i], nullptr, deadline);
   }
@@ -189,6 +189,7 @@ Status ContextImpl::fetch_own(const Wanted& wanted) {
   if (exposure->closed.load()) return Status(Code::stale, "the buffer was closed while it was being imported");
   if (wanted.slot->state != EndpointSlot::State::ready) return wanted.slot->failure;
   HMC_ASSIGN(const Blob blob, (*registration->find(transport))->exported());
+  registration->pin(transport);
   HMC_ASSIGN(auto region, wanted.slot->endpoint->import_region(blob));
   if (wanted.record->find(wanted.slot) == nullptr) wanted.record->entries.push_back({wanted.slot, 0, std::move(region), {}, false});
   return {};
@@ -221,12 +222,24 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
     }
     const auto lock = engine_->lock();
     if (!reached.ok() && wanted.slot->state == EndpointSlot::State::failed && wanted.peer->phase() == PeerPhase::ready) continue;
+    const bool for_now = reached.code() == Code::would_block;
+    if (for_now) reached = Status(Code::unsupported, std::string(reached.message()));
     if (!gives_way(reached)) return reached;
     if (here) {
       registration->refused |= route->bit;
+      if (for_now) {
+        reconsider_soon([weak = registration->weak_from_this(), bit = route->bit] {
+          if (const auto one = weak.lock()) one->refused &= ~bit;
+        });
+      }
     } else {
       wanted.record->refuse(wanted.local, route->bit);
       wanted.peer->drop_unused(*wanted.record, wanted.slot);
+      if (for_now) {
+        reconsider_soon([weak = std::weak_ptr(wanted.record), local = wanted.local, bit = route->bit] {
+          if (const auto one = weak.lock()) one->accept(local, bit);
+        });
+      }
     }
     if (const Status next = wanted.peer->next_route(*route, refused(), reached).status(); !next.ok()) {
       if (next.code() != Code::would_block) return next;
@@ -255,7 +268,14 @@ Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
     auto lock = engine_->lock();
     RemoteImport::Entry* entry = record.find(wanted.slot);
     if (!record.alive.load()) return record.dead;
-    if (entry == nullptr) return Status(Code::transport, "the path to " + wanted.peer->describe() + " failed during the import");
+    if (entry == nullptr && wanted.slot->state != EndpointSlot::State::ready) {
+      return Status(Code::transport, "the path to " + wanted.peer->describe() + " failed during the import");
+    }
+    if (entry == nullptr) {  // the owner has withdrawn it already
+      lock.unlock();
+      HMC_TRY(fetch({&wanted, 1}, deadline));
+      continue;
+    }
     if (entry->prepared_for(wanted.local)) return {};
     if (!entry->preparing) {
       entry->preparing = true;
@@ -273,10 +293,10 @@ Status ContextImpl::prepare(const Wanted& wanted, Deadline deadline) {
   const Status prepared = once_alive(*wanted.peer, region->prepare(wanted.local), deadline);
   const auto lock = engine_->lock();
   --record.operations;
-  RemoteImport::Entry* entry = record.find(wanted.slot);
-  if (entry != nullptr) {
+  if (RemoteImport::Entry* entry = record.find_region(region)) {
     entry->preparing = false;
     if (prepared.ok()) entry->prepared.push_back(wanted.local);
+    if (entry->withdrawn) wanted.peer->settle_withdrawn();
   }
   engine_->wake_waiters();
   if (record.retiring) wanted.peer->settle(wanted.record);

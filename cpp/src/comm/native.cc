@@ -54,6 +54,7 @@ Result<std::vector<NativeFields>> ContextImpl::native(const ConnBuffer& buffer, 
   // A registration that is closing gives its regions up under this lock.
   const auto* region = buffer.state()->registration->find(transport);
   if (region == nullptr || buffer.closed()) return Status(Code::closed, "the ConnBuffer was closed meanwhile");
+  buffer.state()->registration->pin(transport);
   auto fields = (*region)->native(buffer.offset(), buffer.size());
   return fields.ok() ? std::move(fields) : fields.status().with_context(name);
 }

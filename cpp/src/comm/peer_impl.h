@@ -115,6 +115,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name, std::uint32_t attempt) noexcept;
   // Changes whenever a route may have changed; never 0.
   [[nodiscard]] std::uint64_t route_epoch() const noexcept { return route_epoch_; }
+  void routes_changed() noexcept { ++route_epoch_; }
   Result<PeerRoute*> find_route(const Device& local, const Device& remote, TransportSet refused);
   // Between two buffers.
   Result<PeerRoute*> find_route(const BufferState& local, const RemoteBufferState& remote) {
@@ -163,6 +164,10 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // Owner's side: the answer to an import of ours by this peer.
   void answer(std::uint64_t request, const Status& status, Bytes bytes = {}, std::vector<UniqueFd> fds = {}, bool lookup = false);
   void revoke(const std::shared_ptr<Exposure>& exposure);
+  // Asks the peer to let go of a region (eviction.cc).
+  void withdraw(const Registration& registration, const LocalRegion* region);
+  // Importer's side: something ended that a withdrawn region may have waited for.
+  void settle_withdrawn();
   // Self only: what was imported of the own buffer ends.
   void revoke_own(const Exposure& exposure) { end_records({exposure.id, exposure.generation}, false); }
   [[nodiscard]] std::vector<std::uint64_t> waiting_lookups(std::string_view name);
@@ -232,6 +237,9 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void on_imported(const wire::Answer& m, std::vector<UniqueFd> fds);
   void on_found(const wire::Answer& m);
   void on_release(std::uint64_t request);
+  void on_withdraw(std::uint64_t request);
+  [[nodiscard]] bool in_use(const RemoteRegion* region) const noexcept;
+  void drop_withdrawn(RemoteImport& record, const RemoteRegion* region);
   void on_revoke(const wire::BufferName& name);
   bool end_records(const wire::BufferName& name, bool acknowledge);
   void on_revoked(const wire::BufferName& name);
@@ -301,8 +309,14 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::unordered_map<std::uint64_t, std::shared_ptr<Request>> imports_, lookups_;
   std::vector<std::shared_ptr<RemoteImport>> records_;
   std::vector<std::weak_ptr<RemoteBufferState>> remotes_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Exposure>> granted_;  // by the peer's request
-  std::unordered_map<std::uint64_t, std::string> lookup_waiters_;         // by the peer's request
+  struct Grant {
+    std::shared_ptr<Exposure> exposure;
+    const LocalRegion* region;
+  };
+  static void end_grant(const Grant& grant) { grant.exposure->registration->end_grant(grant.region); }
+  std::unordered_map<std::uint64_t, Grant> granted_;               // by the peer's request
+  bool withdrawing_ = false;                                       // something withdrawn may still be in use
+  std::unordered_map<std::uint64_t, std::string> lookup_waiters_;  // by the peer's request
 };
 
 }  // namespace hmc

@@ -227,6 +227,8 @@ void PeerImpl::unlink(TransferWork& work) noexcept {
 
 void PeerImpl::operation_done(EndpointSlot& slot) {
   --slot.operations;
+  if (withdrawing_) [[unlikely]]
+    settle_withdrawn();
   if (!pending_.empty() && slot.operations == 0 && phase_ == PeerPhase::ready) context_.needs_pump(*this);
 }
 

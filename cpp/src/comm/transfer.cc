@@ -79,10 +79,14 @@ void TransferWork::begin() {
   accepted();
   peer_->link(*this);
   if (batch_) {
-    for (BufferState* local : batch_->locals) ++local->exposure->local_operations;
+    for (BufferState* local : batch_->locals) {
+      ++local->exposure->local_operations;
+      local->exposure->touched = true;
+    }
     for (RemoteBufferState* remote : batch_->remotes) ++remote->record->operations;
   } else {
     ++local_->exposure->local_operations;
+    local_->exposure->touched = true;
     ++remote_->record->operations;
   }
 }

@@ -72,6 +72,8 @@ class TransferWork final : public WorkState, public PendingOp {
   // Stops what can be stopped, completing with `reason`; the rest completes by itself.
   void stop(const Status& reason);
   [[nodiscard]] bool touches(const RemoteImport* record) const noexcept;
+  // Whether a part of it is, or will be, posted with that region.
+  [[nodiscard]] bool uses(const RemoteRegion* region) const noexcept;
   // Once posted: would it stand still if nobody polled?
   [[nodiscard]] bool needs_polling() const noexcept { return slot_ == nullptr || !slot_->transport().capabilities.rings; }
   [[nodiscard]] const Status& post_error() const noexcept { return post_error_; }

@@ -1,4 +1,6 @@
 // TransferWork: how its parts end, and what follows of it.
+#include <algorithm>
+
 #include "comm/context_impl.h"
 #include "comm/transfer.h"
 
@@ -148,6 +150,16 @@ bool TransferWork::touches(const RemoteImport* record) const noexcept {
   if (!batch_) return remote_->record.get() == record;
   for (const RemoteBufferState* remote : batch_->remotes) {
     if (remote->record.get() == record) return true;
+  }
+  return false;
+}
+
+bool TransferWork::uses(const RemoteRegion* region) const noexcept {
+  if (finished_) return false;
+  if (!batch_) return open_parts_ != 0 && run_.remote == region;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].done) continue;
+    if (std::ranges::any_of((*groups_)[i].runs, [&](const Run& run) { return run.remote == region; })) return true;
   }
   return false;
 }

@@ -87,6 +87,8 @@ class LocalRegion {
   // Slow first-use work (pinning) for operations with memory of `remote`, a device: once or more often, before the first of them,
   // on the posting thread, engine lock NOT held. The region works without it.
   virtual void prepare(const Device& /*remote*/) {}
+  // Whether it takes from a budget that the vendor sets for all such regions of the process. Comm gives idle ones up for others.
+  [[nodiscard]] virtual bool scarce() const noexcept { return false; }
   // The same for programs that are not HMC: what ConnBuffer::native() says of `bytes` at `offset`.
   [[nodiscard]] virtual Result<std::vector<NativeFields>> native(std::size_t /*offset*/, std::size_t /*bytes*/) const {
     return no_native();
@@ -190,6 +192,7 @@ class Transport : public Pollable {
   [[nodiscard]] virtual Bytes domain() const = 0;
   // From memory on `local` here to memory on `remote` there.
   [[nodiscard]] virtual Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const = 0;
+  // would_block: a vendor's budget has no room for it until other regions of that vendor's memory have gone (LocalRegion::scarce).
   virtual Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) = 0;
   virtual Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) = 0;
   // May outlive the transport, not the engine.

@@ -48,10 +48,11 @@ Result<std::unique_ptr<BudgetShare>> BudgetShare::take(const Device& device, std
   const std::lock_guard guard(all.mutex);
   std::size_t& used = all.used[vendor];
   if (bytes > limit - used) {
-    return Status(Code::unsupported, "of the " + std::to_string(limit) + " bytes of " + vendor +
-                                         " memory that network cards may have registered in one process, " + std::to_string(used) +
-                                         " are, and " + std::to_string(bytes) +
-                                         " more do not fit; close buffers that are not used");
+    const std::string now = bytes > limit ? "" : std::to_string(used) + " are, and ";
+    return Status(bytes > limit ? Code::unsupported : Code::would_block,
+                  "of the " + std::to_string(limit) + " bytes of " + vendor +
+                      " memory that network cards may have registered in one process, " + now + std::to_string(bytes) +
+                      (bytes > limit ? " for one region are too many" : " more do not fit; close buffers that are not used"));
   }
   used += bytes;
   return std::unique_ptr<BudgetShare>(new BudgetShare(std::move(vendor), bytes));

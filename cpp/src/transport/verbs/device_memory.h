@@ -20,7 +20,7 @@ namespace hmc::verbs {
 // Bytes of a vendor's memory that are registered in this process, where it has a limit. Destruction gives them back.
 class BudgetShare {
  public:
-  // Errors: unsupported (no room; something else has to carry).
+  // Errors: would_block (no room until others are gone), unsupported (more than the limit).
   static Result<std::unique_ptr<BudgetShare>> take(const Device& device, std::size_t bytes);
   ~BudgetShare();
   BudgetShare(const BudgetShare&) = delete;

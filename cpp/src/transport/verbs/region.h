@@ -15,13 +15,15 @@ using Nics = std::vector<std::unique_ptr<Nic>>;
 
 class VerbsLocalRegion final : public LocalRegion {
  public:
-  // Any thread. Errors: out_of_memory (locked memory), transport, unsupported (memory of a device that a card does not reach).
+  // Any thread. Errors: out_of_memory (locked memory), transport, unsupported (memory of a device that a card does not reach),
+  // would_block (a vendor's budget is used up).
   static Result<std::unique_ptr<LocalRegion>> create(const RegionView& view, std::shared_ptr<const Nics> nics,
                                                      DeviceMemory& devices);
   // What a peer writes or reads from now on ends its own queue pair with an error, and moves nothing.
   ~VerbsLocalRegion() override;
   Result<Blob> exported() override;
   [[nodiscard]] Result<std::vector<NativeFields>> native(std::size_t offset, std::size_t bytes) const override;
+  [[nodiscard]] bool scarce() const noexcept override { return budget_ != nullptr; }
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(view_.span.data); }
   [[nodiscard]] bool on_device() const noexcept { return !view_.span.device.is_cpu(); }

@@ -125,9 +125,12 @@ TEST_F(VerbsDevices, ABudgetIsKept) {
   auto first = std::make_unique<AnyArea>(*pair->a().node, 200 * mebi, mlu);
   HMC_ASSERT_OK(Status(first->status));
   const AnyArea second(*pair->b().node, 57 * mebi, mlu);
-  EXPECT_EQ(second.status.code(), Code::unsupported);
+  EXPECT_EQ(second.status.code(), Code::would_block);
   EXPECT_NE(second.status.str().find("268435456"), std::string::npos) << second.status.str();
   EXPECT_NE(second.status.str().find("close buffers"), std::string::npos) << second.status.str();
+  const AnyArea never(*pair->a().node, 257 * mebi, mlu);
+  EXPECT_EQ(never.status.code(), Code::unsupported);
+  EXPECT_NE(never.status.str().find("too many"), std::string::npos) << never.status.str();
   const AnyArea fits(*pair->a().node, 56 * mebi, mlu), other(*pair->a().node, 300 * mebi, cuda);
   HMC_EXPECT_OK(Status(fits.status));
   HMC_EXPECT_OK(Status(other.status));
