@@ -53,7 +53,8 @@ bool ContextImpl::evict(const Transport& transport, const Device& device) {
   return gone;
 }
 
-std::shared_ptr<Registration> ContextImpl::pick_victim(const Transport& transport, const Device& device, const LocalRegion*& region) {
+std::shared_ptr<Registration> ContextImpl::pick_victim(const Transport& transport, const Device& device,
+                                                       const LocalRegion*& region) {
   struct Use {
     std::vector<Exposure*> exposures;
     bool busy = false;
@@ -72,7 +73,8 @@ std::shared_ptr<Registration> ContextImpl::pick_victim(const Transport& transpor
   }
   for (const auto& exposure : closing_buffers_) look(*exposure);
   const auto now = Registration::Clock::now();
-  const auto before = now - std::chrono::duration_cast<Registration::Clock::duration>(std::chrono::duration<double>(residency_seconds));
+  const auto before =
+      now - std::chrono::duration_cast<Registration::Clock::duration>(std::chrono::duration<double>(residency_seconds));
   std::shared_ptr<Registration> victim;
   std::pair<bool, Registration::Clock::time_point> least{true, Registration::Clock::time_point::max()};
   for (const auto& [registration, use] : all) {

@@ -80,6 +80,37 @@ Names printed_transports(std::string_view mark, const std::function<void(std::FI
 // Reliable connections of InfiniBand and RoCE.
 bool writes_memory(const std::string& transport) noexcept { return transport.starts_with("rc") || transport.starts_with("dc"); }
 
+std::optional<MemoryKind> kind_of(const Device& device) noexcept {
+  if (device.is_cpu()) return MemoryKind::host;
+  if (device.vendor() == "cuda") return MemoryKind::cuda;
+  if (device.vendor() == "rocm") return MemoryKind::rocm;
+  return std::nullopt;
+}
+
+ucs_memory_type_t type_of(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::host:
+      break;
+    case MemoryKind::cuda:
+      return UCS_MEMORY_TYPE_CUDA;
+    case MemoryKind::rocm:
+      return UCS_MEMORY_TYPE_ROCM;
+  }
+  return UCS_MEMORY_TYPE_HOST;
+}
+
+std::string_view sharing_transport(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::host:
+      break;
+    case MemoryKind::cuda:
+      return "cuda_ipc";
+    case MemoryKind::rocm:
+      return "rocm_ipc";
+  }
+  return {};
+}
+
 Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& api, std::shared_ptr<Engine> engine, For use) {
   const auto made = std::shared_ptr<LibraryContext>(new LibraryContext(api, std::move(engine), use));
   HMC_TRY(made->open());
@@ -90,7 +121,7 @@ Result<std::shared_ptr<const LibraryContext>> LibraryContext::create(const Api& 
 Status LibraryContext::open() {
   HMC_TRY(start());
   const auto only_now = [&](const Setting& setting) { return setting.matters != nullptr && applies(setting, api_, transports_); };
-  if (!rdma() && std::ranges::none_of(settings, only_now)) return {};
+  if (!rdma() && !shares_any() && std::ranges::none_of(settings, only_now)) return {};
   api_.cleanup(std::exchange(handle_, nullptr));
   return start();
 }
@@ -108,8 +139,9 @@ Status LibraryContext::start() {
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
   params.features = UCP_FEATURE_WAKEUP;
   if (for_ == For::peers) params.features |= UCP_FEATURE_AM;
-  // Between peers only for network cards: what UCX emulates without them writes to any address that a message names.
-  if (for_ == For::programs || rdma()) params.features |= UCP_FEATURE_RMA;
+  // Between peers only for network cards and device memory: what UCX emulates without them writes to any address that a message
+  // names.
+  if (for_ == For::programs || rdma() || shares_any()) params.features |= UCP_FEATURE_RMA;
   params.mt_workers_shared = 1;  // memory is registered without the engine lock
   // What this was compiled for, or what is there if that is less: only fields that both know are used.
   const auto status = api_.init_version(UCP_API_MAJOR, std::min<unsigned>(UCP_API_MINOR, api_.minor), &params, config, &handle_);
@@ -128,6 +160,12 @@ LibraryContext::~LibraryContext() {
 
 bool LibraryContext::rdma() const noexcept { return network_cards(transports_); }
 
+bool LibraryContext::shares(MemoryKind kind) const noexcept {
+  return kind != MemoryKind::host && std::ranges::find(transports_, sharing_transport(kind)) != transports_.end();
+}
+
+bool LibraryContext::shares_any() const noexcept { return shares(MemoryKind::cuda) || shares(MemoryKind::rocm); }
+
 bool LibraryContext::long_segments(const std::vector<std::string>& lanes) const noexcept {
   return lanes.size() == 1 && lanes.front() == "tcp" && applies(tcp_segments, api_, transports_);
 }
@@ -143,6 +181,17 @@ Result<ucp_mem_h> LibraryContext::map(const RegionView& view) const {
   params.length = view.span.bytes;
   params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_READ;
   if (view.access == Access::read_write) params.prot |= UCP_MEM_MAP_PROT_REMOTE_WRITE;
+  if (!view.span.device.is_cpu()) {
+    const auto kind = kind_of(view.span.device);
+    if (!kind || !shares(*kind)) {
+      return Status(Code::unsupported, "UCX has no way here for memory of " + view.span.device.str() + " between processes");
+    }
+    // What has none, UCX would copy by the processor.
+    HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(view.span.device));
+    HMC_TRY(runtime->sharing().export_handle(view.span, HandleKind::ipc).status());
+    params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+    params.memory_type = type_of(*kind);
+  }
   ucp_mem_h handle = nullptr;
   auto status = api_.mem_map(handle_, &params, &handle);
   if (status != UCS_OK && view.access == Access::read) {  // memory that this process itself may only read

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "progress/engine.h"
 #include "transport/transport.h"
 #include "transport/ucx/api.h"
+#include "transport/ucx/wire.h"
 
 namespace hmc::ucx {
 
@@ -27,6 +30,8 @@ class LibraryContext {
   // UCX's transports here, each once: "tcp", "sysv", "rc_mlx5".
   [[nodiscard]] const std::vector<std::string>& transports() const noexcept { return transports_; }
   [[nodiscard]] bool rdma() const noexcept;
+  // Whether it has a way for device memory of that kind between processes of a host.
+  [[nodiscard]] bool shares(MemoryKind kind) const noexcept;
   // UCX's transports that carry the endpoint, as UCX names them.
   [[nodiscard]] std::vector<std::string> lanes(ucp_ep_h endpoint) const;
   // Registers memory; its key lets others do as `view` allows. Any thread.
@@ -38,6 +43,7 @@ class LibraryContext {
   LibraryContext(const Api& api, std::shared_ptr<Engine> engine, For use) noexcept
       : api_(api), engine_(std::move(engine)), for_(use) {}
   Status open();
+  [[nodiscard]] bool shares_any() const noexcept;
   Status start();  // knowing what transports there are, if it was called before
 
   const Api& api_;
@@ -49,6 +55,11 @@ class LibraryContext {
 
 // Whether UCX's transport of that name lets a network card write the peer's memory.
 bool writes_memory(const std::string& transport) noexcept;
+// The kind of a device's memory; nullopt: UCX knows none for it.
+std::optional<MemoryKind> kind_of(const Device& device) noexcept;
+ucs_memory_type_t type_of(MemoryKind kind) noexcept;
+// UCX's transport that moves device memory of that kind between processes of a host; empty for host memory.
+std::string_view sharing_transport(MemoryKind kind) noexcept;
 std::string joined(const std::vector<std::string>& words);
 
 }  // namespace hmc::ucx

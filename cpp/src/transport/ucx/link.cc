@@ -56,7 +56,10 @@ void Link::maybe_connected() {
   if (connecting_ == nullptr || next_taken_ == 0) return;
   worker_->context().engine().cancel_timer(patience_);
   const std::vector<std::string> lanes = worker_->context().lanes(worker_->endpoint());
-  direct_ = std::ranges::any_of(lanes, writes_memory);
+  direct_[0] = std::ranges::any_of(lanes, writes_memory);
+  for (const MemoryKind kind : {MemoryKind::cuda, MemoryKind::rocm}) {
+    direct_[static_cast<std::size_t>(kind)] = std::ranges::find(lanes, sharing_transport(kind)) != lanes.end();
+  }
   if (worker_->context().long_segments(lanes)) piece_ = max_piece;
   lanes_ = joined(lanes);
   ready_ = true;
@@ -67,7 +70,10 @@ Result<std::unique_ptr<RemoteRegion>> Link::import_region(const Blob& exported) 
   HMC_ASSIGN(const RegionKey key, decode_region(exported.bytes));
   if (!exported.fds.empty()) return Status(Code::protocol, "malformed ucx region");
   if (!ready_) return not_ready();
-  return UcxRemoteRegion::create(key, worker_, direct_);
+  if (key.kind != MemoryKind::host && !direct(key.kind)) {
+    return Status(Code::unsupported, "UCX (" + lanes_ + ") has no way for memory of devices to this peer");
+  }
+  return UcxRemoteRegion::create(key, worker_, direct(key.kind));
 }
 
 Status Link::not_ready() const {
@@ -104,6 +110,8 @@ void Link::end_all(const Status& reason) {
   const auto flushes = std::exchange(flushes_, {});
   turns_.clear();
   handed_.clear();
+  held_.clear();
+  device_ops_ = 0;
   waiting_signals_.clear();
   early_.clear();
   asks_.clear();
@@ -123,6 +131,8 @@ void Link::end_all(const Status& reason) {
 
 bool Link::poll() {
   bool moved = worker_->progress();
+  if (!held_.empty()) [[unlikely]]
+    moved = release_held() || moved;
   if (!worker_->has_news() && !due()) return moved;
   const auto keep = shared_from_this();
   if (worker_->has_news()) {

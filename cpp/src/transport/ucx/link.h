@@ -50,7 +50,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // UCX's progress wants to be called.
   [[nodiscard]] bool busy() const noexcept { return worker_->is_open(); }
   bool poll();
-  bool arm() { return !worker_->is_open() || (!due() && worker_->arm()); }
+  // Copies of devices, and their streams, wake nobody.
+  bool arm() { return !worker_->is_open() || (!due() && !uses_devices() && worker_->arm()); }
   // Something was begun here or is being served that has not ended.
   [[nodiscard]] bool has_work() const noexcept {
     return worker_->is_open() && (!ops_.empty() || !flushes_.empty() || !waiting_signals_.empty() || !answers_.empty() ||
@@ -70,7 +71,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void lost(ucs_status_t status);
 
  private:
-  static constexpr std::size_t chunk_bytes = 512 << 10;  // one call of UCX's
+  static constexpr std::size_t chunk_bytes = 512 << 10;        // one call of UCX's
+  static constexpr std::size_t device_chunk_bytes = 64 << 20;  // the same of device memory, which is not copied then and there
   static constexpr std::size_t window_bytes = 4 << 20;
   static constexpr unsigned window_requests = 512;
   static constexpr std::size_t post_bytes = 1 << 20;  // handed over at a time: UCX may copy them then and there
@@ -93,7 +95,13 @@ class Link : public std::enable_shared_from_this<Link> {
     Complete level = Complete::remote;
     bool is_put = true;
     bool begun = false;
-    bool ended = false;  // of a put in messages: the peer has answered, or knows the end and will
+    bool on_device = false;
+    bool in_messages = false;       // some of it goes in messages
+    bool direct = false;            // some does not
+    bool flushed = false;           // of a put, what does not
+    bool ended = false;             // of a put in messages: the peer has answered, or knows the end and will
+    std::uint64_t last_region = 0;  // that a message of it named
+    StreamPoint* after = nullptr;   // not begun before that is reached
     Status failure;
     Bytes signal;
   };
@@ -138,6 +146,11 @@ class Link : public std::enable_shared_from_this<Link> {
   static bool over(Request& request, ucs_status_ptr_t result) noexcept;
 
   // link_ops.cc
+  [[nodiscard]] bool direct(MemoryKind kind) const noexcept { return direct_[static_cast<std::size_t>(kind)]; }
+  [[nodiscard]] bool uses_devices() const noexcept { return device_ops_ != 0; }
+  Status look_at(Op& op, std::span<const Run> runs) const;
+  bool release_held();
+  void end_in_messages(Op& op);
   Status post(const TransferOp& op, Completion* done, bool is_put);
   // Hands over some of what waits; true if anything was.
   bool advance();
@@ -182,7 +195,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::uint64_t token_ = random_u64();
   std::uint64_t peer_token_ = 0;
   bool ready_ = false;
-  bool direct_ = false;  // network cards move the bytes
+  bool direct_[memory_kinds] = {};  // of host memory, network cards move the bytes; of a device's, UCX's way for it does
   std::size_t piece_ = max_body;
   bool closed_ = false;
   bool advancing_ = false;
@@ -214,6 +227,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   Ops ops_;
   std::deque<std::uint64_t> turns_;   // operations with something left to hand over
+  std::vector<std::uint64_t> held_;   // that wait for a stream
+  std::size_t device_ops_ = 0;        // with memory of devices
   std::deque<std::uint64_t> handed_;  // puts that were, in that order, not flushed yet
   std::uint64_t last_number_ = 0;
   std::uint64_t last_stamp_ = 0;

@@ -14,6 +14,40 @@ const UcxLocalRegion& local_of(const Run& run) noexcept { return static_cast<con
 
 }  // namespace
 
+// Which ways its parts go.
+Status Link::look_at(Op& op, std::span<const Run> runs) const {
+  for (const Run& run : runs) {
+    if (run.count == 0 || run.block == 0) continue;
+    const MemoryKind kind = local_of(run).kind();
+    if (kind != remote_of(run).kind()) {
+      return Status(Code::unsupported, "ucx moves nothing between memory of a device and of the CPU");
+    }
+    op.on_device = op.on_device || kind != MemoryKind::host;
+    (direct(kind) ? op.direct : op.in_messages) = true;
+  }
+  return {};
+}
+
+// Begins what waited for streams that are there now. A failing stream ends its operation.
+bool Link::release_held() {
+  bool moved = false;
+  for (const std::uint64_t number : std::vector<std::uint64_t>(held_)) {
+    const auto place = ops_.find(number);
+    if (place == ops_.end()) continue;  // ended by a callback
+    auto reached = place->second->after->reached();
+    if (reached.ok() && !*reached) continue;
+    moved = true;
+    std::erase(held_, number);
+    if (reached.ok()) {
+      turns_.push_back(number);
+      continue;
+    }
+    place->second->failure = reached.status();
+    finish(place);
+  }
+  return moved;
+}
+
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
     return not_ready();
@@ -42,7 +76,13 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   op->is_put = is_put;
   op->signal.assign(signal.begin(), signal.end());
   const bool empty = op->cursor.at_end();
-  if (!empty) turns_.push_back(op->number);
+  HMC_TRY(look_at(*op, transfer.runs));
+  if (transfer.after != nullptr) {
+    HMC_ASSIGN(const bool reached, transfer.after->reached());
+    if (!reached) op->after = transfer.after;
+  }
+  device_ops_ += op->on_device ? 1 : 0;
+  if (!empty) (op->after != nullptr ? held_.push_back(op->number) : turns_.push_back(op->number));
   const auto place = ops_.emplace(op->number, std::move(op)).first;
   if (empty) {
     finish(place);
@@ -75,12 +115,15 @@ bool Link::hand_over(std::size_t budget) {
     op.begun = true;
     std::size_t turn = std::min(budget, chunk_bytes);
     while (!op.cursor.at_end() && turn != 0 && room_for_data()) {
-      const RunPiece piece = op.cursor.peek(direct_ || !op.is_put ? turn : std::min(turn, piece_));
+      const MemoryKind kind = local_of(op.cursor.run()).kind();
+      const bool in_messages = op.is_put && !direct(kind);
+      const std::size_t most = kind != MemoryKind::host ? device_chunk_bytes : in_messages ? std::min(turn, piece_) : turn;
+      const RunPiece piece = op.cursor.peek(most);
       op.cursor.advance(piece.bytes);
       moved = true;
       if (!move(op, piece, op.cursor.at_end())) return true;  // the link has failed, and the operation with it
-      turn -= piece.bytes;
-      budget -= piece.bytes;
+      turn -= std::min(turn, piece.bytes);
+      budget -= std::min(budget, piece.bytes);
     }
     if (op.cursor.at_end()) {
       handed_over(op);
@@ -92,16 +135,16 @@ bool Link::hand_over(std::size_t budget) {
 }
 
 bool Link::move(Op& op, const RunPiece& piece, bool last) {
-  if (direct_) return move_direct(op, piece);
+  if (direct(local_of(*piece.run).kind())) return move_direct(op, piece);
   if (!op.is_put) return ask(op, piece);
   Request& one = request(Request::Kind::data);
   one.op = op.number;
   one.bytes = piece.bytes;
   data_bytes_ += piece.bytes;
   MessageHead head;
-  head.kind = last && op.signal.empty() ? MessageKind::put_last : MessageKind::put;
+  head.kind = last && op.signal.empty() && !op.direct ? MessageKind::put_last : MessageKind::put;
   head.op = op.number;
-  head.region = remote_of(*piece.run).id();
+  head.region = op.last_region = remote_of(*piece.run).id();
   head.offset = piece.remote_offset;
   ++op.under_way;
   bool over_now = false;
@@ -137,6 +180,10 @@ bool Link::move_direct(Op& op, const RunPiece& piece) {
   one.bytes = piece.bytes;
   data_bytes_ += piece.bytes;
   ucp_request_param_t params = reporting_to(one);
+  if (local.kind() != MemoryKind::host) {
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    params.memory_type = type_of(local.kind());
+  }
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
   if (worker_->api().minor >= 14) {
     params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
@@ -160,9 +207,28 @@ bool Link::move_direct(Op& op, const RunPiece& piece) {
   return true;
 }
 
+// Of a put that goes both ways: its signal waits for the other.
+void Link::end_in_messages(Op& op) {
+  Request& one = request(Request::Kind::data);
+  one.op = op.number;
+  one.bytes = 0;
+  MessageHead head;
+  head.kind = MessageKind::put_last;
+  head.op = op.number;
+  head.region = op.last_region;
+  ++op.under_way;
+  bool over_now = false;
+  if (post_message(one, head, nullptr, 0, over_now) && over_now) --op.under_way;
+}
+
 // All of the operation is with UCX.
 void Link::handed_over(Op& op) {
-  if (op.is_put && direct_) {
+  const std::uint64_t number = op.number;
+  if (op.is_put && op.direct && op.in_messages) {
+    end_in_messages(op);
+    if (!ready_) return;
+  }
+  if (op.is_put && op.direct) {
     op.stamp = ++last_stamp_;
     handed_.push_back(op.number);
   } else if (op.is_put && !op.signal.empty()) {
@@ -174,7 +240,7 @@ void Link::handed_over(Op& op) {
     send_waiting();
     if (!ready_) return;
   }
-  settle(ops_.find(op.number));
+  settle(ops_.find(number));
 }
 
 // A put that UCX has completed may have been buffered on the way; UCX says of a flush that what was issued before it is complete at
@@ -201,9 +267,11 @@ void Link::flushed(std::uint64_t stamp) {
   flushed_ = std::max(flushed_, stamp);
   while (ready_ && !handed_.empty()) {
     const auto place = ops_.find(handed_.front());
-    if (place->second->stamp > flushed_ || place->second->under_way != 0) return;
+    Op& op = *place->second;
+    if (op.stamp > flushed_ || op.under_way != 0) return;
     handed_.pop_front();
-    finish(place);
+    op.flushed = true;
+    if (!op.in_messages || op.ended) finish(place);
   }
 }
 
@@ -211,7 +279,7 @@ void Link::flushed(std::uint64_t stamp) {
 void Link::settle(Ops::iterator place) {
   Op& op = *place->second;
   if (op.under_way != 0 || !op.cursor.at_end()) return;
-  if (!op.is_put || op.ended) return finish(place);
+  if (!op.is_put || (op.ended && (!op.direct || op.flushed))) return finish(place);
   if (op.level == Complete::local && op.done != nullptr) std::exchange(op.done, nullptr)->complete({});
   if (ready_) flushed(flushed_);
 }
@@ -219,6 +287,7 @@ void Link::settle(Ops::iterator place) {
 void Link::finish(Ops::iterator place) {
   const std::unique_ptr<Op> op = std::move(place->second);
   ops_.erase(place);
+  if (op->on_device && ready_) --device_ops_;
   if (!op->signal.empty() && op->failure.ok()) {
     MessageHead head;
     head.kind = MessageKind::signal;
@@ -330,6 +399,8 @@ Status Link::cancel(Completion* done) {
   const std::unique_ptr<Op> op = std::move(place->second);
   ops_.erase(place);
   std::erase(turns_, op->number);
+  std::erase(held_, op->number);
+  if (op->on_device) --device_ops_;
   op->done->complete(Status(Code::cancelled, "cancelled; nothing was written to the target"));
   end_flushes();
   return {};

@@ -17,7 +17,8 @@ const UcxLocalRegion* find(const Regions& regions, const MessageHead& head, std:
   const auto found = regions.find(head.region);
   if (found == regions.end()) return refusal = Code::stale, nullptr;
   const UcxLocalRegion& region = *found->second;
-  if (head.offset > region.bytes() || bytes > region.bytes() - head.offset || (to_write && !region.writable())) {
+  if (region.kind() != MemoryKind::host || head.offset > region.bytes() || bytes > region.bytes() - head.offset ||
+      (to_write && !region.writable())) {
     return refusal = Code::invalid_argument, nullptr;
   }
   return &region;
@@ -79,7 +80,8 @@ void Link::on_put(const MessageHead& head, ByteSpan body) {
 
 void Link::on_put_done(const MessageHead& head) {
   const auto place = ops_.find(head.op);
-  if (place == ops_.end() || direct_ || !place->second->is_put || place->second->ended || !place->second->cursor.at_end()) {
+  if (place == ops_.end() || !place->second->in_messages || !place->second->is_put || place->second->ended ||
+      !place->second->cursor.at_end()) {
     return fail(Status(Code::protocol, "the peer answers a put that was not made"));
   }
   Op& op = *place->second;

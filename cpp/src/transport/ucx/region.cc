@@ -7,7 +7,9 @@ Result<std::unique_ptr<LocalRegion>> UcxLocalRegion::create(const RegionView& vi
                                                             std::shared_ptr<Regions> regions, std::shared_ptr<Native> native) {
   auto region =
       std::unique_ptr<UcxLocalRegion>(new UcxLocalRegion(view, std::move(context), std::move(regions), std::move(native)));
-  if (view.span.bytes != 0 && region->context_->rdma()) {
+  const bool on_device = !view.span.device.is_cpu();
+  if (on_device) region->kind_ = kind_of(view.span.device).value_or(MemoryKind::host);
+  if (view.span.bytes != 0 && (on_device || region->context_->rdma())) {
     HMC_ASSIGN(region->handle_, region->context_->map(view));
   }
   return std::unique_ptr<LocalRegion>(std::move(region));
@@ -21,7 +23,7 @@ UcxLocalRegion::~UcxLocalRegion() {
 Result<Blob> UcxLocalRegion::exported() {
   if (exported_.empty()) {
     while (id_ == 0 || regions_->try_emplace(id_, this).first->second != this) id_ = random_u64();
-    RegionKey region{id_, reinterpret_cast<std::uintptr_t>(view_.span.data), view_.span.bytes, view_.access, {}};
+    RegionKey region{id_, reinterpret_cast<std::uintptr_t>(view_.span.data), view_.span.bytes, view_.access, kind_, {}};
     if (handle_ != nullptr) {
       const Api& api = context_->api();
       void* key = nullptr;
@@ -52,7 +54,7 @@ Result<std::vector<NativeFields>> UcxLocalRegion::native(std::size_t offset, std
 Result<std::unique_ptr<RemoteRegion>> UcxRemoteRegion::create(const RegionKey& key, std::shared_ptr<Worker> worker, bool direct) {
   auto region = std::unique_ptr<UcxRemoteRegion>(new UcxRemoteRegion(key, std::move(worker)));
   if (direct && key.bytes != 0) {
-    if (key.key.empty()) return Status(Code::protocol, "the peer's region is not registered with its network card");
+    if (key.key.empty()) return Status(Code::protocol, "the peer's region has no key of UCX's");
     HMC_ASSIGN(region->key_, region->worker_->unpack(key.key));
   }
   return std::unique_ptr<RemoteRegion>(std::move(region));

@@ -31,6 +31,7 @@ class UcxLocalRegion final : public LocalRegion {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return view_.span.bytes; }
   [[nodiscard]] bool writable() const noexcept { return view_.access == Access::read_write; }
   [[nodiscard]] ucp_mem_h handle() const noexcept { return handle_; }
+  [[nodiscard]] MemoryKind kind() const noexcept { return kind_; }
 
  private:
   UcxLocalRegion(const RegionView& view, std::shared_ptr<const LibraryContext> context, std::shared_ptr<Regions> regions,
@@ -39,8 +40,9 @@ class UcxLocalRegion final : public LocalRegion {
 
   std::shared_ptr<const LibraryContext> context_;
   std::shared_ptr<Regions> regions_;
-  std::uint64_t id_ = 0;        // 0: not exported yet
-  ucp_mem_h handle_ = nullptr;  // none for a region of no bytes, and without network cards
+  std::uint64_t id_ = 0;  // 0: not exported yet
+  MemoryKind kind_ = MemoryKind::host;
+  ucp_mem_h handle_ = nullptr;  // none for a region of no bytes, and for host memory without network cards
   Bytes exported_;              // packed once
   std::shared_ptr<Native> native_;
   mutable std::unique_ptr<NativeRegion> for_programs_;  // once they were told of it
@@ -48,22 +50,29 @@ class UcxLocalRegion final : public LocalRegion {
 
 class UcxRemoteRegion final : public RemoteRegion {
  public:
-  // `direct`: for the network card.
+  // `direct`: the key is used, not the number.
   static Result<std::unique_ptr<RemoteRegion>> create(const RegionKey& key, std::shared_ptr<Worker> worker, bool direct);
   ~UcxRemoteRegion() override;
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
   [[nodiscard]] std::uint64_t address() const noexcept { return address_; }
   [[nodiscard]] ucp_rkey_h key() const noexcept { return key_; }
   [[nodiscard]] bool writable() const noexcept { return access_ == Access::read_write; }
+  [[nodiscard]] MemoryKind kind() const noexcept { return kind_; }
 
  private:
   UcxRemoteRegion(const RegionKey& key, std::shared_ptr<Worker> worker) noexcept
-      : RemoteRegion(key.bytes), worker_(std::move(worker)), id_(key.id), address_(key.address), access_(key.access) {}
+      : RemoteRegion(key.bytes),
+        worker_(std::move(worker)),
+        id_(key.id),
+        address_(key.address),
+        access_(key.access),
+        kind_(key.kind) {}
 
   std::shared_ptr<Worker> worker_;
   std::uint64_t id_;
   std::uint64_t address_;
   Access access_;
+  MemoryKind kind_;
   ucp_rkey_h key_ = nullptr;
 };
 

@@ -1,9 +1,13 @@
-// The ucx transport: CPU memory over whatever UCX finds between two processes, for those who ask for it by name.
+// The ucx transport: CPU memory over whatever UCX finds between two processes, and device memory where UCX shares it between the
+// processes of a host, for those who ask for it by name.
 //
 // It must be named because of what it brings into the process: UCX listens on ports of its own, where nobody is asked for a key.
+#include <unistd.h>
+
 #include <map>
 
 #include "base/random.h"
+#include "device/links.h"
 #include "transport/link_list.h"
 #include "transport/ucx/link.h"
 
@@ -16,6 +20,7 @@ using ucx::Link;
 constexpr double rdma_bandwidth = 3.5e9;
 constexpr double same_host_bandwidth = 2.5e9;
 constexpr double tcp_bandwidth = 2e9;
+constexpr double device_bandwidth = 50e9;  // where nobody says what joins two devices
 
 class UcxEndpoint final : public Endpoint {
  public:
@@ -40,7 +45,13 @@ class UcxTransport final : public Transport {
   UcxTransport(std::shared_ptr<const ucx::LibraryContext> context, const std::shared_ptr<Engine>& engine)
       : context_(std::move(context)), native_(std::make_shared<ucx::Native>(context_->api(), engine)) {
     const ucx::Api& api = context_->api();
-    domain_ = {static_cast<std::uint16_t>(api.major), static_cast<std::uint16_t>(api.minor), context_->rdma(), random_u64()};
+    domain_.major = static_cast<std::uint16_t>(api.major);
+    domain_.minor = static_cast<std::uint16_t>(api.minor);
+    domain_.rdma = context_->rdma();
+    for (const auto kind : {ucx::MemoryKind::cuda, ucx::MemoryKind::rocm}) {
+      domain_.shares[static_cast<std::size_t>(kind)] = context_->shares(kind);
+    }
+    domain_.id = random_u64();
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "ucx"; }
@@ -67,9 +78,10 @@ class UcxTransport final : public Transport {
       result.reason = same.message();
       return result;
     }
-    if (!local.is_cpu() || !remote.is_cpu()) {
-      result.reason = "ucx moves CPU memory only, not " + local.str() + " to " + remote.str();
-      return result;
+    const bool device = !local.is_cpu() || !remote.is_cpu();
+    if (device) {
+      result.reason = why_not(peer, *theirs, local, remote);
+      if (!result.reason.empty()) return result;
     }
     result.ok = true;
     const auto known = by_peer_.find(theirs->id);
@@ -77,6 +89,13 @@ class UcxTransport final : public Transport {
     result.detail =
         (link && !link->lanes().empty() ? link->lanes() + " of " : "") + "UCX " + context_->api().version() + ", not encrypted";
     result.reason = "was named; UCX chooses the way";
+    if (device) {
+      const double link = link_bandwidth(local, remote);
+      result.latency_us = 10;
+      result.bandwidth = link > 0 ? link : device_bandwidth;
+      result.transient = false;  // its mapping takes longer than most messages
+      return result;
+    }
     const bool rdma = domain_.rdma && theirs->rdma;
     result.latency_us = rdma ? 3 : peer.same_host ? 2 : 15;
     result.bandwidth = rdma ? rdma_bandwidth : peer.same_host ? same_host_bandwidth : tcp_bandwidth;
@@ -84,8 +103,8 @@ class UcxTransport final : public Transport {
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    if (!view.span.device.is_cpu()) {
-      return Status(Code::unsupported, "ucx registers CPU memory only, not memory of " + view.span.device.str());
+    if (!view.span.device.is_cpu() && view.transient) {
+      return Status(Code::unsupported, "ucx registers memory of devices for buffers, not for messages");
     }
     return ucx::UcxLocalRegion::create(view, context_, regions_, native_);
   }
@@ -113,6 +132,20 @@ class UcxTransport final : public Transport {
   [[nodiscard]] bool busy() const override { return links_.any_has_work(); }
 
  private:
+  // Between two devices, or a device and the CPU. Empty: it can.
+  [[nodiscard]] std::string why_not(const PeerDomain& peer, const ucx::Domain& theirs, const Device& local,
+                                    const Device& remote) const {
+    const auto kind = ucx::kind_of(local);
+    if (local.is_cpu() || remote.is_cpu()) return "ucx moves nothing between memory of a device and of the CPU";
+    if (local.vendor() != remote.vendor() || !kind) return "UCX has no way from " + local.str() + " to " + remote.str();
+    if (!peer.same_host) return "the peer is not on this host, and UCX's way for device memory by network cards is not used";
+    if (peer.same_process || peer.pid == getpid()) return "a vendor's handle does not open in the process that made it";
+    for (const ucx::Domain* side : {&domain_, &theirs}) {
+      if (side->shares[static_cast<std::size_t>(*kind)]) continue;
+      return std::string(side == &theirs ? "the peer's" : "this") + " UCX has no " + std::string(ucx::sharing_transport(*kind));
+    }
+    return {};
+  }
   [[nodiscard]] Status same_version(const ucx::Domain& theirs) const {
     if (theirs.major == domain_.major && theirs.minor == domain_.minor) return {};
     return Status(Code::unsupported, "UCX " + std::to_string(theirs.major) + "." + std::to_string(theirs.minor) + " there and " +

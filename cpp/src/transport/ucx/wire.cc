@@ -9,7 +9,7 @@
 namespace hmc::ucx {
 namespace {
 
-constexpr std::uint8_t wire_version = 1;
+constexpr std::uint8_t wire_version = 2;
 constexpr auto max_code = static_cast<std::uint8_t>(Code::protocol);
 
 Status malformed(std::string_view what) { return Status(Code::protocol, "malformed ucx " + std::string(what)); }
@@ -24,7 +24,9 @@ Status check_version(std::uint8_t version, std::string_view what) {
 
 Bytes encode_domain(const Domain& domain) {
   Bytes bytes;
-  WireWriter(bytes).u8(wire_version).u16(domain.major).u16(domain.minor).u8(domain.rdma ? 1 : 0).u64(domain.id);
+  unsigned ways = domain.rdma ? 1 : 0;
+  for (std::size_t kind = 1; kind < memory_kinds; ++kind) ways |= domain.shares[kind] ? 1U << kind : 0;
+  WireWriter(bytes).u8(wire_version).u16(domain.major).u16(domain.minor).u8(static_cast<std::uint8_t>(ways)).u64(domain.id);
   return bytes;
 }
 
@@ -35,10 +37,11 @@ Result<Domain> decode_domain(ByteSpan bytes) {
   Domain domain;
   domain.major = reader.u16();
   domain.minor = reader.u16();
-  const std::uint8_t rdma = reader.u8();
-  domain.rdma = rdma == 1;
+  const unsigned ways = reader.u8();
+  domain.rdma = (ways & 1) != 0;
+  for (std::size_t kind = 1; kind < memory_kinds; ++kind) domain.shares[kind] = (ways >> kind & 1) != 0;
   domain.id = reader.u64();
-  if (!reader.finish() || rdma > 1) return malformed("domain");
+  if (!reader.finish() || ways >> memory_kinds != 0) return malformed("domain");
   return domain;
 }
 
@@ -65,6 +68,7 @@ Bytes encode_region(const RegionKey& region) {
   WireWriter(bytes)
       .u8(wire_version)
       .u8(static_cast<std::uint8_t>(region.access))
+      .u8(static_cast<std::uint8_t>(region.kind))
       .u64(region.id)
       .u64(region.address)
       .u64(region.bytes)
@@ -77,17 +81,18 @@ Result<RegionKey> decode_region(ByteSpan bytes) {
   const std::uint8_t version = reader.u8();
   if (reader.ok()) HMC_TRY(check_version(version, "region"));
   RegionKey region;
-  const std::uint8_t access = reader.u8();
+  const std::uint8_t access = reader.u8(), kind = reader.u8();
   region.id = reader.u64();
   region.address = reader.u64();
   region.bytes = reader.u64();
   const ByteSpan key = reader.bytes(max_key);
-  if (!reader.finish() || (!key.empty() && region.bytes == 0) ||
+  if (!reader.finish() || (!key.empty() && region.bytes == 0) || kind >= memory_kinds ||
       (access != static_cast<std::uint8_t>(Access::read) && access != static_cast<std::uint8_t>(Access::read_write))) {
     return malformed("region");
   }
   if (region.address > std::numeric_limits<std::uint64_t>::max() - region.bytes) return malformed("region: it wraps around");
   region.access = static_cast<Access>(access);
+  region.kind = static_cast<MemoryKind>(kind);
   region.key.assign(key.begin(), key.end());
   return region;
 }

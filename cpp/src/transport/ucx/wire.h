@@ -10,12 +10,17 @@
 
 namespace hmc::ucx {
 
+// Kinds of memory that UCX moves by itself.
+enum class MemoryKind : std::uint8_t { host, cuda, rocm };
+inline constexpr std::size_t memory_kinds = 3;
+
 // UCX makes no promise about what its versions say to one another, so HMC connects only equal ones.
 struct Domain {
   std::uint16_t major = 0;
   std::uint16_t minor = 0;
-  bool rdma = false;     // has network cards that move the bytes themselves
-  std::uint64_t id = 0;  // of this transport of this Context
+  bool rdma = false;               // has network cards that move the bytes themselves
+  bool shares[memory_kinds] = {};  // has a way between processes of a host for device memory of that kind
+  std::uint64_t id = 0;            // of this transport of this Context
 };
 Bytes encode_domain(const Domain& domain);
 Result<Domain> decode_domain(ByteSpan bytes);
@@ -34,7 +39,8 @@ struct RegionKey {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   Access access = Access::read_write;
-  Bytes key;  // UCX's packed remote key; empty for a region of no bytes, and where no network card uses it
+  MemoryKind kind = MemoryKind::host;
+  Bytes key;  // UCX's packed remote key; empty for a region of no bytes, and where no network card uses host memory
 };
 Bytes encode_region(const RegionKey& region);
 Result<RegionKey> decode_region(ByteSpan bytes);
