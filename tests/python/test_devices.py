@@ -168,7 +168,8 @@ with hmc.init() as comm:
             assert np.array_equal(got, expected), (turn, kind)
         comm.barrier(timeout=30)
         back = {{kind: comm.buffer(2 * count * block, device=kind) for kind in own}}
-        comm.get_blocks(comm.prepare_blocks([(back[kind], there, remotes[kind], there) for kind in own], block=block)).wait(timeout=30)
+        batch = comm.prepare_blocks([(back[kind], there, remotes[kind], there) for kind in own], block=block)
+        comm.get_blocks(batch).wait(timeout=30)
         for i, kind in enumerate(own):
             got, sent = np.empty(2 * count * block, np.uint8), pattern(2 * count * block, 100 * turn + 10 * i + comm.rank)
             back[kind].memory.copy_to(got)

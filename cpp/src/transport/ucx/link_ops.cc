@@ -344,13 +344,13 @@ bool Link::send(Request::Kind kind, MessageHead head, ByteSpan front, ByteSpan b
 bool Link::post_message(Request& request, MessageHead head, const void* body, std::size_t bytes, bool& over_now) {
   head.token = peer_token_;
   head.number = next_sent_++;
-  request.head = encode_head(head);
+  const std::size_t length = encode_head(head, request.head);
   ucp_request_param_t params = reporting_to(request);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   params.flags = UCP_AM_SEND_FLAG_EAGER;
   params.memory_type = UCS_MEMORY_TYPE_HOST;  // else UCX asks its GPU parts each time
-  over_now = over(
-      request, worker_->api().am_send_nbx(worker_->endpoint(), signal_id, request.head.data(), head_bytes, body, bytes, &params));
+  over_now =
+      over(request, worker_->api().am_send_nbx(worker_->endpoint(), signal_id, request.head.data(), length, body, bytes, &params));
   if (!over_now) return true;
   const ucs_status_t status = request.status;
   release(request);

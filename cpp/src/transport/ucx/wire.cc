@@ -97,25 +97,26 @@ Result<RegionKey> decode_region(ByteSpan bytes) {
   return region;
 }
 
-std::array<std::byte, head_bytes> encode_head(const MessageHead& head) noexcept {
-  std::array<std::byte, head_bytes> bytes{};
+std::size_t encode_head(const MessageHead& head, std::array<std::byte, head_bytes>& out) noexcept {
   std::size_t at = 0;
   const auto add = [&](std::uint64_t value, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) bytes[at++] = static_cast<std::byte>(value >> (8 * i));
+    for (std::size_t i = 0; i < count; ++i) out[at++] = static_cast<std::byte>(value >> (8 * i));
   };
   add(head.token, 8);
   add(head.number, 8);
+  add(static_cast<std::uint8_t>(head.kind), 1);
+  add(static_cast<std::uint8_t>(head.code), 1);
+  if (is_signal(head.kind)) return at;
   add(head.op, 8);
   add(head.region, 8);
   add(head.offset, 8);
   add(head.bytes, 4);
-  add(static_cast<std::uint8_t>(head.kind), 1);
-  add(static_cast<std::uint8_t>(head.code), 1);
-  return bytes;
+  add(0, 2);
+  return at;
 }
 
 bool decode_head(ByteSpan bytes, MessageHead& out) noexcept {
-  if (bytes.size() != head_bytes) return false;
+  if (bytes.size() != head_bytes && bytes.size() != signal_head_bytes) return false;
   std::size_t at = 0;
   const auto take = [&](std::size_t count) {
     std::uint64_t value = 0;
@@ -124,15 +125,18 @@ bool decode_head(ByteSpan bytes, MessageHead& out) noexcept {
   };
   out.token = take(8);
   out.number = take(8);
+  const std::uint64_t kind = take(1), code = take(1);
+  out.kind = static_cast<MessageKind>(kind);
+  out.code = static_cast<Code>(code);
+  const bool known = kind >= static_cast<std::uint8_t>(MessageKind::hello) &&
+                     kind <= static_cast<std::uint8_t>(MessageKind::get_failed) && code <= max_code;
+  if (!known || is_signal(out.kind) != (bytes.size() == signal_head_bytes)) return false;
+  if (is_signal(out.kind)) return true;
   out.op = take(8);
   out.region = take(8);
   out.offset = take(8);
   out.bytes = static_cast<std::uint32_t>(take(4));
-  const std::uint64_t kind = take(1), code = take(1), rest = take(2);
-  out.kind = static_cast<MessageKind>(kind);
-  out.code = static_cast<Code>(code);
-  return rest == 0 && kind >= static_cast<std::uint8_t>(MessageKind::hello) &&
-         kind <= static_cast<std::uint8_t>(MessageKind::get_failed) && code <= max_code;
+  return take(2) == 0;
 }
 
 }  // namespace hmc::ucx

@@ -65,7 +65,10 @@ constexpr bool carries_bytes(MessageKind kind) noexcept {
   return kind == MessageKind::put || kind == MessageKind::put_last || kind == MessageKind::got;
 }
 
+// Of signals just what they need: with a short message they fit into what UCX moves without a buffer (92 bytes over shared memory).
 inline constexpr std::size_t head_bytes = 48;
+inline constexpr std::size_t signal_head_bytes = 18;
+constexpr bool is_signal(MessageKind kind) noexcept { return kind == MessageKind::hello || kind == MessageKind::signal; }
 struct MessageHead {
   std::uint64_t token = 0;   // of the receiving endpoint
   std::uint64_t number = 0;  // order of sending
@@ -76,7 +79,8 @@ struct MessageHead {
   std::uint64_t region = 0;
   std::uint64_t offset = 0;
 };
-std::array<std::byte, head_bytes> encode_head(const MessageHead& head) noexcept;
+// Returns how many of the bytes are the head's.
+std::size_t encode_head(const MessageHead& head, std::array<std::byte, head_bytes>& out) noexcept;
 bool decode_head(ByteSpan bytes, MessageHead& out) noexcept;
 
 }  // namespace hmc::ucx

@@ -73,13 +73,22 @@ TEST(UcxWire, HeadsComeBackTheSame) {
   head.op = 5;
   head.region = 6;
   head.offset = 1ULL << 40;
-  const auto bytes = ucx::encode_head(head);
-  MessageHead again;
-  ASSERT_TRUE(ucx::decode_head(bytes, again));
-  EXPECT_EQ(ucx::encode_head(again), bytes);
-  EXPECT_EQ(again.code, Code::stale);
-  EXPECT_EQ(again.offset, head.offset);
-  EXPECT_FALSE(ucx::decode_head(ByteSpan(bytes).first(bytes.size() - 1), again));
+  for (const MessageKind kind : {MessageKind::put_done, MessageKind::signal}) {
+    head.kind = kind;
+    std::array<std::byte, ucx::head_bytes> bytes{}, second{};
+    const std::size_t length = ucx::encode_head(head, bytes);
+    EXPECT_EQ(length, kind == MessageKind::signal ? ucx::signal_head_bytes : ucx::head_bytes);
+    MessageHead again;
+    ASSERT_TRUE(ucx::decode_head(ByteSpan(bytes).first(length), again));
+    EXPECT_EQ(ucx::encode_head(again, second), length);
+    EXPECT_EQ(second, bytes);
+    EXPECT_EQ(again.number, head.number);
+    EXPECT_EQ(again.code, Code::stale);
+    EXPECT_EQ(again.offset, kind == MessageKind::signal ? 0 : head.offset);
+    EXPECT_FALSE(ucx::decode_head(ByteSpan(bytes).first(length - 1), again));
+    bytes[16] = static_cast<std::byte>(kind == MessageKind::signal ? MessageKind::get : MessageKind::signal);
+    EXPECT_FALSE(ucx::decode_head(ByteSpan(bytes).first(length), again)) << "a head of another kind's length";
+  }
 }
 
 }  // namespace
