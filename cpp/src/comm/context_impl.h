@@ -151,12 +151,19 @@ class ContextImpl final : public ContextState, private Pollable {
   bool run_tossed();
 
   // Regions for one operation, lock not held. A missing one is made: LocalRegion by registering, RemoteRegion by asking its owner.
-  Status ensure_local(Registration& registration, Transport& transport);
+  Status ensure_local(Registration& registration, Transport& transport, Deadline deadline);
   // ---- eviction.cc ----
   // Makes room where a vendor's budget is used up. Errors: as the transport's; would_block: there is no room for now.
-  Result<std::shared_ptr<LocalRegion>> register_region(const Registration& registration, Transport& transport);
-  bool evict(const Transport& transport, const Device& device);
-  std::shared_ptr<Registration> pick_victim(const Transport& transport, const Device& device, const LocalRegion*& region);
+  Result<std::shared_ptr<LocalRegion>> register_region(const Registration& registration, Transport& transport, Deadline deadline);
+  // One region of that device's vendor, if those that may go have `least` bytes together.
+  bool evict(const Transport& transport, const Device& device, std::size_t least, Deadline deadline);
+  struct Victim {
+    std::shared_ptr<Registration> registration;  // null: there is none
+    const LocalRegion* region = nullptr;
+    std::size_t together = 0;  // bytes of all that may go
+  };
+  Victim pick_victim(const Transport& transport, const Device& device);
+  void all_routes_changed();
   // For want of room something was refused: `accept` is to take that back.
   void reconsider_soon(std::function<void()> accept);
 
@@ -168,7 +175,7 @@ class ContextImpl final : public ContextState, private Pollable {
     Device local;  // that operations with it will use here
   };
   Status fetch(std::span<const Wanted> wanted, Deadline deadline);
-  Status fetch_own(const Wanted& wanted);
+  Status fetch_own(const Wanted& wanted, Deadline deadline);
   Status prepare(const Wanted& wanted, Deadline deadline);
   Status once_alive(PeerImpl& peer, Status status, Deadline deadline);  // lock not held
   // All that operations between the buffers need, by the best transport that reaches both. `registration` null: of the remote only.

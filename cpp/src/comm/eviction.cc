@@ -23,38 +23,41 @@ constexpr double patience_seconds = 2;
 
 // ---- owner's side ----
 
-Result<std::shared_ptr<LocalRegion>> ContextImpl::register_region(const Registration& registration, Transport& transport) {
-  while (true) {
+Result<std::shared_ptr<LocalRegion>> ContextImpl::register_region(const Registration& registration, Transport& transport,
+                                                                  Deadline deadline) {
+  const Memory& memory = registration.memory();
+  // What is not enough for it is left where it is. How much is missing only the transport knows, after the first has gone.
+  for (std::size_t least = memory.size();; least = 0) {
     auto region = transport.register_region(registration.view());
     if (region.ok()) return std::shared_ptr<LocalRegion>(std::move(*region));
-    if (region.status().code() != Code::would_block || !evict(transport, registration.memory().device())) return region.status();
+    if (region.status().code() != Code::would_block || !evict(transport, memory.device(), least, deadline)) return region.status();
   }
 }
 
-bool ContextImpl::evict(const Transport& transport, const Device& device) {
-  std::shared_ptr<Registration> from;
-  const LocalRegion* region = nullptr;
+bool ContextImpl::evict(const Transport& transport, const Device& device, std::size_t least, Deadline deadline) {
+  Victim victim;
   {
     const auto lock = engine_->lock();
-    from = pick_victim(transport, device, region);
-    if (!from) return false;
+    if (closed()) return false;
+    victim = pick_victim(transport, device);
+    if (!victim.registration || victim.together < least) return false;
     count("registrations.evicted", 1);
-    from->begin_leaving(region);
-    for (const auto& [id, peer] : peers_) {
-      peer->withdraw(*from, region);
-      peer->routes_changed();  // batches have it among their runs
-    }
+    victim.registration->begin_leaving(victim.region);
+    for (const auto& [id, peer] : peers_) peer->withdraw(*victim.registration, victim.region);
+    all_routes_changed();  // batches have it among their runs
     engine_->kick();
   }
-  engine_->drive(Deadline::after_seconds(patience_seconds), [&] { return !from->has(region) || closed(); });
+  const Deadline patience = Deadline::after_seconds(patience_seconds);
+  engine_->drive(patience.when() < deadline.when() ? patience : deadline,
+                 [&] { return !victim.registration->has(victim.region) || closed(); });
   const auto lock = engine_->lock();
-  const bool gone = !from->has(region);
-  engine_->retire(std::move(from));
-  return gone;
+  const bool gone = !victim.registration->has(victim.region);
+  if (!gone) victim.registration->stay(victim.region);  // others may use it until that peer moves
+  engine_->retire(std::move(victim.registration));
+  return gone && !closed();
 }
 
-std::shared_ptr<Registration> ContextImpl::pick_victim(const Transport& transport, const Device& device,
-                                                       const LocalRegion*& region) {
+ContextImpl::Victim ContextImpl::pick_victim(const Transport& transport, const Device& device) {
   struct Use {
     std::vector<Exposure*> exposures;
     bool busy = false;
@@ -72,23 +75,29 @@ std::shared_ptr<Registration> ContextImpl::pick_victim(const Transport& transpor
     if (slot.open) look(*slot.open);
   }
   for (const auto& exposure : closing_buffers_) look(*exposure);
-  const auto now = Registration::Clock::now();
-  const auto before =
-      now - std::chrono::duration_cast<Registration::Clock::duration>(std::chrono::duration<double>(residency_seconds));
-  std::shared_ptr<Registration> victim;
-  std::pair<bool, Registration::Clock::time_point> least{true, Registration::Clock::time_point::max()};
+  using Clock = Registration::Clock;
+  const auto before = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(residency_seconds));
+  Victim victim;
+  std::pair<bool, Clock::time_point> least{true, Clock::time_point::max()};
   for (const auto& [registration, use] : all) {
-    Registration::Clock::time_point since;
+    Clock::time_point since;
     const LocalRegion* found = use.busy ? nullptr : registration->scarce_region(&transport, before, since);
-    if (found == nullptr || std::pair(use.touched, since) >= least) continue;
+    if (found == nullptr) continue;
+    victim.together += registration->memory().size();
+    if (std::pair(use.touched, since) >= least) continue;
     least = {use.touched, since};
-    victim = registration;
-    region = found;
+    victim.registration = registration;
+    victim.region = found;
   }
   for (const auto& [registration, use] : all) {
     for (Exposure* exposure : use.exposures) exposure->touched = false;
   }
   return victim;
+}
+
+void ContextImpl::all_routes_changed() {
+  for (const auto& [id, peer] : peers_) peer->routes_changed();
+  if (self_) static_cast<PeerImpl&>(*self_).routes_changed();
 }
 
 void ContextImpl::reconsider_soon(std::function<void()> accept) {
@@ -97,7 +106,7 @@ void ContextImpl::reconsider_soon(std::function<void()> accept) {
     const auto context = self.lock();
     if (!context || impl_of(*context).closed()) return;
     accept();
-    for (const auto& [id, peer] : impl_of(*context).peers_) peer->routes_changed();
+    impl_of(*context).all_routes_changed();
   });
 }
 
@@ -153,6 +162,7 @@ void PeerImpl::settle_withdrawn() {
     }
     for (const RemoteRegion* region : withdrawn) {
       RemoteImport::Entry* entry = record->find_region(region);
+      if (entry == nullptr || entry->draining) continue;  // by a completion of one before it
       if (entry->preparing || in_use(region)) {
         withdrawing_ = true;
         continue;

@@ -128,7 +128,7 @@ void PeerImpl::slot_failed(EndpointSlot& slot, const Status& reason, bool tell_p
     context_.engine()->defer(
         [this, keep = shared_from_this(), at = &slot, endpoint = std::shared_ptr<Endpoint>(std::move(slot.endpoint))]() mutable {
           endpoint.reset();
-          for (const auto& record : records_) drop_entry(*record, at);
+          for (const auto& record : records_) drop_entries(*record, at);
           slot_closed(*at);
         });
   }

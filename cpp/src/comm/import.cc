@@ -179,10 +179,12 @@ void PeerImpl::settle(const std::shared_ptr<RemoteImport>& record) {
 
 void PeerImpl::drop_unused(RemoteImport& record, const EndpointSlot* slot) {
   const RemoteImport::Entry* entry = record.find(slot);
-  if (entry != nullptr && entry->prepared.empty()) drop_entry(record, slot);
+  if (entry == nullptr || !entry->prepared.empty() || entry->preparing || record.flushing) return;
+  if (entry->request != 0) static_cast<void>(send_control(wire::release, wire::encode_request(entry->request)));
+  record.entries.erase(record.entries.begin() + (entry - record.entries.data()));
 }
 
-void PeerImpl::drop_entry(RemoteImport& record, const EndpointSlot* slot) {
+void PeerImpl::drop_entries(RemoteImport& record, const EndpointSlot* slot) {
   if (record.flushing) return;
   std::erase_if(record.entries, [&](const RemoteImport::Entry& entry) {
     if (entry.slot != slot || entry.preparing) return false;
@@ -249,7 +251,7 @@ void PeerImpl::on_import(const wire::Import& m) {
   // Registering may pin memory for seconds: not under the lock, and not on the caller's time.
   auto self = std::static_pointer_cast<PeerImpl>(shared_from_this());
   context_.worker().run([self, m, exposure, transport, held = exposure->registration]() mutable {
-    auto region = self->context_.register_region(*held, *transport);
+    auto region = self->context_.register_region(*held, *transport, Deadline::never());
     const auto lock = self->context_.engine()->lock();
     const auto registration = held;
     self->context_.engine()->retire(std::move(held));  // perhaps the last reference to user memory

@@ -31,12 +31,12 @@ Result<PeerRoute*> ContextImpl::wait_route(PeerImpl& peer, const Device& local, 
   }
 }
 
-Status ContextImpl::ensure_local(Registration& registration, Transport& transport) {
+Status ContextImpl::ensure_local(Registration& registration, Transport& transport, Deadline deadline) {
   {
     const auto lock = engine_->lock();
     if (registration.find(&transport) != nullptr) return {};
   }
-  HMC_ASSIGN(auto region, register_region(registration, transport));
+  HMC_ASSIGN(auto region, register_region(registration, transport, deadline));
   const auto lock = engine_->lock();
   registration.add(&transport, std::move(region));
   count("registrations", 1);
@@ -132,7 +132,7 @@ Status ContextImpl::fetch(std::span<const Wanted> wanted, Deadline deadline) {
   };
   for (const auto& each : wanted) {
     if (each.peer->is_self()) {
-      HMC_TRY(fetch_own(each));
+      HMC_TRY(fetch_own(each, deadline));
     }
   }
   {
@@ -167,7 +167,7 @@ Status ContextImpl::fetch(std::span<const Wanted> wanted, Deadline deadline) {
 }
 
 // A buffer of this Context: the same checks, no wire.
-Status ContextImpl::fetch_own(const Wanted& wanted) {
+Status ContextImpl::fetch_own(const Wanted& wanted, Deadline deadline) {
   wire::Import m;
   const RemoteImport& record = *wanted.record;
   m.buffer_id = record.buffer_id;
@@ -184,11 +184,13 @@ Status ContextImpl::fetch_own(const Wanted& wanted) {
     HMC_ASSIGN(exposure, resolve(m));
     registration = exposure->registration;
   }
-  HMC_TRY(ensure_local(*registration, *transport));
+  HMC_TRY(ensure_local(*registration, *transport, deadline));
   const auto lock = engine_->lock();
   if (exposure->closed.load()) return Status(Code::stale, "the buffer was closed while it was being imported");
   if (wanted.slot->state != EndpointSlot::State::ready) return wanted.slot->failure;
-  HMC_ASSIGN(const Blob blob, (*registration->find(transport))->exported());
+  const auto* own = registration->find(transport);
+  if (own == nullptr) return Status(Code::would_block, "the region gave way to another at once");
+  HMC_ASSIGN(const Blob blob, (*own)->exported());
   registration->pin(transport);
   HMC_ASSIGN(auto region, wanted.slot->endpoint->import_region(blob));
   if (wanted.record->find(wanted.slot) == nullptr) wanted.record->entries.push_back({wanted.slot, 0, std::move(region), {}, false});
@@ -209,11 +211,12 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
     bool known = false;
     {
       const auto lock = engine_->lock();
+      if (wanted.peer->phase() != PeerPhase::ready) return wanted.peer->failure();
       wanted.slot = route->slot;
       known = wanted.record->find(wanted.slot) != nullptr;
     }
     Status reached;
-    if (registration != nullptr) reached = ensure_local(*registration, *wanted.slot->transport().transport);
+    if (registration != nullptr) reached = ensure_local(*registration, *wanted.slot->transport().transport, deadline);
     const bool here = !reached.ok();
     if (reached.ok() && !known) reached = fetch({&wanted, 1}, deadline);
     if (reached.ok()) reached = prepare(wanted, deadline);
@@ -221,15 +224,19 @@ Status ContextImpl::obtain(Wanted wanted, Registration* registration, Deadline d
       prepare_local(*registration, *wanted.slot->transport().transport, wanted.record->device);
     }
     const auto lock = engine_->lock();
-    if (!reached.ok() && wanted.slot->state == EndpointSlot::State::failed && wanted.peer->phase() == PeerPhase::ready) continue;
+    if (!reached.ok() && wanted.peer->phase() != PeerPhase::ready) return wanted.peer->failure();  // its routes may be gone
+    if (!reached.ok() && wanted.slot->state == EndpointSlot::State::failed) continue;
     const bool for_now = reached.code() == Code::would_block;
     if (for_now) reached = Status(Code::unsupported, std::string(reached.message()));
     if (!gives_way(reached)) return reached;
     if (here) {
       registration->refused |= route->bit;
       if (for_now) {
-        reconsider_soon([weak = registration->weak_from_this(), bit = route->bit] {
-          if (const auto one = weak.lock()) one->refused &= ~bit;
+        reconsider_soon([engine = engine_.get(), weak = registration->weak_from_this(), bit = route->bit] {
+          auto one = weak.lock();
+          if (!one) return;
+          one->refused &= ~bit;
+          engine->retire(std::move(one));  // perhaps the last reference to user memory
         });
       }
     } else {

@@ -49,7 +49,7 @@ Result<Transport*> ContextImpl::usable_transport(std::string_view name) {
 Result<std::vector<NativeFields>> ContextImpl::native(const ConnBuffer& buffer, std::string_view name) {
   HMC_ASSIGN(Transport * transport, usable_transport(name));
   if (buffer.closed()) return Status(Code::closed, "this ConnBuffer is closed; register the memory again");
-  HMC_TRY(ensure_local(*buffer.state()->registration, *transport));
+  HMC_TRY(ensure_local(*buffer.state()->registration, *transport, Deadline::never()));
   const auto lock = engine_->lock();
   // A registration that is closing gives its regions up under this lock.
   const auto* region = buffer.state()->registration->find(transport);

@@ -160,7 +160,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // Gives up what was imported for a transport that did not reach the buffer from any device.
   void drop_unused(RemoteImport& record, const EndpointSlot* slot);
   // Of a connection that has ended.
-  void drop_entry(RemoteImport& record, const EndpointSlot* slot);
+  void drop_entries(RemoteImport& record, const EndpointSlot* slot);
   // Owner's side: the answer to an import of ours by this peer.
   void answer(std::uint64_t request, const Status& status, Bytes bytes = {}, std::vector<UniqueFd> fds = {}, bool lookup = false);
   void revoke(const std::shared_ptr<Exposure>& exposure);
@@ -168,6 +168,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void withdraw(const Registration& registration, const LocalRegion* region);
   // Importer's side: something ended that a withdrawn region may have waited for.
   void settle_withdrawn();
+  [[nodiscard]] bool withdrawing() const noexcept { return withdrawing_; }
   // Self only: what was imported of the own buffer ends.
   void revoke_own(const Exposure& exposure) { end_records({exposure.id, exposure.generation}, false); }
   [[nodiscard]] std::vector<std::uint64_t> waiting_lookups(std::string_view name);

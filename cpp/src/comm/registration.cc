@@ -57,6 +57,14 @@ const LocalRegion* Registration::scarce_region(const Transport* transport, Clock
   return nullptr;
 }
 
+void Registration::stay(const LocalRegion* region) noexcept {
+  Entry* entry = entry_of(region);
+  // Somebody has needed it meanwhile, and it was registered a second time: then it goes with its last grant all the same.
+  if (find(entry->transport) != nullptr) return;
+  entry->leaving = false;
+  entry->since = Clock::now();
+}
+
 void Registration::begin_leaving(const LocalRegion* region) {
   Entry* entry = entry_of(region);
   entry->leaving = true;

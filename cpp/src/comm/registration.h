@@ -59,6 +59,8 @@ class Registration : public std::enable_shared_from_this<Registration> {
   // Nobody finds it any more; it goes with the last grant.
   void begin_leaving(const LocalRegion* region);
   [[nodiscard]] bool has(const LocalRegion* region) const noexcept;
+  // Takes that back; it counts as new.
+  void stay(const LocalRegion* region) noexcept;
 
   std::uint32_t users = 0;   // ConnBuffers whose registration has not ended
   TransportSet refused = 0;  // those that could not register it

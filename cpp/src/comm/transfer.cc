@@ -187,6 +187,7 @@ Status TransferWork::post_parts(bool& blocked) {
     if (part.slot->state != EndpointSlot::State::ready) {
       if (posted_) return part.slot->failure;
       parts_.clear();
+      if (peer_->withdrawing()) peer_->settle_withdrawn();
       return move(blocked);
     }
     TransferOp op;

@@ -101,6 +101,8 @@ void TransferWork::finish(const Status& status) {
   undecided_ = false;
   groups_.reset();
   if (begun_) peer_->unlink(*this);
+  if (peer_->withdrawing()) [[unlikely]]
+    peer_->settle_withdrawn();
   WorkState::complete(explain(status));
 }
 

@@ -110,6 +110,39 @@ TEST_F(Eviction, OfWhatIsUnderWay) {
   put(1, 5);
 }
 
+// Then nothing is taken away, and what wants the room goes another way.
+TEST_F(Eviction, OfWhatAPeerDoesNotLetGo) {
+  offer(2);
+  put(0, 1);
+  put(1, 2);
+  grow_old();
+  const ConnBuffer back = *pair_->a.buffer(300'001, Device::cpu());
+  scarce_holds = true;
+  auto get = pair_->ab.get(back, *remotes_[0].slice(77, back.size()));
+  HMC_ASSERT_OK(get.status());
+  offer(1);  // takes the patience
+  scarce_holds = false;
+  HMC_ASSERT_OK(get->wait(soon()));
+  EXPECT_EQ(first_mismatch(span_of(back), 1), -1);
+  put(0, 3);
+  put(1, 4);
+  put(2, 5);
+  EXPECT_LE(scarce_used.load(), scarce_budget);
+}
+
+// More than all that may go together: they stay.
+TEST_F(Eviction, NotInVain) {
+  offer(1);
+  static_cast<void>(targets_[0].native("scarce"));  // 4 MB that stay
+  const ConnBuffer small = *pair_->b.buffer(1'000'000, Device::cpu());
+  const auto remote = pair_->ab.import(*small.descriptor(), soon());
+  HMC_ASSERT_OK(remote.status());
+  grow_old();
+  const ConnBuffer big = *pair_->b.buffer(9'000'000, Device::cpu());
+  HMC_ASSERT_OK(pair_->ab.import(*big.descriptor(), soon()).status());
+  EXPECT_EQ(evicted(), 0U);
+}
+
 TEST_F(Eviction, BatchesFindTheirBuffersAgain) {
   offer(2);
   const ConnBuffer source = *pair_->a.buffer(100'000, Device::cpu());

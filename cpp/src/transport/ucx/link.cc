@@ -164,6 +164,7 @@ Request& Link::request(Request::Kind kind) {
 void Link::release(Request& request) {
   const bool message = request.kind == Request::Kind::signal || request.kind == Request::Kind::answer;
   if (request.kind == Request::Kind::data) data_bytes_ -= request.bytes;
+  request.on_device = false;
   --under_way(request.kind);
   (message ? free_messages_ : free_requests_).push_back(&request);
 }

@@ -148,8 +148,6 @@ class Link : public std::enable_shared_from_this<Link> {
   // link_ops.cc
   [[nodiscard]] bool direct(MemoryKind kind) const noexcept { return direct_[static_cast<std::size_t>(kind)]; }
   [[nodiscard]] bool uses_devices() const noexcept { return device_ops_ != 0; }
-  Status look_at(Op& op, std::span<const Run> runs) const;
-  bool release_held();
   void end_in_messages(Op& op);
   Status post(const TransferOp& op, Completion* done, bool is_put);
   // Hands over some of what waits; true if anything was.
@@ -161,11 +159,8 @@ class Link : public std::enable_shared_from_this<Link> {
   }
   bool hand_over(std::size_t budget);
   bool move(Op& op, const RunPiece& piece, bool last);
-  bool move_direct(Op& op, const RunPiece& piece);
   bool ask(Op& op, const RunPiece& piece);
   void handed_over(Op& op);
-  bool flush_puts();
-  void flushed(std::uint64_t stamp);
   void settle(Ops::iterator place);
   void finish(Ops::iterator place);
   void end_flushes();
@@ -174,6 +169,16 @@ class Link : public std::enable_shared_from_this<Link> {
   // The same without a copy: the body stays until the request has ended.
   bool post_message(Request& request, MessageHead head, const void* body, std::size_t bytes, bool& over_now);
   bool send_waiting();
+
+  // link_direct.cc
+  Status look_at(Op& op, std::span<const Run> runs) const;
+  bool release_held();
+  bool move_direct(Op& op, const RunPiece& piece);
+  void refuse(Op& op, ucs_status_t status);
+  // Of a request: whether it tells of the connection's end.
+  static bool breaks(ucs_status_t status) noexcept;
+  bool flush_puts();
+  void flushed(std::uint64_t stamp);
 
   // link_serve.cc
   bool place_put(const MessageHead& head, ByteSpan body);

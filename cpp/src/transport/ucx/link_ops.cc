@@ -7,47 +7,6 @@
 #include "transport/ucx/link.h"
 
 namespace hmc::ucx {
-namespace {
-
-const UcxRemoteRegion& remote_of(const Run& run) noexcept { return static_cast<const UcxRemoteRegion&>(*run.remote); }
-const UcxLocalRegion& local_of(const Run& run) noexcept { return static_cast<const UcxLocalRegion&>(*run.local); }
-
-}  // namespace
-
-// Which ways its parts go.
-Status Link::look_at(Op& op, std::span<const Run> runs) const {
-  for (const Run& run : runs) {
-    if (run.count == 0 || run.block == 0) continue;
-    const MemoryKind kind = local_of(run).kind();
-    if (kind != remote_of(run).kind()) {
-      return Status(Code::unsupported, "ucx moves nothing between memory of a device and of the CPU");
-    }
-    op.on_device = op.on_device || kind != MemoryKind::host;
-    (direct(kind) ? op.direct : op.in_messages) = true;
-  }
-  return {};
-}
-
-// Begins what waited for streams that are there now. A failing stream ends its operation.
-bool Link::release_held() {
-  bool moved = false;
-  for (const std::uint64_t number : std::vector<std::uint64_t>(held_)) {
-    const auto place = ops_.find(number);
-    if (place == ops_.end()) continue;  // ended by a callback
-    auto reached = place->second->after->reached();
-    if (reached.ok() && !*reached) continue;
-    moved = true;
-    std::erase(held_, number);
-    if (reached.ok()) {
-      turns_.push_back(number);
-      continue;
-    }
-    place->second->failure = reached.status();
-    finish(place);
-  }
-  return moved;
-}
-
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
     return not_ready();
@@ -81,7 +40,7 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
     HMC_ASSIGN(const bool reached, transfer.after->reached());
     if (!reached) op->after = transfer.after;
   }
-  device_ops_ += op->on_device ? 1 : 0;
+  if (op->on_device) ++device_ops_;
   if (!empty) (op->after != nullptr ? held_.push_back(op->number) : turns_.push_back(op->number));
   const auto place = ops_.emplace(op->number, std::move(op)).first;
   if (empty) {
@@ -170,43 +129,6 @@ bool Link::ask(Op& op, const RunPiece& piece) {
   return send(Request::Kind::signal, head, {}, {});
 }
 
-bool Link::move_direct(Op& op, const RunPiece& piece) {
-  const UcxLocalRegion& local = local_of(*piece.run);
-  const UcxRemoteRegion& remote = remote_of(*piece.run);
-  std::byte* const here = local.data() + piece.local_offset;
-  const std::uint64_t there = remote.address() + piece.remote_offset;
-  Request& one = request(Request::Kind::data);
-  one.op = op.number;
-  one.bytes = piece.bytes;
-  data_bytes_ += piece.bytes;
-  ucp_request_param_t params = reporting_to(one);
-  if (local.kind() != MemoryKind::host) {
-    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-    params.memory_type = type_of(local.kind());
-  }
-#if UCP_API_VERSION >= UCP_VERSION(1, 13)
-  if (worker_->api().minor >= 14) {
-    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    params.memh = local.handle();
-  }
-#endif
-  const Api& api = worker_->api();
-  ++op.under_way;
-  if (!over(one, op.is_put ? api.put_nbx(worker_->endpoint(), here, piece.bytes, there, remote.key(), &params)
-                           : api.get_nbx(worker_->endpoint(), here, piece.bytes, there, remote.key(), &params))) {
-    return true;
-  }
-  const ucs_status_t status = one.status;
-  release(one);
-  if (status != UCS_OK) {
-    fail(loss(status));
-    return false;
-  }
-  --op.under_way;
-  op.moved += piece.bytes;
-  return true;
-}
-
 // Of a put that goes both ways: its signal waits for the other.
 void Link::end_in_messages(Op& op) {
   Request& one = request(Request::Kind::data);
@@ -243,44 +165,12 @@ void Link::handed_over(Op& op) {
   settle(ops_.find(number));
 }
 
-// A put that UCX has completed may have been buffered on the way; UCX says of a flush that what was issued before it is complete at
-// the target too. That earns Complete::remote, and only after it the signal is sent: UCX's fence orders puts among themselves but
-// not with active messages, which may take another way.
-bool Link::flush_puts() {
-  Request& one = request(Request::Kind::flush);
-  one.stamp = last_stamp_;
-  flush_asked_ = last_stamp_;
-  const ucp_request_param_t params = reporting_to(one);
-  if (!over(one, worker_->api().ep_flush_nbx(worker_->endpoint(), &params))) return true;
-  const ucs_status_t status = one.status;
-  const std::uint64_t stamp = one.stamp;
-  release(one);
-  if (status != UCS_OK) {
-    fail(loss(status));
-    return false;
-  }
-  flushed(stamp);
-  return true;
-}
-
-void Link::flushed(std::uint64_t stamp) {
-  flushed_ = std::max(flushed_, stamp);
-  while (ready_ && !handed_.empty()) {
-    const auto place = ops_.find(handed_.front());
-    Op& op = *place->second;
-    if (op.stamp > flushed_ || op.under_way != 0) return;
-    handed_.pop_front();
-    op.flushed = true;
-    if (!op.in_messages || op.ended) finish(place);
-  }
-}
-
 // Some of the operation has ended, or all of it is handed over.
 void Link::settle(Ops::iterator place) {
   Op& op = *place->second;
   if (op.under_way != 0 || !op.cursor.at_end()) return;
   if (!op.is_put || (op.ended && (!op.direct || op.flushed))) return finish(place);
-  if (op.level == Complete::local && op.done != nullptr) std::exchange(op.done, nullptr)->complete({});
+  if (op.level == Complete::local && op.done != nullptr) std::exchange(op.done, nullptr)->complete(op.failure);
   if (ready_) flushed(flushed_);
 }
 
@@ -303,16 +193,24 @@ void Link::on_ended(Request& request) {
   const ucs_status_t status = request.status;
   const std::uint64_t number = request.op, stamp = request.stamp;
   const std::size_t bytes = request.bytes;
+  const bool passes = request.on_device && !breaks(status);
   release(request);
   if (!ready_ && connecting_ == nullptr) return;
-  if (status != UCS_OK) return fail(loss(status));
+  if (status != UCS_OK && !passes) return fail(loss(status));
   if (kind == Request::Kind::flush) {
     flushed(stamp);
   } else if (kind == Request::Kind::data) {
     const auto place = ops_.find(number);
     if (place == ops_.end()) return;
-    --place->second->under_way;
-    place->second->moved += bytes;
+    Op& op = *place->second;
+    --op.under_way;
+    if (status == UCS_OK) {
+      op.moved += bytes;
+    } else {
+      const bool at_end = op.cursor.at_end();
+      refuse(op, status);
+      if (!at_end) return handed_over(op);
+    }
     settle(place);
   }
 }

@@ -86,7 +86,7 @@ void Link::on_put_done(const MessageHead& head) {
   }
   Op& op = *place->second;
   op.ended = true;
-  if (head.code != Code::ok) op.failure = refused(head.code);
+  if (head.code != Code::ok && op.failure.ok()) op.failure = refused(head.code);
   settle(place);
 }
 

@@ -76,4 +76,7 @@ class UcxRemoteRegion final : public RemoteRegion {
   ucp_rkey_h key_ = nullptr;
 };
 
+inline const UcxLocalRegion& local_of(const Run& run) noexcept { return static_cast<const UcxLocalRegion&>(*run.local); }
+inline const UcxRemoteRegion& remote_of(const Run& run) noexcept { return static_cast<const UcxRemoteRegion&>(*run.remote); }
+
 }  // namespace hmc::ucx

@@ -20,7 +20,8 @@ using ucx::Link;
 constexpr double rdma_bandwidth = 3.5e9;
 constexpr double same_host_bandwidth = 2.5e9;
 constexpr double tcp_bandwidth = 2e9;
-constexpr double device_bandwidth = 50e9;  // where nobody says what joins two devices
+constexpr unsigned first_for_devices = 22;  // minor version
+constexpr double device_bandwidth = 50e9;   // where nobody says what joins two devices
 
 class UcxEndpoint final : public Endpoint {
  public:
@@ -48,8 +49,9 @@ class UcxTransport final : public Transport {
     domain_.major = static_cast<std::uint16_t>(api.major);
     domain_.minor = static_cast<std::uint16_t>(api.minor);
     domain_.rdma = context_->rdma();
+    // Older versions want the device's context current in the calling thread; none but this has been run.
     for (const auto kind : {ucx::MemoryKind::cuda, ucx::MemoryKind::rocm}) {
-      domain_.shares[static_cast<std::size_t>(kind)] = context_->shares(kind);
+      domain_.shares[static_cast<std::size_t>(kind)] = api.minor >= first_for_devices && context_->shares(kind);
     }
     domain_.id = random_u64();
   }

@@ -16,6 +16,8 @@ constexpr std::size_t address_margin = 8 << 10;
 // And a packed key: a size and up to 255 bytes for each of 64 memory domains, and a little more. Zeros behind what the peer sent
 // keep it within our memory, whatever that says.
 constexpr std::size_t key_margin = 32 << 10;
+// For copies of devices, when a worker ends.
+constexpr double device_seconds = 2;
 
 }  // namespace
 
@@ -100,6 +102,9 @@ void Worker::close() noexcept {
     keys_.clear();
     return;
   }
+  // Whoever has a network card's queues destroyed is left alone by it; what devices copy is seen out. It always ends.
+  const Deadline patience = Deadline::after_seconds(device_seconds);
+  while (on_device_ != 0 && !patience.passed()) api().worker_progress(handle);
   if (endpoint_ != nullptr) {
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -156,6 +161,7 @@ ucs_status_t Worker::on_message(void* worker, const void* head, std::size_t head
 void Worker::on_ended(void* request, ucs_status_t status, void* user) {
   auto& ended = *static_cast<Request*>(user);
   ended.status = status;
+  if (ended.on_device) --ended.worker->on_device_;
   ended.worker->api().request_free(request);
   ended.worker->ended_.push_back(&ended);
 }

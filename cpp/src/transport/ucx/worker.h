@@ -30,6 +30,7 @@ struct Request {
   std::uint64_t op = 0;     // data
   std::uint64_t stamp = 0;  // flush: the last put that it covers
   std::size_t bytes = 0;    // data
+  bool on_device = false;   // data: a device copies
   ucs_status_t status = UCS_OK;
   std::array<std::byte, head_bytes> head{};  // of a message
   std::unique_ptr<std::byte[]> body;         // signal, answer
@@ -56,6 +57,9 @@ class Worker final : public FdHandler {
   Status connect(const Bytes& peer);
   Result<ucp_rkey_h> unpack(const Bytes& key);
   void destroy(ucp_rkey_h key) noexcept;
+
+  // A request that a device carries out is with UCX.
+  void began_on_device() noexcept { ++on_device_; }
 
   // Not from within a callback of UCX's.
   bool progress() { return api().worker_progress(handle_) != 0; }
@@ -100,6 +104,7 @@ class Worker final : public FdHandler {
   std::set<ucp_rkey_h> keys_;
   std::vector<Request*> ended_, ending_;
   ucs_status_t failure_ = UCS_OK;
+  std::size_t on_device_ = 0;  // such requests that have not ended
   Inbox inbox_, delivering_;
 };
 
