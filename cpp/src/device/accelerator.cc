@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "device/pci.h"
@@ -130,8 +131,18 @@ Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t
   return std::unique_ptr<Allocation>(std::make_unique<Owned>(*this, DeviceSpan{data, bytes, owner}));
 }
 
-Result<Accelerator::Lane*> Accelerator::lane(PerDevice& device, CopyDirection direction, std::size_t bytes) {
-  Lane& found = device.lanes[static_cast<std::size_t>(direction) * 2 + (bytes > short_copy_bytes ? 1 : 0)];
+// Long copies on the device and between devices take the lane with the fewest under way. In turn, each rank of an all-to-all first
+// fetched from whoever had announced first, which was the same for all: on four cards half the speed. Kernels stay in turn: each
+// takes the multiprocessors that it may.
+Result<Accelerator::Lane*> Accelerator::lane(PerDevice& device, CopyDirection direction, std::size_t bytes, bool in_blocks) {
+  const bool is_long = bytes > short_copy_bytes;
+  Lane* chosen = &device.lanes[static_cast<std::size_t>(direction) * 2 + (is_long ? 1 : 0)];
+  if (is_long && direction == CopyDirection::on_device && !in_blocks) {
+    for (Lane& other : std::span(device.lanes).last(more_lanes)) {
+      if (other.pending.size() < chosen->pending.size()) chosen = &other;
+    }
+  }
+  Lane& found = *chosen;
   if (found.stream == nullptr) {
     if (const int code = calls_->make_stream(found.stream); code != 0) return failure("making a stream of " + vendor_, code);
   }
@@ -226,7 +237,7 @@ Status Accelerator::copy(const CopyOp& op, Completion* done) {
     HMC_TRY(device(op.target.device.index()).status());
     one_launch = reach(*on, static_cast<std::size_t>(op.target.device.index())) == Peer::reached;
   }
-  HMC_ASSIGN(Lane * chosen, lane(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes));
+  HMC_ASSIGN(Lane * chosen, lane(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes, op.blocks != 0));
   return start(*on, *chosen, op, direction, one_launch, done);
 }
 
@@ -239,7 +250,7 @@ Status Accelerator::fill(const DeviceSpan& target, std::uint8_t value) {
     const DeviceScope scope(*calls_, index);
     if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
     const std::scoped_lock lock(on->mutex);
-    HMC_ASSIGN(Lane * chosen, lane(*on, CopyDirection::on_device, target.bytes));
+    HMC_ASSIGN(Lane * chosen, lane(*on, CopyDirection::on_device, target.bytes, false));
     if (const int code = calls_->fill(target.data, value, target.bytes, chosen->stream); code != 0) {
       return failure("filling " + std::to_string(target.bytes) + " bytes on " + name(index), code);
     }

@@ -44,9 +44,10 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
     std::deque<Pending> pending;
   };
   enum class Peer : std::uint8_t { untried, reached, refused };
+  static constexpr std::size_t more_lanes = 3;
   struct PerDevice {
     std::mutex mutex;
-    std::array<Lane, 6> lanes;  // CopyDirection x {short, long}
+    std::array<Lane, 6 + more_lanes> lanes;  // CopyDirection x {short, long}; more for long copies on the device
     std::vector<VendorEvent> free_events;
     std::vector<Peer> peers;  // whether this one reaches the memory of each other
     std::atomic<std::size_t> pending{0};
@@ -83,7 +84,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Status stream_failure(const std::string& what, int code) const;
   [[nodiscard]] std::string name(int index) const { return vendor_ + ":" + std::to_string(index); }
   // The rest with the device's mutex held and the device current.
-  Result<Lane*> lane(PerDevice& device, CopyDirection direction, std::size_t bytes);
+  Result<Lane*> lane(PerDevice& device, CopyDirection direction, std::size_t bytes, bool in_blocks);
   Result<VendorEvent> event(PerDevice& device);
   Peer reach(PerDevice& device, std::size_t other);
   Status start(PerDevice& device, Lane& lane, const CopyOp& op, CopyDirection direction, bool one_launch, Completion* done);

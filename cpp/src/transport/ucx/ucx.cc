@@ -22,6 +22,7 @@ constexpr double same_host_bandwidth = 2.5e9;
 constexpr double tcp_bandwidth = 2e9;
 constexpr unsigned first_for_devices = 22;  // minor version
 constexpr double device_bandwidth = 50e9;   // where nobody says what joins two devices
+constexpr double behind_ipc = 0.9;          // which has one kernel for many blocks
 
 class UcxEndpoint final : public Endpoint {
  public:
@@ -94,7 +95,7 @@ class UcxTransport final : public Transport {
     if (device) {
       const double link = link_bandwidth(local, remote);
       result.latency_us = 10;
-      result.bandwidth = link > 0 ? link : device_bandwidth;
+      result.bandwidth = behind_ipc * (link > 0 ? link : device_bandwidth);
       result.transient = false;  // its mapping takes longer than most messages
       return result;
     }
