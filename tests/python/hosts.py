@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -96,6 +97,8 @@ class TwoHosts:
             host.run("mount", "--bind", str(names), "/etc/hosts")
             # Sockets that the other one cannot reach.
             host.run("mount", "-t", "tmpfs", "-o", "mode=0700", "none", host.environment["XDG_RUNTIME_DIR"])
+            with contextlib.suppress(Unavailable):  # without it, /sys lists the interfaces of this machine
+                host.run("mount", "-t", "sysfs", "none", "/sys")
             host.run("hostname", host.name)
             host.run("ip", "link", "set", "lo", "up")
             host.run("ip", "address", "add", f"{host.address}/24", "dev", host.interface)

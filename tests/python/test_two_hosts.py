@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -41,13 +42,20 @@ def script_of(folder: Path, source: str) -> Path:
     return script
 
 
+def ucx_of_another_process() -> str:
+    source = "import hmc; print([t['reason'] for t in hmc.info()['transports'] if t['name'] == 'ucx'][0])"
+    environment = {**os.environ, "HMC_TRANSPORTS": "ucx"}
+    line = [sys.executable, "-c", source]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment, cwd="/", check=True).stdout
+
+
 WHOLE = """
 with hmc.init(timeout=60) as comm:
     rank, size = comm.rank, comm.size
     for other in range(size):
         path = comm.path(other)
         near = rank // 2 == other // 2
-        assert (path.transport == "tcp") == (not near), str(path)
+        assert (path.transport == sys.argv[1]) == (not near), str(path)
         assert not path.encrypted or near
     # Messages of awkward sizes to everybody at once.
     for n in (0, 1, 8, 4097, 65537, 3_000_001):
@@ -84,8 +92,17 @@ with hmc.init(timeout=60) as comm:
 """
 
 
-def test_every_way_of_bytes_between_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    results = wait_all(launch(hosts, script_of(tmp_path, WHOLE), 7100))
+@pytest.mark.parametrize("transport", ["tcp", "ucx"])
+def test_every_way_of_bytes_between_two_hosts(hosts: Hosts, tmp_path: Path, transport: str) -> None:
+    environment = {}
+    if transport == "ucx":
+        environment = {"HMC_TRANSPORTS": "shm,ucx", "UCX_TLS": "tcp"}
+        if "libucp" not in ucx_of_another_process():
+            pytest.skip("no UCX here")
+        if hosts[0].interface not in hosts[0].run("ls", "/sys/class/net"):
+            pytest.skip("UCX looks for interfaces in /sys, and a namespace's may not be mounted here")
+    script = script_of(tmp_path, WHOLE.replace("sys.argv[1]", repr(transport)))
+    results = wait_all(launch(hosts, script, 7100 if transport == "tcp" else 7150, **environment))
     said = "".join(output for _, output in results)
     assert [status for status, _ in results] == [0, 0], said
     assert all(f"whole {rank}" in said for rank in range(4)), said

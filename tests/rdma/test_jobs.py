@@ -233,3 +233,64 @@ with hmc.init() as comm:
         run_in_guest("; ".join(f"ip address add {address}" for address in addresses.values()))
     assert "fd99:0000:0000:0000:0000:0000:0000:0001" in out
     assert "fd99:0000:0000:0000:0000:0000:0000:0002" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_two_contexts_and_64_peers_in_one_process(run_verbs_job: Callable[..., str]) -> None:
+    """Rank 0 has two Contexts, rank 1 has 64: each of the two is joined with half of them, and all move bytes at once."""
+    job = """
+import contextlib
+count, size = 64, 100_003
+rank, place = int(os.environ["HMC_RANK"]), "/tmp/hmc_64_addresses"
+
+def wait_for(what):
+    end = time.monotonic() + 200
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+with contextlib.ExitStack() as stack:
+    if rank == 1:
+        contexts = [stack.enter_context(hmc.Context()) for _ in range(count)]
+        buffers = [context.buffer(size) for context in contexts]
+        for i, (context, buffer) in enumerate(zip(contexts, buffers)):
+            context.publish("target", buffer)
+        with open(place + ".new", "w") as file:
+            file.write(chr(10).join(context.addresses[0] for context in contexts))
+        os.rename(place + ".new", place)
+        peers = [context.accept(timeout=200) for context in contexts]
+        for i, peer in enumerate(peers):
+            peer.wait_notify(i, timeout=200)
+            assert np.array_equal(buffers[i].numpy(), pattern(size, i)), i
+            peer.send(pattern(5000, 100 + i), timeout=100)
+        for i, peer in enumerate(peers):
+            into = np.zeros(7, np.uint8)
+            peer.recv(into, timeout=200)
+            assert np.array_equal(into, pattern(7, 200 + i)), i
+        print("all", count)
+    else:
+        wait_for(lambda: os.path.exists(place))
+        addresses = open(place).read().split()
+        contexts = [stack.enter_context(hmc.Context()) for _ in range(2)]
+        sources, works, peers = [], [], []
+        for i, address in enumerate(addresses):
+            context = contexts[i % 2]
+            peers.append(context.connect(address, timeout=100))
+            sources.append(context.buffer(size))
+            sources[i].numpy()[:] = pattern(size, i)
+            assert peers[i].path("cpu", "cpu").transport == "verbs", peers[i].path("cpu", "cpu")
+            works.append(peers[i].put(sources[i], peers[i].lookup("target", timeout=100), notify=i))
+        for i, peer in enumerate(peers):
+            works[i].wait(timeout=200)
+            into = np.zeros(5000, np.uint8)
+            peer.recv(into, timeout=200)
+            assert np.array_equal(into, pattern(5000, 100 + i)), i
+        print("peers", sum(len(context.peers) for context in contexts))
+        for i, peer in enumerate(peers):
+            peer.send(pattern(7, 200 + i), timeout=100)
+        wait_for(lambda: not any(context.peers for context in contexts))
+"""
+    out = run_verbs_job(job, timeout=220)
+    assert "all 64" in out
+    assert "peers 64" in out
