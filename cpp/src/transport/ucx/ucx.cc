@@ -93,9 +93,9 @@ class UcxTransport final : public Transport {
         (link && !link->lanes().empty() ? link->lanes() + " of " : "") + "UCX " + context_->api().version() + ", not encrypted";
     result.reason = "was named; UCX chooses the way";
     if (device) {
-      const double link = link_bandwidth(local, remote);
+      const double known_rate = link_bandwidth(local, remote);
       result.latency_us = 10;
-      result.bandwidth = behind_ipc * (link > 0 ? link : device_bandwidth);
+      result.bandwidth = behind_ipc * (known_rate > 0 ? known_rate : device_bandwidth);
       result.transient = false;  // its mapping takes longer than most messages
       return result;
     }
