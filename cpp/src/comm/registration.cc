@@ -14,7 +14,7 @@ RegionView Registration::view() const {
 
 LocalRegion& Registration::add(const Transport* transport, std::shared_ptr<LocalRegion> region) {
   if (const auto* known = find(transport)) return **known;
-  return *regions_.emplace_back(transport, std::move(region)).region;
+  return *regions_.emplace_back(Entry{.transport = transport, .region = std::move(region), .prepared = {}}).region;
 }
 
 void Registration::mark_prepared(const Transport* transport, const Device& remote) {
