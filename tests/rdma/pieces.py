@@ -71,6 +71,35 @@ with hmc.init() as comm:
     comm.barrier(timeout=60)
 """
 
+# Rank 1 closes buffers that rank 0 uses, a little later each time.
+CLOSED_IN_USE = """
+def closed_in_use(comm, turns):
+    here = comm.buffer(3 << 20)
+    for turn in range(turns):
+        target = comm.buffer(3 << 20)
+        remote = comm.exchange(target, timeout=60)[1 - comm.rank]
+        comm.barrier(timeout=60)
+        if comm.rank == 1:
+            time.sleep(0.04 * turn)
+            held = target.memory
+            target.close(timeout=60)
+            held.numpy()[:] = 0x5A
+            comm.barrier(timeout=60)
+            assert (held.numpy() == 0x5A).all(), "written after it was closed"
+            continue
+        done = 0
+        try:
+            while True:
+                works = [(comm.get if (turn + i) % 3 else comm.put)(here[i : 2 << 20], remote[i : 2 << 20]) for i in range(3)]
+                for work in works:
+                    work.wait(timeout=60)
+                    done += 1
+        except hmc.StaleBufferError as error:
+            assert "closed" in str(error), error
+        print("turn", turn, "done", done)
+        comm.barrier(timeout=60)
+"""
+
 # Rank 0 puts to rank 1 and reads back, until it is told otherwise.
 PUTTING = """
 comm = hmc.init()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from .pieces import ALL_TO_ALL, BLOCKS, MESSAGES, PUTS, PUTTING, SIZES
+from .pieces import ALL_TO_ALL, BLOCKS, CLOSED_IN_USE, MESSAGES, PUTS, PUTTING, SIZES
 
 CABLE = """
 import threading
@@ -186,34 +186,10 @@ def test_buffers_closed_while_they_are_used(run_verbs_job: Callable[..., str]) -
     """The owner asks those who use it to stop first, so the card never refuses anything and the connection lives on."""
     job = """
 with hmc.init() as comm:
-    here = comm.buffer(3 << 20)
-    for turn in range(12):
-        target = comm.buffer(3 << 20)
-        remote = comm.exchange(target, timeout=60)[1 - comm.rank]
-        comm.barrier(timeout=60)
-        if comm.rank == 1:
-            time.sleep(0.04 * turn)
-            held = target.memory
-            target.close(timeout=60)
-            held.numpy()[:] = 0x5A
-            comm.barrier(timeout=60)
-            assert (held.numpy() == 0x5A).all(), "written after it was closed"
-            continue
-        done = 0
-        try:
-            while True:
-                works = [(comm.get if (turn + i) % 3 else comm.put)(here[i : 2 << 20], remote[i : 2 << 20]) for i in range(3)]
-                for work in works:
-                    work.wait(timeout=60)
-                    done += 1
-        except hmc.StaleBufferError as error:
-            assert "closed" in str(error), error
-        print("turn", turn, "done", done)
-        comm.barrier(timeout=60)
+    closed_in_use(comm, 12)
     puts(comm, [1 << 20])
 """
-    out = run_verbs_job(PUTS + job, timeout=150)
-    assert out.count("turn") == 12
+    assert run_verbs_job(PUTS + CLOSED_IN_USE + job, timeout=150).count("turn") == 12
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@
 // imported it to let it go (withdraw, answered by release), and deregisters it. Who needs it again registers and imports it again.
 // Peers write without the owner's knowledge, so what they use most cannot be told: the oldest goes first, and what operations here
 // have touched since the last time comes behind. A region stays for a second at least, so that more buffers in use than there is
-// room for do not push one another out at every operation; what finds no room goes by the next transport, and tries again a second
-// later.
+// room for do not push one another out at every operation; what finds no room, also with all that may go, goes by the next
+// transport, and tries again a second later. A region that a peer does not let go of in time stays, as one that has just come.
 #include <algorithm>
 #include <map>
 

@@ -131,9 +131,9 @@ Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t
   return std::unique_ptr<Allocation>(std::make_unique<Owned>(*this, DeviceSpan{data, bytes, owner}));
 }
 
-// Long copies on the device and between devices take the lane with the fewest under way. In turn, each rank of an all-to-all first
-// fetched from whoever had announced first, which was the same for all: on four cards half the speed. Kernels stay in turn: each
-// takes the multiprocessors that it may.
+// Long copies on the device and between devices take the lane with the fewest under way. One after the other, an all-to-all among
+// four cards had half the speed: every rank, so we think, first fetched from the one that had announced first. Kernels stay in
+// turn: each takes the multiprocessors that it may.
 Result<Accelerator::Lane*> Accelerator::lane(PerDevice& device, CopyDirection direction, std::size_t bytes, bool in_blocks) {
   const bool is_long = bytes > short_copy_bytes;
   Lane* chosen = &device.lanes[static_cast<std::size_t>(direction) * 2 + (is_long ? 1 : 0)];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/paths.h"
+#include "second_tcp.h"
 #include "transport/transport.h"
 
 namespace hmc::testing {
@@ -33,11 +34,6 @@ int cut_data_connections() {
 }
 
 namespace {
-
-const TransportFactory& tcp_factory() {
-  const auto all = transport_factories();
-  return **std::ranges::find(all, std::string_view("tcp"), &TransportFactory::name);
-}
 
 class Swift final : public Transport {
  public:
@@ -69,12 +65,8 @@ class Swift final : public Transport {
   std::unique_ptr<Transport> tcp_;
 };
 
-// A listener of its own: that of the Context is tcp's.
 Result<std::unique_ptr<Transport>> create_swift(const TransportEnvironment& environment) {
-  TransportEnvironment own = environment;
-  own.listener = nullptr;
-  own.listen_addresses.clear();
-  HMC_ASSIGN(auto tcp, tcp_factory().create(own));
+  HMC_ASSIGN(auto tcp, create_second_tcp(environment));
   return std::unique_ptr<Transport>(std::make_unique<Swift>(std::move(tcp)));
 }
 

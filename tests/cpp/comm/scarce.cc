@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/paths.h"
+#include "second_tcp.h"
 #include "transport/transport.h"
 
 namespace hmc::testing {
@@ -87,11 +88,6 @@ class ScarceEndpoint final : public Endpoint {
   std::shared_ptr<Held> held_;
 };
 
-const TransportFactory& tcp_factory() {
-  const auto all = transport_factories();
-  return **std::ranges::find(all, std::string_view("tcp"), &TransportFactory::name);
-}
-
 class Scarce final : public Transport {
  public:
   explicit Scarce(std::unique_ptr<Transport> tcp) noexcept : tcp_(std::move(tcp)) {}
@@ -134,12 +130,8 @@ class Scarce final : public Transport {
   std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
-// A listener of its own: that of the Context is tcp's.
 Result<std::unique_ptr<Transport>> create_scarce(const TransportEnvironment& environment) {
-  TransportEnvironment own = environment;
-  own.listener = nullptr;
-  own.listen_addresses.clear();
-  HMC_ASSIGN(auto tcp, tcp_factory().create(own));
+  HMC_ASSIGN(auto tcp, create_second_tcp(environment));
   return std::unique_ptr<Transport>(std::make_unique<Scarce>(std::move(tcp)));
 }
 

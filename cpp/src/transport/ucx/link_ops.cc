@@ -7,6 +7,7 @@
 #include "transport/ucx/link.h"
 
 namespace hmc::ucx {
+
 Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
     return not_ready();
