@@ -123,6 +123,9 @@ class ContextImpl final : public ContextState, private Pollable {
   void settle(const std::shared_ptr<Exposure>& exposure);
   // Ends the buffer without waiting: importers are told. Idempotent.
   void begin_close(const std::shared_ptr<Exposure>& exposure);
+  // Registers, lock not held, and makes room where a vendor's budget is used up (eviction.cc). Errors: as the transport's;
+  // would_block: there is no room for now.
+  Result<std::shared_ptr<LocalRegion>> register_region(const Registration& registration, Transport& transport, Deadline deadline);
   void needs_pump(PeerImpl& peer);
   // Prepares the way of `work`, whose connection failed before it was posted, over another: between the two buffers, or of the
   // batch.
@@ -135,7 +138,6 @@ class ContextImpl final : public ContextState, private Pollable {
 
  private:
   friend class PendingChannel;
-  friend class PeerImpl;  // registers what its peer imports
   bool poll() override;
   bool arm() override;
   [[nodiscard]] bool busy() const override;
@@ -153,8 +155,6 @@ class ContextImpl final : public ContextState, private Pollable {
   // Regions for one operation, lock not held. A missing one is made: LocalRegion by registering, RemoteRegion by asking its owner.
   Status ensure_local(Registration& registration, Transport& transport, Deadline deadline);
   // ---- eviction.cc ----
-  // Makes room where a vendor's budget is used up. Errors: as the transport's; would_block: there is no room for now.
-  Result<std::shared_ptr<LocalRegion>> register_region(const Registration& registration, Transport& transport, Deadline deadline);
   // One region of that device's vendor, if those that may go have `least` bytes together.
   bool evict(const Transport& transport, const Device& device, std::size_t least, Deadline deadline);
   struct Victim {
