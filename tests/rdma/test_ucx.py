@@ -13,10 +13,10 @@ from .pieces import ALL_TO_ALL, BLOCKS, CLOSED_IN_USE, MESSAGES, PUTS, PUTTING, 
 def test_messages_puts_gets_and_blocks(run_ucx_job: Callable[..., str]) -> None:
     job = f"""
 with hmc.init() as comm:
+    print(comm.path(1 - comm.rank))
     messages(comm, {SIZES})
     puts(comm, {SIZES})
     blocks(comm, 300, 4104)
-    print(comm.path(1 - comm.rank))
 """
     assert "ucx (rc_verbs" in run_ucx_job(MESSAGES + PUTS + BLOCKS + job, timeout=150)
 
