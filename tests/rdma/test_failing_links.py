@@ -130,16 +130,25 @@ raise AssertionError("60 seconds have passed")
 
 @pytest.fixture
 def mended(run_in_guest: Callable[..., str]) -> Iterator[None]:
+    """Afterwards the cable is as it was. With its link the kernel takes its routes and IPv6 addresses, and their GIDs, away."""
     yield
     run_in_guest("""
 for end in 0 1; do
   tc qdisc del dev cable$end root 2>/dev/null
   ip link set cable$end up
 done
-for end in 0 1; do ip route replace 10.99.0.$((2 - end)) dev cable$end table $((200 + end)); done
-for try in $(seq 100); do
-  grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state && grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state && break
-  sleep 0.05
+for end in 0 1; do
+  ip address replace fd99::$((end + 1))/64 dev cable$end nodad
+  ip route replace 10.99.0.$((2 - end)) dev cable$end table $((200 + end))
+  ip -6 route replace fd99::$((2 - end)) dev cable$end table $((200 + end))
+done
+for end in 0 1; do
+  port=/sys/class/infiniband/rxe$end/ports/1
+  for try in $(seq 200); do
+    grep -q ACTIVE $port/state && grep -q fd99 $port/gids/2 && continue 2
+    sleep 0.05
+  done
+  exit 1
 done
 """)
 
