@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <span>
 
+#include "transport/verbs/signal_heads.h"
 #include "transport/verbs/wire.h"
 
 namespace {
@@ -56,7 +58,7 @@ void head(ByteSpan in) {
   std::array<std::byte, head_bytes> again{};
   encode_head(again.data(), first);
   check(std::equal(again.begin(), again.end(), in.begin()));
-  const bool with_body = first.kind == MessageKind::signal || first.kind == MessageKind::lane_up;
+  const bool with_body = counts_as_signal(first.kind) || first.kind == MessageKind::lane_up;
   const bool of_lane = first.kind == MessageKind::lane_down || first.kind == MessageKind::lane_up;
   check(with_body || in.size() == head_bytes);
   check(of_lane ? first.lane < max_lanes : first.lane == 0 && first.life == 0);
@@ -69,12 +71,37 @@ void offer(ByteSpan in) {
   check(std::ranges::equal(encode_offer(*first), in));
 }
 
+// The first byte: how many heads are told, each with its size in front. The rest are immediates.
+void heads(ByteSpan in) {
+  SignalHeads known;
+  unsigned left = in.empty() ? 0 : std::to_integer<unsigned>(in[0]);
+  std::size_t at = 1, count = 0;
+  for (; left != 0 && at < in.size(); --left) {
+    const std::size_t bytes = std::min<std::size_t>(std::to_integer<std::size_t>(in[at]), in.size() - at - 1);
+    const ByteSpan head = in.subspan(at + 1, bytes);
+    const auto place = known.add(head);
+    check(place.has_value() == (bytes != 0 && bytes <= max_signal_head && count < SignalHeads::capacity));
+    if (place) check(*place == count++ && known.find(head).has_value());
+    at += bytes + 1;
+  }
+  for (; at + 4 <= in.size(); at += 4) {
+    std::uint32_t immediate = 0;
+    std::memcpy(&immediate, in.data() + at, sizeof immediate);
+    const ByteSpan signal = known.expand(immediate);
+    check(signal.empty() == ((immediate >> 24) >= count));
+    if (signal.empty()) continue;
+    const auto parts = split_signal(signal);
+    check(parts.has_value() && parts->number == (immediate & 0xFFFFFF));
+    check(std::ranges::equal(known.expand(SignalHeads::immediate(*known.find(parts->head), parts->number)), signal));
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 5) {
+  switch (data[0] % 6) {
     case 0:
       domain(in);
       break;
@@ -87,8 +114,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 3:
       head(in);
       break;
-    default:
+    case 4:
       offer(in);
+      break;
+    default:
+      heads(in);
       break;
   }
   return 0;

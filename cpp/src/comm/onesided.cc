@@ -99,7 +99,7 @@ bool ContextImpl::put_short(PeerRoute& route, const ConnBuffer& local, const Rem
   const auto* region = local.state()->registration->find(route.transport);
   const auto* entry = remote.state()->record->find(route.slot);
   const Run run{region->get(), entry->region.get(), &offsets[0], &offsets[1], 1, local.size()};
-  if (!route.endpoint->put_short(run, notify.span()).ok()) return false;
+  if (!route.endpoint->put_short(run, notify.span())) return false;
   route.count(true, local.size());
   return true;
 }

@@ -162,8 +162,8 @@ class Endpoint {
   virtual Status put(const TransferOp& op, Completion* done) = 0;
   virtual Status get(const TransferOp& op, Completion* done) = 0;
   // A put that is over when this returns: the block of `run`'s first offsets is visible at the target and its signal (may be empty)
-  // on its way. would_block: it cannot be; nothing was moved, post it with put(). For blocks of at most short_put_bytes.
-  virtual Status put_short(const Run& /*run*/, ByteSpan /*signal*/) { return {Code::would_block, "no short puts here"}; }
+  // on its way. False: it cannot be; nothing was moved, post it with put(). For blocks of at most short_put_bytes.
+  virtual bool put_short(const Run& /*run*/, ByteSpan /*signal*/) { return false; }
   // Ordered among signals; accepted means it will be delivered unless the peer dies. head + body <= max_signal, delivered as one.
   virtual Status signal(ByteSpan head, ByteSpan body) = 0;
   // Completes when every put posted before is remotely complete.

@@ -61,10 +61,15 @@ std::uint32_t device_regions() {
   return fabric().device_regions;
 }
 
+std::uint64_t immediates() {
+  const std::lock_guard guard(fabric().mutex);
+  return fabric().immediates;
+}
+
 }  // namespace
 
 FABRIC_EXPORT const FabricControls* hmc_fabric_controls() {
-  static const FabricControls controls{configure, fail_port, mend_ports, bytes_moved, device_regions};
+  static const FabricControls controls{configure, fail_port, mend_ports, bytes_moved, device_regions, immediates};
   return &controls;
 }
 

@@ -26,5 +26,6 @@ struct FabricControls {
   void (*mend_ports)();
   std::uint64_t (*bytes_moved)(std::uint32_t device);
   std::uint32_t (*device_regions)();  // regions of device memory that are registered
+  std::uint64_t (*immediates)();      // writes with an immediate that have arrived
 };
 extern "C" const FabricControls* hmc_fabric_controls();

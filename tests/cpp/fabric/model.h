@@ -64,6 +64,7 @@ struct Fabric {
   std::map<std::uint32_t, Region*> regions;  // by key
   std::uint32_t last_pair = 100, last_key = 1000;
   unsigned device_regions = 0, queues = 0;
+  std::uint64_t immediates = 0;
 };
 
 Fabric& fabric();

@@ -22,13 +22,19 @@ void notify(Queue& queue) {
   static_cast<void>(!write(queue.channel->fd, &one, sizeof one));
 }
 
-void complete(Pair& pair, bool sent, std::uint64_t id, ibv_wc_status status, std::size_t bytes) {
+void complete(Pair& pair, bool sent, std::uint64_t id, ibv_wc_status status, std::size_t bytes,
+              const std::uint32_t* immediate = nullptr) {
   ibv_wc entry{};
   entry.wr_id = id;
   entry.status = status;
   entry.opcode = sent ? IBV_WC_SEND : IBV_WC_RECV;
   entry.byte_len = static_cast<std::uint32_t>(bytes);
   entry.qp_num = pair.qp_num;
+  if (immediate != nullptr) {
+    entry.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+    entry.wc_flags = IBV_WC_WITH_IMM;
+    entry.imm_data = *immediate;
+  }
   auto& queue = *static_cast<Queue*>(sent ? pair.send_cq : pair.recv_cq);
   queue.entries.push_back(entry);
   notify(queue);
@@ -75,6 +81,7 @@ Outcome execute(Pair& pair, const Request& request) {
     return Outcome::wait;
   const std::size_t bytes = request.part.length;
   const bool reads = request.work.opcode == IBV_WR_RDMA_READ;
+  const bool announced = request.work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   std::byte* near = const_cast<std::byte*>(request.inlined.data());
   if (request.inlined.empty()) {
     near = reach(request.part.lkey, request.part.addr, bytes, reads ? unsigned{IBV_ACCESS_LOCAL_WRITE} : 0U, pair.pd);
@@ -89,10 +96,17 @@ Outcome execute(Pair& pair, const Request& request) {
     peer.receives.pop_front();
     complete(peer, false, work.wr_id, IBV_WC_SUCCESS, bytes);
   } else {
+    if (announced && peer.receives.empty()) return Outcome::wait;
     const unsigned access = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
     std::byte* far = reach(request.work.wr.rdma.rkey, request.work.wr.rdma.remote_addr, bytes, access, peer.pd);
     if (far == nullptr || (peer.attributes.qp_access_flags & access) == 0) return break_pair(peer), Outcome::refused;
     std::memcpy(reads ? near : far, reads ? far : near, bytes);
+    if (announced) {
+      const std::uint64_t id = peer.receives.front().first.wr_id;
+      peer.receives.pop_front();
+      complete(peer, false, id, IBV_WC_SUCCESS, bytes, &request.work.imm_data);
+      ++fabric().immediates;
+    }
   }
   fabric().cards[pair.device].moved += bytes;
   return Outcome::done;

@@ -56,7 +56,7 @@ class Link {
   Status connect(const Blob& peer_address);
   Status put(const TransferOp& op, Completion* done) { return post(op, done, true); }
   Status get(const TransferOp& op, Completion* done) { return post(op, done, false); }
-  Status put_short(const Run& run, ByteSpan signal);
+  bool put_short(const Run& run, ByteSpan signal);
   Status signal(ByteSpan head, ByteSpan body);
   Status flush(Completion* done);
   Status cancel(Completion* done);

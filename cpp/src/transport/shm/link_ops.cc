@@ -21,8 +21,6 @@ constexpr std::size_t max_vectors = 256;  // blocks per system call (IOV_MAX is 
 const ShmRemoteRegion& remote_of(const Run& run) noexcept { return static_cast<const ShmRemoteRegion&>(*run.remote); }
 std::byte* local_data(const Run& run) noexcept { return static_cast<std::byte*>(run.local->view().span.data); }
 
-Status not_short() { return {Code::would_block, "not a short put"}; }
-
 }  // namespace
 
 bool Link::uses_ring(const RunCursor& cursor) const noexcept {
@@ -79,23 +77,23 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   return {};
 }
 
-Status Link::put_short(const Run& run, ByteSpan signal) {
+bool Link::put_short(const Run& run, ByteSpan signal) {
   const ShmRemoteRegion& remote = remote_of(run);
   const RegionView& local = run.local->view();
   const std::uint64_t from = run.local_offsets[0];
   const std::uint64_t to = run.remote_offsets[0];
   const bool fits = run.block <= local.span.bytes && from <= local.span.bytes - run.block && run.block <= remote.bytes() &&
                     to <= remote.bytes() - run.block && signal.size() <= max_signal;
-  if (!ready_ || remote.mapped() == nullptr || !remote.writable() || !fits) return not_short();
+  if (!ready_ || remote.mapped() == nullptr || !remote.writable() || !fits) return false;
   if (!signal.empty()) {
-    if (!out_.reserve_signals().ok() || !waiting_signals_.empty() || !signals_out_.has_room(signal.size())) return not_short();
+    if (!out_.reserve_signals().ok() || !waiting_signals_.empty() || !signals_out_.has_room(signal.size())) return false;
   }
   std::memcpy(remote.mapped() + to, local_data(run) + from, run.block);
   if (!signal.empty()) {
     signals_out_.push(signal, {});  // its release makes the block visible first
     ring_peer();
   }
-  return {};
+  return true;
 }
 
 // Moves up to `budget` bytes of the operation; less when the ring is full, the peer must answer first, or something failed.

@@ -39,7 +39,7 @@ class ShmEndpoint final : public Endpoint {
   }
   Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
   Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status put_short(const Run& run, ByteSpan signal) override { return link_->put_short(run, signal); }
+  bool put_short(const Run& run, ByteSpan signal) override { return link_->put_short(run, signal); }
   Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
   Status flush(Completion* done) override { return link_->flush(done); }
   Status cancel(Completion* done) override { return link_->cancel(done); }

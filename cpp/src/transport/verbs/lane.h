@@ -19,10 +19,11 @@ namespace hmc::verbs {
 struct Record {
   // settle: a byte that goes the other way, behind what a device was given (LinkOps).
   enum class Kind : std::uint8_t { write, read, settle, message } kind = Kind::message;
-  std::uint64_t op = 0;       // of a message: the put that it is attached to, if any
-  RunPiece piece{};           // of all but messages
-  unsigned slot = 0;          // of a message
-  std::uint32_t ordinal = 0;  // of a signal: how many had been posted with it
+  std::uint64_t op = 0;         // of a message: the put that it is attached to, if any
+  RunPiece piece{};             // of all but messages
+  unsigned slot = 0;            // of a message
+  std::uint32_t ordinal = 0;    // of what takes a signal's credit: how many had been posted with it
+  std::uint32_t immediate = 0;  // of a write with an ordinal: the signal that goes with it
   std::size_t bytes = 0;
 };
 

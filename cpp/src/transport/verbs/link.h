@@ -1,9 +1,10 @@
 // Link: the working half of a verbs endpoint: its lanes to one peer, and the operations under way.
 //
 // A put is RDMA writes, a get RDMA reads. A signal is a send into buffers that the peer has posted, as many as it has given credit
-// for. Small operations and all signals go by the first lane, so that a signal behind a put's writes lands after them; the pieces
-// of large operations go by whichever lane has room, and what must come after them is sent when they have been acknowledged. What
-// is under way is bounded, so that signals do not wait behind a large put.
+// for, or the immediate of a put's last write, which takes such a buffer, too. Small operations and all signals go by the first
+// lane, so that a signal behind a put's writes lands after them; the pieces of large operations go by whichever lane has room, and
+// what must come after them is sent when they have been acknowledged. What is under way is bounded, so that signals do not wait
+// behind a large put.
 //
 // A lane that fails hands its share to the others (link_lanes.cc), and is made anew when its ports carry again (link_return.cc).
 // With the last one the link ends.
@@ -13,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "transport/transport.h"
 #include "transport/verbs/lane.h"
 #include "transport/verbs/region.h"
+#include "transport/verbs/signal_heads.h"
 
 namespace hmc::verbs {
 
@@ -85,6 +88,7 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr std::size_t split_bytes = 256 << 10;  // operations up to this size take one lane
   static constexpr std::size_t max_begun = 64;           // operations that take turns
   static constexpr std::size_t max_waiting_signals = 64;
+  static constexpr std::size_t max_spare_ops = 16;
   static constexpr std::uint64_t receive_bit = 0x80000000;
   static constexpr unsigned lane_shift = 28;
   static constexpr unsigned life_shift = 16;  // in the number of a receive
@@ -111,7 +115,8 @@ class Link : public std::enable_shared_from_this<Link> {
     Status failure;
     Bytes signal;  // that has not been posted
   };
-  using OpPlace = std::map<std::uint64_t, std::unique_ptr<Op>>::iterator;
+  using Ops = std::map<std::uint64_t, std::unique_ptr<Op>>;  // by number
+  using OpPlace = Ops::iterator;
   struct Flush {
     std::uint64_t before;
     Completion* done;
@@ -130,11 +135,16 @@ class Link : public std::enable_shared_from_this<Link> {
   // link_send.cc
   Status post(const TransferOp& op, Completion* done, bool is_put);
   Status check_reach(const TransferOp& op, bool is_put) const;
+  Op& add_op();
+  [[nodiscard]] bool nothing_waits() const noexcept;
+  [[nodiscard]] bool credit_due() const noexcept { return consumed_ - consumed_told_ >= credits / 2; }
   void fill(Lane& lane, Batch& batch);
   void fill_messages(Lane& lane, Batch& batch);
   void fill_data(Lane& lane, Batch& batch);
   void fill_op(Lane& lane, Batch& batch, Op& op);
   [[nodiscard]] bool takes(const Lane& lane, const Op& op) const;
+  [[nodiscard]] bool may_follow(const Lane& lane, const Op& op) const noexcept;
+  std::optional<std::uint32_t> immediate_of(Lane& lane, Batch& batch, const Op& op);
   void add(Lane& lane, Batch& batch, const Record& record);
   void add_message(Lane& lane, Batch& batch, const MessageHead& head, std::uint64_t op, ByteSpan first, ByteSpan second);
   void add_announcements(Lane& lane, Batch& batch);
@@ -156,6 +166,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // link_receive.cc
   void on_received(Lane& lane, const ibv_wc& completion);
   bool take_message(unsigned slot, std::size_t bytes);
+  bool take_immediate(std::uint32_t immediate);
   Status post_receive(Lane& lane, unsigned slot);
   Status post_receives(Lane& lane, unsigned count);
   [[nodiscard]] std::byte* receive_slot(unsigned slot) const noexcept { return memory_.get() + slot * slot_bytes; }
@@ -215,12 +226,14 @@ class Link : public std::enable_shared_from_this<Link> {
   std::uint32_t signals_sent_ = 0;
   std::uint32_t signals_taken_ = 0;  // of these, by the peer, as it told
   std::deque<Bytes> waiting_signals_;
+  SignalHeads heads_told_, heads_heard_;
   std::uint32_t consumed_ = 0;
   std::uint32_t consumed_told_ = 0;
 
-  std::map<std::uint64_t, std::unique_ptr<Op>> ops_;  // by number
-  std::deque<std::uint64_t> turns_;                   // operations with something left to post
-  std::vector<std::uint64_t> held_;                   // that wait for a stream
+  Ops ops_;
+  std::vector<Ops::node_type> spare_ops_;  // of operations that have ended, for the next ones
+  std::deque<std::uint64_t> turns_;        // operations with something left to post
+  std::vector<std::uint64_t> held_;        // that wait for a stream
   std::uint64_t last_number_ = 0;
   std::deque<Flush> flushes_;
 };

@@ -110,10 +110,11 @@ void Link::settle(OpPlace place) {
 }
 
 void Link::finish(OpPlace place) {
-  const std::unique_ptr<Op> op = std::move(place->second);
-  ops_.erase(place);
-  op->done->complete(std::move(op->failure));
+  Ops::node_type node = ops_.extract(place);
+  Op& op = *node.mapped();
+  op.done->complete(std::move(op.failure));
   end_flushes();
+  if (spare_ops_.size() < max_spare_ops) spare_ops_.push_back(std::move(node));
 }
 
 // The oldest work request has failed.

@@ -127,7 +127,14 @@ void Link::doubt(const Record& one) {
     return free_sends_.push_back(one.slot);
   }
   Op& op = *place->second;
-  if (one.kind != Record::Kind::settle && op.failure.ok()) return redo_.push_back(one);  // still under way, on none
+  if (one.kind != Record::Kind::settle && op.failure.ok()) {  // still under way, on none
+    Record again = one;
+    if (std::exchange(again.ordinal, 0) != 0) {  // its signal follows when all has arrived
+      const ByteSpan signal = heads_told_.expand(one.immediate);
+      op.signal.assign(signal.begin(), signal.end());
+    }
+    return redo_.push_back(again);
+  }
   --op.under_way;
   op.over_again = true;
 }

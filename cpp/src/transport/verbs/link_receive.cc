@@ -1,4 +1,6 @@
 // Link: what comes in.
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -36,7 +38,9 @@ void Link::on_received(Lane& lane, const ibv_wc& completion) {
   --lane.receives_posted;
   const bool good = completion.status == IBV_WC_SUCCESS;
   if (good && lane.state == Lane::State::joining) join(lane);
-  if (good && !take_message(slot, completion.byte_len)) return;
+  // What a write with an immediate has taken is the slot's turn, not its memory.
+  const bool immediate = good && completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+  if (good && !(immediate ? take_immediate(ntohl(completion.imm_data)) : take_message(slot, completion.byte_len))) return;
   if (!lane.up()) {
     free_receives_.push_back(slot);
     if (lane.state == Lane::State::draining && lane.receives_posted == 0) drained(lane);
@@ -83,8 +87,25 @@ bool Link::take_message(unsigned slot, std::size_t bytes) {
     return ready_;
   }
   ++consumed_;
+  if (head.kind == MessageKind::signal_head) {
+    if (heads_heard_.add(message.subspan(head_bytes))) return true;
+    fail(Status(Code::protocol, "the peer told a head of signals that cannot be"));
+    return false;
+  }
   // In place: nothing can be written there until the slot is posted again.
   sink_->on_signal(message.subspan(head_bytes));
+  return ready_;
+}
+
+// False: the link is over.
+bool Link::take_immediate(std::uint32_t immediate) {
+  const ByteSpan signal = heads_heard_.expand(immediate);
+  if (signal.empty()) {
+    fail(Status(Code::protocol, "the peer sent a signal whose head it has not told"));
+    return false;
+  }
+  ++consumed_;
+  sink_->on_signal(signal);
   return ready_;
 }
 

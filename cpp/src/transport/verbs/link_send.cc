@@ -1,4 +1,6 @@
 // Link: what goes out.
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -46,39 +48,59 @@ Status Link::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!signal.empty() && waiting_signals_.size() >= max_waiting_signals) {
     return Status(Code::would_block, "too many attached signals wait for credit of the peer");
   }
-  auto op = std::make_unique<Op>();
-  op->start = op->cursor = RunCursor(transfer.runs);
-  op->done = done;
-  op->number = ++last_number_;
-  op->bytes = op->left = bytes;
-  op->is_put = is_put;
-  if (op->cursor.at_end()) {
+  const RunCursor start(transfer.runs);
+  if (start.at_end()) {
     if (!signal.empty()) waiting_signals_.emplace_back(signal.begin(), signal.end());
     advance();
     if (!ready_) return failure_;
     done->complete({});
     return {};
   }
-  op->signal.assign(signal.begin(), signal.end());
-  for (const Run& run : transfer.runs) {
-    if (empty(run)) continue;
-    op->on_device = op->on_device || (is_put ? remote_of(run).on_device() : local_of(run).on_device());
-    op->numa_node = std::max(op->numa_node, local_of(run).numa_node());
-  }
+  bool held = false;
   if (transfer.after != nullptr) {
     HMC_ASSIGN(const bool reached, transfer.after->reached());
-    if (!reached) op->after = transfer.after;
+    held = !reached;
   }
-  if (op->after == nullptr) {
-    turns_.push_back(op->number);
+  Op& op = add_op();
+  op.start = op.cursor = start;
+  op.done = done;
+  op.bytes = op.left = bytes;
+  op.is_put = is_put;
+  op.signal.assign(signal.begin(), signal.end());
+  for (const Run& run : transfer.runs) {
+    if (empty(run)) continue;
+    op.on_device = op.on_device || (is_put ? remote_of(run).on_device() : local_of(run).on_device());
+    op.numa_node = std::max(op.numa_node, local_of(run).numa_node());
+  }
+  if (!held) {
+    turns_.push_back(op.number);
   } else {
-    held_.push_back(op->number);
+    op.after = transfer.after;
+    held_.push_back(op.number);
     ++shared_->held;
     shared_->engine->kick();  // somebody has to ask whether the stream has got there
   }
-  ops_.emplace(op->number, std::move(op));
   advance();
   return {};
+}
+
+// With the next number, and nothing else.
+Link::Op& Link::add_op() {
+  const std::uint64_t number = ++last_number_;
+  if (spare_ops_.empty()) {
+    Op& op = *ops_.emplace_hint(ops_.end(), number, std::make_unique<Op>())->second;
+    op.number = number;
+    return op;
+  }
+  Ops::node_type node = std::move(spare_ops_.back());
+  spare_ops_.pop_back();
+  Op& op = *node.mapped();
+  Bytes signal = std::move(op.signal);  // for its room
+  op = Op();
+  op.signal = std::move(signal);
+  op.number = node.key() = number;
+  ops_.insert(ops_.end(), std::move(node));
+  return op;
 }
 
 bool Link::release_held() {
@@ -128,7 +150,7 @@ void Link::advance() {
   if (advancing_) return;
   const auto keep = shared_from_this();
   advancing_ = true;
-  for (bool posted = true; posted && ready_;) {
+  for (bool posted = true; posted && ready_ && !nothing_waits();) {
     posted = false;
     for (std::size_t i = 0; i < lanes_.size() && ready_; ++i) {
       Lane& lane = *lanes_[i];
@@ -144,6 +166,14 @@ void Link::advance() {
     }
   }
   advancing_ = false;
+}
+
+// To be sent.
+bool Link::nothing_waits() const noexcept {
+  return turns_.empty() && waiting_signals_.empty() && resend_.empty() && redo_.empty() && !credit_due() &&
+         std::ranges::none_of(lanes_, [](const auto& lane) {
+           return lane->probe || !lane->again.empty() || !lane->settles.empty() || !lane->to_announce.empty();
+         });
 }
 
 void Link::fill(Lane& lane, Batch& batch) {
@@ -171,8 +201,10 @@ void Link::fill_messages(Lane& lane, Batch& batch) {
   while (!lane.to_announce.empty() && room()) add_announcements(lane, batch);
   const bool first = &lane == message_lane();
   while (first && !resend_.empty() && !batch.full() && lane.posted() < Lane::depth) {
-    // What it tells of the receiver's signals is of old.
-    encode_head(send_slot(resend_.front().slot), {MessageKind::signal, 0, 0, consumed_});
+    MessageHead head;
+    static_cast<void>(decode_head({send_slot(resend_.front().slot), head_bytes}, head));
+    head.consumed = consumed_;  // what it tells of the receiver's signals is of old
+    encode_head(send_slot(resend_.front().slot), head);
     add(lane, batch, resend_.front());
     resend_.pop_front();
   }
@@ -181,7 +213,7 @@ void Link::fill_messages(Lane& lane, Batch& batch) {
     waiting_signals_.pop_front();
   }
   // A signal tells it on the way; without one it takes a message of its own, before the peer has run out.
-  if ((lane.probe || (first && consumed_ - consumed_told_ >= credits / 2)) && room()) {
+  if ((lane.probe || (first && credit_due())) && room()) {
     add_message(lane, batch, {MessageKind::credit, 0, 0, consumed_}, 0, {}, {});
     lane.probe = false;
   }
@@ -226,17 +258,41 @@ void Link::fill_op(Lane& lane, Batch& batch, Op& op) {
     one.op = op.number;
     one.piece = op.cursor.peek(std::min(budget, lane.piece_bytes()));
     one.bytes = one.piece.bytes;
+    if (const auto immediate = one.bytes == op.left ? immediate_of(lane, batch, op) : std::nullopt) {
+      one.ordinal = 1;
+      one.immediate = *immediate;
+      op.signal.clear();
+    }
     add(lane, batch, one);
     op.cursor.advance(one.bytes);
     op.left -= one.bytes;
     ++op.under_way;
     budget -= one.bytes;
   }
-  // Right behind its bytes where these all went this way; else step() sends it when they have arrived.
-  if (!op.cursor.at_end() || op.signal.empty() || op.on_device || op.lanes != 1U << lane.index || &lane != message_lane()) return;
-  if (!resend_.empty() || !waiting_signals_.empty() || !room_for_signal(lane) || batch.full()) return;
+  if (!op.cursor.at_end() || batch.full() || !may_follow(lane, op)) return;
   add_message(lane, batch, {MessageKind::signal, 0, 0, consumed_}, op.number, op.signal, {});
   op.signal.clear();
+}
+
+// Its signal may go right behind its bytes: they all went this way. Else step() sends it when they have arrived.
+bool Link::may_follow(const Lane& lane, const Op& op) const noexcept {
+  return !op.signal.empty() && !op.on_device && op.lanes == 1U << lane.index && &lane == message_lane() && resend_.empty() &&
+         waiting_signals_.empty() && room_for_signal(lane);
+}
+
+// The immediate by which its signal goes with its last bytes. None: it does not.
+std::optional<std::uint32_t> Link::immediate_of(Lane& lane, Batch& batch, const Op& op) {
+  const auto parts = split_signal(op.signal);
+  if (!parts || !may_follow(lane, op)) return std::nullopt;
+  auto place = heads_told_.find(parts->head);
+  if (!place) {
+    if (batch.count + 2 > Batch::size) return std::nullopt;
+    place = heads_told_.add(parts->head);
+    if (!place) return std::nullopt;
+    add_message(lane, batch, {MessageKind::signal_head, 0, 0, consumed_}, 0, parts->head, {});
+    if (!room_for_signal(lane)) return std::nullopt;
+  }
+  return SignalHeads::immediate(*place, parts->number);
 }
 
 void Link::add_message(Lane& lane, Batch& batch, const MessageHead& head, std::uint64_t op, ByteSpan first, ByteSpan second) {
@@ -245,7 +301,7 @@ void Link::add_message(Lane& lane, Batch& batch, const MessageHead& head, std::u
   one.slot = free_sends_.back();
   free_sends_.pop_back();
   one.bytes = head_bytes + first.size() + second.size();
-  one.ordinal = head.kind == MessageKind::signal ? 1 : 0;
+  one.ordinal = counts_as_signal(head.kind) ? 1 : 0;
   std::byte* out = send_slot(one.slot);
   encode_head(out, head);
   if (!first.empty()) std::memcpy(out + head_bytes, first.data(), first.size());
@@ -265,11 +321,11 @@ void Link::add(Lane& lane, Batch& batch, const Record& one) {
   part.length = static_cast<std::uint32_t>(one.bytes);
   bool from_device = false;
   Record posted = one;
+  if (one.ordinal != 0) posted.ordinal = ++signals_sent_;
   if (one.kind == Record::Kind::message) {
     part.addr = reinterpret_cast<std::uintptr_t>(send_slot(one.slot));
     part.lkey = lane.memory_key;
     work.opcode = IBV_WR_SEND;
-    if (one.ordinal != 0) posted.ordinal = ++signals_sent_;
   } else {
     const Run& run = *one.piece.run;
     const VerbsLocalRegion& local = local_of(run);
@@ -284,6 +340,10 @@ void Link::add(Lane& lane, Batch& batch, const Record& one) {
     const bool is_put = ops_.at(one.op)->is_put;
     const bool settle = one.kind == Record::Kind::settle;
     work.opcode = is_put != settle ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+    if (one.ordinal != 0) {
+      work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+      work.imm_data = htonl(one.immediate);
+    }
     if (settle && is_put) {
       part.addr = reinterpret_cast<std::uintptr_t>(sink_page_.get() + scratch_offset);
       part.lkey = lane.sink_key;

@@ -145,10 +145,12 @@ class VerbsTransport final : public Transport {
     for (const auto& nic : *shared_->nics) {
       moved = nic->poll([this](const ibv_wc& completion) { handle(completion); }) || moved;
     }
-    for (const auto& link : std::exchange(turns_, {})) {
+    advancing_.swap(turns_);
+    for (const auto& link : advancing_) {
       link->waiting_turn = false;
       link->advance();
     }
+    advancing_.clear();
     if (shared_->held != 0) moved = release_held() || moved;
     return moved;
   }
@@ -197,7 +199,7 @@ class VerbsTransport final : public Transport {
 
   std::shared_ptr<Shared> shared_;
   verbs::Domain domain_;
-  std::vector<std::shared_ptr<Link>> turns_;
+  std::vector<std::shared_ptr<Link>> turns_, advancing_;
 };
 
 Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnvironment& environment) {

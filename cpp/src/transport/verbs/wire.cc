@@ -9,7 +9,7 @@
 namespace hmc::verbs {
 namespace {
 
-constexpr std::uint8_t wire_version = 3;
+constexpr std::uint8_t wire_version = 4;
 
 Status malformed(const char* what) { return Status(Code::protocol, std::string("malformed verbs ") + what); }
 
@@ -162,6 +162,7 @@ bool decode_head(ByteSpan message, MessageHead& out) noexcept {
   for (std::size_t i = 0; i < sizeof out.consumed; ++i) out.consumed |= static_cast<std::uint32_t>(message[4 + i]) << (8 * i);
   switch (out.kind) {
     case MessageKind::signal:
+    case MessageKind::signal_head:
     case MessageKind::lane_up:
       return true;
     case MessageKind::credit:

@@ -72,7 +72,11 @@ struct RegionKeys {
 
 // In front of every message that is sent.
 inline constexpr std::size_t head_bytes = 8;
-enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3, lane_up = 4 };
+// signal_head: what signals that come as immediates begin with (signal_heads.h). It counts as a signal.
+enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3, lane_up = 4, signal_head = 5 };
+[[nodiscard]] constexpr bool counts_as_signal(MessageKind kind) noexcept {
+  return kind == MessageKind::signal || kind == MessageKind::signal_head;
+}
 struct MessageHead {
   MessageKind kind = MessageKind::signal;
   std::uint8_t lane = 0;       // lane_down: the sender has left it, and nothing of the receiver's arrives there any more

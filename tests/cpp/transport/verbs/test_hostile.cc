@@ -1,10 +1,13 @@
 // A peer that has a real connection and keeps no promise: it reaches for what it may not, and sends what no endpoint would.
 #if __has_include(<infiniband/verbs.h>)
 
+#include <arpa/inet.h>
+
 #include <cstring>
 
 #include "transport/one_transport.h"
 #include "transport/verbs/queue_pair.h"
+#include "transport/verbs/signal_heads.h"
 
 namespace hmc::testing {
 namespace {
@@ -51,7 +54,8 @@ class Intruder {
   }
 
   // One work request; how it ended.
-  ibv_wc_status post(ibv_wr_opcode opcode, std::size_t bytes, std::uint64_t address = 0, std::uint32_t key = 0) {
+  ibv_wc_status post(ibv_wr_opcode opcode, std::size_t bytes, std::uint64_t address = 0, std::uint32_t key = 0,
+                     std::uint32_t immediate = 0) {
     ibv_sge part{reinterpret_cast<std::uintptr_t>(memory_.data()), static_cast<std::uint32_t>(bytes), memory_handle_->lkey};
     ibv_send_wr work{};
     work.sg_list = &part;
@@ -60,6 +64,7 @@ class Intruder {
     work.send_flags = IBV_SEND_SIGNALED;
     work.wr.rdma.remote_addr = address;
     work.wr.rdma.rkey = key;
+    work.imm_data = htonl(immediate);
     ibv_send_wr* refused = nullptr;
     EXPECT_EQ(ibv_post_send(outbound_->handle(), &work, &refused), 0);
     std::optional<ibv_wc_status> status;
@@ -109,6 +114,9 @@ class VerbsHostile : public ::testing::Test {
   // A message of `bytes` is sent; the victim ends the link for it.
   void ends_the_link(std::size_t bytes) {
     EXPECT_EQ(intruder_->post(IBV_WR_SEND, bytes), IBV_WC_SUCCESS);
+    is_ended();
+  }
+  void is_ended() {
     ASSERT_TRUE(pair_->until([&] { return !intruder_->side.sink.failure.ok(); }));
     EXPECT_EQ(intruder_->side.sink.failure.code(), Code::protocol) << intruder_->side.sink.failure.str();
     EXPECT_TRUE(intruder_->side.sink.signals.empty());
@@ -202,6 +210,19 @@ TEST_F(VerbsHostile, NewsOfALaneThatThereIsNot) {
 TEST_F(VerbsHostile, AnOfferOfNothing) {
   encode_head(intruder_->memory(), {MessageKind::lane_up, 0, 1, 0});
   ends_the_link(head_bytes + 3);
+}
+
+TEST_F(VerbsHostile, AHeadOfSignalsThatCannotBe) {
+  encode_head(intruder_->memory(), {MessageKind::signal_head, 0, 0, 0});
+  ends_the_link(head_bytes + max_signal_head + 1);
+}
+
+// What it may write it has written; the signal it has no name for.
+TEST_F(VerbsHostile, AnImmediateOfNoHeadThatWasTold) {
+  const Area area(*pair_->a().node, 4096, false);
+  const RegionKeys keys = exported(area);
+  EXPECT_EQ(intruder_->post(IBV_WR_RDMA_WRITE_WITH_IMM, 64, keys.address, *keys.keys[0], 0x05000001), IBV_WC_SUCCESS);
+  is_ended();
 }
 
 TEST_F(VerbsHostile, AMessageLargerThanTheReceives) {

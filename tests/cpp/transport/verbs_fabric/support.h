@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "fabric/fabric.h"
@@ -21,6 +22,24 @@ inline const FabricControls& fabric() {
     return reinterpret_cast<const FabricControls* (*)()>(dlsym(library, "hmc_fabric_controls"))();
   }();
   return controls;
+}
+
+// `number` behind `kind`. What fits goes as the immediate of a put's last write, the other in a message.
+inline Bytes numbered_signal(std::uint32_t kind, std::uint32_t number, bool fits) {
+  Bytes bytes(16, fits ? std::byte{0} : std::byte{0xA5});
+  std::memcpy(bytes.data(), &kind, sizeof kind);
+  std::memcpy(bytes.data() + 4, &kind, sizeof kind);
+  std::memcpy(bytes.data() + 8, &number, sizeof number);
+  return bytes;
+}
+struct NumberedSignal {
+  std::uint32_t kind, number;
+};
+inline NumberedSignal take_numbered(ByteSpan signal) {
+  NumberedSignal said{};
+  std::memcpy(&said.kind, signal.data(), sizeof said.kind);
+  std::memcpy(&said.number, signal.data() + 8, sizeof said.number);
+  return said;
 }
 
 class OnFabric : public ::testing::Test {

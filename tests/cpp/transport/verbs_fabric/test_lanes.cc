@@ -115,26 +115,25 @@ void VerbsLanes::breaks_under_puts(unsigned device, std::uint64_t after, std::ui
   std::set<unsigned> told;
   std::vector<unsigned> plain;
   to.sink.handler = [&](ByteSpan signal) {
-    unsigned said[2];
-    std::memcpy(said, signal.data(), sizeof said);
-    if (said[0] == 1) return plain.push_back(said[1]);
-    EXPECT_TRUE(told.insert(said[1]).second) << "twice: " << said[1];
+    const auto [kind, number] = take_numbered(signal);
+    if (kind == 1) return plain.push_back(number);
+    EXPECT_TRUE(told.insert(number).second) << "twice: " << number;
     const auto sent = pattern(room, 5);
-    EXPECT_TRUE(same_bytes(targets[said[1]]->bytes(), std::span(sent).first(size_of(said[1])))) << said[1];
-    targets[said[1]]->fill(1000 + said[1]);
+    EXPECT_TRUE(same_bytes(targets[number]->bytes(), std::span(sent).first(size_of(number)))) << number;
+    targets[number]->fill(1000 + number);
   };
   fabric().fail_port(device, after, executed);
   const std::unique_ptr<TestSink, decltype([](TestSink* sink) { sink->handler = nullptr; })> handled(&to.sink);
   for (unsigned i = 0; i < count; ++i) {
-    const unsigned attached[2] = {0, i}, own[2] = {1, i};
+    const Bytes attached = numbered_signal(2 + i % 5, i, i % 4 != 0), own = numbered_signal(1, i, true);
     Status status;
     do {
-      status = puts[i]->put(std::as_bytes(std::span(attached)));
+      status = puts[i]->put(attached);
       if (!status.ok()) pair->poll();
     } while (status.code() == Code::would_block);
     HMC_ASSERT_OK(Status(status));
     do {
-      status = send_signal(from, std::as_bytes(std::span(own)));
+      status = send_signal(from, own);
       if (!status.ok()) pair->poll();
     } while (status.code() == Code::would_block);
     HMC_ASSERT_OK(Status(status));
@@ -270,19 +269,71 @@ TEST_F(VerbsLanes, AClosedRegion) {
   local.fill(1);
   const auto to_gone = gone.imported(pair->a()).value(), to_kept = kept.imported(pair->a()).value();
   std::vector<std::unique_ptr<Move>> all;
-  for (int i = 0; i < 40; ++i) {
+  for (unsigned i = 0; i < 40; ++i) {
     all.push_back(std::make_unique<Move>(pair->a(), local, i % 4 == 0 ? *to_kept : *to_gone, i % 2 == 0 ? bytes : 5000));
-    HMC_ASSERT_OK(i % 3 == 0 ? all.back()->put() : all.back()->put(pattern(10, 1)));
+    HMC_ASSERT_OK(i % 3 == 0 ? all.back()->put() : all.back()->put(numbered_signal(i % 5, i, i % 2 != 0)));
     if (i == 20) gone.deregister();
   }
-  for (int i = 0; i < 40; ++i) {
-    ASSERT_TRUE(pair->until([&] { return all[static_cast<std::size_t>(i)]->done.done(); })) << i;
-    const Code code = all[static_cast<std::size_t>(i)]->done.status().code();
+  std::vector<unsigned> expected, told;
+  for (unsigned i = 0; i < 40; ++i) {
+    ASSERT_TRUE(pair->until([&] { return all[i]->done.done(); })) << i;
+    const Code code = all[i]->done.status().code();
     EXPECT_TRUE(code == Code::ok || (i % 4 != 0 && code == Code::stale)) << i;
+    if (code == Code::ok && i % 3 != 0) expected.push_back(i);
   }
+  ASSERT_TRUE(pair->until([&] { return pair->b().sink.signals.size() >= expected.size(); }));
+  pair->settle(100);
+  for (const Bytes& signal : pair->b().sink.signals) told.push_back(take_numbered(signal).number);
+  std::ranges::sort(told);
+  EXPECT_EQ(told, expected);
+  pair->b().sink.signals.clear();
   EXPECT_EQ(all.back()->done.status().code(), Code::stale);
   EXPECT_TRUE(same_bytes(kept.bytes(), pattern(bytes, 1)));
   works();
+}
+
+// Signals of more heads than are told, each of them twice, and nothing that comes back but credit. Every byte is there when its
+// signal comes.
+TEST_F(VerbsLanes, SignalsAsImmediates) {
+  setenv("HMC_VERBS_RAILS", "1", 1);
+  start();
+  constexpr unsigned heads = 300;
+  constexpr std::size_t size = 1500;
+  const AnyArea local(*pair->a().node, heads * size, Device::cpu()), target(*pair->b().node, heads * size, Device::cpu());
+  local.fill(1);
+  target.fill(2);
+  const auto sent = pattern(heads * size, 1);
+  const auto remote = target.imported(pair->a()).value();
+  const std::uint64_t before = fabric().immediates();
+  std::vector<unsigned> told;
+  pair->b().sink.handler = [&](ByteSpan signal) {
+    const auto [head, number] = take_numbered(signal);
+    EXPECT_EQ(Bytes(signal.begin(), signal.end()), numbered_signal(head, number, true));
+    EXPECT_EQ(head, number % heads);
+    const std::size_t at = head * size;
+    const auto came = target.bytes();
+    EXPECT_TRUE(same_bytes(std::span(came).subspan(at, size), std::span(sent).subspan(at, size))) << number;
+    told.push_back(number);
+  };
+  std::vector<std::unique_ptr<Move>> puts;
+  for (unsigned i = 0; i < 2 * heads; ++i) {
+    puts.push_back(std::make_unique<Move>(pair->a(), local, *remote, size, i % heads * size, i % heads * size));
+    Status status;
+    do {
+      status = puts.back()->put(numbered_signal(i % heads, i, true));
+      if (!status.ok()) pair->poll();
+    } while (status.code() == Code::would_block);
+    HMC_ASSERT_OK(Status(status));
+    if (i % 7 == 0) pair->settle(20);  // now alone, now with others behind it
+  }
+  for (const auto& put : puts) ends(*put);
+  ASSERT_TRUE(pair->until([&] { return told.size() == 2 * heads; })) << told.size();
+  pair->b().sink.handler = nullptr;
+  std::ranges::sort(told);
+  for (unsigned i = 0; i < 2 * heads; ++i) EXPECT_EQ(told[i], i);
+  const std::uint64_t immediates = fabric().immediates() - before;
+  EXPECT_GT(immediates, 100U);
+  EXPECT_LE(immediates, 2 * 256U);
 }
 
 TEST_F(VerbsLanes, AsManyAsThereIsRoomFor) {
