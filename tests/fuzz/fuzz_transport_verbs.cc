@@ -87,7 +87,8 @@ void heads(ByteSpan in) {
   for (; at + 4 <= in.size(); at += 4) {
     std::uint32_t immediate = 0;
     std::memcpy(&immediate, in.data() + at, sizeof immediate);
-    const ByteSpan signal = known.expand(immediate);
+    const ByteSpan expanded = known.expand(immediate);
+    const Bytes signal(expanded.begin(), expanded.end());
     check(signal.empty() == ((immediate >> 24) >= count));
     if (signal.empty()) continue;
     const auto parts = split_signal(signal);

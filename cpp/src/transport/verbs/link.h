@@ -89,6 +89,7 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr std::size_t max_begun = 64;           // operations that take turns
   static constexpr std::size_t max_waiting_signals = 64;
   static constexpr std::size_t max_spare_ops = 16;
+  static constexpr std::size_t usual_signal = 64;  // bytes that a spare one keeps room for
   static constexpr std::uint64_t receive_bit = 0x80000000;
   static constexpr unsigned lane_shift = 28;
   static constexpr unsigned life_shift = 16;  // in the number of a receive
@@ -227,6 +228,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::uint32_t signals_taken_ = 0;  // of these, by the peer, as it told
   std::deque<Bytes> waiting_signals_;
   SignalHeads heads_told_, heads_heard_;
+  RecentHeads heads_seen_;  // that have not been told
   std::uint32_t consumed_ = 0;
   std::uint32_t consumed_told_ = 0;
 

@@ -114,6 +114,7 @@ void Link::finish(OpPlace place) {
   Op& op = *node.mapped();
   op.done->complete(std::move(op.failure));
   end_flushes();
+  if (op.signal.capacity() > usual_signal) op.signal = {};
   if (spare_ops_.size() < max_spare_ops) spare_ops_.push_back(std::move(node));
 }
 

@@ -88,19 +88,24 @@ void Link::decide(Lane& lane) {
     const Record& one = all.back();
     if (one.ordinal != 0 && static_cast<std::int32_t>(signals_taken_ - one.ordinal) >= 0) executed = all.size();
   }
+  // A read whose answer was lost has been executed, and is worth nothing.
+  const auto done = [&](std::size_t i) {
+    return i < executed && (all[i].kind == Record::Kind::write || all[i].kind == Record::Kind::message);
+  };
+  // Of an earlier lane, and not posted since: what of that was posted on this one stands before it.
+  const std::deque<Record> behind = std::exchange(resend_, {});
   for (std::size_t i = 0; i < all.size(); ++i) {
-    // A read whose answer was lost has been executed, and is worth nothing.
-    const bool done = i < executed && (all[i].kind == Record::Kind::write || all[i].kind == Record::Kind::message);
-    if (!done && all[i].ordinal != 0) --signals_sent_;
-    if (done) {
-      retire(all[i]);
-      if (!ready_) return;
-    } else {
-      doubt(all[i]);
-    }
+    if (done(i)) continue;
+    if (all[i].ordinal != 0) --signals_sent_;
+    doubt(all[i]);
   }
   for (const Record& one : std::exchange(lane.again, {})) doubt(one);
   for (const Record& one : std::exchange(lane.settles, {})) doubt(one);
+  resend_.insert(resend_.end(), behind.begin(), behind.end());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (done(i)) retire(all[i]);
+    if (!ready_) return;
+  }
   std::vector<std::uint64_t> idle;
   for (const auto& [number, op] : ops_) {
     if ((op->lanes >> lane.index & 1) != 0) op->lanes |= former_life;

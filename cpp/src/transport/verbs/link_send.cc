@@ -212,7 +212,7 @@ void Link::fill_messages(Lane& lane, Batch& batch) {
     add_message(lane, batch, {MessageKind::signal, 0, 0, consumed_}, 0, waiting_signals_.front(), {});
     waiting_signals_.pop_front();
   }
-  // A signal tells it on the way; without one it takes a message of its own, before the peer has run out.
+  // A message of a signal tells it on the way; without one it takes a message of its own, before the peer has run out.
   if ((lane.probe || (first && credit_due())) && room()) {
     add_message(lane, batch, {MessageKind::credit, 0, 0, consumed_}, 0, {}, {});
     lane.probe = false;
@@ -286,7 +286,7 @@ std::optional<std::uint32_t> Link::immediate_of(Lane& lane, Batch& batch, const 
   if (!parts || !may_follow(lane, op)) return std::nullopt;
   auto place = heads_told_.find(parts->head);
   if (!place) {
-    if (batch.count + 2 > Batch::size) return std::nullopt;
+    if (batch.count + 2 > Batch::size || !heads_seen_.again(parts->head)) return std::nullopt;
     place = heads_told_.add(parts->head);
     if (!place) return std::nullopt;
     add_message(lane, batch, {MessageKind::signal_head, 0, 0, consumed_}, 0, parts->head, {});

@@ -22,17 +22,25 @@ std::optional<SplitSignal> split_signal(ByteSpan signal) noexcept {
   return parts;
 }
 
-std::optional<std::uint8_t> SignalHeads::find(ByteSpan head) const noexcept {
-  const auto found = std::ranges::find_if(heads_, [&](const Head& known) { return std::ranges::equal(known.span(), head); });
-  if (found == heads_.end()) return std::nullopt;
-  return static_cast<std::uint8_t>(found - heads_.begin());
+SignalHead SignalHead::of(ByteSpan head) noexcept {
+  SignalHead made;
+  made.bytes = static_cast<std::uint8_t>(head.size());
+  std::ranges::copy(head, made.data.begin());
+  return made;
+}
+
+std::optional<std::uint8_t> SignalHeads::find(ByteSpan head) noexcept {
+  if (last_found_ >= heads_.size() || !heads_[last_found_].is(head)) {
+    const auto found = std::ranges::find_if(heads_, [&](const SignalHead& known) { return known.is(head); });
+    if (found == heads_.end()) return std::nullopt;
+    last_found_ = static_cast<std::size_t>(found - heads_.begin());
+  }
+  return static_cast<std::uint8_t>(last_found_);
 }
 
 std::optional<std::uint8_t> SignalHeads::add(ByteSpan head) {
   if (heads_.size() == capacity || !head_fits(head.size())) return std::nullopt;
-  Head& known = heads_.emplace_back();
-  known.bytes = static_cast<std::uint8_t>(head.size());
-  std::ranges::copy(head, known.data.begin());
+  heads_.push_back(SignalHead::of(head));
   return static_cast<std::uint8_t>(heads_.size() - 1);
 }
 
@@ -49,6 +57,13 @@ ByteSpan SignalHeads::expand(std::uint32_t immediate) noexcept {
   for (std::size_t i = 0; i < used_bytes; ++i)
     expanded_[head.size() + i] = static_cast<std::byte>((immediate & low_bits) >> (8 * i));
   return ByteSpan(expanded_).first(head.size() + signal_number_bytes);
+}
+
+bool RecentHeads::again(ByteSpan head) noexcept {
+  if (std::ranges::any_of(heads_, [&](const SignalHead& seen) { return seen.is(head); })) return true;
+  heads_[next_] = SignalHead::of(head);
+  next_ = (next_ + 1) % heads_.size();
+  return false;
 }
 
 }  // namespace hmc::verbs

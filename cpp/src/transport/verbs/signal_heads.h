@@ -2,11 +2,13 @@
 // are two, each with an acknowledgement.
 //
 // An immediate has 32 bits. What fits is a signal that ends in a number of 8 bytes, little endian, below 2^24, as comm's counted
-// notifications do. What stands in front of the number, the signal's head, the receiver is told by a message once, and the
-// immediate says which of them it is: those 8 bits, and the number. Heads are few (a kind, a group and two of its ranks), so none
-// is forgotten.
+// notifications do. What stands in front of the number, the signal's head (a kind, a group and two of its ranks), the receiver is
+// told by a message once, and the immediate says which of them it is: those 8 bits, and the number. None is forgotten, so that what
+// is under way always means the same. When 256 have been told, signals with others go as messages; lest they be such as never come
+// again (a payload with a counter in it looks the same), one is told when it comes a second time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +29,14 @@ struct SplitSignal {
 };
 [[nodiscard]] std::optional<SplitSignal> split_signal(ByteSpan signal) noexcept;
 
+struct SignalHead {
+  std::uint8_t bytes = 0;
+  std::array<std::byte, max_signal_head> data{};
+  [[nodiscard]] bool is(ByteSpan head) const noexcept { return bytes == head.size() && std::ranges::equal(span(), head); }
+  [[nodiscard]] ByteSpan span() const noexcept { return ByteSpan(data).first(bytes); }
+  static SignalHead of(ByteSpan head) noexcept;
+};
+
 // The heads that one direction of a link knows, in the order in which they were told. Of the receiver's everything comes from the
 // peer: nothing is believed of it.
 class SignalHeads {
@@ -34,7 +44,7 @@ class SignalHeads {
   static constexpr std::size_t capacity = 256;
 
   // Where `head` stands; none: it is not known.
-  [[nodiscard]] std::optional<std::uint8_t> find(ByteSpan head) const noexcept;
+  [[nodiscard]] std::optional<std::uint8_t> find(ByteSpan head) noexcept;
   // Where it stands now; none: no room, or of a size that no head has.
   [[nodiscard]] std::optional<std::uint8_t> add(ByteSpan head);
 
@@ -43,13 +53,20 @@ class SignalHeads {
   [[nodiscard]] ByteSpan expand(std::uint32_t immediate) noexcept;
 
  private:
-  struct Head {
-    std::uint8_t bytes = 0;
-    std::array<std::byte, max_signal_head> data{};
-    [[nodiscard]] ByteSpan span() const noexcept { return ByteSpan(data).first(bytes); }
-  };
-  std::vector<Head> heads_;
+  std::vector<SignalHead> heads_;
+  std::size_t last_found_ = 0;
   std::array<std::byte, max_signal_head + signal_number_bytes> expanded_{};
+};
+
+// The last few heads that came.
+class RecentHeads {
+ public:
+  // Whether `head` is one of them; it is now. At most max_signal_head bytes.
+  [[nodiscard]] bool again(ByteSpan head) noexcept;
+
+ private:
+  std::array<SignalHead, 8> heads_{};
+  std::size_t next_ = 0;
 };
 
 }  // namespace hmc::verbs

@@ -1,4 +1,4 @@
-// What verbs endpoints tell each other: through control (domain, address, region) and in the head of every signal. Pure functions
+// What verbs endpoints tell each other: through control (domain, address, region) and in the head of every message. Pure functions
 // over untrusted bytes: every field is checked against a limit before it is believed. Fuzzed by tests/fuzz.
 #pragma once
 

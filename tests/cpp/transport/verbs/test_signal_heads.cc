@@ -12,10 +12,15 @@ namespace {
 
 using namespace hmc::verbs;
 
+Bytes head_of(std::size_t bytes, std::uint64_t seed) {
+  Bytes head = pattern(bytes, seed);
+  if (bytes != 0) head[0] = static_cast<std::byte>(seed);  // so that short ones differ, too
+  return head;
+}
 Bytes signal_of(std::size_t head_bytes, std::uint64_t number, std::uint64_t seed = 1) {
-  Bytes bytes = pattern(head_bytes + sizeof number, seed);
+  Bytes bytes = head_of(head_bytes, seed);
+  bytes.resize(head_bytes + sizeof number);
   std::memcpy(bytes.data() + head_bytes, &number, sizeof number);
-  if (head_bytes != 0) bytes[0] = static_cast<std::byte>(seed);  // so that short ones differ, too
   return bytes;
 }
 
@@ -57,6 +62,16 @@ TEST(SignalHeads, AreKnownOnceTold) {
   }
   EXPECT_FALSE(told.add(pattern(5, 999)));
   EXPECT_FALSE(told.find(pattern(5, 999)));
+}
+
+TEST(SignalHeads, RecentOnes) {
+  RecentHeads recent;
+  EXPECT_FALSE(recent.again(head_of(4, 1)));
+  EXPECT_TRUE(recent.again(head_of(4, 1)));
+  EXPECT_FALSE(recent.again(head_of(5, 1)));
+  for (std::uint64_t i = 0; i < 20; ++i) EXPECT_FALSE(recent.again(head_of(max_signal_head, 100 + i)));
+  EXPECT_TRUE(recent.again(head_of(max_signal_head, 119)));
+  EXPECT_FALSE(recent.again(head_of(4, 1)));
 }
 
 TEST(SignalHeads, OfASizeThatNoneHas) {
