@@ -5,11 +5,13 @@
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -35,6 +37,12 @@ void spin_all(Call call, std::size_t bytes) {
 Shared* make_shared() {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return new (memory) Shared{};
+}
+
+pid_t fork_partner() {
+  const pid_t child = fork();
+  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  return child;
 }
 
 void barrier(Shared& shared, unsigned& generation) {

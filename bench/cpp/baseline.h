@@ -2,6 +2,8 @@
 // `side` 0 and 1, over shared anonymous memory made before they forked.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -21,6 +23,8 @@ struct Shared {
   alignas(64) std::atomic<int> port;
 };
 Shared* make_shared();
+// fork(); the child, which may spin on a flag, ends with its parent.
+pid_t fork_partner();
 void barrier(Shared& shared, unsigned& generation);
 
 void pin_to_core(int core);

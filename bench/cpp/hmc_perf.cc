@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
   const std::size_t largest = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : std::size_t{256} << 20;
   bench::Shared* shared = bench::make_shared();
   const std::string rendezvous = "unix:/tmp/hmc-perf-" + std::to_string(getpid());
-  const pid_t child = fork();
+  const pid_t child = bench::fork_partner();
   const int side = child == 0 ? 1 : 0;
   bench::pin_to_core(side);
   Benchmark(*shared, side, transports, repeat, largest, rendezvous).run();

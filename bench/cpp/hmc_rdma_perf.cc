@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
   }
   const int repeat = argc > 3 ? std::atoi(argv[3]) : 5;
   const std::string rendezvous = "unix:/tmp/hmc-rdma-perf-" + std::to_string(getpid());
-  const pid_t child = fork();
+  const pid_t child = bench::fork_partner();
   const int side = child == 0 ? 1 : 0;
   setenv("HMC_NICS", argv[1 + side], 1);
   Benchmark(side, repeat, rendezvous).run(argc > 4 ? argv[4] : "put,blocks,latency,behind");
