@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "fabric/fabric.h"
@@ -41,6 +42,9 @@ inline NumberedSignal take_numbered(ByteSpan signal) {
   std::memcpy(&said.number, signal.data() + 8, sizeof said.number);
   return said;
 }
+
+// A sink whose handler goes before what it refers to does.
+using Handled = std::unique_ptr<TestSink, decltype([](TestSink* sink) { sink->handler = nullptr; })>;
 
 class OnFabric : public ::testing::Test {
  protected:
