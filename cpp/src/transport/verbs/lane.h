@@ -17,7 +17,7 @@ namespace hmc::verbs {
 
 // One work request outbound.
 struct Record {
-  // settle: a byte that goes the other way, behind what a device was given (LinkOps).
+  // settle: a byte that goes the other way, behind what a device was given (Link::settle).
   enum class Kind : std::uint8_t { write, read, settle, message } kind = Kind::message;
   std::uint64_t op = 0;         // of a message: the put that it is attached to, if any
   RunPiece piece{};             // of all but messages

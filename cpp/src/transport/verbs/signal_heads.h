@@ -27,8 +27,10 @@ struct SplitSignal {
   ByteSpan head;
   std::uint32_t number = 0;
 };
+// None: it does not fit.
 [[nodiscard]] std::optional<SplitSignal> split_signal(ByteSpan signal) noexcept;
 
+// At most max_signal_head bytes.
 struct SignalHead {
   std::uint8_t bytes = 0;
   std::array<std::byte, max_signal_head> data{};
