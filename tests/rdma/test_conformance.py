@@ -23,7 +23,7 @@ SUITES = [*QUICK, *(pytest.param(suite, marks=pytest.mark.slow) for suite in ("B
 
 def run_suite(run_in_guest: Callable[..., str], suite: str, subject: str, **environment: str) -> None:
     name = suite if suite == "Conformance" else f"Conformance{suite}"
-    # A case that takes half a minute in emulation takes two on a busy machine.
+    # In emulation a case takes up to half a minute, on a busy machine some three times that.
     environment = {"HMC_TEST_NICS": "rxe0,rxe1", "HMC_TEST_SLOW": "1", "HMC_TEST_TIMEOUT": "200", **environment}
     out = run_in_guest(f"{program('test_transport')} --gtest_brief=1 --gtest_filter='*/{name}.*/{subject}'", 240, environment)
     assert "PASSED" in out
