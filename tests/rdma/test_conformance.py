@@ -25,19 +25,19 @@ def run_suite(run_in_guest: Callable[..., str], suite: str, subject: str, **envi
     name = suite if suite == "Conformance" else f"Conformance{suite}"
     # In emulation a case takes up to half a minute, on a busy machine some three times that.
     environment = {"HMC_TEST_NICS": "rxe0,rxe1", "HMC_TEST_SLOW": "1", "HMC_TEST_TIMEOUT": "200", **environment}
-    out = run_in_guest(f"{program('test_transport')} --gtest_brief=1 --gtest_filter='*/{name}.*/{subject}'", 240, environment)
+    out = run_in_guest(f"{program('test_transport')} --gtest_brief=1 --gtest_filter='*/{name}.*/{subject}'", 480, environment)
     assert "PASSED" in out
     assert "SKIPPED" not in out
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("suite", SUITES)
 def test_verbs(run_in_guest: Callable[..., str], suite: str) -> None:
     # Deaths are noticed after 1 s, not 4; on a busy machine a card of the others may need more to answer.
     run_suite(run_in_guest, suite, "verbs", **({"HMC_VERBS_TIMEOUT": "15"} if suite == "Deaths" else {}))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("suite", SUITES)
 def test_ucx(run_in_guest: Callable[..., str], ucx_rc: dict[str, str], suite: str) -> None:
     run_suite(run_in_guest, suite, "ucx_rdma", **ucx_rc)

@@ -113,7 +113,7 @@ source.numpy()[:] = pattern(source.nbytes, 1)
 comm.put(source, remote).wait(timeout=60)
 comm.get(back, remote).wait(timeout=60)
 assert np.array_equal(back.numpy(), source.numpy())
-link("down")
+CUT
 start = time.monotonic()
 try:
     while time.monotonic() - start < 60:
@@ -216,8 +216,17 @@ def test_tcp_takes_over_and_gives_back(run_verbs_job: Callable[..., str], mended
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_link_goes_down_for_good(run_verbs_job: Callable[..., str], mended: None) -> None:
-    out = run_verbs_job(LINKS + DOWN_FOR_GOOD, timeout=150, HMC_VERBS_TIMEOUT="16")
+    out = run_verbs_job(LINKS + DOWN_FOR_GOOD.replace("CUT", 'link("down")'), timeout=150, HMC_VERBS_TIMEOUT="16")
     assert "lost after" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_card_that_tries_for_ever(run_verbs_job: Callable[..., str], mended: None) -> None:
+    """Soft-RoCE takes seven retries for endless ones and reports nothing: HMC itself gives up."""
+    job = LINKS + DOWN_FOR_GOOD.replace("CUT", 'lose_all("add")')
+    out = run_verbs_job(job, timeout=150, HMC_VERBS_TIMEOUT="16", HMC_VERBS_RETRIES="7", HMC_VERBS_SILENCE="5")
+    assert "neither finished nor failed" in out
 
 
 @pytest.mark.slow

@@ -45,11 +45,18 @@ void fail_port(std::uint32_t device, std::uint64_t work, std::uint32_t executed)
   card.work_until = work;
   card.executed_after = executed;
 }
+void hang_port(std::uint32_t device, std::uint64_t work, std::uint32_t flushes) {
+  const std::lock_guard guard(fabric().mutex);
+  Card& card = fabric().cards.at(device);
+  card.hangs = work == 0;
+  card.work_until_it_hangs = work;
+  card.flushes = flushes != 0;
+}
 void mend_ports() {
   const std::lock_guard guard(fabric().mutex);
   for (Card& card : fabric().cards) {
-    card.failing = false;
-    card.work_until = card.executed_after = 0;
+    card.failing = card.hangs = false;
+    card.work_until = card.work_until_it_hangs = card.executed_after = 0;
   }
 }
 std::uint64_t bytes_moved(std::uint32_t device) {
@@ -69,7 +76,7 @@ std::uint64_t immediates() {
 }  // namespace
 
 FABRIC_EXPORT const FabricControls* hmc_fabric_controls() {
-  static const FabricControls controls{configure, fail_port, mend_ports, bytes_moved, device_regions, immediates};
+  static const FabricControls controls{configure, fail_port, hang_port, mend_ports, bytes_moved, device_regions, immediates};
   return &controls;
 }
 

@@ -23,6 +23,9 @@ struct FabricControls {
   // After `work` more work requests the device's port fails: what is posted then is lost and reported as unanswered; `executed` of
   // it arrive all the same, with nobody told.
   void (*fail_port)(std::uint32_t device, std::uint64_t work, std::uint32_t executed);
+  // After `work` more work requests the device hangs: it carries nothing, and reports nothing. `flushes` 0: what is posted on a
+  // connection that ends does not come back either.
+  void (*hang_port)(std::uint32_t device, std::uint64_t work, std::uint32_t flushes);
   void (*mend_ports)();
   std::uint64_t (*bytes_moved)(std::uint32_t device);
   std::uint32_t (*device_regions)();  // regions of device memory that are registered

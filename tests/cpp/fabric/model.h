@@ -54,6 +54,8 @@ struct Card {
   bool failing = false;
   std::uint64_t work_until = 0;
   std::uint32_t executed_after = 0;
+  bool hangs = false, flushes = true;
+  std::uint64_t work_until_it_hangs = 0;
 };
 
 struct Fabric {

@@ -49,6 +49,8 @@ Fabric& fabric() {
 
 void break_pair(Pair& pair) {
   pair.state = IBV_QPS_ERR;
+  const Card& card = fabric().cards[pair.device];
+  if (card.hangs && !card.flushes) return;
   for (const Request& request : pair.requests) complete(pair, true, request.work.wr_id, IBV_WC_WR_FLUSH_ERR, 0);
   for (const auto& [work, part] : pair.receives) complete(pair, false, work.wr_id, IBV_WC_WR_FLUSH_ERR, 0);
   pair.requests.clear();
@@ -77,7 +79,7 @@ Outcome execute(Pair& pair, const Request& request) {
   Pair& peer = *found->second;
   const bool answers = peer.state == IBV_QPS_RTR || peer.state == IBV_QPS_RTS;
   if (!answers || peer.expected != pair.sent_from || peer.attributes.dest_qp_num != pair.qp_num ||
-      fabric().cards[peer.device].failing)
+      fabric().cards[peer.device].failing || fabric().cards[peer.device].hangs)
     return Outcome::wait;
   const std::size_t bytes = request.part.length;
   const bool reads = request.work.opcode == IBV_WR_RDMA_READ;
@@ -130,6 +132,8 @@ void lose(Pair& pair, Card& card) {
 void run(Pair& pair, unsigned most) {
   Card& card = fabric().cards[pair.device];
   for (unsigned i = 0; i < most && !pair.requests.empty() && pair.state == IBV_QPS_RTS; ++i) {
+    if (card.work_until_it_hangs != 0 && --card.work_until_it_hangs == 0) card.hangs = true;
+    if (card.hangs) return;
     if (card.work_until != 0 && --card.work_until == 0) card.failing = true;
     Request& request = pair.requests.front();
     if (request.first_try == Clock::time_point{}) request.first_try = Clock::now();

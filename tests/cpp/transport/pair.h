@@ -343,6 +343,12 @@ class Transfer {
       : side_(&side) {
     add(local, remote, std::move(local_offsets), std::move(remote_offsets), block);
   }
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+  // A test that gave up on it leaves with it under way.
+  ~Transfer() {
+    if (posted_ && !done.done()) side_->close();
+  }
   // Another pair of regions in the same operation.
   void add(const Area& local, RemoteRegion& remote, std::vector<std::uint64_t> local_offsets,
            std::vector<std::uint64_t> remote_offsets, std::size_t block) {
@@ -363,7 +369,9 @@ class Transfer {
     for (const Run& run : runs_) op.bytes += run.count * run.block;
     op.level = level_;
     op.signal = signal_;
-    return is_put ? side_->endpoint->put(op, &done) : side_->endpoint->get(op, &done);
+    const Status status = is_put ? side_->endpoint->put(op, &done) : side_->endpoint->get(op, &done);
+    posted_ = posted_ || status.ok();
+    return status;
   }
   Status cancel() {
     const auto lock = side_->lock();
@@ -383,6 +391,7 @@ class Transfer {
   std::vector<Run> runs_;
   Bytes signal_;
   Complete level_ = Complete::remote;
+  bool posted_ = false;
 };
 
 inline Status send_signal(Side& side, ByteSpan head, ByteSpan body = {}) {

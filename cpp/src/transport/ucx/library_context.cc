@@ -37,10 +37,11 @@ constexpr Setting settings[] = {
     // What UCX sends without copying it first it may end twice when the connection breaks (1.13, over TCP).
     {"UCX_ZCOPY_THRESH", "ZCOPY_THRESH", "inf", software_only},
     // Each peer has a worker of its own, and UCX sizes one for thousands of peers: 78 MiB, of which these leave 22. No fewer
-    // buffers
-    // than UCX's flow control lets the peer fill (UCX_RC_FC_WND_SIZE, 512).
+    // buffers than UCX's flow control lets the peer fill (UCX_RC_FC_WND_SIZE, 512).
     {"UCX_IB_RX_QUEUE_LEN", "IB_RX_QUEUE_LEN", "512", network_cards},
     {"UCX_IB_TX_BUFS_GROW", "IB_TX_BUFS_GROW", "128", network_cards},
+    // UCX's seven retries are endless ones on Soft-RoCE: nobody would be told that a link is down, or that a read was cut off.
+    {"UCX_RC_RETRY_COUNT", "RC_RETRY_COUNT", "6", network_cards},
     // Older versions have another cache of registrations for network cards: memory that was given back stayed in peers' reach.
     {"UCX_IB_REG_METHODS", "REG_METHODS", "direct", network_cards, 0, 15},
     // A piece of a put is one segment. Older versions do not know this name.

@@ -99,6 +99,16 @@ class Lane {
   bool peer_left = false;
   Status connect_inbound(const Patience& patience);
 
+  // ---- what Link::look() saw last ----
+  struct Mark {
+    State state = State::live;
+    std::uint32_t generation = 0, oldest = 0;
+    unsigned receives = 0;
+    bool operator==(const Mark&) const = default;
+  };
+  Mark seen;
+  unsigned looks_in_vain = 0;
+
  private:
   Lane(Nic& card, std::size_t place, std::uint64_t number) noexcept : nic(card), index(place), id(number) {}
   void measure(std::size_t bytes);

@@ -179,8 +179,10 @@ Status Link::cancel(Completion* done) {
 
 void Link::end_all(const Status& reason) {
   ready_ = false;
-  if (return_timer_ != 0 && !shared_->engine->forked()) shared_->engine->cancel_timer(return_timer_);
-  return_timer_ = 0;
+  for (Engine::TimerId* timer : {&return_timer_, &watch_timer_}) {
+    const Engine::TimerId set = std::exchange(*timer, 0);
+    if (set != 0 && !shared_->engine->forked()) shared_->engine->cancel_timer(set);
+  }
   // First of all: afterwards no card touches the memory of any operation.
   for (const auto& lane : lanes_) {
     lane->outbound.reset();

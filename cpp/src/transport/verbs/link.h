@@ -7,7 +7,7 @@
 // behind a large put.
 //
 // A lane that fails hands its share to the others (link_lanes.cc), and is made anew when its ports carry again (link_return.cc).
-// With the last one the link ends.
+// So does one whose card neither finishes nor fails what it was given (link_watch.cc). With the last one the link ends.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ struct Shared {
   std::shared_ptr<Nics> nics = std::make_shared<Nics>();
   DeviceMemory devices;
   Patience patience;
+  double silence_seconds = 30;                                   // of a card with work, after which a lane is given up
   std::size_t rails = 1;                                         // ports that a link uses
   std::size_t queue_pairs = 1;                                   // lanes per port
   std::unordered_map<std::uint32_t, std::weak_ptr<Link>> links;  // by number, which their work requests carry
@@ -191,6 +192,10 @@ class Link : public std::enable_shared_from_this<Link> {
   void join(Lane& lane);
   void announce(const Lane& lane);
 
+  // link_watch.cc
+  void watch();
+  void look();
+
   std::shared_ptr<Shared> shared_;
   EndpointSink* sink_;
   std::uint32_t number_ = 0;
@@ -204,6 +209,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::uint32_t last_rank_ = 0;
   unsigned notes_ = 0;  // receives of a lane that are for no signals
   Engine::TimerId return_timer_ = 0;
+  Engine::TimerId watch_timer_ = 0;
 
   struct FreePages {
     void operator()(std::byte* pages) const noexcept;

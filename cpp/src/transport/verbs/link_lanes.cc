@@ -7,9 +7,8 @@
 // - After it has been reported nothing of the first attempt may land: the target may hold other bytes by then. So nothing is posted
 //   again before the peer has closed its end (lane_down): its card executes nothing of that connection afterwards.
 // - What the peer was told about by a signal must not be written again, for the signal lets it use the memory. One connection
-// executes
-//   in order, and the peer says how many signals it has taken: everything ahead of the last of them has been executed and counts as
-//   done; signals behind it have not been, and are sent again.
+//   executes in order, and the peer says how many signals it has taken: everything ahead of the last of them has been executed and
+//   counts as done; signals behind it have not been, and are sent again.
 // Each side closes both its ends, takes the messages that had come, and says so on every lane that is left.
 #include <algorithm>
 #include <string>
@@ -60,14 +59,15 @@ void Link::lose(Lane& lane, const Status& reason) {
   if (!joining && live_lanes() == 1) return fail(reason);
   if (!joining) {
     log(LogLevel::warning, "one of " + std::to_string(lanes_.size()) + " verbs connections to a peer is given up (" +
-                               lane.nic.name() + ": " + std::string(reason.message()) + "); the others take its share");
+                               std::string(reason.message()) + "); the others take its share");
     if (std::chrono::steady_clock::now() - lane.joined_at >= steady) lane.attempts = 0;
   }
   lane.state = Lane::State::draining;
   lane.outbound.reset();  // it reads and writes no memory here any more
   for (const unsigned slot : std::exchange(lane.returned, {})) free_receives_.push_back(slot);
   // What had arrived is in the completion queue; the other receives come back behind it.
-  if (lane.receives_posted == 0 || !lane.inbound->flush().ok()) drained(lane);
+  if (lane.receives_posted == 0 || !lane.inbound->flush().ok()) return drained(lane);
+  if (watch_timer_ == 0) watch();
 }
 
 void Link::drained(Lane& lane) {

@@ -82,7 +82,7 @@ bool Link::take_message(unsigned slot, std::size_t bytes) {
     Lane& lane = *lanes_[head.lane];
     if (head.life != lane.life) return true;  // told before
     if (std::exchange(lane.peer_left, true)) return true;
-    lose(lane, Status(Code::transport, "the peer has left it"));
+    lose(lane, Status(Code::transport, lane.nic.name() + ": the peer has left it"));
     if (ready_ && lane.state == Lane::State::left) decide(lane);
     return ready_;
   }

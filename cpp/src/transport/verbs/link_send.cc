@@ -370,7 +370,10 @@ bool Link::submit(Lane& lane, Batch& batch) {
   batch.work[batch.count - 1].send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* refused = nullptr;
   const int error = ibv_post_send(lane.outbound->handle(), batch.work.data(), &refused);
-  if (error == 0) return true;
+  if (error == 0) {
+    if (watch_timer_ == 0) watch();
+    return true;
+  }
   lose(lane, Status(Code::transport, lane.nic.name() + " refused a work request", error));
   return false;
 }

@@ -15,6 +15,11 @@ using verbs::Link;
 using verbs::Nic;
 using verbs::Shared;
 
+// A card that works reports far earlier, on a busy machine too.
+constexpr double least_silence_seconds = 10;
+constexpr double silence_factor = 2;
+constexpr std::int64_t day_seconds = 86400;
+
 // Between hosts a card that moves the bytes itself comes before sockets, which would share its wire. On one host the card's
 // loopback comes behind mapped memory.
 constexpr double least_bandwidth = 4e9;
@@ -209,6 +214,9 @@ Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnviron
   shared->patience.timeout = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TIMEOUT", 17, 8, 31));
   shared->patience.retries = static_cast<std::uint8_t>(env_integer("HMC_VERBS_RETRIES", 6, 0, 7));
   shared->patience.traffic_class = static_cast<std::uint8_t>(env_integer("HMC_VERBS_TRAFFIC_CLASS", 0, 0, 255));
+  const auto silence = static_cast<double>(env_integer("HMC_VERBS_SILENCE", 0, 0, day_seconds));
+  shared->silence_seconds =
+      silence != 0 ? silence : std::max(least_silence_seconds, silence_factor * shared->patience.most_seconds());
   shared->rails = static_cast<std::size_t>(env_integer("HMC_VERBS_RAILS", 4, 1, verbs::max_lanes));
   shared->queue_pairs = static_cast<std::size_t>(env_integer("HMC_VERBS_QUEUE_PAIRS", 1, 1, verbs::max_lanes));
   std::string problems;

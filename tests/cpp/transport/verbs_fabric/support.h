@@ -57,7 +57,8 @@ class OnFabric : public ::testing::Test {
   }
   void TearDown() override {
     pair.reset();
-    for (const char* name : {"HMC_NICS", "HMC_VERBS_RAILS", "HMC_VERBS_QUEUE_PAIRS", "HMC_VERBS_PEER_MEMORY"}) unsetenv(name);
+    for (const char* name : {"HMC_NICS", "HMC_VERBS_RAILS", "HMC_VERBS_QUEUE_PAIRS", "HMC_VERBS_PEER_MEMORY", "HMC_VERBS_SILENCE"})
+      unsetenv(name);
     EXPECT_EQ(fabric().device_regions(), 0U);
   }
   void connect() {

@@ -45,6 +45,7 @@ class VerbsLanes : public OnFabric {
   void fails_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed);
   void breaks_under_puts(unsigned device, std::uint64_t after, std::uint32_t executed);
   void fails_at_any_moment(unsigned device);
+  bool hangs = false;  // it says nothing of its failure
   // What is large goes by both again.
   void both_carry() {
     const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
@@ -122,7 +123,7 @@ void VerbsLanes::breaks_under_puts(unsigned device, std::uint64_t after, std::ui
     EXPECT_TRUE(same_bytes(targets[number]->bytes(), std::span(sent).first(size_of(number)))) << number;
     targets[number]->fill(1000 + number);
   };
-  fabric().fail_port(device, after, executed);
+  hangs ? fabric().hang_port(device, after, 1) : fabric().fail_port(device, after, executed);
   const Handled handled(&to.sink);
   for (unsigned i = 0; i < count; ++i) {
     const Bytes attached = numbered_signal(2 + i % 5, i, i % 4 != 0), own = numbered_signal(1, i, true);
@@ -169,6 +170,20 @@ void VerbsLanes::fails_at_any_moment(unsigned device) {
 
 TEST_F(VerbsLanes, TheFirstPortHandsItsShareOver) { fails_at_any_moment(0); }
 TEST_F(VerbsLanes, TheSecondPortHandsItsShareOver) { fails_at_any_moment(1); }
+
+TEST_F(VerbsLanes, APortThatHangsHandsItsShareOver) {
+  setenv("HMC_VERBS_SILENCE", "1", 1);
+  hangs = true;
+  for (const unsigned device : {0U, 1U}) {
+    fails_under_puts(device, 20, 0);
+    if (HasFatalFailure()) return;
+    fabric().mend_ports();
+    both_carry();
+    TearDown();
+    SetUp();
+    setenv("HMC_VERBS_SILENCE", "1", 1);
+  }
+}
 
 TEST_F(VerbsLanes, AFailingPortUnderGetsAndDevices) {
   const Device cuda = Device::parse("cuda:0").value();
