@@ -107,9 +107,10 @@ def run(guest: Guest, program: Path, rounds: int) -> dict[tuple[str, int], dict[
         note("register", REGISTERED, "hmc", once)
         note("register again", REGISTERED, "hmc", again)
         outcome = guest.run(f"{program} rxe0 rxe1 3", timeout=600)
-        if outcome.status != 0:
+        lines = outcome.output.splitlines()
+        if outcome.status != 0 or not all(line.startswith("{") for line in lines):  # a warning: a connection that broke
             raise RuntimeError(outcome.output)
-        for point in map(json.loads, outcome.output.splitlines()):
+        for point in map(json.loads, lines):
             note(point["operation"], point["bytes"], "hmc", point["seconds"])
             note(point["operation"], point["bytes"], "calls", point["calls"])
             note(point["operation"], point["bytes"], "sleeps", point["sleeps"])

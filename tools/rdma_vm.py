@@ -86,10 +86,13 @@ cd /run/guest
     echo 1 >/proc/sys/net/ipv4/conf/cable$end/accept_local
     echo 0 >/proc/sys/net/ipv4/conf/cable$end/rp_filter
     ip link set cable$end mtu 4200 up
+    # What arrives is for one processor: else packets overtake one another, and Soft-RoCE soon runs out of retries.
+    echo 1 >/sys/class/net/cable$end/queues/rx-0/rps_cpus
     ip address add $(address $end)/24 dev cable$end
     ip address add $(address6 $end)/64 dev cable$end nodad
   done
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
+  echo 100000 >/proc/sys/net/core/netdev_max_backlog  # packets on the cables, of 1000 that a queue pair may send at once
   # All addresses are this machine's, so the kernel would take the short way. From one end to the other: over the cable.
   for end in 0 1 2 3; do
     other=$((end ^ 1))

@@ -56,6 +56,7 @@ class Lane {
   const std::size_t index;
   const std::uint64_t id;
   State state = State::live;
+  bool has_lived = true;  // else it was made anew, and has carried nothing
   LaneAddress own, peer;
   std::uint32_t rank = 0;  // of the lanes that live, the one of the lowest carries signals; both sides agree
   std::uint16_t life = 0;  // how often it has been made anew

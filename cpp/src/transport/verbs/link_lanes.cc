@@ -66,7 +66,8 @@ void Link::lose(Lane& lane, const Status& reason) {
   lane.outbound.reset();  // it reads and writes no memory here any more
   for (const unsigned slot : std::exchange(lane.returned, {})) free_receives_.push_back(slot);
   // What had arrived is in the completion queue; the other receives come back behind it.
-  if (lane.receives_posted == 0 || !lane.inbound->flush().ok()) return drained(lane);
+  if (lane.receives_posted == 0) return drained(lane);
+  if (const Status flushed = lane.inbound->flush(); !flushed.ok()) return fail(flushed);
   if (watch_timer_ == 0) watch();
 }
 

@@ -51,6 +51,7 @@ Status Link::renew(std::size_t index, std::uint16_t life, std::uint32_t rank) {
   if (free_receives_.size() < notes_) return Status(Code::out_of_memory, "no room for the messages of another lane");
   HMC_ASSIGN(auto lane, Lane::create(gone.nic, index, gone.id, slots + notes_));
   lane->state = Lane::State::joining;
+  lane->has_lived = false;
   lane->peer = gone.peer;
   lane->memory_key = gone.memory_key;
   lane->sink_key = gone.sink_key;
@@ -127,6 +128,7 @@ Status Link::introduce(Lane& lane, const LaneAddress& peer) {
 
 void Link::join(Lane& lane) {
   lane.state = Lane::State::live;
+  lane.has_lived = true;
   lane.joined_at = std::chrono::steady_clock::now();
   log(LogLevel::warning, "a verbs connection to a peer that was given up carries again (" + lane.nic.name() + ")");
 }

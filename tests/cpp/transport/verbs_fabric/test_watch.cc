@@ -1,4 +1,4 @@
-// A card that neither finishes nor fails what it was given: nobody waits for it for ever, and a slow one is not given up.
+// A card that neither finishes nor fails what it was given: nobody waits for it for ever, and a slow owner loses nothing.
 #include <thread>
 
 #include "transport/verbs_fabric/support.h"
@@ -33,7 +33,7 @@ TEST_F(VerbsWatch, TheLastLaneEndsTheLink) {
   EXPECT_TRUE(pair->b().sink.signals.empty());
 }
 
-// What does not come back may be written to still, so the memory of the messages cannot pass to another lane.
+// Signals that it acknowledged may be among what does not come back, and no other lane would carry them.
 TEST_F(VerbsWatch, ACardThatDoesNotGiveBackWhatItHasEndsTheLink) {
   connect();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
@@ -43,6 +43,29 @@ TEST_F(VerbsWatch, ACardThatDoesNotGiveBackWhatItHasEndsTheLink) {
   HMC_ASSERT_OK(put.put());
   ends(put, Code::peer_lost);
   EXPECT_EQ(pair->a().sink.failure.code(), Code::peer_lost);
+}
+
+// A lane that is tried again, and hangs, costs the one that carries nothing.
+TEST_F(VerbsWatch, OneThatIsTriedAgainHangs) {
+  connect();
+  const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
+  const auto remote = target.imported(pair->a()).value();
+  const auto works_for = [&](double seconds, std::uint64_t seed) {
+    const Deadline deadline = Deadline::after_seconds(seconds);
+    while (!deadline.passed()) {
+      local.fill(++seed);
+      Move put(pair->a(), local, *remote, bytes);
+      HMC_ASSERT_OK(put.put());
+      ends(put);
+      ASSERT_TRUE(same_bytes(target.bytes(), pattern(bytes, seed)));
+    }
+  };
+  fabric().fail_port(1, 3, 0);
+  works_for(0.3, 0);
+  fabric().hang_port(1, 0, 0);
+  works_for(6, 100'000);
+  EXPECT_TRUE(pair->a().sink.failure.ok()) << pair->a().sink.failure.str();
+  EXPECT_TRUE(pair->b().sink.failure.ok()) << pair->b().sink.failure.str();
 }
 
 // Nobody polls: the background thread wakes up and looks.
