@@ -44,11 +44,8 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_VERBS_PEER_MEMORY", "", "1: verbs also registers device memory by its address, 0: never; unset: ask the kernel."},
     {"HMC_VERBS_QUEUE_PAIRS", "1", "Connections per peer, direction and pair of ports, 1 to 8; at most 8 per peer in all."},
     {"HMC_VERBS_RAILS", "4", "Ports that together carry what goes to one peer, 1 to 8."},
-    {"HMC_VERBS_RETRIES", "6",
-     "Times verbs sends a packet again before the connection fails, 0 to 7 (7 on Soft-RoCE: until `HMC_VERBS_SILENCE`)."},
-    {"HMC_VERBS_SILENCE", "0",
-     "Seconds (to a quarter more) until verbs gives up a connection whose card reports nothing, to 86400; 0: twice what it should "
-     "take, 10 at least (30 s)."},
+    {"HMC_VERBS_RETRIES", "6", "Times verbs sends a packet again before the connection fails, 0 to 7 (7: for ever on Soft-RoCE)."},
+    {"HMC_VERBS_SILENCE", "0", "Seconds until verbs gives up a card that reports nothing; 0: twice what it may take, at least 10."},
     {"HMC_VERBS_TIMEOUT", "17", "After 4.096 us times 2 to this power (0.5 s) verbs sends a packet again, 8 to 31."},
     {"HMC_VERBS_TRAFFIC_CLASS", "0", "Traffic class of RoCE packets, 0 to 255."},
 });
