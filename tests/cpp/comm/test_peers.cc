@@ -304,7 +304,8 @@ TEST(Peers, LastHandleClosesEvenInACallback) {
   const auto ab = *holder->connect(b.addresses().front(), soon());
   const auto ba = *b.accept(soon());
   const auto source = *holder->buffer(8);
-  const auto remote = *ab.import(*b.buffer(8)->descriptor(), soon());
+  const auto target = *b.buffer(8);  // one that nobody held would close under the put
+  const auto remote = *ab.import(*target.descriptor(), soon());
   std::atomic<bool> ran{false};
   const auto work = *ab.put(source, remote);
   work.then([&ran, holder](const Status&) mutable {
