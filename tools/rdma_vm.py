@@ -92,7 +92,7 @@ cd /run/guest
     ip address add $(address6 $end)/64 dev cable$end nodad
   done
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
-  echo 100000 >/proc/sys/net/core/netdev_max_backlog  # packets on the cables, of 1000 that a queue pair may send at once
+  echo 100000 >/proc/sys/net/core/netdev_max_backlog  # packets; the usual 1000 is less than may be under way
   # All addresses are this machine's, so the kernel would take the short way. From one end to the other: over the cable.
   for end in 0 1 2 3; do
     other=$((end ^ 1))

@@ -84,7 +84,7 @@ TEST_F(VerbsWatch, SleepersLook) {
   EXPECT_EQ(put.done.status().code(), Code::peer_lost);
 }
 
-// An owner that comes by every two seconds only finds what has come in the meantime, each time.
+// An owner that comes by every second and a half finds what has come in the meantime, each time.
 TEST_F(VerbsWatch, WhoPollsSeldomLosesNothing) {
   connect();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
