@@ -9,7 +9,9 @@ TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 20
 
-.PHONY: bench-peers demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
+SECONDS ?= 600
+
+.PHONY: bench-peers soak demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -41,6 +43,10 @@ $(BUILD)/.tests-built: $(SOURCES) $(TEST_SOURCES)
 	$(PIP_INSTALL) -C cmake.define.HMC_BUILD_TESTS=ON -C cmake.define.HMC_BUILD_EXAMPLES=ON -C cmake.define.HMC_BUILD_BENCH=ON .
 	@touch $@ $(BUILD)/.installed
 
+# Random operations, kills, stops and closes over shm, its ring and tcp, for SECONDS; SOAK_ARGS: see tests/python/soak.py.
+soak: $(BUILD)/.installed
+	$(PYTHON) tests/python/soak.py --seconds $(SECONDS) $(SOAK_ARGS)
+
 check:
 	tools/bootstrap.sh check
 	tools/check.sh
@@ -63,10 +69,11 @@ bench: $(BUILD)/.tests-built
 	$(PYTHON) bench/run.py $(BENCH_ARGS)
 
 # Open MPI, NIXL, UCX, gloo: in an environment of their own.
-bench-peers:
+bench-peers: $(BUILD)/.tests-built
 	test -d build/peers || $(PYTHON) -m venv build/peers
 	build/peers/bin/python -m pip install -q --disable-pip-version-check -r requirements/bench.txt
-	build/peers/bin/python -m pip install -q --disable-pip-version-check .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -C build-dir=$(BUILD) -w build/peers/wheel .
+	build/peers/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall build/peers/wheel/hmc_sdk-*.whl
 	build/peers/bin/python bench/peers/run.py $(BENCH_ARGS)
 
 asan:

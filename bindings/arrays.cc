@@ -13,11 +13,12 @@
 namespace hmc::bindings {
 namespace {
 
-// References given up by threads that must not take the GIL (the engine's). Drained by the next call into the bindings, or by the
-// interpreter's main thread soon (Py_AddPendingCall needs no GIL).
+// References given up by threads that must not take the GIL (the engine's). Drained by the interpreter's main thread soon
+// (Py_AddPendingCall needs no GIL), or after a callback.
 struct Released {
   std::mutex mutex;
   std::vector<PyObject*> objects;
+  bool scheduled = false;  // not where the interpreter's queue of pending calls was full
 };
 Released& released() {
   static Released* const instance = new Released;
@@ -25,18 +26,20 @@ Released& released() {
 }
 
 int drain_pending(void*) {
+  {
+    const std::scoped_lock lock(released().mutex);
+    released().scheduled = false;
+  }
   drain_released();
   return 0;
 }
 
 void release_later(PyObject* object) {
-  bool first = false;
-  {
-    const std::scoped_lock lock(released().mutex);
-    first = released().objects.empty();
-    released().objects.push_back(object);
-  }
-  if (first) Py_AddPendingCall(drain_pending, nullptr);
+  const ForeignUse use;
+  if (!use) return;  // the interpreter ends, and all of its objects with it
+  const std::scoped_lock lock(released().mutex);
+  released().objects.push_back(object);
+  if (!released().scheduled) released().scheduled = Py_AddPendingCall(drain_pending, nullptr) == 0;
 }
 
 struct BufferGuard {
@@ -80,10 +83,6 @@ bool numpy_view(py::handle object, bool writable, MemoryView& view) {
 
 // Empty where the object offers the buffer protocol and has none to give: JAX for bfloat16 and fp8, and for its devices' memory.
 std::optional<MemoryView> buffer_view(py::handle object, bool writable) {
-  if (MemoryView view; numpy_view(object, writable, view)) {
-    view.owner = shared_reference(object);
-    return view;
-  }
   BufferGuard guard;
   const auto take = [&](int flags) {
     guard.held = PyObject_GetBuffer(object.ptr(), &guard.view, flags) == 0;
@@ -110,9 +109,23 @@ std::optional<MemoryView> cuda_array_view(py::handle object, bool writable) {
     refuse("no device runtime of this process knows the memory of a " + type_name(object));
   }
   if (writable && taken.read_only) refuse("a read-only device array cannot be received into");
-  MemoryView view = plain_view(object, taken.memory.data(), taken.memory.size(), taken.memory.device());
-  view.stream = producer_stream(object, taken.stream);
+  MemoryView view = plain_view(object, taken.memory.data(), taken.memory.size(), taken.device);
+  // An empty array of an unknown device has nothing that a stream could order.
+  if (!taken.device.is_cpu()) view.stream = producer_stream(object, taken.stream);
   return view;
+}
+
+// Torch negates and conjugates lazily, by a flag that no protocol hands on.
+void refuse_lazy(py::handle object) {
+  constexpr std::array<std::pair<const char*, const char*>, 2> flags{{{"is_neg", "resolve_neg()"}, {"is_conj", "resolve_conj()"}}};
+  for (const auto& [flag, remedy] : flags) {
+    const py::object asked = attribute_or_null(object, flag);
+    if (!asked || PyCallable_Check(asked.ptr()) == 0) continue;
+    const py::object answer = call_python(asked);
+    if (answer.ptr() == Py_True) {
+      refuse("a " + type_name(object) + " whose " + flag + "() is true does not hold the values it shows; pass ." + remedy);
+    }
+  }
 }
 
 // Types of Python's own, which no library adds attributes to.
@@ -124,12 +137,15 @@ bool plain_buffer(py::handle object) {
 }  // namespace
 
 void drain_released() {
-  std::vector<PyObject*> objects;
+  static std::vector<PyObject*> spare;  // for the next ones: the GIL guards it, and an object's end may come here again
+  std::vector<PyObject*> objects = std::exchange(spare, {});
   {
     const std::scoped_lock lock(released().mutex);
     objects.swap(released().objects);
   }
   for (PyObject* object : objects) Py_DECREF(object);
+  objects.clear();
+  spare = std::move(objects);
 }
 
 std::shared_ptr<const void> shared_reference(py::handle object) {
@@ -169,14 +185,19 @@ void keep_reference(std::shared_ptr<BorrowedView::Reference> reference) {
 
 }  // namespace
 
-BorrowedView::BorrowedView(py::handle object, bool writable) {
-  if (!numpy_view(object, writable, view_)) {
+BorrowedView::BorrowedView(py::handle object, bool writable, py::handle stream) {
+  if (numpy_view(object, writable, view_)) {
+    reference_ = take_reference();
+    reference_->object = Py_NewRef(object.ptr());
+    view_.owner = reference_;
+  } else {
     view_ = view_of(object, writable);
-    return;
   }
-  reference_ = take_reference();
-  reference_->object = object.inc_ref().ptr();
-  view_.owner = reference_;
+  if (!stream || stream.is_none()) return;
+  view_.stream = stream_of(stream);
+  // An array without elements may belong to any of several vendors here: then it is unknown whose stream it is, and there is
+  // nothing to order.
+  if (view_.bytes == 0 && view_.device.is_cpu() && py::hasattr(object, "__cuda_array_interface__")) view_.stream = no_stream;
 }
 
 BorrowedView::~BorrowedView() {
@@ -193,15 +214,20 @@ MemoryView view_of(py::handle object, bool writable) {
   static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
   if (Py_TYPE(object.ptr()) == buffer_type) return {object.cast<const ConnBuffer&>()};
   if (Py_TYPE(object.ptr()) == memory_type) return {object.cast<const Memory&>()};
+  if (MemoryView view; numpy_view(object, writable, view)) {
+    view.owner = shared_reference(object);
+    return view;
+  }
+  if (!plain_buffer(object)) refuse_lazy(object);
   // Before the buffer protocol, which hip-python's arrays offer for device memory too.
-  if (!plain_buffer(object) && py::hasattr(object, "__cuda_array_interface__")) {
+  if (!plain_buffer(object) && has_attribute(object, "__cuda_array_interface__")) {
     if (auto view = cuda_array_view(object, writable)) return *std::move(view);
   }
   const bool offers_buffer = PyObject_CheckBuffer(object.ptr()) != 0;
   if (offers_buffer) {
     if (auto view = buffer_view(object, writable)) return *std::move(view);
   }
-  if (py::hasattr(object, "__dlpack__")) {
+  if (has_attribute(object, "__dlpack__")) {
     const DlpackView taken = take_dlpack(object);
     MemoryView view(taken.data, taken.bytes, taken.device);
     view.owner = shared_reference(taken.capsule);

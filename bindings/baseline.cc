@@ -32,7 +32,7 @@ void bind_baseline(py::module_& module) {
       [](const py::object& shared, int side, int iterations) {
         const MemoryView view = view_of(shared, true);
         if (view.bytes < 128) refuse("the flags need 128 bytes");
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         return flag_half_round_trip(view.data, side, iterations);
       },
       py::arg("shared"), py::arg("side"), py::arg("iterations"),

@@ -22,7 +22,7 @@ BlockBatch prepare_from(const py::iterable& pairs, std::size_t block, Prepare pr
     offsets.push_back(offsets_of(pair[3], "remote offsets"));
     all.push_back({pair[0].cast<ConnBuffer>(), pair[2].cast<RemoteBuffer>(), local, offsets.back().values});
   }
-  const py::gil_scoped_release nogil;
+  const ReleasedGil nogil;
   return check(prepare(std::span<const BlockPair>(all), block));
 }
 

@@ -29,7 +29,7 @@ void bind_buffer(py::module_& module) {
       .def_readonly("generation", &Descriptor::generation, "Differs for each registration.")
       .def_readonly("device", &Descriptor::device, "Device name at its owner.");
 
-  py::class_<ConnBuffer> local(
+  py::class_<ConnBuffer, std::unique_ptr<ConnBuffer, FreeLargeWithoutGil<ConnBuffer>>> local(
       module, "ConnBuffer", py::buffer_protocol(),
       "Registered memory that peers may read (access \"r\") or read and write (\"rw\"). Slices are ConnBuffers too.");
   bind_slices<ConnBuffer>(local);
@@ -45,7 +45,7 @@ void bind_buffer(py::module_& module) {
       .def(
           "native",
           [](const ConnBuffer& self, const std::string& transport) {
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(self.native(transport));
           },
           py::arg("transport"),
@@ -61,9 +61,9 @@ void bind_buffer(py::module_& module) {
             interruptible([&] { return self.close(deadline); });
           },
           py::arg("timeout") = py::none(),
-          "Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: "
-          "HMC keeps "
-          "the pages until then. Idempotent.")
+          "Ends the registration: returns when every importer has acknowledged or died and every receive into the memory that has "
+          "its message has ended; nothing lands afterwards. A receive without a message stays posted and is not waited for. "
+          "HmcTimeoutError: the memory may still be written; HMC keeps its pages until then. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](const py::object& self, const py::args&) { self.attr("close")(py::arg("timeout") = 30.0); })
       .def("__repr__", [](const ConnBuffer& self) {

@@ -8,9 +8,60 @@
 #include <optional>
 #include <string>
 
+#include "gil.h"
+#include "work.h"
+
+// Text of the core as str: what is not UTF-8 (a path, a driver's or a host's name) gets replacement characters instead of raising.
+template <>
+struct pybind11::detail::type_caster<std::string> : string_caster<std::string> {
+  static handle cast(const std::string& text, return_value_policy, handle) {
+    PyObject* made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+    if (made == nullptr) throw error_already_set();
+    return made;
+  }
+};
+
 namespace hmc::bindings {
 
 namespace py = pybind11;
+
+// A size in bytes as an argument named `nbytes`: anything else raises TypeError or InvalidArgumentError that names it.
+struct ByteCount {
+  std::size_t value = 0;
+};
+std::size_t byte_count(py::handle object);
+// Seconds or None; TypeError that names the argument for anything else.
+std::optional<double> seconds_of(py::handle timeout);
+
+}  // namespace hmc::bindings
+
+namespace pybind11::detail {
+
+// Every optional number of seconds is a timeout.
+template <>
+struct type_caster<std::optional<double>> {
+  PYBIND11_TYPE_CASTER(std::optional<double>, const_name("float | None"));
+  bool load(handle source, bool) {
+    value = hmc::bindings::seconds_of(source);
+    return true;
+  }
+  static handle cast(const std::optional<double>& seconds, return_value_policy, handle) {
+    return seconds ? PyFloat_FromDouble(*seconds) : none().release();
+  }
+};
+
+template <>
+struct type_caster<hmc::bindings::ByteCount> {
+  PYBIND11_TYPE_CASTER(hmc::bindings::ByteCount, const_name("int"));
+  bool load(handle source, bool) {
+    value.value = hmc::bindings::byte_count(source);
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail
+
+namespace hmc::bindings {
 
 // ---- errors.cc ----
 // Raised for a Status; the translator makes it the Python class of its code (hmc/errors.py).
@@ -30,7 +81,21 @@ T check(Result<T> result) {
 }
 [[noreturn]] void refuse(std::string message);  // invalid_argument
 py::object make_error(const Status& status);    // the exception instance, GIL held
-void set_error(const Status& status);           // PyErr_SetObject, for C functions
+void set_error(const Status& status) noexcept;  // PyErr_SetObject, for C functions
+
+// Throws TypeError: `object` was made by its type's __new__ alone, so there is nothing behind it.
+[[noreturn]] void refuse_uninitialised(py::handle object);
+// Makes every class of the module refuse calls on such objects; pybind11 would call them on uninitialised memory.
+void refuse_uninitialised_objects(py::module_& module);
+
+// Python code of array libraries, which the end of the interpreter may interrupt (in_interpreter). GIL held.
+bool has_attribute(py::handle object, const char* name);            // false whatever it raises
+py::object attribute_of(py::handle object, const char* name);       // throws what it raises
+py::object attribute_or_null(py::handle object, const char* name);  // null where it raises AttributeError; throws the rest
+py::object call_python(py::handle callable, const py::tuple& arguments = py::tuple(), const py::dict& keywords = py::dict());
+
+// Throws ClosedError for an object made before fork(), where the call itself returns no Status. Other Contexts pass.
+void refuse_if_forked(const Context& context);
 
 // ---- time ----
 // Seconds, None for ever. Throws ValueError (as InvalidArgumentError) for negative or NaN.
@@ -58,7 +123,7 @@ class BlockingCall final : public Interruptible {
 
  private:
   void take_gil() {
-    if (released_ != nullptr) PyEval_RestoreThread(std::exchange(released_, nullptr));
+    if (released_ != nullptr) restore_thread(std::exchange(released_, nullptr));
   }
   PyThreadState* released_ = nullptr;
   std::optional<py::error_already_set> raised_;
@@ -86,11 +151,12 @@ auto interruptible(Call call, Gil gil = Gil::released) {
 // The view's owner keeps the Python object until the operation is over. Throws InvalidArgumentError for read-only (when
 // `writable`), non-contiguous or object arrays.
 MemoryView view_of(py::handle object, bool writable);
-// The same for one blocking call, which rarely outlives itself: nothing is allocated for a NumPy array. GIL held at both ends.
+// The same for one call: nothing is allocated for a NumPy array unless the operation outlives the call. GIL held at both ends. A
+// `stream` that is named takes the place of the producer's.
 class BorrowedView {
  public:
   struct Reference;
-  BorrowedView(py::handle object, bool writable);
+  BorrowedView(py::handle object, bool writable, py::handle stream = {});
   ~BorrowedView();
   BorrowedView(const BorrowedView&) = delete;
   BorrowedView& operator=(const BorrowedView&) = delete;
@@ -110,12 +176,17 @@ struct Offsets {
   std::span<const std::uint64_t> values;
 };
 Offsets offsets_of(py::handle object, const char* name);
+// The device of an array without elements, as __dlpack_device__ and a framework's `device` name it; the CPU where neither does.
+Device device_of_empty(py::handle array);
 // Bytes per element of an array-like; 1 for raw memory.
 std::size_t item_size_of(py::handle object);
 // Drops references that operations gave up on other threads. GIL held.
 void drain_released();
 // A shared owner of a Python reference that any thread may drop without the GIL.
 std::shared_ptr<const void> shared_reference(py::handle object);
+inline PyObject* object_of(const std::shared_ptr<const void>& reference) {
+  return static_cast<PyObject*>(const_cast<void*>(reference.get()));
+}
 // A keep-alive for Memory::wrap.
 std::function<void()> keep_alive(py::handle object);
 
@@ -124,10 +195,7 @@ StreamHandle stream_of(py::handle object);  // None (no_stream), number, framewo
 Device stream_device(py::handle object);    // whose a framework's stream is; throws when it does not say
 StreamHandle producer_stream(py::handle array, py::handle declared);
 
-// ---- work.cc ----
-py::object make_work(Work work);
-const Work& work_from(py::handle object);  // throws TypeError
-bool is_work(py::handle object);
+// ---- work.cc; see also work.h ----
 py::object make_info(const MessageInfo& info);
 
 Device device_of(py::handle object);                        // text or None (cpu)

@@ -56,7 +56,7 @@ void bind_ranked(Class& cls) {
             std::string payload;
             PutOptions options = put_options(notify, complete, payload);
             options.stream = stream_of(stream);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(member_of(self).put_blocks(batch, options));
           },
           py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", py::arg("stream") = py::none(),
@@ -65,19 +65,49 @@ void bind_ranked(Class& cls) {
           "get_blocks",
           [](const T& self, const BlockBatch& batch, const py::object& stream) {
             const StreamHandle after = stream_of(stream);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(member_of(self).get_blocks(batch, after));
           },
           py::arg("batch"), py::arg("stream") = py::none(), "Gets every block. stream: as in get.")
       .def(
           "notify",
-          [](const T& self, int dst, const py::object& what) {
+          [](const T& self, int dst, const py::object& what, const std::optional<double>& timeout) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
+            const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
-            interruptible([&] { return member.notify(dst, notify); }, Gil::until_waiting);
+            interruptible([&] { return member.notify(dst, notify, deadline); }, Gil::until_waiting);
           },
-          py::arg("dst"), py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
+          py::arg("dst"), py::arg("notify"), py::arg("timeout") = py::none(), notify_doc)
+      .def(
+          "_inotify",
+          [](const T& self, int dst, const py::object& what, const std::optional<double>& timeout) {
+            std::string payload;
+            const Notify notify = notify_of(what, payload);
+            return check(member_of(self).inotify(dst, notify, deadline_of(timeout)));
+          },
+          py::arg("dst"), py::arg("notify"), py::arg("timeout"))
+      .def(
+          "_iwait_notify",
+          [](const T& self, int src, const py::object& id, const py::object& count, const std::optional<double>& timeout) {
+            const auto [number, times] = counted_of(id, count);
+            return check(member_of(self).iwait_notify(src, number, times, deadline_of(timeout)));
+          },
+          py::arg("src"), py::arg("id"), py::arg("count"), py::arg("timeout"))
+      .def(
+          "_inotifications",
+          [](const T& self, const std::optional<double>& timeout) {
+            return check(member_of(self).inotifications(deadline_of(timeout)));
+          },
+          py::arg("timeout"))
+      .def(
+          "_ibarrier",
+          [](const T& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const ReleasedGil nogil;
+            return check(self.ibarrier(deadline));
+          },
+          py::arg("timeout"))
       .def(
           "fence", [](const T& self, int dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
           "What is posted to dst afterwards becomes visible only after everything posted before.")
@@ -113,7 +143,7 @@ void bind_ranked(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp) {
             const MemoryView to = view_of(out, true);
             const MemoryView from = view_of(inp, false);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(member_of(self).iall_to_all(to, from));
           },
           py::arg("out"), py::arg("inp"), "As all_to_all, but returns a Work at once.")
@@ -125,7 +155,7 @@ void bind_ranked(Class& cls) {
             const MemoryView from = view_of(inp, false);
             const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
             const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout()));
           },
           py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
@@ -163,9 +193,10 @@ py::dict launch_dict() {
   return row;
 }
 
-Communicator init(int rank, int size, const std::string& rendezvous, const py::object& devices,
-                  const std::optional<Topology>& topology, double timeout, const py::kwargs& settings) {
+py::object init(int rank, int size, const std::string& rendezvous, const py::object& devices,
+                const std::optional<Topology>& topology, double timeout, const py::kwargs& settings) {
   InitOptions options;
+  Callbacks callbacks;
   options.rank = rank;
   options.size = size;
   options.rendezvous = rendezvous;
@@ -174,8 +205,10 @@ Communicator init(int rank, int size, const std::string& rendezvous, const py::o
   }
   options.topology = topology;
   options.timeout_seconds = timeout;
-  options.context = context_options(settings);
-  return interruptible([&] { return Communicator::init(options); });
+  options.context = context_options(settings, callbacks);
+  py::object made = py::cast(interruptible([&] { return Communicator::init(options); }));
+  show_callbacks(made, std::move(callbacks));
+  return made;
 }
 
 }  // namespace
@@ -193,12 +226,17 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly(
           "device", [](const Member& self) { return self.device().str(); }, "Its device.")
       .def(
-          "path", [](const Member& self, int dst) { return check(self.path(dst)); }, py::arg("dst"), "The Path to another rank.")
+          "path",
+          [](const Member& self, int dst, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.path(dst, deadline); });
+          },
+          py::arg("dst"), py::arg("timeout") = 30.0, "The Path to another rank; connects if need be.")
       .def(
           "buffer",
-          [](const Member& self, std::size_t nbytes) {
-            const py::gil_scoped_release nogil;
-            return check(self.buffer(nbytes));
+          [](const Member& self, ByteCount nbytes) {
+            const ReleasedGil nogil;
+            return check(self.buffer(nbytes.value));
           },
           py::arg("nbytes"), "Allocates and registers zero-filled memory on this Member's device.")
       .def("__eq__",
@@ -217,20 +255,31 @@ void bind_communicator(py::module_& module) {
               "all_to_all($self, out, inp, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
               "Collective.");
 
-  py::class_<Communicator> comm(
+  py::class_<Communicator, CommunicatorHolder> comm(
       module, "Communicator",
       "A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. "
-      "Use it as a context manager. Any thread; collectives in the same order on every rank.");
+      "Use it as a context manager. Any thread; collectives in the same order on every rank.",
+      collectable_callbacks());
   comm.def_property_readonly(
           "rank", [](const Communicator& self) { return member_of(self).rank(); }, "Rank of the only local Member.")
       .def_property_readonly("size", &Communicator::size, "Number of ranks.")
       .def_property_readonly(
           "local", [](const Communicator& self) { return self.local(); }, "This process's Members, by rank.")
       .def_property_readonly("context", &Communicator::context, "The Context underneath.")
-      .def_property_readonly("lost", &Communicator::lost, "Ranks known to be dead.")
+      .def_property_readonly(
+          "lost",
+          [](const Communicator& self) {
+            refuse_if_forked(self.context());
+            return self.lost();
+          },
+          "Ranks known to be dead.")
       .def(
-          "peer", [](const Communicator& self, int rank) { return interruptible([&] { return self.peer(rank); }); },
-          py::arg("rank"), "The Peer of a rank; connects if need be.")
+          "peer",
+          [](const Communicator& self, int rank, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.peer(rank, deadline); });
+          },
+          py::arg("rank"), py::arg("timeout") = 30.0, "The Peer of a rank; connects if need be.")
       .def(
           "device",
           [](const Communicator& self, int rank) {
@@ -240,10 +289,10 @@ void bind_communicator(py::module_& module) {
           py::arg("rank"), "Device name of a rank.")
       .def(
           "buffer",
-          [](const Communicator& self, std::size_t nbytes, const py::object& device) {
+          [](const Communicator& self, ByteCount nbytes, const py::object& device) {
             const Device where = device_of(device);
-            const py::gil_scoped_release nogil;
-            return check(self.buffer(nbytes, where));
+            const ReleasedGil nogil;
+            return check(self.buffer(nbytes.value, where));
           },
           py::arg("nbytes"), py::arg("device") = "cpu", "Allocates and registers zero-filled memory.")
       .def(
@@ -274,28 +323,32 @@ void bind_communicator(py::module_& module) {
           "give one entry per local Member. Collective.")
       .def(
           "path",
-          [](const Communicator& self, int dst, const py::object& source, const py::object& target) {
-            if (source.is_none() && target.is_none()) return check(member_of(self).path(dst));
+          [](const Communicator& self, int dst, const py::object& source, const py::object& target,
+             const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            if (source.is_none() && target.is_none()) {
+              const Member own = member_of(self);
+              return interruptible([&] { return own.path(dst, deadline); });
+            }
             const Device from = device_of(source);
             const Device to = device_of(target);
-            const Peer peer = interruptible([&] { return self.peer(dst); });
-            const py::gil_scoped_release nogil;
-            return check(peer.path(from, to));
+            const Peer peer = interruptible([&] { return self.peer(dst, deadline); });
+            return interruptible([&] { return peer.path(from, to, deadline); });
           },
-          py::arg("dst"), py::arg("source") = py::none(), py::arg("target") = py::none(),
-          "The Path to a rank, or between two devices.")
+          py::arg("dst"), py::arg("source") = py::none(), py::arg("target") = py::none(), py::arg("timeout") = 30.0,
+          "The Path to a rank, or between two devices; connects if need be.")
       .def(
           "close",
           [](const Communicator& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             check(self.close(deadline));
           },
           py::arg("timeout") = 5.0, "Leaves the group; the world's Communicator closes its Context too. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](const Communicator& self, const py::args&) {
-             const py::gil_scoped_release nogil;
+             const ReleasedGil nogil;
              check(self.close());
            })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });

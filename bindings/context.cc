@@ -1,36 +1,30 @@
 #include "hmc/context.h"
 
 #include "context_options.h"
+#include "fastcall.h"
 
 namespace hmc::bindings {
 namespace {
 
-// A Python callable that the dispatcher thread calls; dropped with the GIL on whatever thread drops it last.
+py::tuple arguments_of(const Peer& peer) { return py::make_tuple(peer); }
+py::tuple arguments_of(const Peer& peer, const Status& reason) {
+  return py::make_tuple(peer, reason.ok() ? py::object(py::none()) : make_error(reason));
+}
+
+// A Python callable that the dispatcher thread calls.
 template <class... Args>
-std::function<void(Args...)> on_dispatcher(const py::object& callable) {
-  std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [held](Args... args) {
-    const py::gil_scoped_acquire gil;
-    try {
-      if constexpr (sizeof...(Args) == 1) {
-        (*held)(py::cast(args)...);
-      } else {
-        [&](const Peer& peer, const Status& reason) {
-          (*held)(peer, reason.ok() ? py::object(py::none()) : make_error(reason));
-        }(args...);
-      }
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("hmc.Context callback");
-    }
+std::function<void(Args...)> on_dispatcher(py::handle callable, Callbacks& callbacks) {
+  return [callback = callbacks.emplace_back(std::make_shared<Callback>(callable))](Args... args) {
+    const auto held = callback->get();
+    if (!held) return;
+    call_from_foreign_thread(object_of(held), "hmc.Context callback",
+                             [&] { return guarded([&]() -> py::object { return arguments_of(args...); }); });
   };
 }
 
 }  // namespace
 
-ContextOptions context_options(const py::kwargs& settings) {
+ContextOptions context_options(const py::kwargs& settings, Callbacks& callbacks) {
   ContextOptions options;
   for (const auto& [key, value] : settings) {
     const auto name = key.cast<std::string>();
@@ -60,9 +54,9 @@ ContextOptions context_options(const py::kwargs& settings) {
       if (mode != "background" && mode != "manual") refuse("progress must be \"background\" or \"manual\", not \"" + mode + "\"");
       options.progress = mode == "manual" ? Progress::manual : Progress::background;
     } else if (name == "on_joined") {
-      options.on_joined = on_dispatcher<const Peer&>(py::reinterpret_borrow<py::object>(value));
+      options.on_joined = on_dispatcher<const Peer&>(value, callbacks);
     } else if (name == "on_left") {
-      options.on_left = on_dispatcher<const Peer&, const Status&>(py::reinterpret_borrow<py::object>(value));
+      options.on_left = on_dispatcher<const Peer&, const Status&>(value, callbacks);
     } else {
       throw py::type_error("unexpected keyword argument '" + name + "'");
     }
@@ -71,24 +65,46 @@ ContextOptions context_options(const py::kwargs& settings) {
 }
 
 void bind_context(py::module_& module) {
-  py::class_<Context>(
+  py::class_<Context, std::unique_ptr<Context, WithoutGil<Context>>>(
       module, "Context",
       "What this process is on the fabric: its transports, listener and peers, without ranks. Use it as a context manager. Keyword "
       "arguments, all optional: listen (address or list: \"unix:/path\", \"tcp://host:port\"; a private Unix socket is always "
       "there), "
       "key (job key; default HMC_JOB_KEY), insecure (allow TCP beyond this host without a key), name, transports (as "
       "HMC_TRANSPORTS), policy (\"auto\" or \"direct\"), heartbeat (seconds, default 5), progress (\"background\" or \"manual\"), "
-      "on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.")
-      .def(py::init([](const py::kwargs& settings) {
-        const ContextOptions options = context_options(settings);
-        const py::gil_scoped_release nogil;
-        return check(Context::create(options));
-      }))
+      "on_joined(peer), on_left(peer, error or None). Any thread; dead in a forked child.",
+      collectable_callbacks())
+      // As py::init makes it, but with the object to show the callbacks.
+      .def(
+          "__init__",
+          [](py::detail::value_and_holder& self, const py::kwargs& settings) {
+            Callbacks callbacks;
+            const ContextOptions options = context_options(settings, callbacks);
+            const auto create = [&] {
+              const ReleasedGil nogil;
+              return check(Context::create(options));
+            };
+            self.value_ptr() = new Context(create());
+            show_callbacks(py::handle(reinterpret_cast<PyObject*>(self.inst)), std::move(callbacks));
+          },
+          py::detail::is_new_style_constructor())
       .def_property_readonly("id", &Context::id, "32 hexadecimal digits, random.")
       .def_property_readonly("name", &Context::name, "What peers see.")
-      .def_property_readonly("addresses", &Context::addresses, "What peers pass to connect(), with real ports.")
+      .def_property_readonly(
+          "addresses",
+          [](const Context& self) {
+            refuse_if_forked(self);
+            return self.addresses();
+          },
+          "What peers pass to connect(), with real ports.")
       .def_property_readonly("closed", &Context::closed, "True after close().")
-      .def_property_readonly("peers", &Context::peers, "Peers connected now.")
+      .def_property_readonly(
+          "peers",
+          [](const Context& self) {
+            refuse_if_forked(self);
+            return self.peers();
+          },
+          "Peers connected now.")
       .def(
           "connect",
           [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
@@ -106,12 +122,28 @@ void bind_context(py::module_& module) {
           },
           py::arg("timeout") = py::none(), "The next peer that connected and has not been accepted yet.")
       .def(
+          "_iconnect",
+          [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const ReleasedGil nogil;
+            return check(self.iconnect(address, deadline));
+          },
+          py::arg("address"), py::arg("timeout"))
+      .def(
+          "_iaccept",
+          [](const Context& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const ReleasedGil nogil;
+            return check(self.iaccept(deadline));
+          },
+          py::arg("timeout"))
+      .def(
           "buffer",
-          [](const Context& self, std::size_t nbytes, const py::object& device, const std::string& access) {
+          [](const Context& self, ByteCount nbytes, const py::object& device, const std::string& access) {
             const Device where = device_of(device);
             if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
-            const py::gil_scoped_release nogil;
-            return check(self.buffer(nbytes, where, access == "r" ? Access::read : Access::read_write));
+            const ReleasedGil nogil;
+            return check(self.buffer(nbytes.value, where, access == "r" ? Access::read : Access::read_write));
           },
           py::arg("nbytes"), py::arg("device") = "cpu", py::arg("access") = "rw", "Allocates and registers zero-filled memory.")
       .def(
@@ -120,7 +152,7 @@ void bind_context(py::module_& module) {
             if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
             if (access == "rw") static_cast<void>(view_of(array, true));
             const Memory memory = memory_of(array);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(self.register_memory(memory, access == "r" ? Access::read : Access::read_write));
           },
           py::arg("array"), py::arg("access") = "rw",
@@ -135,7 +167,7 @@ void bind_context(py::module_& module) {
       .def(
           "connect_native",
           [](const Context& self, const std::string& transport, const NativeFields& peer) {
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(self.connect_native(transport, peer));
           },
           py::arg("transport"), py::arg("peer"),
@@ -145,24 +177,33 @@ void bind_context(py::module_& module) {
       .def(
           "progress",
           [](const Context& self) {
-            const py::gil_scoped_release nogil;
+            refuse_if_forked(self);
+            const ReleasedGil nogil;
             return self.progress();
           },
           "progress=\"manual\": polls once; True if something moved.")
-      .def("counters", &Context::counters, "Counters by name since creation.")
+      .def(
+          "counters",
+          [](const Context& self) {
+            refuse_if_forked(self);
+            return self.counters();
+          },
+          "Counters by name since creation.")
       .def(
           "close",
           [](const Context& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             check(self.close(deadline));
           },
           py::arg("timeout") = 5.0,
-          "Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.")
+          "Closes every peer, waits until what was posted has arrived, and frees everything. Messages and receives without a match "
+          "end with ClosedError. HmcTimeoutError: something may be lost, or a stopped process may still write memory of this one; "
+          "call it again to go on waiting. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](const Context& self, const py::args&) {
-             const py::gil_scoped_release nogil;
+             const ReleasedGil nogil;
              check(self.close());
            })
       .def("__repr__", [](const Context& self) { return "<hmc.Context " + self.name() + (self.closed() ? ", closed>" : ">"); });

@@ -70,7 +70,7 @@ std::size_t contiguous_bytes(py::handle array, const py::dict& face) {
 }  // namespace
 
 CudaArray take_cuda_array(py::handle array) {
-  const py::object face_object = array.attr(attribute);
+  const py::object face_object = attribute_of(array, attribute);
   if (!py::isinstance<py::dict>(face_object)) malformed(array, "is not a dict");
   const auto face = py::reinterpret_borrow<py::dict>(face_object);
   const auto data = entry<std::pair<std::uintptr_t, bool>>(array, face, "data");
@@ -79,7 +79,8 @@ CudaArray take_cuda_array(py::handle array) {
   taken.read_only = data.second;
   // The protocol's name says nothing of the owner: ask the runtimes.
   taken.memory = check(Memory::wrap(reinterpret_cast<void*>(data.first), contiguous_bytes(array, face)));
-  taken.on_host = taken.memory.size() > 0 && taken.memory.device().is_cpu();
+  taken.device = taken.memory.size() > 0 ? taken.memory.device() : device_of_empty(array);
+  taken.on_host = taken.memory.size() > 0 && taken.device.is_cpu();
   taken.stream = given(face, "stream") ? py::object(face["stream"]) : py::none();
   return taken;
 }

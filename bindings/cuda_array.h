@@ -7,6 +7,7 @@ namespace hmc::bindings {
 
 struct CudaArray {
   Memory memory;         // owns nothing: the caller keeps the array
+  Device device;         // the memory's; of an empty array, what its protocols say (device_of_empty)
   bool on_host = false;  // no runtime of this process knows the memory: pinned memory of the host, or nobody's
   bool read_only = false;
   py::object stream;  // what the producer declares

@@ -47,6 +47,9 @@ struct Export {
   Memory memory;
   std::int64_t shape = 0;
   std::int64_t stride = 1;
+
+  [[nodiscard]] std::size_t size() const noexcept { return memory.size(); }
+  [[nodiscard]] std::size_t offset() const noexcept { return memory.offset(); }
 };
 
 template <class Managed>
@@ -65,12 +68,18 @@ Managed* export_memory(const Memory& memory) {
   const DlDevice device{interop_of(memory.device().vendor()).dlpack, memory.device().index()};
   tensor = {memory.data(), device, 1, {1, 8, 1}, &exported->shape, &exported->stride, 0};
   exported->managed.manager = exported;
-  exported->managed.deleter = [](Managed* managed) { delete static_cast<Export<Managed>*>(managed->manager); };
+  exported->managed.deleter = [](Managed* managed) {
+    using Exported = Export<Managed>;
+    FreeLargeWithoutGil<Exported>()(static_cast<Exported*>(managed->manager));
+  };
   return &exported->managed;
 }
 
 std::size_t contiguous_bytes(const DlTensor& tensor) {
   std::int64_t expected = 1;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] == 0) return 0;  // whatever its strides
+  }
   for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.strides != nullptr && tensor.shape[i] > 1 && tensor.strides[i] != expected) {
       refuse("a tensor that is not C-contiguous cannot be transferred; make it contiguous, or use blocks");
@@ -85,10 +94,12 @@ std::size_t contiguous_bytes(const DlTensor& tensor) {
 DlpackView take_dlpack(py::handle object) {
   DlpackView view;
   try {
-    view.capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+    py::dict keywords;
+    keywords["max_version"] = py::make_tuple(1, 0);
+    view.capsule = call_python(attribute_of(object, "__dlpack__"), py::tuple(), keywords);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) throw;
-    view.capsule = object.attr("__dlpack__")();  // a producer from before versions
+    view.capsule = call_python(attribute_of(object, "__dlpack__"));  // a producer from before versions
   }
   const DlTensor* tensor = nullptr;
   if (PyCapsule_IsValid(view.capsule.ptr(), versioned_name) != 0) {
@@ -103,11 +114,11 @@ DlpackView take_dlpack(py::handle object) {
     refuse("__dlpack__ did not return a tensor");
   }
   view.bytes = contiguous_bytes(*tensor);
-  view.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  view.data = view.bytes > 0 ? static_cast<std::byte*>(tensor->data) + tensor->byte_offset : nullptr;
   const std::int32_t type = tensor->device.type;
   if (!dlpack_on_host(type)) {
     // The code does not always name the vendor: ask the runtimes whose pointer it is.
-    view.device = check(Memory::wrap(view.data, view.bytes)).device();
+    view.device = view.bytes > 0 ? check(Memory::wrap(view.data, view.bytes)).device() : device_of_empty(object);
     if (view.bytes > 0 && view.device.is_cpu()) {
       refuse("no device runtime of this process knows the memory of this tensor (DLPack device type " + std::to_string(type) + ")");
     }

@@ -1,3 +1,6 @@
+#include <new>
+#include <system_error>
+
 #include "common.h"
 
 namespace hmc::bindings {
@@ -22,13 +25,42 @@ void check(const Status& status) {
 
 void refuse(std::string message) { throw StatusError(Status(Code::invalid_argument, std::move(message))); }
 
+void refuse_uninitialised(py::handle object) {
+  throw py::type_error(std::string("this ") + Py_TYPE(object.ptr())->tp_name + " was not initialised: its __init__() has not run");
+}
+
+void refuse_uninitialised_objects(py::module_& module) {
+  for (const auto& [name, value] : module.attr("__dict__").cast<py::dict>()) {
+    if (PyType_Check(value.ptr()) == 0) continue;
+    if (auto* info = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(value.ptr())); info != nullptr) {
+      // Where an argument is loaded, pybind11 allocates what an old-style __init__ would construct in place; none of ours does.
+      info->operator_new = [](std::size_t) -> void* {
+        throw py::type_error("this object was not initialised: its __init__() has not run");
+      };
+    }
+  }
+}
+
+void refuse_if_forked(const Context& context) {
+  if (!in_forked_child() || !context.closed()) return;
+  // A Context closed in this process says so too, in other words.
+  const Status status = context.unpublish("-");
+  if (status.message().find("fork()") != std::string_view::npos) check(status);
+}
+
 py::object make_error(const Status& status) {
   return py::reinterpret_borrow<py::object>(class_of(status.code()))(std::string(status.message()), status.native());
 }
 
-void set_error(const Status& status) {
-  const py::object error = make_error(status);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+void set_error(const Status& status) noexcept {
+  try {
+    const py::object error = make_error(status);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  } catch (py::error_already_set& other) {
+    other.restore();
+  } catch (const std::exception&) {
+    PyErr_NoMemory();
+  }
 }
 
 Deadline deadline_of(const std::optional<double>& timeout) {
@@ -37,14 +69,35 @@ Deadline deadline_of(const std::optional<double>& timeout) {
   return Deadline::after_seconds(*timeout);
 }
 
-Deadline deadline_of(py::handle timeout) {
-  if (!timeout || timeout.is_none()) return Deadline::never();
+std::optional<double> seconds_of(py::handle timeout) {
+  if (!timeout || timeout.is_none()) return std::nullopt;
   const double seconds = PyFloat_AsDouble(timeout.ptr());
-  if (seconds == -1.0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return deadline_of(std::optional<double>(seconds));
+  if (seconds == -1.0 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    throw py::type_error(std::string("timeout must be a number of seconds or None, not a ") + Py_TYPE(timeout.ptr())->tp_name);
+  }
+  return seconds;
 }
 
+std::size_t byte_count(py::handle object) {
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  if (!index) {
+    PyErr_Clear();
+    throw py::type_error(std::string("nbytes must be an int, not a ") + Py_TYPE(object.ptr())->tp_name);
+  }
+  const Py_ssize_t bytes = PyLong_AsSsize_t(index.ptr());
+  const bool outside = bytes == -1 && PyErr_Occurred() != nullptr;
+  if (outside) PyErr_Clear();
+  if (outside || bytes < 0) refuse("nbytes must be from 0 to 2**63 - 1, and is " + py::str(index).cast<std::string>());
+  return static_cast<std::size_t>(bytes);
+}
+
+Deadline deadline_of(py::handle timeout) { return deadline_of(seconds_of(timeout)); }
+
 bool BlockingCall::asked() {
+  // Only on one thread does the interpreter run signal handlers. The others' calls end early with the interpreter.
+  if (!handles_signals()) return ended_for_this_thread();
   take_gil();
   const bool raises = PyErr_CheckSignals() != 0;
   if (raises) raised_.emplace();
@@ -58,6 +111,10 @@ void bind_errors(py::module_&) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
       set_error(error.status());
+    } catch (const std::bad_alloc&) {
+      set_error(Status(Code::out_of_memory, "this process has no memory left for the call"));
+    } catch (const std::system_error& error) {
+      set_error(errno_status("the system refused what the call needs", error.code().value()));
     } catch (const py::cast_error& error) {  // a value of another type inside an argument; pybind11 would say RuntimeError
       PyErr_SetString(PyExc_TypeError, error.what());
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <new>
 
 #include "common.h"
 
@@ -52,13 +53,21 @@ class Signature {
 // The C++ object of a pybind11 instance whose type the method descriptor has checked.
 template <class T>
 T& self_as(PyObject* self) {
-  return *reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<T>();
+  T* const value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<T>();
+  if (value == nullptr) [[unlikely]]
+    refuse_uninitialised(self);
+  return *value;
 }
 
-inline std::int64_t integer_or(py::handle value, std::int64_t fallback) {
+// Throws TypeError that names the argument for what is no integer.
+inline std::int64_t integer_or(py::handle value, std::int64_t fallback, const char* name) {
   if (!value) return fallback;
   const long long number = PyLong_AsLongLong(value.ptr());
-  if (number == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    throw py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(value.ptr())->tp_name);
+  }
   return number;
 }
 
@@ -73,8 +82,12 @@ PyObject* guarded(Body body) noexcept {
     error.restore();
   } catch (const py::builtin_exception& error) {
     error.set_error();
+  } catch (const std::bad_alloc&) {
+    set_error(Status(Code::out_of_memory, "this process has no memory left for the call"));
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (const abi::__forced_unwind&) {
+    stop_thread();
   }
   return nullptr;
 }

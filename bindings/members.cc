@@ -13,7 +13,7 @@ Value entry_of(py::handle who, py::handle value, const char* wanted) {
   return py::cast<Value>(value);
 }
 
-void exchange_members(py::class_<Communicator>& comm) {
+void exchange_members(py::class_<Communicator, CommunicatorHolder>& comm) {
   comm.def(
       "exchange",
       [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
@@ -55,7 +55,7 @@ struct Uneven {
   LayoutArrays out_layout, in_layout;
 };
 
-void all_to_all_v_members(py::class_<Communicator>& comm) {
+void all_to_all_v_members(py::class_<Communicator, CommunicatorHolder>& comm) {
   comm.def(
       "all_to_all_v",
       [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
@@ -78,7 +78,7 @@ void all_to_all_v_members(py::class_<Communicator>& comm) {
 
 }  // namespace
 
-void bind_members(py::class_<Communicator>& comm) {
+void bind_members(py::class_<Communicator, CommunicatorHolder>& comm) {
   exchange_members(comm);
   all_to_all_v_members(comm);
   comm.def(
@@ -87,7 +87,7 @@ void bind_members(py::class_<Communicator>& comm) {
         const Deadline deadline = deadline_of(timeout);
         return interruptible([&] { return self.topology(deadline); });
       },
-      py::arg("timeout") = py::none(),
+      py::arg("timeout") = 60.0,
       "The Members' hosts, cards and links, as every process sees its own host. Opens vendor libraries. Collective, one call per "
       "process.");
 }

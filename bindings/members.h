@@ -37,6 +37,7 @@ class LayoutArrays {
 };
 
 // {member: ...} forms of the Communicator's collectives, and topology().
-void bind_members(py::class_<Communicator>& comm);
+using CommunicatorHolder = std::unique_ptr<Communicator, WithoutGil<Communicator>>;  // its end may close
+void bind_members(py::class_<Communicator, CommunicatorHolder>& comm);
 
 }  // namespace hmc::bindings

@@ -6,16 +6,16 @@
 namespace hmc::bindings {
 
 void bind_memory(py::module_& module) {
-  py::class_<Memory> cls(
+  py::class_<Memory, std::unique_ptr<Memory, FreeLargeWithoutGil<Memory>>> cls(
       module, "Memory", py::buffer_protocol(),
       "Bytes on one device. Memory(nbytes, device=\"cpu\") allocates (zero-filled on the CPU); slices and exported views "
       "share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.");
   cls.def(
-      py::init([](std::size_t nbytes, const py::object& device, bool huge_pages, bool pinned, std::size_t alignment) {
+      py::init([](ByteCount nbytes, const py::object& device, bool huge_pages, bool pinned, std::size_t alignment) {
         const MemoryOptions options{huge_pages, pinned, alignment};
         const Device where = device_of(device);
-        const py::gil_scoped_release nogil;
-        return check(Memory::allocate(nbytes, where, options));
+        const ReleasedGil nogil;
+        return check(Memory::allocate(nbytes.value, where, options));
       }),
       py::arg("nbytes"), py::arg("device") = "cpu", py::kw_only(), py::arg("huge_pages") = false, py::arg("pinned") = false,
       py::arg("alignment") = 4096,
@@ -31,7 +31,7 @@ void bind_memory(py::module_& module) {
       [](const Memory& self, const py::object& source) {
         const MemoryView from = view_of(source, false);
         const Memory other = memory_of(from);
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         if (from.stream != no_stream) check(synchronize_stream(from.device, from.stream));
         check(self.copy_from(other));
       },
@@ -41,7 +41,7 @@ void bind_memory(py::module_& module) {
       [](const Memory& self, const py::object& target) {
         const MemoryView to = view_of(target, true);
         const Memory other = memory_of(to);
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         if (to.stream != no_stream) check(synchronize_stream(to.device, to.stream));
         check(self.copy_to(other));
       },
@@ -50,7 +50,7 @@ void bind_memory(py::module_& module) {
       "fill",
       [](const Memory& self, int value) {
         if (value < 0 || value > 255) refuse("fill takes a byte, 0 to 255");
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         check(self.fill(static_cast<std::uint8_t>(value)));
       },
       py::arg("value"), "Sets every byte.");

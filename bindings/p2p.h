@@ -11,6 +11,18 @@
 
 namespace hmc::bindings {
 
+inline constexpr const char* notify_doc =
+    "Raises a notification without data: an int (counted) or bytes. Returns once it is queued; waits while thousands before it are "
+    "not accepted by a peer that is stopped or does not read. HmcTimeoutError: nothing was sent.";
+
+// Id and count of a counted notification.
+inline std::pair<std::uint64_t, std::uint64_t> counted_of(py::handle id, py::handle times) {
+  const std::int64_t number = integer_or(id, 0, "id"), n = integer_or(times, 1, "count");
+  if (number < 0) refuse("a notification id must be from 0 to 2**63 - 1, not " + std::to_string(number));
+  if (n < 0) refuse("wait_notify: count must not be negative, and is " + std::to_string(n));
+  return {static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(n)};
+}
+
 // Arguments of send(array, [rank], tag=0, timeout=None) and its kin.
 template <class Caller>
 struct P2P {
@@ -22,13 +34,6 @@ struct P2P {
     Deadline deadline;
     py::handle stream;
   };
-  // A stream that is named takes the place of the producer's.
-  static MemoryView posted_view(const Arguments& a, bool writable) {
-    MemoryView view = view_of(a.array, writable);
-    if (a.stream && !a.stream.is_none()) view.stream = stream_of(a.stream);
-    return view;
-  }
-
   static PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse<SendTag>("send", "dst", args, count, keywords);
@@ -50,16 +55,18 @@ struct P2P {
   static PyObject* isend(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IsendTag>("isend", "dst", args, count, keywords);
-      const MemoryView view = posted_view(a, false);
-      return make_work(interruptible([&] { return Caller::isend(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
+      const BorrowedView view(a.array, false, a.stream);
+      return make_work(
+          interruptible([&] { return Caller::isend(self_as<Self>(self), *view, a.rank, a.tag); }, gil_for(view->bytes)));
     });
   }
 
   static PyObject* irecv(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
     return guarded([&]() -> py::object {
       const Arguments a = parse_posted<IrecvTag>("irecv", "src", args, count, keywords);
-      const MemoryView view = posted_view(a, true);
-      return make_work(interruptible([&] { return Caller::irecv(self_as<Self>(self), view, a.rank, a.tag); }, gil_for(view.bytes)));
+      const BorrowedView view(a.array, true, a.stream);
+      return make_work(
+          interruptible([&] { return Caller::irecv(self_as<Self>(self), *view, a.rank, a.tag); }, gil_for(view->bytes)));
     });
   }
 
@@ -99,17 +106,11 @@ struct P2P {
         static const Signature<3> signature("wait_notify", {"id", "count", "timeout"}, 1);
         std::tie(id, times, timeout) = std::tuple_cat(signature.parse(args, count, keywords));
       }
-      const std::int64_t number = integer_or(id, 0), n = integer_or(times, 1);
-      if (number < 0) refuse("a notification id must be from 0 to 2**63 - 1, not " + std::to_string(number));
-      if (n < 0) refuse("wait_notify: count must not be negative, and is " + std::to_string(n));
-      const int src = rank_of(rank);
+      const auto [number, n] = counted_of(id, times);
+      const int src = rank_of(rank, "src");
       const Deadline deadline = deadline_of(timeout);
-      interruptible(
-          [&] {
-            return Caller::wait_notify(self_as<Self>(self), src, static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(n),
-                                       deadline);
-          },
-          Gil::until_waiting);
+      interruptible([&, number = number, n = n] { return Caller::wait_notify(self_as<Self>(self), src, number, n, deadline); },
+                    Gil::until_waiting);
       return py::none();
     });
   }
@@ -162,8 +163,8 @@ struct P2P {
   }
 
   // A rank as Python gives it; what does not fit an int is no rank of any group.
-  static int rank_of(py::handle value) {
-    const std::int64_t rank = integer_or(value, any_source);
+  static int rank_of(py::handle value, const char* name) {
+    const std::int64_t rank = integer_or(value, any_source, name);
     if (rank < std::numeric_limits<int>::min() || rank > std::numeric_limits<int>::max())
       refuse("rank " + std::to_string(rank) + " is outside every Communicator");
     return static_cast<int>(rank);
@@ -190,11 +191,11 @@ struct P2P {
     if constexpr (Caller::ranked) {
       static const Signature<4> signature(function, {"array", rank_name, "tag", "timeout"}, 2);
       const auto [array, rank, tag, timeout] = signature.parse(args, count, keywords);
-      return {array, rank_of(rank), integer_or(tag, 0), deadline_of(timeout), {}};
+      return {array, rank_of(rank, rank_name), integer_or(tag, 0, "tag"), deadline_of(timeout), {}};
     } else {
       static const Signature<3> signature(function, {"array", "tag", "timeout"}, 1);
       const auto [array, tag, timeout] = signature.parse(args, count, keywords);
-      return {array, 0, integer_or(tag, 0), deadline_of(timeout), {}};
+      return {array, 0, integer_or(tag, 0, "tag"), deadline_of(timeout), {}};
     }
   }
   // The same without a timeout: a Work has its own.
@@ -204,11 +205,11 @@ struct P2P {
     if constexpr (Caller::ranked) {
       static const Signature<4> signature(function, {"array", rank_name, "tag", "stream"}, 2);
       const auto [array, rank, tag, stream] = signature.parse(args, count, keywords);
-      return {array, rank_of(rank), integer_or(tag, 0), Deadline::never(), stream};
+      return {array, rank_of(rank, rank_name), integer_or(tag, 0, "tag"), Deadline::never(), stream};
     } else {
       static const Signature<3> signature(function, {"array", "tag", "stream"}, 1);
       const auto [array, tag, stream] = signature.parse(args, count, keywords);
-      return {array, 0, integer_or(tag, 0), Deadline::never(), stream};
+      return {array, 0, integer_or(tag, 0, "tag"), Deadline::never(), stream};
     }
   }
   struct SendTag;

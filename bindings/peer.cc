@@ -57,6 +57,22 @@ void bind_peer(py::module_& module) {
           "Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another "
           "Context).")
       .def(
+          "_ilookup",
+          [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const ReleasedGil nogil;
+            return check(self.ilookup(name, deadline));
+          },
+          py::arg("name"), py::arg("timeout"))
+      .def(
+          "_iimport",
+          [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            const ReleasedGil nogil;
+            return check(self.iimport(descriptor, deadline));
+          },
+          py::arg("descriptor"), py::arg("timeout"))
+      .def(
           "prepare_blocks",
           [](const Peer& self, const py::iterable& pairs, std::size_t block) {
             return prepare_from(pairs, block, [&](auto all, std::size_t size) { return self.prepare_blocks(all, size); });
@@ -71,7 +87,7 @@ void bind_peer(py::module_& module) {
             std::string payload;
             PutOptions options = put_options(notify, complete, payload);
             options.stream = stream_of(stream);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(self.put_blocks(batch, options));
           },
           py::arg("batch"), py::arg("notify") = py::none(), py::arg("complete") = "remote", py::arg("stream") = py::none(),
@@ -80,18 +96,39 @@ void bind_peer(py::module_& module) {
           "get_blocks",
           [](const Peer& self, const BlockBatch& batch, const py::object& stream) {
             const StreamHandle after = stream_of(stream);
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return check(self.get_blocks(batch, after));
           },
           py::arg("batch"), py::arg("stream") = py::none(), "Gets every block. stream: as in get.")
       .def(
           "notify",
-          [](const Peer& self, const py::object& what) {
+          [](const Peer& self, const py::object& what, const std::optional<double>& timeout) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
-            interruptible([&] { return self.notify(notify); }, Gil::until_waiting);
+            const Deadline deadline = deadline_of(timeout);
+            interruptible([&] { return self.notify(notify, deadline); }, Gil::until_waiting);
           },
-          py::arg("notify"), "Raises a notification without data: an int (counted) or bytes.")
+          py::arg("notify"), py::arg("timeout") = py::none(), notify_doc)
+      .def(
+          "_inotify",
+          [](const Peer& self, const py::object& what, const std::optional<double>& timeout) {
+            std::string payload;
+            const Notify notify = notify_of(what, payload);
+            const Deadline deadline = deadline_of(timeout);
+            return check(self.inotify(notify, deadline));
+          },
+          py::arg("notify"), py::arg("timeout"))
+      .def(
+          "_iwait_notify",
+          [](const Peer& self, const py::object& id, const py::object& count, const std::optional<double>& timeout) {
+            const auto [number, times] = counted_of(id, count);
+            return check(self.iwait_notify(number, times, deadline_of(timeout)));
+          },
+          py::arg("id"), py::arg("count"), py::arg("timeout"))
+      .def(
+          "_inotifications",
+          [](const Peer& self, const std::optional<double>& timeout) { return check(self.inotifications(deadline_of(timeout))); },
+          py::arg("timeout"))
       .def(
           "fence", [](const Peer& self) { check(self.fence()); },
           "What is posted afterwards becomes visible only after everything posted before.")
@@ -104,19 +141,22 @@ void bind_peer(py::module_& module) {
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(
           "path",
-          [](const Peer& self, const py::object& source, const py::object& target) {
+          [](const Peer& self, const py::object& source, const py::object& target, const std::optional<double>& timeout) {
             const Device from = device_of(source);
             const Device to = device_of(target);
-            return check(self.path(from, to));
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.path(from, to, deadline); });
           },
-          py::arg("source") = "cpu", py::arg("target") = "cpu", "The Path between a device here and one at the peer.")
+          py::arg("source") = "cpu", py::arg("target") = "cpu", py::arg("timeout") = 30.0,
+          "The Path between a device here and one at the peer; connects if need be.")
       .def(
           "close",
           [](const Peer& self) {
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             self.close();
           },
-          "Says goodbye: pending operations end with ClosedError; the peer sees this side leave.")
+          "Closes without waiting: what was posted arrives, what the peer posted ends, then both sides say bye. Messages and "
+          "receives without a match end with ClosedError.")
       .def("__eq__", [](const Peer& a, const py::object& b) { return py::isinstance<Peer>(b) && a == b.cast<const Peer&>(); })
       .def("__hash__", [](const Peer& self) { return std::hash<const void*>()(self.state().get()); })
       .def("__repr__", [](const Peer& self) {

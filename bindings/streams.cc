@@ -29,10 +29,11 @@ StreamHandle stream_of(py::handle object) {
   if (!object || object.is_none()) return no_stream;
   if (PyLong_Check(object.ptr()) != 0) return handle_of(py::reinterpret_borrow<py::object>(object));
   if (py::hasattr(object, "__cuda_stream__")) {
-    return handle_of(object.attr("__cuda_stream__")().cast<py::tuple>()[1]);  // (version of the protocol, handle)
+    return handle_of(
+        call_python(attribute_of(object, "__cuda_stream__")).cast<py::tuple>()[1]);  // (version of the protocol, handle)
   }
   for (const char* name : handle_attributes) {
-    if (py::hasattr(object, name)) return handle_of(object.attr(name));
+    if (const py::object handle = attribute_or_null(object, name)) return handle_of(handle);
   }
   if (numeric(object)) return handle_of(py::int_(py::reinterpret_borrow<py::object>(object)));
   refuse("a stream is an int, an object with __cuda_stream__, or a stream of torch, CuPy, cuda-python or hip-python");
@@ -59,10 +60,11 @@ StreamHandle producer_stream(py::handle array, py::handle declared) {
     const py::object torch = py::module_::import("torch");
     if (kind != "cpu" && py::hasattr(torch, kind.c_str())) {
       const py::object backend = torch.attr(kind.c_str());
-      if (py::hasattr(backend, "current_stream")) return stream_of(backend.attr("current_stream")(device));
+      if (py::hasattr(backend, "current_stream"))
+        return stream_of(call_python(backend.attr("current_stream"), py::make_tuple(device)));
     }
   } else if (root == "cupy") {
-    return stream_of(py::module_::import("cupy.cuda").attr("get_current_stream")());
+    return stream_of(call_python(py::module_::import("cupy.cuda").attr("get_current_stream")));
   }
   return stream_of(declared);
 }

@@ -76,7 +76,7 @@ void bind_topology(py::module_& module) {
       .def_static(
           "discover",
           [] {
-            const py::gil_scoped_release nogil;
+            const ReleasedGil nogil;
             return Topology::discover();
           },
           "This host, with every device and network card. Opens vendor libraries.")

@@ -1,5 +1,9 @@
 #include "hmc/work.h"
 
+#include <Python.h>
+#include <structmember.h>
+
+#include "blocks.h"
 #include "fastcall.h"
 #include "hmc/completion_queue.h"
 
@@ -18,10 +22,64 @@ PyTypeObject* info_type() {
   return type;
 }
 
+struct WorkObject {
+  PyObject_HEAD  // clang-format off
+  PyObject* weak_references;  // clang-format on
+  Work work;
+};
+
+// Every instance comes from new_work(), so its Work is valid.
+PyObject* refuse_new(PyTypeObject* type, PyObject*, PyObject*) {
+  PyErr_Format(PyExc_TypeError, "%s: No constructor defined!", type->tp_name);
+  return nullptr;
+}
+
+void deallocate(PyObject* self) {
+  auto* const object = reinterpret_cast<WorkObject*>(self);
+  if (object->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  object->work.~Work();
+  PyTypeObject* const type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// `T` as class `name` of the module, a subclass of `base` unless that is null.
+template <class T>
+py::handle add_type(py::module_& module, const char* name, const char* doc, py::handle base) {
+  static const std::string full_name = std::string("hmc._core.") + name;  // the type refers to it
+  static PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(WorkObject, weak_references), READONLY, nullptr},
+                                  {nullptr, 0, 0, 0, nullptr}};
+  PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(refuse_new)},
+                         {Py_tp_members, members},
+                         {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                         {Py_tp_doc, const_cast<char*>(doc)},
+                         {0, nullptr}};
+  PyType_Spec spec{full_name.c_str(), sizeof(WorkObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+  const py::object bases = base ? py::object(py::make_tuple(base)) : py::object();
+  PyObject* const type = PyType_FromSpecWithBases(&spec, bases.ptr());
+  if (type == nullptr) throw py::error_already_set();
+  work_type<T> = reinterpret_cast<PyTypeObject*>(type);
+  module.attr(name) = py::reinterpret_borrow<py::object>(type);
+  return type;
+}
+
+// As py::class_::def and def_property_readonly.
+template <class Function, class... Extra>
+void add_method(py::handle cls, const char* name, Function&& function, const Extra&... extra) {
+  cls.attr(name) = py::cpp_function(std::forward<Function>(function), py::name(name), py::is_method(cls), extra...);
+}
+
+template <class Function>
+void add_property(py::handle cls, const char* name, Function&& function, const char* doc) {
+  const py::handle property(reinterpret_cast<PyObject*>(&PyProperty_Type));
+  const py::cpp_function getter(std::forward<Function>(function), py::name(name), py::is_method(cls));
+  cls.attr(name) = property(getter, py::none(), py::none(), doc);
+}
+
 PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   static const Signature<1> signature("wait", {"timeout"}, 0);
   return guarded([&]() -> py::object {
-    const Work& work = self_as<Work>(self);
+    const Work& work = work_from(self);
     const auto [timeout] = signature.parse(args, count, keywords);
     const Deadline deadline = deadline_of(timeout);
     // A KeyboardInterrupt leaves the operation going.
@@ -31,29 +89,40 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
 }
 
 void add_done_callback(const py::object& self, const py::object& callback) {
-  const Work& work = self.cast<const Work&>();
-  // The dispatcher thread runs it and drops it there, with the GIL.
-  auto held = std::make_shared<std::pair<py::object, py::object>>(callback, self);
-  work.then([held](const Status&) mutable {
-    const py::gil_scoped_acquire gil;
-    try {
-      held->first(held->second);
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("hmc.Work callback");
-    }
-    held.reset();
+  const Work& work = work_from(self);
+  // A Work of the parent's answers with ClosedError; one that is under way in this process goes on.
+  if (in_forked_child()) {
+    const Status status = work.done() ? work.cancel() : work.wait(Deadline::after_seconds(0));
+    if (status.message().find("fork()") != std::string_view::npos) check(status);
+  }
+  work.then([function = shared_reference(callback), held = shared_reference(self)](const Status&) mutable {
+    const auto called = std::move(function), argument = std::move(held);
+    call_from_foreign_thread(object_of(called), "hmc.Work callback", [&] { return PyTuple_Pack(1, object_of(argument)); });
+  });
+}
+
+// What an *_async call awaits.
+template <class T>
+void bind_work_of(py::module_& module, const char* name) {
+  const py::handle cls = add_type<WorkOf<T>>(module, name, "A Work that delivers a value.", module.attr("Work"));
+  add_method(cls, "_take", [](const WorkOf<T>& work) {
+    const ReleasedGil nogil;
+    return check(work.take());
   });
 }
 
 }  // namespace
 
-py::object make_work(Work work) { return py::cast(std::move(work)); }
-
-bool is_work(py::handle object) { return py::isinstance<Work>(object); }
+py::object new_work(PyTypeObject* type, Work work) {
+  PyObject* const object = type->tp_alloc(type, 0);
+  if (object == nullptr) throw py::error_already_set();
+  new (&reinterpret_cast<WorkObject*>(object)->work) Work(std::move(work));
+  return py::reinterpret_steal<py::object>(object);
+}
 
 const Work& work_from(py::handle object) {
-  if (!is_work(object)) throw py::type_error("expected an hmc.Work");
-  return object.cast<const Work&>();
+  if (PyObject_TypeCheck(object.ptr(), work_type<Work>) == 0) throw py::type_error("expected an hmc.Work");
+  return reinterpret_cast<const WorkObject*>(object.ptr())->work;
 }
 
 py::object make_info(const MessageInfo& info) {
@@ -67,46 +136,62 @@ py::object make_info(const MessageInfo& info) {
 
 void bind_work(py::module_& module) {
   module.attr("MessageInfo") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(info_type()));
-  py::class_<Work> cls(
+  const py::handle cls = add_type<Work>(
       module, "Work",
       "One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does "
-      "not cancel it. Any thread.");
+      "not cancel it. Any thread.",
+      {});
   fast_method(cls, "wait", wait,
               "wait($self, timeout=None)\n--\n\nWaits until done; raises the operation's error, or HmcTimeoutError after `timeout` "
               "seconds (the "
               "operation goes on).");
-  cls.def_property_readonly("done", &Work::done, "True once complete.");
-  cls.def_property_readonly("info", [](const Work& work) { return make_info(work.info()); }, "MessageInfo of a completed receive.");
-  cls.def(
-      "cancel",
+  add_property(cls, "done", [](const Work& work) { return work.done(); }, "True once complete.");
+  add_property(cls, "info", [](const Work& work) { return make_info(work.info()); }, "MessageInfo of a completed receive.");
+  add_method(
+      cls, "cancel",
       [](const Work& work) {
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         check(work.cancel());
       },
-      "Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), "
+      "Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits. "
+      "UnsupportedError when it is too late (it completes by itself), "
       "InvalidArgumentError when it is complete.");
-  cls.def(
-      "join",
+  add_method(
+      cls, "join",
       [](const Work& work, const py::object& stream, const py::object& device) {
         const StreamHandle handle = stream_of(stream);
         const Device where = device.is_none() ? stream_device(stream) : device_of(device);
-        const py::gil_scoped_release nogil;
+        const ReleasedGil nogil;
         check(work.join(where, handle));
       },
       py::arg("stream"), py::arg("device") = py::none(),
       "Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once. stream: int, "
       "framework "
       "stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.");
-  cls.def(
-      "error",
+  add_method(
+      cls, "error",
       [](const Work& work) -> py::object {
         if (!work.done() || work.status().ok()) return py::none();
         return make_error(work.status());
       },
       "The exception of a failed operation, else None (also while under way).");
-  cls.def("add_done_callback", add_done_callback, py::arg("callback"),
-          "Calls callback(work) once after completion, on the dispatcher thread; never inside this call.");
-  cls.def("__await__", [](const py::object& self) { return py::module_::import("hmc._aio").attr("await_work")(self); });
+  add_method(cls, "add_done_callback", add_done_callback, py::arg("callback"),
+             "Calls callback(work) once after completion, on the dispatcher thread; never inside this call.");
+  add_method(
+      cls, "_withdraw",
+      [](const Work& work) {
+        const ReleasedGil nogil;
+        return work.withdraw().code() != Code::unsupported;
+      },
+      "As cancel(); a wait that is complete also returns what it consumed. False: too late to stop, it completes by itself.");
+  add_method(cls, "__await__", [](const py::object& self) { return py::module_::import("hmc._aio").attr("await_work")(self); });
+
+  bind_work_of<Peer>(module, "_PeerWork");
+  bind_work_of<RemoteBuffer>(module, "_RemoteBufferWork");
+  const py::handle notifications =
+      add_type<WorkOf<std::vector<Notification>>>(module, "_NotificationsWork", "A wait for notifications.", cls);
+  add_method(notifications, "_take",
+             [](const WorkOf<std::vector<Notification>>& work) { return notifications_as_list(check(work.take())); });
 
   const auto works_of = [](const py::iterable& works) {
     std::vector<Work> all;
@@ -123,10 +208,14 @@ void bind_work(py::module_& module) {
       py::arg("works"), py::arg("timeout") = py::none(), "Index of a completed Work, the lowest. The Works belong to one Context.");
   module.def(
       "wait_all",
-      [works_of](const py::iterable& works, const std::optional<double>& timeout) {
-        const std::vector<Work> all = works_of(works);
+      [](const py::iterable& works, const std::optional<double>& timeout) {
+        // What has succeeded already needs neither a reference nor a wait.
+        std::vector<Work> all;
+        for (const py::handle object : works) {
+          if (const Work& work = work_from(object); !work.done() || !work.status().ok()) all.push_back(work);
+        }
         const Deadline deadline = deadline_of(timeout);
-        interruptible([&] { return wait_all(all, deadline); });
+        if (!all.empty()) interruptible([&] { return wait_all(all, deadline); }, Gil::until_waiting);
       },
       py::arg("works"), py::arg("timeout") = py::none(),
       "Waits for every Work; raises the first error by index after all are complete.");

@@ -2,8 +2,8 @@
 
 include(CheckIncludeFileCXX)
 
-# What nearly every file includes, parsed once: half of the time that a file takes to compile. Not where packages are built, so that each
-# file goes on including what it needs.
+# What nearly every file includes, parsed once: half of the time that a file takes to compile. Not in the preset dev, so that each file
+# goes on including what it needs.
 set(HMC_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <condition_variable> <cstring> <deque> <functional> <map> <memory> <mutex>
     <optional> <random> <span> <string> <string_view> <thread> <unordered_map> <utility> <vector>)
 
@@ -24,6 +24,17 @@ function(hmc_precompile target flavour)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
 endfunction()
 
+# hmc_unity(target [files that are compiled alone...]): its files in batches of twelve, each compiled as one: most of what a file takes to
+# compile are the headers. A file whose unnamed namespace has names of another file's in the same library is compiled alone.
+function(hmc_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${HMC_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
+# In cpp/src; "redefinition" in a unity_N_cxx.cxx means that a file belongs here. The device layer's files are alike: each is a table.
+set(HMC_COMPILED_ALONE collective/member.cc collective/member_collectives.cc comm/topology/text.cc progress/engine_watch.cc
+    progress/interrupt.cc transport/ipc/messages.cc transport/ipc/region.cc transport/shm/link_ops.cc transport/tcp/endpoint_send.cc)
+
 function(hmc_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
                                            -Woverloaded-virtual -Wimplicit-fallthrough -Wswitch $<$<BOOL:${HMC_WERROR}>:-Werror>)
@@ -38,14 +49,18 @@ function(hmc_compile_options target)
   endif()
 endfunction()
 
-# hmc_layer(name [DEPENDS layers...] [SOURCE_DIR dir] [ONLY files...] [NOT files...]): every .cc of cpp/src/<name> (or of them ONLY
-# some, or all but some), as library hmc_<name>.
+# hmc_layer(name [ROOMS] [DEPENDS layers...] [SOURCE_DIR dir] [ONLY files...] [NOT files...]): every .cc of cpp/src/<name> (or of them
+# ONLY some, or all but some), with ROOMS those of its folders too, as library hmc_<name>.
 function(hmc_layer name)
-  cmake_parse_arguments(ARG "" "SOURCE_DIR" "DEPENDS;ONLY;NOT" ${ARGN})
+  cmake_parse_arguments(ARG "ROOMS" "SOURCE_DIR" "DEPENDS;ONLY;NOT" ${ARGN})
   if(NOT ARG_SOURCE_DIR)
     set(ARG_SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/${name}")
   endif()
   file(GLOB sources CONFIGURE_DEPENDS "${ARG_SOURCE_DIR}/*.cc")
+  if(ARG_ROOMS)
+    file(GLOB rooms CONFIGURE_DEPENDS "${ARG_SOURCE_DIR}/*/*.cc")
+    list(APPEND sources ${rooms})
+  endif()
   if(ARG_ONLY)
     list(TRANSFORM ARG_ONLY PREPEND "${ARG_SOURCE_DIR}/" OUTPUT_VARIABLE sources)
   endif()
@@ -61,6 +76,10 @@ function(hmc_layer name)
   target_compile_definitions(hmc_${name} PRIVATE HMC_VERSION_TEXT="${PROJECT_VERSION}")
   hmc_compile_options(hmc_${name})
   hmc_precompile(hmc_${name} library)
+  if(NOT name STREQUAL "device")
+    list(TRANSFORM HMC_COMPILED_ALONE PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/" OUTPUT_VARIABLE alone)
+    hmc_unity(hmc_${name} ${alone})
+  endif()
   target_link_libraries(hmc_${name} PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
   foreach(dependency IN LISTS ARG_DEPENDS)
     target_link_libraries(hmc_${name} PUBLIC hmc_${dependency})
@@ -79,11 +98,12 @@ function(hmc_write_if_changed file content)
   file(WRITE "${file}" "${content}")
 endfunction()
 
-# One library per folder of cpp/src/transport, and the table of their factories. A folder's preference at equal merit is its place in
+# One library per folder of cpp/src/transport (kit: what they have in common), and the table of their factories. A folder's preference at equal merit is its place in
 # the order file (cpp/src/transport/order.txt), folders that it does not name last. A folder that is compiled against a foreign header
 # names it in needs.txt, and after it the sources to compile where it is missing: absent.cc, which stands for the transport and says
 # so, and what needs no such header.
 function(hmc_transports)
+  hmc_layer(transport_kit DEPENDS transport SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/kit")
   file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/order.txt" names REGEX "^[a-z]")
   file(GLOB folders CONFIGURE_DEPENDS LIST_DIRECTORIES true RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport"
        "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/transport/*")
@@ -115,7 +135,7 @@ function(hmc_transports)
         set(choice ONLY ${needs})
       endif()
     endif()
-    hmc_layer(transport_${name} DEPENDS transport SOURCE_DIR "${folder}" ${choice})
+    hmc_layer(transport_${name} DEPENDS transport_kit SOURCE_DIR "${folder}" ${choice})
     string(APPEND externs "extern constinit const hmc::TransportFactory hmc_transport_${name};\n")
     string(APPEND entries "    &hmc_transport_${name},\n")
     list(APPEND libraries hmc_transport_${name})

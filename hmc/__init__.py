@@ -20,6 +20,7 @@ except ImportError as _error:
             "installed package because it looks into the working directory first: start Python from another folder"
         ) from _error
     raise
+from hmc import testing
 from hmc._aio import install as _install_awaitables
 from hmc._core import (
     ANY_SOURCE,
@@ -103,6 +104,7 @@ __all__ = [
     "info",
     "init",
     "keygen",
+    "testing",
     "wait_all",
     "wait_any",
 ]

@@ -1,8 +1,8 @@
-"""Awaiting Works: one CompletionQueue per event loop, whose descriptor the loop watches. No thread per operation.
+"""Awaiting Works: one CompletionQueue per event loop, whose descriptor the loop watches. No thread, whatever the number of waits.
 
-Calls that have no Work (accept, connect, lookup, wait_notify) are offered as coroutines that run the blocking call on the loop's
-default executor. When the awaiting task is cancelled (Ctrl-C does that), those that can be repeated end within ``SLICE`` seconds;
-connect and barrier end at their timeout, since half of one cannot be taken back.
+Cancelling an awaited Work takes effect at once. A wait (accept, lookup, wait_notify, ...) that is cancelled consumes nothing, or
+returns what it had consumed already. An operation on memory that is too late to stop keeps its task until it has ended: a cancelled
+await never ends while its memory may still be read or written.
 """
 
 from __future__ import annotations
@@ -10,150 +10,190 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
-import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any
 
 from hmc import _core
-from hmc.errors import HmcTimeoutError
 
 __all__ = ["await_work", "install"]
 
-SLICE = 0.2
-
-_T = TypeVar("_T")
 _Ranked = _core.Member | _core.Communicator
 
 
+class _Waiter:
+    """A Work that a task waits for. Kept, with the Work's buffers, until the Work completes."""
+
+    def __init__(self, work: _core.Work, loop: asyncio.AbstractEventLoop) -> None:
+        self.work = work
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def finish(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns when the Work is complete. Raises CancelledError once the Work was withdrawn, or has ended by itself."""
+        try:
+            await self.future
+        except asyncio.CancelledError:
+            if not self.work._withdraw():
+                await self._end()
+            raise
+        except BaseException:  # the coroutine is closed, with its loop
+            self.work._withdraw()
+            raise
+
+    async def _end(self) -> None:
+        while not self.work.done:
+            self.future = self.loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):  # the caller raises it when the memory is safe
+                await self.future
+
+
 class _LoopQueue:
-    """The Works that tasks of one loop wait for."""
+    """The Works that tasks of one loop wait for. Only the loop's reader refers to it, so it ends when the loop is closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue = _core.CompletionQueue()
-        self.waiting: dict[int, tuple[_core.Work, asyncio.Future[None]]] = {}
+        self.waiting: dict[int, _Waiter] = {}
+        self.completed: deque[int] = deque()
         self.tokens = itertools.count()
         loop.add_reader(self.queue.fileno(), self.on_ready)
 
     def on_ready(self) -> None:
-        """Resolves the futures of what completed."""
-        for token in self.queue.drain():
-            work, future = self.waiting.pop(token)
-            if not future.done():
-                error = work.error()
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+        self.completed += self.queue.drain()
+        try:
+            while self.completed:
+                waiter = self.waiting.get(self.completed[0])
+                if waiter is not None:
+                    waiter.finish()
+                    del self.waiting[self.completed[0]]
+                self.completed.popleft()
+        finally:
+            if self.completed:  # KeyboardInterrupt
+                asyncio.get_running_loop().call_soon(self.on_ready)
 
-    def wait(self, work: _core.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A future for ``work``, which is kept (with its buffers) until it completes, whatever becomes of the future."""
+    def add(self, work: _core.Work, loop: asyncio.AbstractEventLoop) -> _Waiter:
         token = next(self.tokens)
-        future: asyncio.Future[None] = loop.create_future()
-        self.waiting[token] = (work, future)
+        waiter = self.waiting[token] = _Waiter(work, loop)
         self.queue.watch(work, token)
-        return future
+        return waiter
 
 
-_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = weakref.WeakKeyDictionary()
+_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[_LoopQueue]] = weakref.WeakKeyDictionary()
 
 
-async def _completion(work: _core.Work) -> _core.MessageInfo:
-    if work.done:
-        work.wait()
-        return work.info
+def _watched(work: _core.Work) -> _Waiter:
     loop = asyncio.get_running_loop()
-    queue = _queues.get(loop)
+    known = _queues.get(loop)
+    queue = None if known is None else known()
     if queue is None:
-        queue = _queues[loop] = _LoopQueue(loop)
-    try:
-        await queue.wait(work, loop)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):  # too late to stop: it completes by itself, and the queue keeps its buffers until then
-            work.cancel()
-        raise
+        queue = _LoopQueue(loop)
+        _queues[loop] = weakref.ref(queue)
+    return queue.add(work, loop)
+
+
+async def _completion(work: _core.Work) -> None:
+    if not work.done:
+        await _watched(work).wait()
+    error = work.error()
+    if error is not None:
+        raise error
+
+
+async def _completed_info(work: _core.Work) -> _core.MessageInfo:
+    await _completion(work)
     return work.info
 
 
 def await_work(work: _core.Work) -> Generator[Any, None, _core.MessageInfo]:
     """What ``Work.__await__`` returns: completes with the Work's MessageInfo, or raises its error."""
-    return _completion(work).__await__()
-
-
-async def _blocking(method: Callable[..., _T], *args: Any) -> _T:
-    return await asyncio.get_running_loop().run_in_executor(None, method, *args)
-
-
-async def _repeated(method: Callable[..., _T], *args: Any, timeout: float | None) -> _T:
-    """As _blocking, for a call that takes nothing at a timeout: waits in slices, so that cancelling frees the thread."""
-    if timeout is not None and not timeout > SLICE:
-        return await _blocking(method, *args, timeout)
-    deadline = float("inf") if timeout is None else time.monotonic() + timeout
-    cancelled = threading.Event()
-
-    def wait() -> _T:
-        while True:
-            left = deadline - time.monotonic()
-            last = left <= SLICE or cancelled.is_set()
-            try:
-                result = method(*args, max(0.0, min(left, SLICE)))
-            except HmcTimeoutError:
-                if last:
-                    raise
-            else:
-                if last or result != []:  # no notification yet
-                    return result
-
-    try:
-        return await _blocking(wait)
-    except asyncio.CancelledError:
-        cancelled.set()
-        raise
+    return _completed_info(work).__await__()
 
 
 # ---- methods that install() adds; the stub (_core.pyi) has their types ----
 
 
 async def _accept(self: _core.Context, timeout: float | None = None) -> _core.Peer:
-    return await _repeated(self.accept, timeout=timeout)
+    work = self._iaccept(timeout)
+    await _completion(work)
+    return work._take()
 
 
 async def _connect(self: _core.Context, address: str, timeout: float | None = 30.0) -> _core.Peer:
-    return await _blocking(self.connect, address, timeout)
+    work = self._iconnect(address, timeout)
+    await _completion(work)
+    return work._take()
 
 
 async def _lookup(self: _core.Peer, name: str, timeout: float | None = None) -> _core.RemoteBuffer:
-    return await _repeated(self.lookup, name, timeout=timeout)
+    work = self._ilookup(name, timeout)
+    await _completion(work)
+    return work._take()
+
+
+async def _import_buffer(self: _core.Peer, descriptor: _core.Descriptor, timeout: float | None = 30.0) -> _core.RemoteBuffer:
+    work = self._iimport(descriptor, timeout)
+    await _completion(work)
+    return work._take()
+
+
+async def _notify_peer(self: _core.Peer, notify: Any, timeout: float | None = None) -> None:
+    await _completion(self._inotify(notify, timeout))
+
+
+async def _notify(self: _Ranked, dst: int, notify: Any, timeout: float | None = None) -> None:
+    await _completion(self._inotify(dst, notify, timeout))
 
 
 async def _wait_notify_of_peer(self: _core.Peer, id: int, count: int = 1, timeout: float | None = None) -> None:
-    await _repeated(self.wait_notify, id, count, timeout=timeout)
+    await _completion(self._iwait_notify(id, count, timeout))
 
 
 async def _wait_notify(self: _Ranked, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
-    await _repeated(self.wait_notify, src, id, count, timeout=timeout)
+    await _completion(self._iwait_notify(src, id, count, timeout))
 
 
 async def _notifications(self: _core.Peer | _Ranked, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
-    return await _repeated(self.notifications, timeout=timeout)
+    work = self._inotifications(timeout)
+    await _completion(work)
+    return work._take()
 
 
 async def _barrier(self: _Ranked, timeout: float | None = None) -> None:
-    await _blocking(self.barrier, timeout)
+    await _completion(self._ibarrier(timeout))
+
+
+_CONSUMES_NOTHING = "Cancelling takes effect at once and loses nothing."
+
+_NOTES = {
+    "connect": "Cancelling takes effect at once; a connection that was made already is kept in peers.",
+    "barrier": "Cancelling takes effect at once; the Communicator is then unusable, as after a timeout.",
+    "notify": "Cancelling takes effect at once: the notification was raised, or is not sent.",
+}
 
 
 def install() -> None:
     """Adds the ``*_async`` coroutines to the classes of the core."""
-    ranked = {"wait_notify": _wait_notify, "notifications": _notifications, "barrier": _barrier}
+    ranked = {"notify": _notify, "wait_notify": _wait_notify, "notifications": _notifications, "barrier": _barrier}
+    of_peer: dict[str, Callable[..., Any]] = {
+        "lookup": _lookup,
+        "import_buffer": _import_buffer,
+        "notify": _notify_peer,
+        "wait_notify": _wait_notify_of_peer,
+        "notifications": _notifications,
+    }
     methods: list[tuple[Any, dict[str, Any]]] = [
         (_core.Context, {"accept": _accept, "connect": _connect}),
-        (_core.Peer, {"lookup": _lookup, "wait_notify": _wait_notify_of_peer, "notifications": _notifications}),
+        (_core.Peer, of_peer),
         (_core.Member, ranked),
         (_core.Communicator, ranked),
     ]
     for cls, functions in methods:
         for name, function in functions.items():
             function.__name__ = f"{name}_async"
-            function.__doc__ = f"As {name}(), as a coroutine; the call waits on the loop's default executor."
+            function.__doc__ = f"As {name}(), as a coroutine that takes no thread. {_NOTES.get(name, _CONSUMES_NOTHING)}"
             setattr(cls, function.__name__, function)

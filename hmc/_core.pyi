@@ -132,7 +132,7 @@ class ConnBuffer:
     def __repr__(self) -> str: ...
     def close(self, timeout: float | None = None) -> None:
         """
-        Ends the registration: returns when every importer has acknowledged or died; nothing lands afterwards. HmcTimeoutError: HMC keeps the pages until then. Idempotent.
+        Ends the registration: returns when every importer has acknowledged or died and every receive into the memory that has its message has ended; nothing lands afterwards. A receive without a message stays posted and is not waited for. HmcTimeoutError: the memory may still be written; HMC keeps its pages until then. Idempotent.
         """
     def descriptor(self) -> Descriptor:
         """
@@ -271,7 +271,6 @@ class Work:
     """
     One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does not cancel it. Any thread.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def wait(self, timeout: float | None = None) -> None:
         """
         Waits until done; raises the operation's error, or HmcTimeoutError after `timeout` seconds (the operation goes on).
@@ -281,9 +280,13 @@ class Work:
         """
         Calls callback(work) once after completion, on the dispatcher thread; never inside this call.
         """
+    def _withdraw(self) -> bool:
+        """
+        As cancel(); a wait that is complete also returns what it consumed. False: too late to stop, it completes by itself.
+        """
     def cancel(self) -> None:
         """
-        Stops the operation: afterwards nothing of it is written. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
+        Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
         """
     def join(self, stream: typing.Any, device: typing.Any = None) -> None:
         """
@@ -303,6 +306,24 @@ class Work:
         """
         MessageInfo of a completed receive.
         """
+
+class _PeerWork(Work):
+    """
+    A Work that delivers a value.
+    """
+    def _take(self) -> Peer: ...
+
+class _RemoteBufferWork(Work):
+    """
+    A Work that delivers a value.
+    """
+    def _take(self) -> RemoteBuffer: ...
+
+class _NotificationsWork(Work):
+    """
+    A wait for notifications.
+    """
+    def _take(self) -> list[tuple[int, bytes]]: ...
 
 class CompletionQueue:
     """
@@ -455,7 +476,7 @@ class Peer:
     def __repr__(self) -> str: ...
     def close(self) -> None:
         """
-        Says goodbye: pending operations end with ClosedError; the peer sees this side leave.
+        Closes without waiting: what was posted arrives, what the peer posted ends, then both sides say bye. Messages and receives without a match end with ClosedError.
         """
     def fence(self) -> None:
         """
@@ -469,13 +490,22 @@ class Peer:
         """
         Imports a buffer by descriptor. StaleBufferError, AuthenticationError (forged), InvalidArgumentError (of another Context).
         """
+    async def import_buffer_async(self, descriptor: Descriptor, timeout: float | None = 30.0) -> RemoteBuffer:
+        """
+        As import_buffer(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
+        """
+    def _iimport(self, descriptor: Descriptor, timeout: float | None) -> _RemoteBufferWork: ...
+    def _ilookup(self, name: str, timeout: float | None) -> _RemoteBufferWork: ...
+    def _inotifications(self, timeout: float | None) -> _NotificationsWork: ...
+    def _inotify(self, notify: typing.Any, timeout: float | None) -> Work: ...
+    def _iwait_notify(self, id: typing.Any, count: typing.Any, timeout: float | None) -> Work: ...
     def lookup(self, name: str, timeout: float | None = None) -> RemoteBuffer:
         """
         Imports the buffer published under name; waits for it to appear.
         """
     async def lookup_async(self, name: str, timeout: float | None = None) -> RemoteBuffer:
         """
-        As lookup(), as a coroutine; the call waits on the loop's default executor.
+        As lookup(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
     def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
@@ -483,15 +513,19 @@ class Peer:
         """
     async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
-        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        As notifications(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
-    def notify(self, notify: typing.Any) -> None:
+    def notify(self, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        Raises a notification without data: an int (counted) or bytes.
+        Raises a notification without data: an int (counted) or bytes. Returns once it is queued; waits while thousands before it are not accepted by a peer that is stopped or does not read. HmcTimeoutError: nothing was sent.
         """
-    def path(self, source: typing.Any = "cpu", target: typing.Any = "cpu") -> Path:
+    async def notify_async(self, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        The Path between a device here and one at the peer.
+        As notify(), as a coroutine that takes no thread. Cancelling takes effect at once: the notification was raised, or is not sent.
+        """
+    def path(self, source: typing.Any = "cpu", target: typing.Any = "cpu", timeout: float | None = 30.0) -> Path:
+        """
+        The Path between a device here and one at the peer; connects if need be.
         """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
@@ -503,7 +537,7 @@ class Peer:
         """
     async def wait_notify_async(self, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
-        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        As wait_notify(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
     @property
     def address(self) -> str:
@@ -539,13 +573,15 @@ class Context:
     def __exit__(self, *args: typing.Any) -> None: ...
     def __init__(self, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
+    def _iaccept(self, timeout: float | None) -> _PeerWork: ...
+    def _iconnect(self, address: str, timeout: float | None) -> _PeerWork: ...
     def accept(self, timeout: float | None = None) -> Peer:
         """
         The next peer that connected and has not been accepted yet.
         """
     async def accept_async(self, timeout: float | None = None) -> Peer:
         """
-        As accept(), as a coroutine; the call waits on the loop's default executor.
+        As accept(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
     def buffer(self, nbytes: typing.SupportsIndex, device: typing.Any = "cpu", access: str = "rw") -> ConnBuffer:
         """
@@ -553,7 +589,7 @@ class Context:
         """
     def close(self, timeout: float | None = 5.0) -> None:
         """
-        Says goodbye to every peer and frees everything; pending operations end with ClosedError. Idempotent.
+        Closes every peer, waits until what was posted has arrived, and frees everything. Messages and receives without a match end with ClosedError. HmcTimeoutError: something may be lost, or a stopped process may still write memory of this one; call it again to go on waiting. Idempotent.
         """
     def connect(self, address: str, timeout: float | None = 30.0) -> Peer:
         """
@@ -561,7 +597,7 @@ class Context:
         """
     async def connect_async(self, address: str, timeout: float | None = 30.0) -> Peer:
         """
-        As connect(), as a coroutine; the call waits on the loop's default executor.
+        As connect(), as a coroutine that takes no thread. Cancelling takes effect at once; a connection that was made already is kept in peers.
         """
     def connect_native(self, transport: str, peer: collections.abc.Mapping[str, int | str]) -> NativeConnection:
         """
@@ -673,13 +709,17 @@ class Member:
         """
         Uneven all-to-all: in_counts[r] elements of inp go to rank r, out_counts[r] elements of out come from it; counts and displacements in elements of each array's dtype (bytes for Memory and ConnBuffer). Displacements default to packed. InvalidArgumentError where a peer sent another amount than expected. Collective.
         """
+    def _ibarrier(self, timeout: float | None) -> Work: ...
+    def _inotifications(self, timeout: float | None) -> _NotificationsWork: ...
+    def _inotify(self, dst: typing.SupportsIndex, notify: typing.Any, timeout: float | None) -> Work: ...
+    def _iwait_notify(self, src: typing.SupportsIndex, id: typing.Any, count: typing.Any, timeout: float | None) -> Work: ...
     def barrier(self, timeout: float | None = None) -> None:
         """
         Returns when every rank has arrived. Collective.
         """
     async def barrier_async(self, timeout: float | None = None) -> None:
         """
-        As barrier(), as a coroutine; the call waits on the loop's default executor.
+        As barrier(), as a coroutine that takes no thread. Cancelling takes effect at once; the Communicator is then unusable, as after a timeout.
         """
     def buffer(self, nbytes: typing.SupportsIndex) -> ConnBuffer:
         """
@@ -723,15 +763,19 @@ class Member:
         """
     async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
-        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        As notifications(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
-    def notify(self, dst: typing.SupportsIndex, notify: typing.Any) -> None:
+    def notify(self, dst: typing.SupportsIndex, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        Raises a notification without data: an int (counted) or bytes.
+        Raises a notification without data: an int (counted) or bytes. Returns once it is queued; waits while thousands before it are not accepted by a peer that is stopped or does not read. HmcTimeoutError: nothing was sent.
         """
-    def path(self, dst: typing.SupportsIndex) -> Path:
+    async def notify_async(self, dst: int, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        The Path to another rank.
+        As notify(), as a coroutine that takes no thread. Cancelling takes effect at once: the notification was raised, or is not sent.
+        """
+    def path(self, dst: typing.SupportsIndex, timeout: float | None = 30.0) -> Path:
+        """
+        The Path to another rank; connects if need be.
         """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
@@ -743,7 +787,7 @@ class Member:
         """
     async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
-        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        As wait_notify(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
     @property
     def device(self) -> str:
@@ -1065,13 +1109,17 @@ class Communicator:
         """
         As all_to_all_v of {member: (out, out_counts, inp, in_counts)} for every local Member. Collective.
         """
+    def _ibarrier(self, timeout: float | None) -> Work: ...
+    def _inotifications(self, timeout: float | None) -> _NotificationsWork: ...
+    def _inotify(self, dst: typing.SupportsIndex, notify: typing.Any, timeout: float | None) -> Work: ...
+    def _iwait_notify(self, src: typing.SupportsIndex, id: typing.Any, count: typing.Any, timeout: float | None) -> Work: ...
     def barrier(self, timeout: float | None = None) -> None:
         """
         Returns when every rank has arrived; joins with every local Member. Collective.
         """
     async def barrier_async(self, timeout: float | None = None) -> None:
         """
-        As barrier(), as a coroutine; the call waits on the loop's default executor.
+        As barrier(), as a coroutine that takes no thread. Cancelling takes effect at once; the Communicator is then unusable, as after a timeout.
         """
     def buffer(self, nbytes: typing.SupportsIndex, device: typing.Any = "cpu") -> ConnBuffer:
         """
@@ -1135,17 +1183,23 @@ class Communicator:
         """
     async def notifications_async(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
-        As notifications(), as a coroutine; the call waits on the loop's default executor.
+        As notifications(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
-    def notify(self, dst: typing.SupportsIndex, notify: typing.Any) -> None:
+    def notify(self, dst: typing.SupportsIndex, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        Raises a notification without data: an int (counted) or bytes.
+        Raises a notification without data: an int (counted) or bytes. Returns once it is queued; waits while thousands before it are not accepted by a peer that is stopped or does not read. HmcTimeoutError: nothing was sent.
         """
-    def path(self, dst: typing.SupportsIndex, source: typing.Any = None, target: typing.Any = None) -> Path:
+    async def notify_async(self, dst: int, notify: typing.Any, timeout: float | None = None) -> None:
         """
-        The Path to a rank, or between two devices.
+        As notify(), as a coroutine that takes no thread. Cancelling takes effect at once: the notification was raised, or is not sent.
         """
-    def peer(self, rank: typing.SupportsIndex) -> Peer:
+    def path(
+        self, dst: typing.SupportsIndex, source: typing.Any = None, target: typing.Any = None, timeout: float | None = 30.0
+    ) -> Path:
+        """
+        The Path to a rank, or between two devices; connects if need be.
+        """
+    def peer(self, rank: typing.SupportsIndex, timeout: float | None = 30.0) -> Peer:
         """
         The Peer of a rank; connects if need be.
         """
@@ -1165,13 +1219,13 @@ class Communicator:
         """
         Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
         """
-    def topology(self, timeout: float | None = None) -> Topology:
+    def topology(self, timeout: float | None = 60.0) -> Topology:
         """
         The Members' hosts, cards and links, as every process sees its own host. Opens vendor libraries. Collective, one call per process.
         """
     async def wait_notify_async(self, src: int, id: int, count: int = 1, timeout: float | None = None) -> None:
         """
-        As wait_notify(), as a coroutine; the call waits on the loop's default executor.
+        As wait_notify(), as a coroutine that takes no thread. Cancelling takes effect at once and loses nothing.
         """
     @property
     def context(self) -> Context:
@@ -1232,4 +1286,4 @@ def wait_any(works: collections.abc.Iterable[typing.Any], timeout: float | None 
 ANY_SOURCE: int = -1
 ANY_TAG: int = -1
 version: str = "0.1.0"
-wire_version: int = 1
+wire_version: int

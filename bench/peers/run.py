@@ -1,6 +1,7 @@
 """`make bench-peers`: HMC's Python against Open MPI, NIXL, UCX and gloo in one run on this machine, as ratios.
 
-Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--json FILE]. A peer that does not run is named and left out.
+Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--few-cores] [--json FILE]. A peer that does
+not run is named and left out.
 Ratios above 1 mean that HMC takes less time.
 """
 
@@ -11,15 +12,20 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
+CORES = sorted(os.sched_getaffinity(0))[:2]
+TWO_CORES = ["taskset", "-c", ",".join(map(str, CORES))]
+PROGRAMS = HERE.parents[1] / "build" / "package" / "bench" / "cpp"
 Points = dict[tuple[str, int], float]  # (operation, bytes): seconds
 
 
@@ -35,7 +41,7 @@ def lines(command: list[str], environment: dict[str, str] | None = None) -> Poin
     points = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"operation"')]
     if result.returncode != 0 or not points:
         tail = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
-        print(f"  left out: {Path(command[-3] if len(command) > 2 else command[0]).name}: {tail[0][:200]}")
+        print(f"  left out: {' '.join(Path(part).name for part in command)[:120]}: {tail[0][:200]}")
     return {(point["operation"], point["bytes"]): point["seconds"] for point in points}
 
 
@@ -48,10 +54,21 @@ def hmc(
     ptrace: bool = True,
     blocks: str = "",
     environment: dict[str, str] | None = None,
+    few: bool = False,
 ) -> Points:
-    """HMC through its own Python benchmark."""
+    """HMC through its own Python benchmark; on two cores alone where `few`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [str(BIN / "hmc"), "bench", "--json", file.name, "--repeat", str(repeat), "--sizes", ",".join(map(str, sizes))]
+        command = [
+            *(TWO_CORES if few else []),
+            str(BIN / "hmc"),
+            "bench",
+            "--json",
+            file.name,
+            "--repeat",
+            str(repeat),
+            "--sizes",
+            ",".join(map(str, sizes)),
+        ]
         command += ["--operations", operations, "--ranks", str(ranks)]
         if transport:
             command += ["--transports", transport]
@@ -67,12 +84,16 @@ def hmc(
         return {(point["hmc-bench"], point["size"]): point["seconds"] for point in json.loads(Path(file.name).read_text())}
 
 
-def mpi(sizes: list[int], repeat: int, ranks: int = 2, single_copy: bool = True) -> Points:
-    """Open MPI; without its single copy where `single_copy` is false."""
-    command = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "core" if ranks == 2 else "none"]
+def mpi(
+    sizes: list[int], repeat: int, ranks: int = 2, single_copy: bool = True, operations: str = "send,alltoall", few: bool = False
+) -> Points:
+    """Open MPI; without its single copy where `single_copy` is false; on two cores alone where `few`."""
+    command = [*(TWO_CORES if few else []), str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe"]
+    command += ["--bind-to", "core" if ranks == 2 and not few else "none"]
     if not single_copy:
         command += ["--mca", "smsc", "^cma,xpmem,knem,accelerator"]
-    return lines([*command, "-n", str(ranks), sys.executable, str(HERE / "mpi.py"), str(repeat), json.dumps(sizes)])
+    script = [sys.executable, str(HERE / "mpi.py"), str(repeat), json.dumps(sizes), operations]
+    return lines([*command, "-n", str(ranks), *script])
 
 
 def gloo(sizes: list[int], repeat: int) -> Points:
@@ -102,19 +123,8 @@ def ucx(sizes: list[int], repeat: int, transports: str, smallest_put: int = 1 <<
             environment = {**os.environ, "UCX_TLS": transports, **({"UCX_ALLOC_PRIO": memory} if memory else {})}
             samples = []
             for _ in range(repeat):
-                with subprocess.Popen(["taskset", "-c", "1", *command], env=environment, stdout=subprocess.DEVNULL) as server:
-                    time.sleep(0.5)  # until it listens
-                    try:
-                        client = subprocess.run(
-                            ["taskset", "-c", "0", *command, "127.0.0.1"],
-                            env=environment, capture_output=True, text=True, timeout=120, check=False,
-                        )  # fmt: skip
-                    except subprocess.TimeoutExpired:
-                        server.kill()
-                        break
-                    server.kill()
-                found = re.findall(r"\d+(?:\.\d+)?", client.stdout.strip().splitlines()[-1]) if client.stdout.strip() else []
-                if len(found) >= 6:  # iterations, three latencies in us, two bandwidths in MB/s, two rates
+                found = _ucx_pair(command, environment)
+                if len(found) >= 6:
                     latency, bandwidth = float(found[3]), float(found[5])
                     samples.append(latency * 1e-6 if operation == "send" else size / (bandwidth * (1 << 20)))
             if samples:
@@ -143,6 +153,102 @@ def ucx_by_itself(sizes: list[int], repeat: int, table: list[dict[str, Any]]) ->
         compare(f"HMC's ucx against ucx_perftest, {title}", ours, theirs, table)
 
 
+def ucx_rate(sizes: list[int], repeat: int) -> Points:
+    """UCX's tag message rate over shared memory by ucx_perftest, 16 in flight: seconds per message."""
+    program = shutil.which("ucx_perftest")
+    if program is None:
+        print("  left out: ucx_perftest is not installed (Debian: ucx-utils)")
+        return {}
+    environment = {**os.environ, "UCX_TLS": "self,posix,sysv,cma"}
+    points: Points = {}
+    for size in sizes:
+        command = [program, "-t", "tag_bw", "-s", str(size), "-n", "500000", "-w", "50000", "-O", "16", "-p", "13438", "-f"]
+        samples = []
+        for _ in range(repeat):
+            last = _ucx_pair(command, environment)
+            if len(last) >= 8 and float(last[7]) > 0:
+                samples.append(1 / float(last[7]))
+        if samples:
+            points["rate", size] = statistics.median(samples)
+    return points
+
+
+def _ucx_pair(command: list[str], environment: dict[str, str]) -> list[str]:
+    """The numbers in the last line of a ucx_perftest client: iterations, three latencies, two bandwidths, two rates."""
+    first, second = (["taskset", "-c", str(core), *command] for core in (CORES[0], CORES[-1]))
+    with subprocess.Popen(second, env=environment, stdout=subprocess.DEVNULL) as server:
+        time.sleep(0.5)  # until it listens
+        try:
+            client = subprocess.run(
+                [*first, "127.0.0.1"], env=environment, capture_output=True, text=True, timeout=120, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return []
+        finally:
+            server.kill()
+    return re.findall(r"\d+(?:\.\d+)?", client.stdout.strip().splitlines()[-1]) if client.stdout.strip() else []
+
+
+def in_turns(
+    title: str, ours: Callable[[], Points], theirs: Callable[[], Points], rounds: int, table: list[dict[str, Any]], margin: float
+) -> None:
+    """Runs both `rounds` times, in alternating order, and compares the medians. `margin`: the ratio asked for."""
+    samples: dict[str, dict[tuple[str, int], list[float]]] = {"ours": {}, "theirs": {}}
+    for number in range(rounds):
+        both = [("ours", ours), ("theirs", theirs)]
+        for name, run in both if number % 2 == 0 else reversed(both):
+            for key, seconds in run().items():
+                samples[name].setdefault(key, []).append(seconds)
+    medians = {name: {key: statistics.median(values) for key, values in points.items()} for name, points in samples.items()}
+    compare(f"{title} (goal: {margin:.2f}x)", medians["ours"], medians["theirs"], table)
+
+
+def few_cores(largest: int, repeat: int, rounds: int, table: list[dict[str, Any]]) -> None:
+    """Message rate, and more ranks than cores: everything on two cores, both sides in turns."""
+    print(f"\non cores {', '.join(map(str, CORES))}")
+    small = [8, 64, 256, 1024]
+    in_turns(
+        "Open MPI, message rate, Python",
+        lambda: hmc(small, repeat, "", "rate", few=True),
+        lambda: mpi(small, repeat, operations="rate", few=True),
+        rounds, table, 1.2,
+    )  # fmt: skip
+    in_turns(
+        "UCX, message rate, C++",
+        lambda: lines([*TWO_CORES, str(PROGRAMS / "hmc_rate"), str(repeat)]),
+        lambda: ucx_rate(small, 1),
+        rounds, table, 1.0,
+    )  # fmt: skip
+    for ranks, most in ((4, 64 << 20), (16, 1 << 20)):
+        sizes = [size for size in (8, 512, 4096, 64 << 10, 1 << 20, 16 << 20, 64 << 20) if size <= min(largest, most)]
+        in_turns(
+            f"Open MPI, all-to-all of {ranks} ranks on {len(CORES)} cores",
+            lambda sizes=sizes, ranks=ranks: hmc(sizes, repeat, "", "alltoall", ranks, few=True),
+            lambda sizes=sizes, ranks=ranks: mpi(sizes, repeat, ranks, operations="alltoall", few=True),
+            rounds, table, 1.0,
+        )  # fmt: skip
+    in_turns(
+        "Open MPI, send and recv",
+        lambda: hmc([64 << 10], repeat, "", "send"),
+        lambda: mpi([64 << 10], repeat, operations="send"),
+        rounds, table, 1 / 0.7,
+    )  # fmt: skip
+    sizes = [size for size in (64 << 10, 16 << 20) if size <= largest]
+    in_turns(
+        "Open MPI, all-to-all of 2 ranks",
+        lambda: hmc(sizes, repeat, "", "alltoall"),
+        lambda: mpi(sizes, repeat, operations="alltoall"),
+        rounds, table, 1 / 0.9,
+    )  # fmt: skip
+    in_turns(
+        "UCX over tcp",
+        lambda: hmc([1 << 20], repeat, "tcp", "send,stream"),
+        lambda: {("stream" if operation == "put" else operation, size): seconds
+                 for (operation, size), seconds in ucx([1 << 20], 1, "self,tcp").items()},
+        rounds, table, 1.0,
+    )  # fmt: skip
+
+
 def compare(title: str, ours: Points, theirs: Points, table: list[dict[str, Any]]) -> None:
     """Prints every point that both have."""
     common = [key for key in theirs if key in ours]
@@ -165,12 +271,23 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="samples per point; the median counts")
     parser.add_argument("--largest", type=int, default=256 << 20, help="largest transfer in bytes")
     parser.add_argument("--json", default="", metavar="FILE", help="also write every ratio")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side where both sides take turns")
+    parser.add_argument("--few-cores", action="store_true", help="only message rate and more ranks than cores")
     options = parser.parse_args()
     repeat = options.repeat
     every = [8, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
     sizes = [size for size in every if size <= options.largest]
     exchanged = [size for size in (64, 4096, 64 << 10, 1 << 20, 16 << 20, 64 << 20) if size <= options.largest]
     table: list[dict[str, Any]] = []
+    few_cores(options.largest, repeat, options.rounds, table)
+    if not options.few_cores:
+        all_cores(sizes, exchanged, repeat, table)
+    if options.json:
+        Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
+
+
+def all_cores(sizes: list[int], exchanged: list[int], repeat: int, table: list[dict[str, Any]]) -> None:
+    """Two ranks, each on a core of its own, at every size."""
     shared = hmc(sizes, repeat, "", "send,put,blocks")
     compare("Open MPI, send and recv", shared, mpi(sizes, repeat), table)
     compare("NIXL", shared, lines([sys.executable, str(HERE / "nixl_peer.py"), str(repeat), json.dumps(sizes)]), table)
@@ -185,8 +302,6 @@ def main() -> None:
     compare("UCX over tcp", network, ucx(sizes, repeat, "self,tcp"), table)
     ucx_by_itself(sizes, repeat, table)
     compare("gloo", network, gloo(sizes, repeat), table)
-    if options.json:
-        Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

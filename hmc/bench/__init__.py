@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from hmc.bench.sizes import parse_blocks, parse_sizes
-from hmc.cli.devices import SIMULATED, Place, place_ranks, simulation
-from hmc.cli.run import Job
+from hmc.cli.devices import SIMULATED, Place, check_transports, place_ranks, simulation
+from hmc.cli.ranks import Ranks
+from hmc.cli.text import paragraph, write_json
 
 __all__ = ["run_bench"]
 
-OPERATIONS = ("send", "put", "get", "stream", "blocks", "alltoall")
+OPERATIONS = ("send", "put", "get", "stream", "rate", "blocks", "alltoall")
 
 
 def run_bench(options: argparse.Namespace) -> int:
     """Runs pinned processes per transport; prints the table, writes JSON and a plot. Exit status 2 for wrong usage."""
     operations = [name for name in options.operations.split(",") if name]
+    if not operations:
+        print(f"hmc bench: --operations names none; known: {', '.join(OPERATIONS)}", file=sys.stderr)
+        return 2
     unknown = sorted(set(operations) - set(OPERATIONS))
     if unknown:
         print(f"hmc bench: unknown operations {', '.join(unknown)}; known: {', '.join(OPERATIONS)}", file=sys.stderr)
@@ -27,35 +31,36 @@ def run_bench(options: argparse.Namespace) -> int:
     if options.ranks < 2 or (options.ranks > 2 and operations != ["alltoall"]):
         print("hmc bench: --ranks is at least 2, and only alltoall takes more", file=sys.stderr)
         return 2
+    transports = options.transports.split(",") if options.transports else [""]
+    places: list[Place] = []
     try:
         sizes = parse_sizes(options.sizes)
         blocks = parse_blocks(options.blocks)
+        check_transports(transports)
+        if options.devices or options.simulate:
+            places = place_ranks(options.devices, options.ranks, options.simulate)
     except ValueError as error:
         print(f"hmc bench: {error}", file=sys.stderr)
         return 2
-    places: list[Place] = []
-    if options.devices or options.simulate:
-        try:
-            places = place_ranks(options.devices, options.ranks, options.simulate)
-        except ValueError as error:
-            print(f"hmc bench: {error}", file=sys.stderr)
-            return 2
     points: list[dict[str, Any]] = []
-    for transport in options.transports.split(",") if options.transports else [""]:
-        status = _measure(transport, operations, sizes, blocks, places, options, points)
-        if status != 0:
-            return 1
+    status = 0
+    for transport in transports:
+        if status == 0:
+            status = _measure(transport, operations, sizes, blocks, places, options, points)
+    if not points:
+        return status
     from hmc.bench.report import draw, table
 
-    table(points)
     simulated = any(place.provenance == "simulated" for place in places)
-    if simulated:
-        print(SIMULATED)
     if options.json:
-        Path(options.json).write_text(json.dumps(points, indent=2) + "\n")
+        write_json(points, options.json)
+    if options.json != "-":
+        table(points)
+        if simulated:
+            print(paragraph(SIMULATED))
     if options.plot:
-        print(draw(points, options.plot, simulated))
-    return 0
+        print(draw(points, options.plot, simulated), file=sys.stderr if options.json == "-" else sys.stdout)
+    return status
 
 
 def _measure(
@@ -78,18 +83,8 @@ def _measure(
         }
     )
 
-    def on_line(rank: int, line: str) -> None:
-        if line.startswith('{"hmc-bench"'):
-            points.append({**json.loads(line), "devices": [place.label for place in places] or ["cpu"]})
-        else:
-            sys.stderr.write(f"[{rank}] {line}")
+    def on_message(_rank: int, message: dict[str, Any]) -> None:
+        points.append({**message, "devices": [place.label for place in places] or ["cpu"]})
 
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), task]
-    environment = simulation(options.simulate, options.ranks)
-    job = Job(command, processes=options.ranks, environment=environment, output=on_line)
-    job.start()
-    try:
-        return job.wait()
-    except KeyboardInterrupt:
-        job.stop()
-        raise
+    worker = Path(__file__).with_name("worker.py")
+    return Ranks("bench", worker, on_message).run([task], options.ranks, simulation(options.simulate, options.ranks))

@@ -9,8 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from hmc.bench.sizes import format_size
+from hmc.cli.text import width
 
 __all__ = ["draw", "table"]
+
+# What the other points are compared with.
+BASELINES = ("raw flag", "memcpy")
+# What is measured for its latency alone.
+LATENCIES = ("raw flag", "put+notify")
 
 
 def _baseline(points: list[dict[str, Any]], operation: str) -> dict[int, float]:
@@ -26,18 +32,18 @@ def table(points: list[dict[str, Any]]) -> None:
     for point in points:
         size, seconds = point["size"], point["seconds"]
         ratio = "-"
-        if size <= 64 and 8 in flag and point["hmc-bench"] not in ("raw flag", "memcpy"):
+        if size <= 64 and 8 in flag and point["hmc-bench"] not in BASELINES:
             ratio = f"{seconds / flag[8]:.2f}x flag"
         elif size in memcpy and point["hmc-bench"] != "memcpy":
             ratio = f"{memcpy[size] / seconds:.2f}x memcpy"
         time_text = f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-        transport = point["transport"] if point["hmc-bench"] not in ("raw flag", "memcpy") else "-"
+        transport = point["transport"] if point["hmc-bench"] not in BASELINES else "-"
         result.add_row(point["hmc-bench"], transport, format_size(size), time_text, f"{size / seconds / 1e9:.2f}", ratio)
-    Console().print(result)
+    Console(width=width()).print(result)
 
 
 def draw(points: list[dict[str, Any]], file: str, simulated: bool) -> str:
-    """Draws bandwidth over size, one line per operation and transport. Returns a line to print."""
+    """Draws time and bandwidth over size, a line per operation and transport, all axes logarithmic. Returns a line to print."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -45,27 +51,53 @@ def draw(points: list[dict[str, Any]], file: str, simulated: bool) -> str:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panel = plt.subplots(figsize=(8, 5), layout="constrained")
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for point in points:
-        if point["hmc-bench"] in ("raw flag", "put+notify") or point["hmc-bench"].startswith("blocks"):
-            continue
-        label = point["hmc-bench"] if point["hmc-bench"] == "memcpy" else f"{point['hmc-bench']} ({point['transport']})"
-        lines.setdefault(label, []).append((point["size"], point["size"] / point["seconds"] / 1e9))
-    for label, line in lines.items():
-        xs, ys = zip(*sorted(line), strict=True)
-        style: dict[str, Any] = {"color": "0.4", "linestyle": "--"} if label == "memcpy" else {"marker": "o", "markersize": 3}
-        panel.plot(xs, ys, label=label, **style)
-    panel.set_xscale("log", base=2)
-    ticks = sorted({point["size"] for point in points})
-    panel.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45, ha="right", fontsize=8)
-    panel.set_xlabel("bytes per operation")
-    panel.set_ylabel("GB/s, one way")
-    panel.set_ylim(bottom=0)
-    panel.grid(color="0.9")
-    panel.legend(frameon=False)
-    title = "HMC between two processes on this machine"
-    panel.set_title(title + ("\nsimulated devices: the speeds mean nothing" if simulated else ""))
+    figure, (latency, bandwidth) = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+    times = _times(points)
+    for label, line in times.items():
+        sizes, seconds = zip(*line, strict=True)
+        style: dict[str, Any] = {"marker": "o", "markersize": 3}
+        if label in BASELINES:
+            style = {"color": "0.4", **({"linestyle": "--"} if len(line) > 1 else {"linestyle": "none", "marker": "x"})}
+        (drawn,) = latency.plot(sizes, [value * 1e6 for value in seconds], label=label, **style)
+        if not label.startswith(LATENCIES):
+            rates = [size / value / 1e9 for size, value in line]
+            bandwidth.plot(sizes, rates, **{**style, "color": drawn.get_color()})
+    _axes(latency, points, "time, us")
+    _axes(bandwidth, points, "bandwidth, GB/s")
+    figure.legend(loc="outside lower center", ncols=min(5, max(1, len(times))), frameon=False, fontsize=9)
+    title = "HMC between processes on this machine: time of one operation, one way, and bandwidth"
+    figure.suptitle(title + ("\nsimulated devices: the speeds mean nothing" if simulated else ""), fontsize=11)
     figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"plot: {file}"
+
+
+def _times(points: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(bytes, seconds) by the name of a line, by size. Blocks are as many bytes as all of them."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for point in points:
+        name = point["hmc-bench"]
+        lines.setdefault(name if name in BASELINES else f"{name} ({point['transport']})", []).append(
+            (point["size"], point["seconds"])
+        )
+    return {name: sorted(dict(line).items()) for name, line in lines.items()}
+
+
+def _axes(panel: Any, points: list[dict[str, Any]], unit: str) -> None:
+    """Both logarithmic; at most about ten sizes are named, so that the names do not touch."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    sizes = sorted({point["size"] for point in points})
+    ticks = sizes[:: -(-len(sizes) // 12)]
+    # Sizes closer than a factor of 1.5 would print over each other.
+    ticks = [size for index, size in enumerate(ticks) if index == 0 or size >= 1.5 * ticks[index - 1]]
+    panel.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45, ha="right", fontsize=8)
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_locator(LogLocator(numticks=12))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("bytes per operation")
+    panel.set_ylabel(unit)
+    panel.grid(color="0.9", which="both", linewidth=0.6)

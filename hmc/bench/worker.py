@@ -17,8 +17,9 @@ import numpy as np
 
 import hmc
 from hmc import _core
+from hmc.cli.ranks import run_worker
 
-PUTS_UNDER_WAY = 16
+IN_FLIGHT = 16
 
 
 def calls_for(size: int) -> int:
@@ -103,6 +104,21 @@ class Bench:
 
             self.point("send", size, self.median(calls_for(size), second if comm.rank else first) / 2)
 
+    def rate(self) -> None:
+        """Messages from rank 0 to rank 1, windows of 16, each window waited for as a whole: seconds per message."""
+        comm, other = self.comm, self.other
+        for size in self.task["sizes"]:
+            arrays: list[Any] = [np.full(size, comm.rank, np.uint8) for _ in range(IN_FLIGHT)]
+            if self.device != "cpu":
+                arrays = [self.buffer(size) for _ in range(IN_FLIGHT)]
+            post = comm.irecv if comm.rank else comm.isend
+
+            def window(arrays: list[Any] = arrays, post: Callable[..., hmc.Work] = post) -> None:
+                hmc.wait_all([post(array, other) for array in arrays])
+
+            # With a barrier at the end of each sample: all have arrived.
+            self.point("rate", size, self.median(calls_for(IN_FLIGHT * size), window, comm.barrier) / IN_FLIGHT)
+
     def one_sided(self, name: str) -> None:
         """put or get between ConnBuffers, by rank 0 alone; 8-byte put with its notification as half a round trip."""
         comm = self.comm
@@ -132,11 +148,11 @@ class Bench:
         remote = comm.exchange(buf)[self.other]
         for size in self.task["sizes"]:
             here, there = buf[:size], remote[:size]
-            calls = max(2 * PUTS_UNDER_WAY, calls_for(size))
+            calls = max(2 * IN_FLIGHT, calls_for(size))
             works: deque[hmc.Work] = deque()
 
             def post(here: Any = here, there: Any = there, works: deque[hmc.Work] = works) -> None:
-                if len(works) == PUTS_UNDER_WAY:
+                if len(works) == IN_FLIGHT:
                     works.popleft().wait()
                 works.append(comm.put(here, there))
 
@@ -207,7 +223,7 @@ class Bench:
             del inp, out, exchange  # before the next size takes its memory
 
 
-def main() -> int:
+def main() -> None:
     """Runs the operations named in the task (JSON, first argument)."""
     task = json.loads(sys.argv[1])
     cores = sorted(os.sched_getaffinity(0))
@@ -223,8 +239,7 @@ def main() -> int:
             else:
                 getattr(bench, name)()
             comm.barrier()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_worker(main)

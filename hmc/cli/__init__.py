@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,28 @@ def _package_folder(*parts: str) -> str:
 
 
 def _file(text: str) -> str:
-    """A file to write: refused before the work is done, not after."""
-    if text and not Path(text).resolve().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).resolve().parent}")
+    """A file to write: refused before the work is done, not after. "-" is standard output."""
+    if text in ("", "-"):
+        return text
+    file = Path(text).resolve()
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
     return text
+
+
+def _count(smallest: int) -> Callable[[str], int]:
+    """A whole number of at least ``smallest``."""
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {smallest}")
+        return int(text)
+
+    return parse
 
 
 def _picture(text: str) -> str:
@@ -48,8 +67,17 @@ def _parser() -> argparse.ArgumentParser:
         "help": f"simulated devices in place of these vendors' own, comma-separated: {', '.join(VENDORS)}",
     }
 
+    as_json: dict[str, Any] = {
+        "type": _file,
+        "nargs": "?",
+        "const": "-",
+        "default": "",
+        "metavar": "FILE",
+        "help": "write the results as JSON: to FILE, or in place of the text where FILE is - or not given",
+    }
+
     info = commands.add_parser("info", help="devices, transports and settings, each with a reason when absent")
-    info.add_argument("--json", action="store_true", help="machine-readable output")
+    info.add_argument("--json", **as_json)
 
     topo = commands.add_parser("topo", help="cards, what joins them, and the path chosen for every pair")
     topo.add_argument("--devices", default="", help="cards to ask, e.g. 'cuda:0,cuda:1,cpu'; default: all of this host")
@@ -59,17 +87,17 @@ def _parser() -> argparse.ArgumentParser:
     topo.add_argument(
         "--picture", type=_picture, default="", metavar="FILE", help="draw hosts, cards, links and paths (.png or .svg)"
     )
-    topo.add_argument("--json", type=_file, default="", metavar="FILE", help="write everything as JSON")
+    topo.add_argument("--json", **as_json)
 
     doctor = commands.add_parser("doctor", help="check this machine and say how to fix what is wrong")
-    doctor.add_argument("--json", action="store_true", help="machine-readable output")
+    doctor.add_argument("--json", **as_json)
 
     commands.add_parser("keygen", help="print a fresh job key (for HMC_JOB_KEY or key=)")
 
     run = commands.add_parser("run", help="start N processes of a script as one job")
-    run.add_argument("-n", "--processes", type=int, default=2, metavar="N", help="processes on this host (default 2)")
-    run.add_argument("--nodes", type=int, default=1, help="hosts in the job (default 1)")
-    run.add_argument("--node-rank", type=int, default=0, help="this host's number, 0 to nodes - 1 (default 0)")
+    run.add_argument("-n", "--processes", type=_count(1), default=2, metavar="N", help="processes on this host (default 2)")
+    run.add_argument("--nodes", type=_count(1), default=1, help="hosts in the job (default 1)")
+    run.add_argument("--node-rank", type=_count(0), default=0, help="this host's number, 0 to nodes - 1 (default 0)")
     run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
     run.add_argument("--simulate", **simulate)
     run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
@@ -79,27 +107,31 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
 
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
-    demo.add_argument("--ranks", type=int, default=4, help="processes, each in the role of a card (default 4, at least 2)")
-    demo.add_argument("--tokens", type=int, default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)")
+    demo.add_argument("--ranks", type=_count(2), default=4, help="processes, each in the role of a card (default 4, at least 2)")
+    demo.add_argument(
+        "--tokens", type=_count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
+    )
     demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens): seconds on a laptop")
     demo.add_argument("--devices", default="", help="memory of the ranks, cycling, e.g. 'cuda:0,cpu'; default: accelerators")
     demo.add_argument("--simulate", **simulate)
     demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
     demo.add_argument("--picture", type=_picture, default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
-    demo.add_argument("--json", type=_file, default="", metavar="FILE", help="also write the results as JSON")
+    demo.add_argument("--json", **as_json)
 
     bench = commands.add_parser("bench", help="speed of this machine, against memcpy and a raw shared flag in the same run")
     bench.add_argument(
-        "--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, stream, blocks, alltoall"
+        "--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, stream, rate, blocks, alltoall"
     )
-    bench.add_argument("--ranks", type=int, default=2, help="processes for alltoall; the other operations take two (default 2)")
+    bench.add_argument(
+        "--ranks", type=_count(2), default=2, help="processes for alltoall; the other operations take two (default 2)"
+    )
     bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
     bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")
     bench.add_argument("--simulate", **simulate)
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
     bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
-    bench.add_argument("--repeat", type=int, default=5, help="samples per point, the median is reported (default 5)")
-    bench.add_argument("--json", type=_file, default="", metavar="FILE", help="write the results as JSON")
+    bench.add_argument("--repeat", type=_count(1), default=5, help="samples per point, the median is reported (default 5)")
+    bench.add_argument("--json", **as_json)
     bench.add_argument("--plot", type=_picture, default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
     return parser
 
@@ -123,18 +155,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return _dispatch(options)
+        status = _dispatch(options)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        # The reader has gone. What is still buffered would raise again when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a file that cannot be read or written
+        print(f"hmc {options.command}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return 2
 
 
 def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "info":
         from hmc.cli.info import show_info
 
-        return show_info(as_json=options.json)
+        return show_info(options.json)
     if options.command == "topo":
         from hmc.topo import run_topo
 
@@ -142,7 +181,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "doctor":
         from hmc.cli.doctor import examine
 
-        return examine(as_json=options.json)
+        return examine(options.json)
     if options.command == "keygen":
         from hmc import keygen
 

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hmc import testing
 
-__all__ = ["SIMULATED", "Place", "find_places", "named_places", "place_ranks", "simulation", "vendor_list"]
+__all__ = ["SIMULATED", "Place", "check_transports", "find_places", "named_places", "place_ranks", "simulation", "vendor_list"]
 
 #: What stands beside every result of simulated devices.
 SIMULATED = (
@@ -97,20 +98,48 @@ def named_places(asked: str, found: Sequence[Place]) -> list[Place]:
 
 def find_places(environment: dict[str, str]) -> list[Place]:
     """Every device of a process with ``environment``; this process opens no vendor's library."""
-    # In a process of its own: it sees this environment, and takes the vendors' contexts with it.
-    command = [sys.executable, __file__]
+    return [Place(**fields) for fields in _apart(environment)]
+
+
+def check_transports(choices: Sequence[str]) -> None:
+    """Sees that a Context can be made with each of ``choices`` (as HMC_TRANSPORTS; empty: the default).
+
+    Raises:
+        ValueError: why not.
+    """
+    named = [choice for choice in choices if choice]
+    if named and (refused := _apart({}, *named)):
+        raise ValueError(refused[0])
+
+
+def _apart(environment: dict[str, str], *arguments: str) -> list[Any]:
+    """What this file prints. In a process of its own: it sees that environment, and takes the vendors' contexts with it."""
+    command = [sys.executable, __file__, *arguments]
     result = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode != 0:
         raise ValueError(f"the process that looks for devices ended with status {result.returncode}")
-    return [Place(**fields) for fields in json.loads(result.stdout)]
+    answer: list[Any] = json.loads(result.stdout)
+    return answer
 
 
-def _tell() -> None:
+def _tell_devices() -> list[dict[str, str]]:
     import hmc
 
     every = [device for runtime in hmc.info()["runtimes"] for device in runtime["devices"]]
-    print(json.dumps([{"name": device["device"], "provenance": device["provenance"]} for device in every]))
+    return [{"name": device["device"], "provenance": device["provenance"]} for device in every]
+
+
+def _tell_refused(choices: Sequence[str]) -> list[str]:
+    import hmc
+
+    refused = []
+    for choice in choices:
+        try:
+            hmc.Context(transports=choice).close()
+        except hmc.HmcError as error:
+            refused.append(str(error))
+    return refused
 
 
 if __name__ == "__main__":
-    _tell()
+    print(json.dumps(_tell_refused(sys.argv[1:]) if sys.argv[1:] else _tell_devices()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import shutil
@@ -20,12 +19,25 @@ from hmc.cli.finding import BAD, GOOD, NOTE, Finding
 from hmc.cli.firewall import firewall
 from hmc.cli.pcie import access_control, peer_memory, relaxed_ordering
 from hmc.cli.rdma import rdma
+from hmc.cli.text import paragraph, write_json
 
 __all__ = ["examine", "findings"]
 
+ENOUGH_DESCRIPTORS = 4096
+
+
+def _raise_limit(option: str, name: str, wanted: int, hard: int) -> str:
+    """How a resource limit is raised to ``wanted`` (or ``RLIM_INFINITY``): by the user up to the hard limit, beyond it by root."""
+    unlimited = resource.RLIM_INFINITY
+    service = f"`Limit{name.upper()}=` of the service"
+    if hard == unlimited or (wanted != unlimited and hard >= wanted):
+        return f"`ulimit -{option} {'unlimited' if wanted == unlimited else wanted}`, or {service}"
+    value = "unlimited" if wanted == unlimited else wanted
+    return f"the hard limit is as low: as root, set `{name} {value}` in /etc/security/limits.conf, or {service}"
+
 
 def _memlock() -> Finding:
-    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Finding("memlock", GOOD, "unlimited")
     size = f"{soft // 1024} KiB"
@@ -35,7 +47,7 @@ def _memlock() -> Finding:
         "memlock",
         NOTE,
         f"{size}: pinned memory and RDMA registration are limited to it",
-        "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service",
+        _raise_limit("l", "memlock", resource.RLIM_INFINITY, hard),
     )
 
 
@@ -85,14 +97,12 @@ def _shared_memory() -> Finding:
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= 4096:
+    if soft == resource.RLIM_INFINITY:
+        return Finding("descriptors", GOOD, "unlimited")
+    if soft >= ENOUGH_DESCRIPTORS:
         return Finding("descriptors", GOOD, f"{soft} open files allowed")
-    return Finding(
-        "descriptors",
-        NOTE,
-        f"{soft} open files allowed: a peer takes about 8, a buffer 1",
-        f"ulimit -n {min(65536, hard)}, or LimitNOFILE= of the service",
-    )
+    found = f"{soft} open files allowed: a peer takes about 8, a buffer 1"
+    return Finding("descriptors", NOTE, found, _raise_limit("n", "nofile", ENOUGH_DESCRIPTORS, hard))
 
 
 def _private_directory() -> Finding:
@@ -211,15 +221,15 @@ def findings() -> list[Finding]:
     return results
 
 
-def examine(as_json: bool = False) -> int:
-    """Prints the findings. Returns 1 if any is a problem, else 0."""
+def examine(json_file: str = "") -> int:
+    """Prints the findings, or writes them as JSON. Returns 1 if any is a problem, else 0."""
     results = findings()
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in results], indent=2))
-    else:
-        mark = {GOOD: "ok     ", NOTE: "note   ", BAD: "PROBLEM"}
+    if json_file:
+        write_json([asdict(finding) for finding in results], json_file)
+    if json_file != "-":
+        mark = {GOOD: "ok", NOTE: "note", BAD: "PROBLEM"}
         for finding in results:
-            print(f"{mark[finding.level]}  {finding.name}: {finding.found}")
+            print(paragraph(f"{finding.name}: {finding.found}", f"{mark[finding.level]:<9}", " " * 11))
             if finding.fix:
-                print(f"         fix: {finding.fix}")
+                print(paragraph(f"fix: {finding.fix}", " " * 9, " " * 11))
     return int(any(finding.level == BAD for finding in results))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
+
+from hmc.cli.text import entry, paragraph, write_json
 
 __all__ = ["collect", "show_info"]
 
@@ -21,33 +22,35 @@ def collect() -> dict[str, Any]:
     return report
 
 
-def show_info(as_json: bool = False) -> int:
-    """Prints the report. Always returns 0: an absent device is information, not a failure."""
+def show_info(json_file: str = "") -> int:
+    """Prints the report, or writes it as JSON. Always returns 0: an absent device is information, not a failure."""
     report = collect()
-    if as_json:
-        print(json.dumps(report, indent=2))
+    if json_file:
+        write_json(report, json_file)
+    if json_file == "-":
         return 0
     print(f"hmc {report['version']}, wire version {report['wire_version']}")
     launch = report["launch"]
     if "error" in launch:
-        print(f"launcher: unclear: {launch['error']}")
+        print(paragraph(f"launcher: unclear: {launch['error']}", "", "  "))
     else:
         print(f"launcher: {launch['launcher']} (rank {launch['rank']} of {launch['size']})")
     print("\ndevices")
     for runtime in report["runtimes"]:
         if not runtime["available"]:
-            print(f"  {runtime['vendor']:<8} not available: {runtime['reason']}")
+            print(entry(runtime["vendor"], f"not available: {runtime['reason']}", 11))
         for device in runtime["devices"]:
             size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
             place = f", {device['pci']}" if device["pci"] else ""
             able = f"; {', '.join(device['capabilities'])}" if device["capabilities"] else ""
-            print(f"  {device['device']:<8} {device['name']} ({size}{place}; {device['provenance']}{able})")
+            print(entry(device["device"], f"{device['name']} ({size}{place}; {device['provenance']}{able})", 11))
     print("\ntransports")
     for transport in report["transports"]:
         state = transport["reason"] if transport["available"] else f"not available: {transport['reason']}"
-        print(f"  {transport['name']:<8} {state}")
+        print(entry(transport["name"], state, 11))
     print("\nsettings (environment)")
     for row in report["settings"]:
         value = row["value"] or (f"{row['default']} (default)" if row["default"] else "unset")
-        print(f"  {row['name']:<20} {value:<20} {row['help']}")
+        print(entry(row["name"], value, 28))
+        print(paragraph(row["help"], "      ", "      "))
     return 0

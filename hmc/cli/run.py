@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -14,12 +15,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from hmc.cli.devices import simulation
 
-__all__ = ["Job", "run_command"]
+__all__ = ["Job", "run_command", "stopped_by_signals"]
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def _end_with_parent(parent: int) -> None:
+    """In a new process: it is killed when the process that started it ends in whatever way."""
+    LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def _print_failure(text: str) -> None:
+    print(f"hmc run: {text}", file=sys.stderr)
 
 
 @dataclass
@@ -27,7 +43,8 @@ class Job:
     """Processes of one job on this host, ranks ``first_rank`` onwards.
 
     Started by :meth:`start` with the environment that ``hmc.init()`` reads. When one process fails, the others get ``grace``
-    seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then killed.
+    seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then killed. Killed, this process takes
+    the others with it. ``report`` gets a line for every process that failed.
     """
 
     command: Sequence[str]
@@ -38,6 +55,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     grace: float = 5.0
     output: Callable[[int, str], None] | None = None
+    report: Callable[[str], None] = _print_failure
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -70,6 +88,7 @@ class Job:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                preexec_fn=partial(_end_with_parent, os.getpid()),
             )
             self._running.append(process)
             if self.output and process.stdout:
@@ -80,7 +99,7 @@ class Job:
     def wait(self) -> int:
         """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0.
 
-        Names every rank that failed on stderr.
+        Reports every rank that failed.
         """
         status = 0
         deadline: float | None = None
@@ -97,7 +116,7 @@ class Job:
                     how = f"had not ended {self.grace:g} s later and was stopped"
                 else:
                     how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-                print(f"hmc run: rank {self.first_rank + index} {how}", file=sys.stderr)
+                self.report(f"rank {self.first_rank + index} {how}")
                 if status == 0:
                     status = code if code > 0 else 128 - code
                     deadline = time.monotonic() + self.grace
@@ -137,12 +156,14 @@ def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(job: Job) -> Iterator[None]:
+def stopped_by_signals(job: Job) -> Iterator[None]:
+    """Stops the job before this process ends by a signal: SIGTERM, SIGHUP, SIGQUIT, Ctrl-C."""
+
     def on_signal(number: int, _frame: object) -> None:
         job.stop()
         raise SystemExit(128 + number)
 
-    old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
+    old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
     try:
         yield
     except KeyboardInterrupt:
@@ -192,7 +213,7 @@ def run_command(options: argparse.Namespace) -> int:
         grace=options.grace,
         output=show,
     )
-    with _stopped_by_signals(job):
+    with stopped_by_signals(job):
         try:
             job.start()
         except OSError as error:

@@ -67,6 +67,6 @@ def _cell(row: Row, roomy: bool) -> str:
 def _subtitle(results: Results, rows: list[Row]) -> str:
     paths = ", ".join(sorted({row.transport for row in rows}))
     memory = ", ".join(dict.fromkeys(place.name.partition(":")[0] for place in results.places))
-    cells = "" if len(results.places) <= ROOMY else "; cells in MiB"
+    cells = "" if len(results.places) <= ROOMY else "; MiB"
     simulated = "; simulated devices: the speeds mean nothing" if results.simulated() else ""
-    return f"memory: {memory}; paths: {paths}{cells}{simulated}"
+    return f"memory: {memory}; paths: {paths}; amounts in each of {results.rounds} rounds{cells}{simulated}"

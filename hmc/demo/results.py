@@ -13,7 +13,7 @@ __all__ = ["Results", "Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a phase between one pair of ranks (speeds in bytes per second, medians over the rounds).
+    """One line of the table: a phase between one pair of ranks. ``size``: bytes per round; ``speed``: bytes per second, the median.
 
     ``memcpy`` is the speed relative to memcpy, where both ends are CPU memory.
     """
@@ -40,11 +40,11 @@ class Results:
     """Collected messages of all ranks, and where each rank's memory is."""
 
     places: list[Place]
+    rounds: int = 1
     moved: list[dict[str, Any]] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     memcpy: list[float] = field(default_factory=list)
     counters: dict[int, dict[str, int]] = field(default_factory=dict)
-    finished: int = 0
 
     def add(self, message: dict[str, Any]) -> None:
         """Files one message by its kind."""
@@ -56,12 +56,23 @@ class Results:
         elif kind == "memcpy":
             self.memcpy.append(message["speed"])
         elif kind == "finished":
-            self.finished += 1
             self.counters[message["rank"]] = message["counters"]
 
     def memcpy_speed(self) -> float:
         """Median over the ranks on the CPU, bytes per second; 0 if there are none."""
         return statistics.median(self.memcpy) if self.memcpy else 0.0
+
+    def bytes_moved(self) -> int:
+        """Between ranks, in all rounds."""
+        return sum(message["bytes"] for message in self.moved)
+
+    def bytes_checked(self) -> int:
+        """What was compared, in all rounds: all that moved, where every rank finished."""
+        return sum(check["bytes"] for check in self.checks)
+
+    def bytes_staged(self) -> int:
+        """What was copied through memory of the host on its way, in all rounds."""
+        return sum(message["bytes"] for message in self.moved if not message["direct"])
 
     def simulated(self) -> bool:
         """True if a rank's memory is not that of hardware."""
@@ -79,7 +90,7 @@ class Results:
             on_cpu = self.places[src].name == self.places[dst].name == "cpu" and self.memcpy
             rows.append(
                 Row(
-                    phase, src, dst, sum(message["bytes"] for message in messages), speed,
+                    phase, src, dst, last["bytes"], speed,
                     speed / self.memcpy_speed() if on_cpu else None,
                     last["transport"], last["detail"], last["direct"], last["reason"],
                 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hmc.cli.devices import SIMULATED, Place
+from hmc.cli.devices import SIMULATED
+from hmc.cli.text import mib, width
 from hmc.demo.results import Results
 from hmc.demo.workload import LAYERS, PAGE_BYTES, Shape
 
@@ -19,19 +20,17 @@ __all__ = ["Screen"]
 class Screen:
     """Context manager around the run. Calls may come from several threads."""
 
-    def __init__(self, places: list[Place], tokens: int) -> None:
-        self.console = Console()
-        self._places = places
-        shape = Shape(tokens)
-        cache = LAYERS * shape.pages * PAGE_BYTES / 2**20
-        self.console.print(
+    def __init__(self, results: Results, tokens: int, file: IO[str]) -> None:
+        self.console = Console(file=file, width=width())
+        self._results = results
+        places, shape = results.places, Shape(tokens)
+        self._print(
             f"{len(places)} processes in the roles of cards (memory: {', '.join(dict.fromkeys(place.label for place in places))}). "
-            f"A prompt of {tokens} tokens has {cache:.0f} MiB of KV cache: {LAYERS} layers x {shape.pages} pages of "
-            f"{PAGE_BYTES // 1024} KiB.",
-            highlight=False,
+            f"A prompt of {tokens} tokens has {mib(shape.cache_bytes)} of KV cache: {LAYERS} layers x {shape.pages} pages of "
+            f"{PAGE_BYTES // 1024} KiB."
         )
-        if any(place.provenance == "simulated" for place in places):
-            self.console.print(SIMULATED)
+        if results.simulated():
+            self._print(SIMULATED)
         self._progress = Progress(
             TextColumn("{task.description:<14}"),
             BarColumn(),
@@ -64,8 +63,9 @@ class Screen:
                 done = self._progress.tasks[self._progress.task_ids.index(task)].completed
                 self._progress.update(task, total=done)
 
-    def table(self, results: Results) -> None:
+    def table(self) -> None:
         """What moved between which devices, by which path and why, how fast, on the CPU against memcpy."""
+        results = self._results
         table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         columns = ["phase", "from", "to", "MiB", "GB/s", *(["of memcpy"] if results.memcpy else []), "path"]
         for name in columns:
@@ -73,17 +73,21 @@ class Screen:
             table.add_column(name, justify="left" if words or name == "phase" else "right", no_wrap=not words, overflow="fold")
         reasons: dict[str, dict[str, None]] = {}  # path: its distinct reasons, in order
         for row in results.rows():
-            cells = [row.phase, *(f"{rank}: {self._places[rank].label}" for rank in (row.src, row.dst))]
+            cells = [row.phase, *(f"{rank}: {results.places[rank].label}" for rank in (row.src, row.dst))]
             cells += [f"{row.size / 2**20:.1f}", f"{row.speed / 1e9:.2f}"]
             if results.memcpy:
                 cells.append("-" if row.memcpy is None else f"{row.memcpy:.2f}x")
             table.add_row(*cells, row.path)
             reasons.setdefault(row.transport + (f" ({row.detail})" if row.detail else ""), {})[row.reason] = None
         self.console.print(table, highlight=False)
+        self._print(f"MiB: in each of {results.rounds} rounds; GB/s: the median round.")
         for path, why in reasons.items():
-            self.console.print(f"why {path}: {'; '.join(why)}", markup=False, highlight=False)
-        staged = sum(counters.get("bytes_staged", 0) for counters in results.counters.values())
+            self._print(f"why {path}: {'; '.join(why)}")
         if results.memcpy:
-            speed = results.memcpy_speed() / 1e9
-            self.console.print(f"memcpy here (one thread, all CPU ranks at once): {speed:.2f} GB/s.", highlight=False)
-        self.console.print(f"Bytes copied through a stage: {staged}.", highlight=False)
+            self._print(f"memcpy here (one thread, all CPU ranks at once): {results.memcpy_speed() / 1e9:.2f} GB/s.")
+        staged = results.bytes_staged()
+        through = f"{mib(staged)} of them" if staged else "nothing"
+        self._print(f"All rounds together moved {mib(results.bytes_moved())}, {through} through a stage in host memory.")
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)

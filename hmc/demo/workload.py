@@ -42,6 +42,11 @@ class Shape:
         return max(1, self.tokens // PAGE_TOKENS)
 
     @property
+    def cache_bytes(self) -> int:
+        """KV cache of one prompt."""
+        return LAYERS * self.pages * PAGE_BYTES
+
+    @property
     def pool_pages(self) -> int:
         """Pages in a card's pool: room for two prompts, so that page tables scatter."""
         return 2 * self.pages

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from hmc.cli.devices import find_places, named_places, simulation
-from hmc.cli.run import Job
+from hmc.cli.ranks import Ranks
+from hmc.cli.text import write_json
 from hmc.topo.report import as_data, show
 
 __all__ = ["run_topo"]
 
-# Run as a file, not with -m: that would look into the working directory first, which may be a source tree that is not built.
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -33,21 +32,23 @@ def run_topo(options: argparse.Namespace) -> int:
                 places = named_places(options.devices, places)
             status, text, paths = _ask([place.name for place in places], environment)
             if status != 0:
-                return 1
+                return status
             topology = hmc.Topology.parse(text)
     except (hmc.HmcError, ValueError) as error:
         print(f"hmc topo: {error}", file=sys.stderr)
         return 2
     if options.json:
-        Path(options.json).write_text(json.dumps(as_data(topology, paths), indent=2) + "\n")
-    show(topology, paths)
+        write_json(as_data(topology, paths), options.json)
+    out = sys.stderr if options.json == "-" else sys.stdout
+    if options.json != "-":
+        show(topology, paths)
     if options.save:
         topology.save(options.save)
-        print(f"topology: {options.save}")
+        print(f"topology: {options.save}", file=out)
     if options.picture:
         from hmc.topo.picture import draw
 
-        print(draw(topology, paths, options.picture))
+        print(draw(topology, paths, options.picture), file=out)
     return 0
 
 
@@ -55,19 +56,10 @@ def _ask(devices: list[str], environment: dict[str, str]) -> tuple[int, str, lis
     """Starts one process per card. Returns the exit status, the topology as text and every pair's path, by rank."""
     answers: dict[int, dict[str, Any]] = {}
 
-    def on_line(rank: int, line: str) -> None:
-        if line.startswith('{"hmc-topo"'):
-            answers[rank] = json.loads(line)["hmc-topo"]
-        else:
-            print(f"[{rank}] {line.rstrip()}", file=sys.stderr)
+    def on_message(rank: int, message: dict[str, Any]) -> None:
+        answers[rank] = message["hmc-topo"]
 
-    job = Job(command=[sys.executable, str(WORKER), *devices], processes=len(devices), environment=environment, output=on_line)
-    try:
-        job.start()
-        status = job.wait()
-    except KeyboardInterrupt:
-        job.stop()
-        raise
+    status = Ranks("topo", WORKER, on_message).run(devices, len(devices), environment)
     if status != 0 or len(answers) != len(devices):
         return status or 1, "", []
     return 0, answers[0]["topology"], [answers[rank]["paths"] for rank in range(len(devices))]

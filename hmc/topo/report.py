@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hmc.cli.devices import SIMULATED
+from hmc.cli.text import entry, paragraph, width
 
 if TYPE_CHECKING:
     import hmc
@@ -70,32 +71,28 @@ def rate(bandwidth: float) -> str:
 
 def show(topology: hmc.Topology, paths: list[list[dict[str, Any]]]) -> None:
     """Prints the card-level picture, and the matrix of paths where there is one."""
-    console = Console(highlight=False)
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
     names = short_names(topology)
+    column = 3 + max([9, *(len(name) for name in [*names.values(), *(nic.name for nic in topology.nics)])])
     for host in topology.hosts:
-        line(f"host {host}")
+        print(f"host {host}")
         for card in topology.cards:
             if card.host == host:
-                line(f"  {names[card.name]:<10} {_card(card)}")
+                print(entry(names[card.name], _card(card), column))
         for nic in topology.nics:
             if nic.host == host:
                 facts = [nic.kind, rate(nic.bandwidth) if nic.bandwidth else "", nic.pci, _numa(nic.numa_node)]
                 near, distance = nearest(topology, nic)
                 if near:
                     facts.append(f"near {', '.join(names[name] for name in near)} ({DISTANCES[distance]})")
-                line(f"  {nic.name:<10} {', '.join(fact for fact in facts if fact)}")
+                print(entry(nic.name, ", ".join(fact for fact in facts if fact), column))
     if topology.links:
-        line("links")
+        print("links")
         for text in _links(topology, names):
-            line(f"  {text}")
+            print(paragraph(text, "  ", "    "))
     if paths:
-        _show_paths(console, [names[card.name] for card in topology.members()], paths)
+        _show_paths([names[card.name] for card in topology.members()], paths)
     if any(card.provenance == "simulated" for card in topology.cards):
-        line(f"{SIMULATED} Expected ones are placeholders.")
+        print(paragraph(f"{SIMULATED} Expected ones are placeholders."))
 
 
 def _links(topology: hmc.Topology, names: dict[str, str]) -> list[str]:
@@ -131,21 +128,36 @@ def _card(card: hmc.TopologyCard) -> str:
     return f"{card.model} ({known})" if card.model and known else card.model or known
 
 
-def _show_paths(console: Console, names: list[str], paths: list[list[dict[str, Any]]]) -> None:
-    console.print("paths, one process per card: from the row to the column, expected GB/s", markup=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+def _show_paths(names: list[str], paths: list[list[dict[str, Any]]]) -> None:
+    print("\npaths, one process per card: from the row to the column, expected GB/s")
     reasons: dict[str, list[str]] = {}
+    cells: list[list[str]] = []
     for name, row in zip(names, paths, strict=True):
-        cells = []
+        cells.append([])
         for other, path in zip(names, row, strict=True):
-            cells.append(path["transport"] if other == name else f"{path['transport']} {path['bandwidth'] / 1e9:.3g}")
+            cells[-1].append(path["transport"] if other == name else f"{path['transport']} {path['bandwidth'] / 1e9:.3g}")
             staged = "" if path["direct"] else ", staged through host memory"
             reasons.setdefault(f"{path['transport']} ({path['detail']}{staged})", []).append(f"{name} to {other}")
-        table.add_row(name, *cells)
-    Console(width=max(console.width, 14 * (len(names) + 1))).print(table)
+    for start, end in _column_groups(names, cells):
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("", no_wrap=True)
+        for name in names[start:end]:
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, row_cells in zip(names, cells, strict=True):
+            table.add_row(name, *row_cells[start:end])
+        Console(width=width(), highlight=False).print(table)
     for how, pairs in reasons.items():
         more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-        console.print(f"{how}: {', '.join(pairs[:3])}{more}", markup=False, soft_wrap=True)
+        print(paragraph(f"{how}: {', '.join(pairs[:3])}{more}", "", "  "))
+
+
+def _column_groups(names: list[str], cells: list[list[str]]) -> list[tuple[int, int]]:
+    """Ranges of columns that fit beside each other; at least one column each."""
+    widths = [max(len(names[column]), *(len(row[column]) for row in cells)) + 3 for column in range(len(names))]
+    room = width() - max(len(name) for name in names) - 5
+    groups, start = [], 0
+    for end in range(1, len(names) + 1):
+        if end == len(names) or sum(widths[start : end + 1]) > room:
+            groups.append((start, end))
+            start = end
+    return groups

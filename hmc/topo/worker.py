@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import hmc
+from hmc.cli.ranks import run_worker
 
 
 def main() -> None:
@@ -39,4 +40,4 @@ def _row(path: hmc.Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(main)

@@ -51,6 +51,8 @@ std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t se
   return -1;
 }
 
+HMC_UNCHECKED std::byte peek(const std::byte& place) { return static_cast<const volatile std::byte&>(place); }
+
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right) {
   return left.size() == right.size() && (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
 }

@@ -35,6 +35,10 @@ inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
 std::ptrdiff_t first_mismatch(std::span<const std::byte> bytes, std::uint64_t seed);
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right);
 
+// The byte now, which another thread or process may be writing: hidden from ThreadSanitizer. For tests that wait for a transfer to
+// be under way.
+std::byte peek(const std::byte& place);
+
 // Under sanitizers, and where the whole machine is emulated (HMC_TEST_SLOW=1), every byte costs many times as much. Data that is
 // large only to be large has 1/16 of its size there, data that must still be under way when something happens to it 1/4.
 #ifdef HMC_TEST_SANITIZED

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "collective/records.h"
+#include "round_trip.h"
 
 namespace {
 
@@ -28,8 +29,7 @@ void settles(ByteSpan in, Decode decode) {
 
 template <class Decode>
 void same(ByteSpan in, Decode decode) {
-  const auto decoded = decode(in);
-  if (decoded) check(std::ranges::equal(encode(*decoded), in));
+  check(round_trips(in, decode, [](const auto& m) { return encode(m); }));
 }
 
 void gathered(ByteSpan in) {

@@ -5,50 +5,50 @@
 #include <cstdlib>
 #include <span>
 
-#include "comm/codec.h"
+#include "comm/wire/codec.h"
+#include "round_trip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace hmc;
   if (size == 0) return 0;
   const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
-  const auto check = [&](const auto& decoded) {
-    if (decoded && !std::ranges::equal(encode(*decoded), in)) std::abort();
+  const auto check = [&](auto decode) {
+    if (!round_trips(in, decode, [](const auto& m) { return encode(m); })) std::abort();
   };
   switch (data[0]) {
     case wire::hello:
-      check(wire::decode_hello(in));
+      check(wire::decode_hello);
       break;
     case wire::address:
-      check(wire::decode_address(in));
+      check(wire::decode_address);
       break;
     case wire::endpoint_ready:
     case wire::endpoint_failed:
     case wire::messages_by:
-      check(wire::decode_endpoint_note(in));
+      check(wire::decode_endpoint_note);
       break;
     case wire::stopped:
-      check(wire::decode_stopped(in));
+      check(wire::decode_stopped);
       break;
     case wire::import:
-      check(wire::decode_import(in));
+      check(wire::decode_import);
       break;
     case wire::imported:
     case wire::found:
-      check(wire::decode_answer(in));
+      check(wire::decode_answer);
       break;
     case wire::lookup:
-      check(wire::decode_lookup(in));
+      check(wire::decode_lookup);
       break;
     case wire::are_you_alive:
     case wire::alive:
     case wire::release:
     case wire::lookup_cancel:
-      if (const auto request = wire::decode_request(in); request && !std::ranges::equal(wire::encode_request(*request), in))
-        std::abort();
+      if (!round_trips(in, wire::decode_request, wire::encode_request)) std::abort();
       break;
     case wire::revoke:
     case wire::revoked:
-      check(wire::decode_buffer_name(in));
+      check(wire::decode_buffer_name);
       break;
     default:
       break;

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "comm/signals.h"
+#include "comm/connection/signals.h"
 #include "hmc/peer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

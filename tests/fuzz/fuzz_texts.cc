@@ -11,7 +11,7 @@
 
 #include "collective/launch.h"
 #include "collective/rendezvous.h"
-#include "comm/filter.h"
+#include "comm/routing/filter.h"
 #include "hmc/device.h"
 #include "hmc/topology.h"
 #include "progress/address.h"

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "round_trip.h"
 #include "transport/ipc/announced.h"
 #include "transport/ipc/messages.h"
 #include "transport/ipc/region.h"
@@ -20,7 +21,7 @@ void check(bool holds) {
 void message(ByteSpan in) {
   const auto first = ipc::decode(in);
   if (!first) return;
-  check(std::ranges::equal(ipc::encode(*first), in));
+  check(round_trips(in, ipc::decode, [](const auto& m) { return ipc::encode(m); }));
   const auto* ask = std::get_if<ipc::Ask>(&*first);
   if (ask == nullptr) return;
   check(ask->number < ipc::max_asks && ask->block != 0 && ask->memory_offsets.size() == ask->region_offsets.size());
@@ -30,7 +31,7 @@ void message(ByteSpan in) {
 void announcement(ByteSpan in) {
   const auto first = ipc::decode_announcement(in);
   if (!first) return;
-  check(std::ranges::equal(ipc::encode(*first), in));
+  check(round_trips(in, ipc::decode_announcement, [](const auto& m) { return ipc::encode(m); }));
   const ipc::AnnouncedMemory memory(first->exported, {});
 }
 

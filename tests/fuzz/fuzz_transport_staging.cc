@@ -6,10 +6,11 @@
 #include <cstdlib>
 #include <span>
 
-#include "transport/carrier.h"
+#include "round_trip.h"
 #include "transport/ipc/region.h"
+#include "transport/kit/carrier.h"
+#include "transport/kit/served_regions.h"
 #include "transport/staging/messages.h"
-#include "transport/staging/region.h"
 
 namespace {
 
@@ -20,9 +21,7 @@ void check(bool holds) {
 }
 
 void message(ByteSpan in) {
-  const auto first = staging::decode(in);
-  if (!first) return;
-  check(std::ranges::equal(staging::encode(*first), in));
+  check(round_trips(in, staging::decode, [](const auto& m) { return staging::encode(m); }));
 }
 
 Blob blob_of(ByteSpan in) {
@@ -32,7 +31,7 @@ Blob blob_of(ByteSpan in) {
 }
 
 void regions(ByteSpan in) {
-  static_cast<void>(staging::ImportedRegion::import(blob_of(in)));
+  static_cast<void>(ServedRemoteRegion::import(blob_of(in)));
   static_cast<void>(ipc::ImportedRegion::import(blob_of(in), {}));
 }
 

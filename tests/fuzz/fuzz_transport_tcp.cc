@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "round_trip.h"
+#include "transport/kit/served_regions.h"
 #include "transport/tcp/frames.h"
 
 namespace {
@@ -59,12 +61,12 @@ void address(ByteSpan in) {
   const auto first = decode_address(in);
   if (!first.ok()) return;
   check(!first->tickets.empty() && first->tickets.size() <= max_streams && first->listens.size() <= max_addresses);
-  check(std::ranges::equal(encode_address(*first), in));
+  check(round_trips(in, decode_address, encode_address));
 }
 
 void region(ByteSpan in) {
-  const auto first = decode_region(in);
-  if (first.ok()) check(std::ranges::equal(encode_region(*first), in));
+  const auto first = decode_served(in);
+  if (first.ok()) check(std::ranges::equal(encode_served(*first), in));
 }
 
 void domain(ByteSpan in) {

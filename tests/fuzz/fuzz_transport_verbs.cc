@@ -23,9 +23,9 @@ void check(bool holds) {
 
 void check_port(const PortInfo& port) { check(port.nic < max_nics && port.mtu >= 1 && port.mtu <= 5); }
 
-void check_lane(const LaneAddress& lane) {
-  check_port(lane.port);
-  check(std::max({lane.outbound, lane.inbound, lane.sequence}) <= number_mask);
+void check_rail(const RailAddress& rail) {
+  check_port(rail.port);
+  check(std::max({rail.outbound, rail.inbound, rail.sequence}) <= number_mask);
 }
 
 void domain(ByteSpan in) {
@@ -40,8 +40,8 @@ void domain(ByteSpan in) {
 void address(ByteSpan in) {
   const auto first = decode_address(in);
   if (!first.ok()) return;
-  check(!first->lanes.empty() && first->lanes.size() <= max_lanes);
-  for (const LaneAddress& lane : first->lanes) check_lane(lane);
+  check(!first->rails.empty() && first->rails.size() <= max_rails);
+  for (const RailAddress& rail : first->rails) check_rail(rail);
   check(std::ranges::equal(encode_address(*first), in));
 }
 
@@ -58,16 +58,16 @@ void head(ByteSpan in) {
   std::array<std::byte, head_bytes> again{};
   encode_head(again.data(), first);
   check(std::equal(again.begin(), again.end(), in.begin()));
-  const bool with_body = counts_as_signal(first.kind) || first.kind == MessageKind::lane_up;
-  const bool of_lane = first.kind == MessageKind::lane_down || first.kind == MessageKind::lane_up;
+  const bool with_body = counts_as_signal(first.kind) || first.kind == MessageKind::rail_up;
+  const bool of_rail = first.kind == MessageKind::rail_down || first.kind == MessageKind::rail_up;
   check(with_body || in.size() == head_bytes);
-  check(of_lane ? first.lane < max_lanes : first.lane == 0 && first.life == 0);
+  check(of_rail ? first.rail < max_rails : first.rail == 0 && first.life == 0);
 }
 
 void offer(ByteSpan in) {
   const auto first = decode_offer(in);
   if (!first.ok()) return;
-  check_lane(first->address);
+  check_rail(first->address);
   check(std::ranges::equal(encode_offer(*first), in));
 }
 

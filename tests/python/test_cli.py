@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import run_hmc
+from conftest import HMC, run_hmc
 
 import hmc.testing
 
@@ -19,11 +23,13 @@ def test_info_names_every_transport() -> None:
 
 
 def test_info_says_what_a_device_can_do() -> None:
-    result = run_hmc("info", environment=hmc.testing.environment())
-    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.startswith("  ")}
-    assert "simulated; IPC handles, virtual memory, dma-buf" in lines["cuda:0"]
-    assert "simulated; IPC handles, dma-buf" in lines["musa:1"]
-    assert "simulated; IPC handles)" in lines["hygon:0"]
+    result = run_hmc("info", "--json", environment=hmc.testing.environment())
+    devices = {device["device"]: device for runtime in json.loads(result.stdout)["runtimes"] for device in runtime["devices"]}
+    assert devices["cuda:0"]["capabilities"][:3] == ["IPC handles", "virtual memory", "dma-buf"]
+    assert devices["musa:1"]["capabilities"] == ["IPC handles", "dma-buf"]
+    assert devices["hygon:0"]["capabilities"] == ["IPC handles"]
+    shown = " ".join(run_hmc("info", environment=hmc.testing.environment()).stdout.split())
+    assert "simulated; IPC handles, virtual memory, dma-buf" in shown
 
 
 def test_doctor_checks() -> None:
@@ -160,6 +166,11 @@ def test_bench_writes_json(tmp_path: Path) -> None:
         ["bench", "--sizes", "many"],
         ["bench", "--ranks", "3"],
         ["bench", "--plot", "drawing.txt"],
+        ["bench", "--repeat", "0"],
+        ["bench", "--json", "/"],
+        ["demo", "--ranks", "1"],
+        ["demo", "--tokens", "x"],
+        ["run", "-n", "0", "script.py"],
         ["demo", "--picture", "/no/such/folder/x.png"],
         ["demo", "--json", "/no/such/folder/x.json"],
         ["demo", "--simulate", "abacus"],
@@ -176,3 +187,114 @@ def test_bench_writes_json(tmp_path: Path) -> None:
 )
 def test_wrong_usage_is_status_two(arguments: list[str]) -> None:
     assert run_hmc(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info"],
+        ["doctor"],
+        ["topo", "--simulate", "cuda,rocm,mlu,musa"],
+        ["demo", "--quick", "--simulate", "cuda,hygon", "--picture", ""],
+        ["demo", "--quick", "--devices", "cpu", "--ranks", "2", "--picture", ""],
+        ["bench", "--sizes", "8,64K", "--repeat", "1", "--operations", "send,put,get,stream,blocks", "--blocks", "16384x4K"],
+        ["keygen"],
+        *([command, "--help"] for command in ("info", "topo", "doctor", "keygen", "run", "demo", "bench")),
+    ],
+    ids=" ".join,
+)
+def test_lines_fit_80_columns(arguments: list[str], tmp_path: Path) -> None:
+    environment = {"COLUMNS": "80", **hmc.testing.environment()}
+    result = run_hmc(*arguments, environment=environment, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    # A path is not broken, so that it can be copied: it stands alone then.
+    long = [line for line in (result.stdout + result.stderr).splitlines() if len(line) > 80]
+    assert [line for line in long if " " in line.strip()] == []
+
+
+@pytest.mark.parametrize("form", [["--json"], ["--json", "-"], ["--json", "out.json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (["info"], "transports"),
+        (["topo", "--devices", "cpu"], "paths"),
+        (["doctor"], 0),
+        (["demo", "--quick", "--devices", "cpu", "--ranks", "2", "--picture", ""], "checks"),
+        (["bench", "--sizes", "8", "--repeat", "1", "--operations", "put"], 0),
+    ],
+    ids=["info", "topo", "doctor", "demo", "bench"],
+)
+def test_json_goes_to_a_file_or_alone_to_stdout(command: list[str], key: str | int, form: list[str], tmp_path: Path) -> None:
+    result = run_hmc(*command, *form, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    in_file = form[-1] == "out.json"
+    assert json.loads((tmp_path / "out.json").read_text() if in_file else result.stdout)[key]
+    if in_file:
+        assert not result.stdout.startswith(("{", "["))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["bench", "--transports", "rdma"], 2, "local shm verbs ucx tcp"),
+        (["bench", "--transports", "shm,rdma"], 2, "local shm verbs ucx tcp"),
+        (["demo", "--transports", "rdma"], 2, "local shm verbs ucx tcp"),
+        (["bench", "--transports", "local", "--sizes", "8"], 2, "rank "),
+        (["topo", "--file", "no_such_file.txt"], 2, "no_such_file.txt"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_failure_is_one_line(arguments: list[str], status: int, words: str) -> None:
+    result = run_hmc(*arguments)
+    assert result.returncode == status, result.stderr
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"hmc {arguments[0]}: ")
+    assert words in line
+
+
+def test_a_rank_that_is_killed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nif os.environ.get('HMC_RANK') == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = run_hmc("bench", "--sizes", "8", environment={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "SIGKILL" in result.stderr or "rank 0" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL], ids=lambda n: n.name)
+def test_the_ranks_end_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "sleeps.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n")
+    command = [*HMC, "run", "-n", "3", "--no-prefix", str(script)]
+    # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
+        assert process.stdout
+        assert process.stderr
+        ranks = [int(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(number)
+        process.wait(20)
+        assert process.returncode == {signal.SIGKILL: -9}.get(number, 128 + number)
+        assert "Traceback" not in process.stderr.read()
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_text() for rank in ranks):
+        assert time.monotonic() < end, "a rank still runs"
+        time.sleep(0.02)
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    command = f"{' '.join(HMC)} info | true"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert result.stderr == ""
+
+
+def test_bench_draws_latency_and_bandwidth(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["--sizes", "8,4K", "--repeat", "1", "--operations", "send,put,blocks", "--blocks", "16x4K", "--plot", "bench.svg"]
+    result = run_hmc("bench", *arguments, cwd=tmp_path, environment={"MPLCONFIGDIR": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    assert "plot: bench.svg" in result.stdout
+    drawing = (tmp_path / "bench.svg").read_text()
+    for text in ("time, us", "bandwidth, GB/s", "4 KiB", "raw flag"):
+        assert f"<!-- {text} -->" in drawing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,26 @@ def test_demo_fails_when_other_bytes_arrive(tmp_path: Path) -> None:
     assert "FAILED: experts from 1 to 0: bytes differ" in result.stderr
     assert "from 0 to 1" not in result.stderr
     assert "checks passed" not in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--devices", "cpu"], ["--simulate", "cuda,rocm"]], ids=["cpu", "simulated"])
+def test_the_figures_agree(tmp_path: Path, arguments: list[str]) -> None:
+    result = run_hmc("demo", "--quick", *arguments, "--picture", "", "--json", "results.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    out = words(result.stdout)
+    results = json.loads((tmp_path / "results.json").read_text())
+    moved = sum(message["bytes"] for message in results["moved"])
+    assert moved == sum(check["bytes"] for check in results["checks"])
+    # The prompt's cache, as announced, is what a round of its phase moves between two cards.
+    assert "128 tokens has 16.0 MiB of KV cache" in out
+    assert {message["bytes"] for message in results["moved"] if message["phase"] == "KV cache"} == {16 << 20}
+    table = [line.split() for line in result.stdout.splitlines() if line.startswith((" KV cache", " activations", " experts"))]
+    amounts = [float(next(cell for cell in cells if re.fullmatch(r"\d+\.\d", cell))) for cells in table]
+    assert 2 * sum(amounts) == pytest.approx(moved / 2**20, abs=2 * 0.05 * len(amounts))
+    assert f"All rounds together moved {moved / 2**20:.1f} MiB" in out
+    assert f"{moved / 2**20:.1f} MiB compared" in out
+    staged = sum(message["bytes"] for message in results["moved"] if not message["direct"])
+    assert ("nothing through a stage" in out) == (staged == 0)
+    # The Contexts count a message at both of its ends, a put at one.
+    counted = sum(counters.get("bytes_staged", 0) for counters in results["counters"].values())
+    assert staged <= counted <= 2 * staged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from conftest import run_hmc
 
 import hmc.testing
 from hmc.cli.accelerators import accelerators, plugged_in
+from hmc.cli.doctor import _descriptors, _memlock
 from hmc.cli.firewall import firewall
 from hmc.cli.pcie import access_control, peer_memory, relaxed_ordering
 from hmc.cli.rdma import rdma
@@ -227,3 +229,28 @@ def test_firewalls_are_found_by_their_services(tmp_path: Path) -> None:
     assert "ufw" in firewall(tmp_path, tmp_path, "").found
     (tmp_path / "firewalld").mkdir()
     assert "firewalld" in firewall(tmp_path / "none", tmp_path, "").found
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "fix"),
+    [
+        (40, 40, "as root, set `nofile 4096`"),
+        (40, 8192, "`ulimit -n 4096`"),
+        (1024, resource.RLIM_INFINITY, "`ulimit -n 4096`"),
+        (4096, 4096, ""),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, ""),
+    ],
+)
+def test_descriptors_are_fixed_by_what_helps(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, fix: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, hard))
+    finding = _descriptors()
+    assert finding.level == ("note" if fix else "ok")
+    assert fix in finding.fix
+
+
+def test_locked_memory_is_fixed_by_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (65536, 65536))
+    assert "as root, set `memlock unlimited`" in _memlock().fix
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (65536, resource.RLIM_INFINITY))
+    assert "`ulimit -l unlimited`" in _memlock().fix

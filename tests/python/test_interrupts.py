@@ -115,3 +115,102 @@ def test_asyncio_programs_end_at_once(run_job: Callable[..., str], call: str) ->
         ranks=1,
     )
     assert "ended" in out
+
+
+# What a signal handler calls while its thread is inside a blocking call: calls of every kind, closes last.
+HANDLER = """
+from conftest import pattern
+import signal, threading, time
+with hmc.Context(transports="{transport}") as a, hmc.Context(transports="{transport}") as b:
+    ab = a.connect(b.addresses[0], timeout=20)
+    ba = b.accept(timeout=20)
+    target = b.buffer(1 << 20)
+    remote, source, done = ab.import_buffer(target.descriptor(), timeout=20), a.buffer(1 << 20), []
+
+    def handler(*_):
+        source.numpy()[:] = pattern(1 << 20, 3)
+        ab.put(source, remote, notify=3).wait(20)
+        ba.wait_notify(3, timeout=20)
+        ab.isend(target, tag=7)
+        ba.recv(source, tag=7, timeout=20)
+        try:
+            ab.recv(np.empty(1), tag=5, timeout=0.3)
+        except hmc.HmcTimeoutError:
+            target.close(timeout=20)
+            a.close(timeout=20)
+            done.append(1)
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        {call}
+    except hmc.ClosedError:
+        pass
+    else:
+        raise SystemExit("the call did not end with the Context")
+    assert done == [1]
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ab.recv(np.empty(8), tag=9)",
+        "ab.send(np.ones(8 << 20), tag=9)",
+        "ab.irecv(np.empty(8), tag=9).wait()",
+        "ab.wait_notify(9)",
+        "ab.notifications(timeout=None)",
+        "ab.lookup('never')",
+        "a.accept()",
+    ],
+)
+def test_signal_handlers_may_call_hmc(run_script: Callable[..., str], transport: str, call: str) -> None:
+    run_script(HANDLER.format(transport=transport, call=call), {})
+
+
+def test_signal_handlers_nest(run_script: Callable[..., str]) -> None:
+    """A handler that blocks in HMC is itself interrupted, by one whose exception ends the outer calls one after another."""
+    out = run_script(
+        """
+        import signal, time
+        with hmc.Context() as a, hmc.Context() as b:
+            ab = a.connect(b.addresses[0], timeout=20)
+            ba = b.accept(timeout=20)
+            got, ended = np.zeros(1 << 20, np.uint8), []
+
+            def inner(*_):
+                sending = ba.isend(pattern(1 << 20, 3), tag=1)
+                ab.recv(got, tag=1, timeout=20)
+                sending.wait(20)
+                raise RuntimeError("inner")
+
+            def outer(*_):
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                signal.signal(signal.SIGALRM, inner)
+                try:
+                    ab.recv(np.empty(8), tag=2)
+                finally:
+                    ended.append("outer")
+
+            signal.signal(signal.SIGALRM, outer)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            try:
+                ab.recv(np.empty(8), tag=3)
+            except RuntimeError as error:
+                ended.append(str(error))
+            assert np.array_equal(got, pattern(1 << 20, 3))
+            # The thread's next calls are asked again.
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            started = time.monotonic()
+            try:
+                ab.recv(np.empty(8), tag=3, timeout=20)
+            except KeyboardInterrupt:
+                ended.append("interrupted")
+            assert time.monotonic() - started < 10
+            print(ended)
+        """,
+        {},
+    )
+    assert out.split("\n")[0] == "['outer', 'inner', 'interrupted']"

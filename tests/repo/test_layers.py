@@ -41,6 +41,8 @@ def violations(path: Path, text: str) -> list[str]:
             found.append(f"{path.name}: unknown layer in {included}")
         elif target[0] != layer and RANK[target[0]] >= RANK[layer]:
             found.append(f"{path.relative_to(SOURCE)} includes {included}: {layer} must not see {target[0]}")
+        elif target[0] == "transport" and target[1] == "kit" and backend is not None:
+            continue
         elif target[0] == "transport" and len(target) > 2 and target[1] != backend:
             found.append(f"{path.relative_to(SOURCE)} includes {included}: transports never include one another")
     return found
@@ -56,7 +58,10 @@ def test_the_check_itself_sees_a_violation() -> None:
     assert violations(SOURCE / "control" / "x.h", '#include "transport/transport.h"\n')
     assert violations(SOURCE / "transport" / "shm" / "x.h", '#include "transport/tcp/frames.h"\n')
     assert violations(SOURCE / "comm" / "x.h", '#include "transport/shm/ring.h"\n')
+    assert violations(SOURCE / "comm" / "x.h", '#include "transport/kit/operations.h"\n')
+    assert violations(SOURCE / "transport" / "kit" / "x.h", '#include "transport/tcp/frames.h"\n')
     assert not violations(SOURCE / "comm" / "x.h", '#include "transport/transport.h"\n#include "hmc/peer.h"\n')
+    assert not violations(SOURCE / "transport" / "tcp" / "x.h", '#include "transport/kit/operations.h"\n')
 
 
 def test_every_folder_of_the_core_is_a_layer() -> None:
@@ -70,7 +75,7 @@ def test_public_headers_include_only_public_headers() -> None:
 
 
 def test_backend_names_stay_in_their_folders() -> None:
-    backends = [path.name for path in (SOURCE / "transport").iterdir() if path.is_dir()]
+    backends = [path.name for path in (SOURCE / "transport").iterdir() if path.is_dir() and path.name != "kit"]
     assert len(backends) >= 3
     for path in core_files():
         parts = path.relative_to(SOURCE).parts
@@ -97,7 +102,11 @@ def test_files_stay_small(pattern: str) -> None:
 
 def test_no_fences_and_no_exits_in_the_core() -> None:
     banned = ["atomic_thread_fence", "std::exit(", "_exit(", "std::abort(", "::abort(", "std::terminate("]
+    # A caller that uses an error as a value is wrong: that alone ends the program (Result in hmc/status.h).
+    allowed = {("base/status.cc", "std::abort("), ("base/status.cc", "::abort(")}
     for path in core_files():
         text = path.read_text()
         for word in banned:
+            if (str(path.relative_to(SOURCE)), word) in allowed:
+                continue
             assert word not in text, f"{path.relative_to(SOURCE)} uses {word}"

@@ -57,8 +57,9 @@ class HMC_API ConnBuffer {
   // like; docs/reference/native.md lists the fields. Registers the memory with that transport if it was not. Whoever has them may
   // read or write, as `access` says, until close(). Errors: unsupported (the transport has none, or is not there), closed.
   [[nodiscard]] Result<std::vector<NativeFields>> native(std::string_view transport) const;
-  // Ends the registration: returns when every importer has acknowledged or died. Nothing lands after an ok return.
-  // Errors: timeout (HMC keeps the pages until the importers are gone). Idempotent.
+  // Ends the registration: returns when every importer has acknowledged or died and every receive of this process into the memory
+  // that has its message has ended. Nothing lands after an ok return; a receive without a message stays posted and is not waited
+  // for. Errors: timeout (the memory may still be written; HMC keeps its pages until then). Idempotent.
   Status close(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] bool closed() const;
 

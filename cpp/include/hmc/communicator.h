@@ -65,10 +65,14 @@ class HMC_API Member {
   [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;  // one target rank
   [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch, StreamHandle stream = no_stream) const;
-  [[nodiscard]] Status notify(int dst, const Notify& notify) const;
+  [[nodiscard]] Status notify(int dst, const Notify& notify, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> inotify(int dst, const Notify& notify, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status fence(int dst) const;
   [[nodiscard]] Status wait_notify(int src, std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iwait_notify(int src, std::uint64_t id, std::uint64_t count = 1,
+                                          Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<std::vector<Notification>> notifications(Deadline deadline = Deadline::after_seconds(0)) const;
+  [[nodiscard]] Result<WorkOf<std::vector<Notification>>> inotifications(Deadline deadline = Deadline::never()) const;
 
   // One RemoteBuffer per rank (own rank included). Collective.
   [[nodiscard]] Result<std::vector<RemoteBuffer>> exchange(const ConnBuffer& buffer, Deadline deadline = Deadline::never()) const;
@@ -76,6 +80,7 @@ class HMC_API Member {
   [[nodiscard]] Result<std::vector<std::vector<std::byte>>> exchange_bytes(std::span<const std::byte> bytes,
                                                                            Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ibarrier(Deadline deadline = Deadline::never()) const;
   // `in` and `out` are size() equal blocks each; block r of `in` goes to rank r, block r of `out` comes from rank r.
   [[nodiscard]] Status all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> iall_to_all(const MemoryView& out, const MemoryView& in) const;
@@ -90,7 +95,8 @@ class HMC_API Member {
   [[nodiscard]] Result<Work> iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                                            const Layout& in_layout) const;
 
-  [[nodiscard]] Result<Path> path(int dst) const;  // from this Member's device to that one's
+  // From this Member's device to that one's; connects if need be. Errors: as Peer::path.
+  [[nodiscard]] Result<Path> path(int dst, Deadline deadline = Deadline::after_seconds(30)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
 
  private:
@@ -136,9 +142,10 @@ class HMC_API Communicator {
   // The only local Member; rank-addressed calls are made on it. Errors: invalid_argument when this process has several.
   [[nodiscard]] Result<Member> self() const;
   [[nodiscard]] Context context() const;
-  [[nodiscard]] Result<Peer> peer(int rank) const;  // connects if need be
-  [[nodiscard]] Device device(int rank) const;      // the CPU for a number that is no rank
-  [[nodiscard]] std::vector<int> lost() const;      // ranks known to be dead
+  // Connects if need be. Errors: timeout.
+  [[nodiscard]] Result<Peer> peer(int rank, Deadline deadline = Deadline::after_seconds(30)) const;
+  [[nodiscard]] Device device(int rank) const;  // the CPU for a number that is no rank
+  [[nodiscard]] std::vector<int> lost() const;  // ranks known to be dead
 
   // As Context's calls of these names.
   [[nodiscard]] Result<ConnBuffer> buffer(std::size_t bytes, Device device = Device::cpu()) const;
@@ -147,6 +154,7 @@ class HMC_API Communicator {
   // Every local Member in one call: each is named once. Where a process has several, their blocking calls one after the other would
   // wait for each other.
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ibarrier(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline = Deadline::never()) const;
   // One RemoteBuffer per rank, for all of this process's Members.

@@ -21,7 +21,8 @@ class HMC_API CompletionQueue {
   static Result<CompletionQueue> create();
   // Readable while completed tokens wait to be drained. Owned by the queue; do not close or write it.
   [[nodiscard]] int fd() const noexcept;
-  // Queues `token` once when `work` completes (at once if it is complete). The Work is kept until then.
+  // Queues `token` once when `work` completes (at once if it is complete). The Work is kept until
+  // then; it does not keep the queue.
   void watch(const Work& work, std::uint64_t token) const;
   // Takes every queued token and clears readiness. Does not block.
   [[nodiscard]] std::vector<std::uint64_t> drain() const;

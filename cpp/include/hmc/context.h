@@ -41,6 +41,9 @@ struct ContextOptions {
   std::function<void(const Peer&, const Status&)> on_left;  // dispatcher thread; ok when it said goodbye, peer_lost when it died
 };
 
+template <>
+HMC_API Result<Peer> WorkOf<Peer>::take() const;
+
 // Errors besides those named: closed, and invalid_argument on an empty handle.
 // Thread rules: any thread. After fork() the child's copy is dead: its descriptors are closed and every call returns closed.
 class HMC_API Context {
@@ -61,6 +64,10 @@ class HMC_API Context {
   [[nodiscard]] Result<Peer> connect(std::string_view address, Deadline deadline = Deadline::after_seconds(30)) const;
   // The next peer that connected to us and has not been accepted yet. Errors: timeout.
   [[nodiscard]] Result<Peer> accept(Deadline deadline = Deadline::never()) const;
+  // The same as Works, which end at the deadline and need no thread. Works of iaccept() are served in turn; a peer that is not
+  // taken returns to its queue with the last handle. A connection that a cancelled iconnect() had made already is kept in peers().
+  [[nodiscard]] Result<WorkOf<Peer>> iconnect(std::string_view address, Deadline deadline = Deadline::after_seconds(30)) const;
+  [[nodiscard]] Result<WorkOf<Peer>> iaccept(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] std::vector<Peer> peers() const;  // connected now
 
   // Allocates and registers; the memory is zero-filled. Errors: out_of_memory, unsupported (no such device).
@@ -86,7 +93,9 @@ class HMC_API Context {
   // Named counters since creation: "put.bytes.shm", "bytes_staged", "messages.eager", ...
   [[nodiscard]] std::map<std::string, std::uint64_t> counters() const;
 
-  // Says goodbye to every peer, ends pending operations with closed, frees all. Idempotent; also run by the last handle's end.
+  // Closes every peer, waits until what was posted has arrived, frees all. Messages and receives without a match end with closed.
+  // Idempotent; also run by the last handle's end. Errors: timeout (something may be lost; or a stopped process may still write
+  // memory of this one, and the call may be made again to go on waiting).
   Status close(Deadline deadline = Deadline::after_seconds(5)) const;
   [[nodiscard]] bool closed() const;
 

@@ -17,10 +17,10 @@ class HMC_API Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // ---- called by HMC with none of its locks held; must not call HMC ----
-  // Whether to end early. Not asked again after a yes.
+  // ---- called by HMC with none of its locks held ----
+  // Whether to end early. Not asked again after a yes. May call HMC, whose calls ask only an Interruptible made meanwhile.
   virtual bool asked() = 0;
-  // The call is about to wait: it was not over within about a microsecond. May come more than once.
+  // The call is about to wait: it was not over within about a microsecond. May come more than once. Must not call HMC.
   virtual void before_waiting() {}
 
   // ---- for HMC ----

@@ -64,6 +64,12 @@ struct Notification {
   std::vector<std::byte> payload;
 };
 
+template <>
+HMC_API Result<std::vector<Notification>> WorkOf<std::vector<Notification>>::take() const;
+template <>
+HMC_API Result<RemoteBuffer> WorkOf<RemoteBuffer>::take() const;
+
+// Calls with a leading `i` return a Work at once; its deadline and cancel() end it without a trace, and no thread waits for it.
 // Thread rules: any thread. Every call on a lost peer returns peer_lost; on a closed one, closed; on an empty handle,
 // invalid_argument. What a Result<Work> call can check it refuses at once; what happens later is the Work's outcome.
 class HMC_API Peer {
@@ -81,13 +87,17 @@ class HMC_API Peer {
   // Named buffers. lookup imports what the peer published under `name`; waits for it to appear until the deadline.
   // Errors: timeout, invalid_argument (a name not of 1 to 255 bytes).
   [[nodiscard]] Result<RemoteBuffer> lookup(std::string_view name, Deadline deadline = Deadline::never()) const;
+  // As lookup().
+  [[nodiscard]] Result<WorkOf<RemoteBuffer>> ilookup(std::string_view name, Deadline deadline = Deadline::never()) const;
   // Imports a buffer by descriptor. Errors: stale, authentication (forged), invalid_argument (of another context), protocol.
   [[nodiscard]] Result<RemoteBuffer> import(const Descriptor& descriptor, Deadline deadline = Deadline::never()) const;
+  // As import().
+  [[nodiscard]] Result<WorkOf<RemoteBuffer>> iimport(const Descriptor& descriptor, Deadline deadline = Deadline::never()) const;
 
   // One-sided. Sizes of source and target must be equal; zero bytes are allowed (a notification still arrives).
   // A stream of the local buffer's device: the transfer starts after what is queued on it, and the call does not wait for that.
   // Errors: invalid_argument (sizes, a buffer of another peer or Context, read-only target, a stream with CPU memory), stale,
-  // closed, unsupported (no path).
+  // closed, unsupported (no path), timeout (the first use of a path may wait for a peer that lives, at most 30 s).
   [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream = no_stream) const;
   // Validates offsets against the slices, `block` bytes each, and against the peer. Overlapping targets: last writer unspecified.
@@ -95,16 +105,24 @@ class HMC_API Peer {
   [[nodiscard]] Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const;
   [[nodiscard]] Result<Work> put_blocks(const BlockBatch& batch, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get_blocks(const BlockBatch& batch, StreamHandle stream = no_stream) const;
-  // Raises a notification without data. Ordered behind nothing; see fence(). Errors: invalid_argument (empty, id from 2^63 on,
-  // payload beyond max_notify_payload).
-  [[nodiscard]] Status notify(const Notify& notify) const;
-  // What is posted after a fence becomes visible only after everything posted before it. Does not block.
+  // Raises a notification without data. Ordered behind nothing; see fence(). Returns once it is queued; waits while thousands
+  // before it are not accepted by a peer that is stopped or does not read. Errors: timeout (nothing was sent), invalid_argument
+  // (empty, id from 2^63 on, payload beyond max_notify_payload).
+  [[nodiscard]] Status notify(const Notify& notify, Deadline deadline = Deadline::never()) const;
+  // As notify(). Complete once the transport has it; until then cancel() withdraws it, and so does the deadline.
+  [[nodiscard]] Result<Work> inotify(const Notify& notify, Deadline deadline = Deadline::never()) const;
+  // What is posted to this peer after a fence, messages and collectives included, becomes visible only after the puts, gets and
+  // notifications posted before it. Messages posted before it are not waited for. Does not block.
   [[nodiscard]] Status fence() const;
 
   // Waits until `id` has been raised `count` times by this peer and consumes them. Errors: timeout (consumes nothing), peer_lost.
   [[nodiscard]] Status wait_notify(std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;
+  // As wait_notify(). Works of one id are served in turn. cancel() consumes nothing.
+  [[nodiscard]] Result<Work> iwait_notify(std::uint64_t id, std::uint64_t count = 1, Deadline deadline = Deadline::never()) const;
   // Payload notifications from this peer in arrival order; waits for at least one until the deadline (default: returns at once).
   [[nodiscard]] Result<std::vector<Notification>> notifications(Deadline deadline = Deadline::after_seconds(0)) const;
+  // As notifications(); an empty list at the deadline. What is not taken returns to its queue with the last handle.
+  [[nodiscard]] Result<WorkOf<std::vector<Notification>>> inotifications(Deadline deadline = Deadline::never()) const;
 
   // Two-sided. Messages match in order per peer and tag. tag: 0 .. 2^62; recv also takes any_tag. A message longer than the
   // receive view completes the receive with invalid_argument (the sender completes ok); a shorter one reports its size in info().
@@ -114,10 +132,13 @@ class HMC_API Peer {
   [[nodiscard]] Result<Work> isend(const MemoryView& view, std::int64_t tag = 0) const;
   [[nodiscard]] Result<Work> irecv(const MemoryView& view, std::int64_t tag = 0) const;
 
-  // The route between two devices, as chosen now. Errors: unsupported (no path; the message lists why).
-  [[nodiscard]] Result<Path> path(Device source = Device::cpu(), Device target = Device::cpu()) const;
+  // The route between two devices, as chosen now; connects if need be. Errors: unsupported (no path; the message lists why),
+  // timeout.
+  [[nodiscard]] Result<Path> path(Device source = Device::cpu(), Device target = Device::cpu(),
+                                  Deadline deadline = Deadline::after_seconds(30)) const;
 
-  // Says goodbye: operations pending on this peer end with closed; the other side sees it leave.
+  // Closes without waiting: what was posted arrives, what the peer posted ends, then both sides say bye. Messages and receives
+  // without a match end with closed.
   void close() const;
 
   [[nodiscard]] const std::shared_ptr<PeerState>& state() const noexcept { return state_; }

@@ -64,7 +64,11 @@ class [[nodiscard]] HMC_API Status {
 // Builds a Status from errno: code `transport` unless errno names something more precise (ENOMEM, EMFILE, EACCES, ...).
 HMC_API Status errno_status(std::string_view what, int error_number);
 
-// A value or the reason there is none. value() on an error is a programming error (terminates in debug builds).
+// Writes the error to stderr and calls std::abort: its Result was used as if it held a value.
+[[noreturn]] HMC_API void abort_on_error(const Status& error) noexcept;
+
+// A value or the reason there is none. value(), * and -> on an error are programming errors: they end the program with the error's
+// message, in every build. (What goes wrong at run time never does: it is the Status.)
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -74,16 +78,24 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
   explicit operator bool() const noexcept { return ok(); }
   [[nodiscard]] Status status() const { return ok() ? Status() : *std::get_if<1>(&state_); }
-  [[nodiscard]] T& value() & { return *std::get_if<0>(&state_); }
-  [[nodiscard]] const T& value() const& { return *std::get_if<0>(&state_); }
-  [[nodiscard]] T&& value() && { return std::move(*std::get_if<0>(&state_)); }
-  T* operator->() { return std::get_if<0>(&state_); }
-  const T* operator->() const { return std::get_if<0>(&state_); }
+  [[nodiscard]] T& value() & { return *held(); }
+  [[nodiscard]] const T& value() const& { return *held(); }
+  [[nodiscard]] T&& value() && { return std::move(*held()); }
+  T* operator->() { return held(); }
+  const T* operator->() const { return held(); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
 
  private:
+  T* held() noexcept { return const_cast<T*>(std::as_const(*this).held()); }
+  const T* held() const noexcept {
+    const T* const value = std::get_if<0>(&state_);
+    if (value == nullptr) [[unlikely]]
+      abort_on_error(*std::get_if<1>(&state_));
+    return value;
+  }
+
   std::variant<T, Status> state_;
 };
 

@@ -46,10 +46,13 @@ class HMC_API Work {
   [[nodiscard]] MessageInfo info() const;
   // Runs `callback` once, on the dispatcher thread, after completion (also when already complete). Never inside this call.
   void then(std::function<void(const Status&)> callback) const;
-  // Asks to stop. ok: the Work completed as `cancelled` and nothing is written by it after this returns.
-  // invalid_argument: already complete. unsupported: too late to stop, it will complete by itself; the message says whether the
-  // target may have been written.
+  // Asks to stop. ok: the Work completed as `cancelled` and nothing is written by it after this returns. A receive leaves its
+  // message to the next receive that fits, also where part of it was written already. invalid_argument: already complete.
+  // unsupported: too late to stop, it will complete by itself; the message says whether the target may have been written.
   Status cancel() const;
+  // As cancel(). A wait (iwait_notify, inotifications, iaccept) that completed unnoticed also returns what it consumed to the front
+  // of its queue, unless take() was called: for event loops, where a cancellation may follow the completion.
+  Status withdraw() const;
 
   // Makes `stream` of `device` wait until the Work is complete, with whatever outcome: what is queued on it afterwards sees the
   // data. Does not wait itself. Errors: unsupported (a device without streams), device.
@@ -59,6 +62,15 @@ class HMC_API Work {
 
  private:
   std::shared_ptr<WorkState> state_;
+};
+
+// A Work that delivers a value.
+template <class T>
+class HMC_API WorkOf : public Work {
+ public:
+  using Work::Work;
+  // The value, once. Does not wait. Errors: would_block (not complete), the operation's error, invalid_argument (taken before).
+  Result<T> take() const;
 };
 
 // Index of a completed Work (the lowest), or timeout. All Works must belong to one Context; errors: invalid_argument if empty.

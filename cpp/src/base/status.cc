@@ -1,6 +1,8 @@
 #include "hmc/status.h"
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/fork.h"
@@ -58,6 +60,14 @@ std::string Status::str() const {
 Status Status::with_context(std::string_view context) const {
   if (ok()) return {};
   return Status(code(), std::string(context) + ": " + std::string(message()), native());
+}
+
+void abort_on_error(const Status& error) noexcept {
+  const std::string_view name = to_string(error.code());
+  const std::string_view message = error.message();
+  std::fprintf(stderr, "hmc: a Result was used as a value but holds an error: %.*s: %.*s\n", static_cast<int>(name.size()),
+               name.data(), static_cast<int>(message.size()), message.data());
+  std::abort();
 }
 
 Status errno_status(std::string_view what, int error_number) {

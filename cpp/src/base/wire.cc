@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/text.h"
+
 namespace hmc {
 namespace {
 
@@ -65,7 +67,7 @@ ByteSpan WireReader::bytes(std::size_t limit) noexcept {
 
 std::string WireReader::text(std::size_t limit) {
   const ByteSpan value = bytes(limit);
-  return {reinterpret_cast<const char*>(value.data()), value.size()};
+  return valid_utf8({reinterpret_cast<const char*>(value.data()), value.size()}, limit);
 }
 
 ByteSpan WireReader::rest() noexcept { return raw(in_.size()); }

@@ -86,7 +86,7 @@ Status check_rank(const Group& group, int rank) {
 
 }  // namespace
 
-Result<Peer> Communicator::peer(int rank) const {
+Result<Peer> Communicator::peer(int rank, Deadline deadline) const {
   if (!state_) return empty_status();
   const Group& group = *state_->group;
   HMC_TRY(group.open());
@@ -105,8 +105,8 @@ Result<Peer> Communicator::peer(int rank) const {
       engine->wake_waiters();
     });
   }
-  if (!engine->drive(Deadline::after_seconds(30), [outcome] { return outcome->done; })) {
-    return Status(Code::timeout, group.describe(static_cast<std::uint32_t>(rank)) + " could not be connected within 30 s");
+  if (!engine->drive(deadline, [outcome] { return outcome->done; })) {
+    return Status(Code::timeout, group.describe(static_cast<std::uint32_t>(rank)) + " could not be connected in time");
   }
   const auto lock = engine->lock();
   HMC_TRY(outcome->status);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/call.h"
 #include "collective/group.h"
 #include "hmc/communicator.h"
 
@@ -54,7 +55,7 @@ Result<std::vector<std::size_t>> each_local_once(const Communicator& communicato
 
 // One byte string per rank, contributed by each of this process's `ranks`: mine[i] of ranks[i]. Collective.
 Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
-                                        std::vector<Bytes> mine, std::string_view what, Deadline deadline);
+                                        std::vector<Bytes> mine, CallKind what, Deadline deadline);
 
 inline constexpr std::size_t max_exchange_bytes = 64 << 10;
 

@@ -23,7 +23,7 @@ struct Gathered {
 // One all-gather of each of this process's `ranks`; entry i of the result belongs to ranks[i].
 Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr<Group>& group,
                                                            std::span<const std::uint32_t> ranks, std::vector<Bytes> mine,
-                                                           std::span<const std::uint64_t> counts, std::string_view what,
+                                                           std::span<const std::uint64_t> counts, CallKind what,
                                                            Deadline deadline) {
   std::uint64_t total = 0;
   for (const std::uint64_t count : counts) total += count;
@@ -36,7 +36,7 @@ Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr
                               MemoryView(data.back()->out.data(), data.back()->out.size())};
     buffers.in.owner = data.back();
     buffers.out.owner = data.back();
-    HMC_ASSIGN(auto work, start_collective(group, ranks[i], what, std::move(schedule), std::move(buffers)));
+    HMC_ASSIGN(auto work, start_collective(group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)));
     works.push_back(std::move(work));
   }
   HMC_TRY(finish_collectives(works, deadline));
@@ -64,7 +64,7 @@ std::vector<Bytes> split_up(const Bytes& packed, std::span<const std::uint64_t> 
 // Sizes first, then the bytes: with the sizes known the second all-gather is a fixed plan, and nobody allocates for what a peer
 // claims beyond the limit.
 Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
-                                        std::vector<Bytes> mine, std::string_view what, Deadline deadline) {
+                                        std::vector<Bytes> mine, CallKind what, Deadline deadline) {
   std::vector<Bytes> sizes;
   for (const auto& bytes : mine) sizes.push_back(little_endian(bytes.size()));
   const std::vector<std::uint64_t> eight(group->size(), 8);
@@ -74,8 +74,8 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
   for (std::uint32_t r = 0; r < group->size(); ++r) {
     counts.push_back(reader.u64());
     if (counts.back() > max_exchange_bytes) {
-      return Status(Code::protocol,
-                    std::string(what) + ": " + group->describe(r) + " announced " + std::to_string(counts.back()) + " bytes");
+      return Status(Code::protocol, std::string(name_of(what)) + ": " + group->describe(r) + " announced " +
+                                        std::to_string(counts.back()) + " bytes");
     }
   }
   HMC_ASSIGN(const auto values, gather_once(group, ranks, std::move(mine), counts, what, deadline));
@@ -112,7 +112,7 @@ Result<std::vector<std::vector<std::byte>>> Member::exchange_bytes(std::span<con
   HMC_TRY(check(state_));
   HMC_TRY(check_size(bytes));
   const auto rank = static_cast<std::uint32_t>(rank_);
-  return gather_bytes(state_->group, std::span(&rank, 1), {Bytes(bytes.begin(), bytes.end())}, "exchange_bytes", deadline);
+  return gather_bytes(state_->group, std::span(&rank, 1), {Bytes(bytes.begin(), bytes.end())}, CallKind::exchange_bytes, deadline);
 }
 
 Result<std::vector<std::vector<std::byte>>> Communicator::exchange_bytes(std::span<const MemberBytes> members,
@@ -125,7 +125,7 @@ Result<std::vector<std::vector<std::byte>>> Communicator::exchange_bytes(std::sp
     HMC_TRY(check_size(bytes));
     mine.emplace_back(bytes.begin(), bytes.end());
   }
-  return gather_bytes(state_->group, state_->group->local(), std::move(mine), "exchange_bytes", deadline);
+  return gather_bytes(state_->group, state_->group->local(), std::move(mine), CallKind::exchange_bytes, deadline);
 }
 
 namespace {
@@ -133,7 +133,7 @@ namespace {
 // One RemoteBuffer per rank; mine[i] is what ranks[i] gives.
 Result<std::vector<RemoteBuffer>> exchange_of(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
                                               std::vector<Bytes> mine, Deadline deadline) {
-  HMC_ASSIGN(const auto offers, gather_bytes(group, ranks, std::move(mine), "exchange", deadline));
+  HMC_ASSIGN(const auto offers, gather_bytes(group, ranks, std::move(mine), CallKind::exchange, deadline));
   std::vector<std::shared_ptr<PeerState>> peers;
   std::vector<Descriptor> descriptors;
   std::vector<job::Offer> parsed;
@@ -203,7 +203,7 @@ std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<
 
 // Each rank says the same byte strings for all of this process's ranks.
 Result<std::vector<Bytes>> gather_all(const std::shared_ptr<Group>& group, std::vector<Bytes> mine, Deadline deadline) {
-  return gather_bytes(group, group->local(), std::move(mine), "split", deadline);
+  return gather_bytes(group, group->local(), std::move(mine), CallKind::split, deadline);
 }
 
 }  // namespace

@@ -6,24 +6,33 @@
 #include <utility>
 
 #include "collective/interruption.h"
-#include "comm/messaging.h"
+#include "comm/messages/messenger.h"
 #include "device/runtime.h"
 
 namespace hmc {
-namespace {
 
-std::int64_t tag_of(std::uint64_t sequence, std::uint8_t round) {
-  return static_cast<std::int64_t>(((sequence & ((1ULL << 53) - 1)) << 8) | round);
-}
+// Stands among the one-sided operations to one peer, behind its fences.
+class CollectiveWork::Gate final : public PendingOp {
+ public:
+  explicit Gate(std::shared_ptr<CollectiveWork> work) : work_(std::move(work)) {}
+  Outcome post() override {
+    work_->fence_passed();
+    return Outcome::posted;
+  }
+  void abandon(const Status&) override { work_->fence_passed(); }  // what is posted to the peer now fails by itself
+  [[nodiscard]] bool ends_at_close() const noexcept override { return true; }
 
-}  // namespace
+ private:
+  std::shared_ptr<CollectiveWork> work_;
+};
 
-CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::string_view what,
+CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
                                std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers)
     : WorkState(group->engine()),
       group_(std::move(group)),
       rank_(rank),
-      what_(what),
+      call_(call),
+      what_(name_of(static_cast<CallKind>(call & call_kind_mask))),
       schedule_(std::move(schedule)),
       buffers_(std::move(buffers)),
       progress_(schedule_->steps.size()),
@@ -43,8 +52,33 @@ Status CollectiveWork::start() {
   }
   // Popped from the back; the plan's order is the order of posting.
   std::reverse(ready_.begin(), ready_.end());
-  advance();
+  if (group_->context().fenced_peers() != 0) [[unlikely]]
+    wait_for_fences();
+  if (fences_ == 0) advance();
+  group_->compare_early(*this);
   return {};
+}
+
+void CollectiveWork::wait_for_fences() {
+  std::vector<PeerState*> fenced;
+  for (std::uint32_t r = 0; r < group_->size(); ++r) {
+    PeerState* peer = group_->rank(r).peer.get();
+    if (peer->fenced() && std::ranges::find(fenced, peer) == fenced.end()) fenced.push_back(peer);
+  }
+  fences_ = static_cast<std::uint32_t>(fenced.size());
+  const auto self = std::static_pointer_cast<CollectiveWork>(shared_from_this());
+  for (PeerState* peer : fenced) peer->posts().add(std::make_shared<Gate>(self));
+  if (fences_ != 0) engine()->kick();
+}
+
+// While the peer posts what it has pending: goes on later.
+void CollectiveWork::fence_passed() {
+  if (--fences_ == 0) advance_soon();
+}
+
+void CollectiveWork::advance_soon() {
+  if (std::exchange(deferred_, true)) return;
+  engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->advance(); });
 }
 
 void CollectiveWork::advance() {
@@ -78,9 +112,9 @@ void CollectiveWork::post_message(std::uint32_t index) {
   const Envelope envelope{group_->collective_scope(), sends ? rank_ : step.peer, sends ? step.peer : rank_};
   const std::uint64_t bytes = sends && progress.poisoned ? 0 : step.bytes;
   const MemoryView view = slice(sends ? step.from : step.to, bytes);
-  const auto& peer = group_->rank(step.peer).peer;
-  auto posted = sends ? group_->messenger().isend_locked(peer, envelope, tag_of(sequence_, step.round), view)
-                      : group_->messenger().irecv_locked(peer, envelope, tag_of(sequence_, step.round), view);
+  const Target target{group_->rank(step.peer).peer, envelope, call_};
+  auto posted = sends ? group_->messenger().isend_locked(target, tag_of(sequence_, step.round), view)
+                      : group_->messenger().irecv_locked(target, tag_of(sequence_, step.round), view);
   if (!posted) {
     progress.phase = Phase::done;
     --left_;
@@ -115,7 +149,9 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   std::shared_ptr<WorkState> keep;             // fail() may complete this, and a waiter on another thread then drops it
   --under_way_;
   if (step.kind == StepKind::receive && !failing_) {
-    if (status.code() == Code::invalid_argument) {
+    if (mismatched_) {
+      progress.poisoned = true;
+    } else if (status.code() == Code::invalid_argument) {
       progress.poisoned = true;
       soft_error(step, "more");
     } else if (status.ok() && work->info().bytes != step.bytes) {
@@ -136,9 +172,17 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   if (posting_) return;  // advance() goes on with what has become ready
   if (left_ == 0 || failing_) {
     end_if_done();
-  } else if (!ready_.empty() && !std::exchange(deferred_, true)) {
-    group_->engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->advance(); });
+  } else if (!ready_.empty()) {
+    advance_soon();
   }
+}
+
+void CollectiveWork::mismatch(std::uint32_t other_rank, std::uint32_t other_call) {
+  if (std::exchange(mismatched_, true)) return;
+  const Status reason(Code::invalid_argument, group_->describe(rank_) + " called " + describe_call(call_) + " where " +
+                                                  group_->describe(other_rank) + " called " + describe_call(other_call) +
+                                                  "; every rank makes the same collective calls in the same order");
+  engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), reason] { self->fail(reason); });
 }
 
 // The peer withdrew its message because the collective failed there. It tells why over control, which may come later.
@@ -190,7 +234,7 @@ void CollectiveWork::fail(const Status& reason) {
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || under_way_ > 0 || ((left_ > 0 || awaiting_reason_) && !failing_)) return;
+  if (done() || under_way_ > 0 || ((left_ > 0 || awaiting_reason_ || mismatched_) && !failing_)) return;
   const auto self = shared_from_this();
   group_->finished(*this);
   complete(std::move(outcome_));
@@ -244,9 +288,9 @@ void CollectiveWork::released() noexcept {
 }
 
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::string_view what, std::shared_ptr<const Schedule> schedule,
+                                                         std::uint32_t call, std::shared_ptr<const Schedule> schedule,
                                                          CollectiveBuffers buffers) {
-  auto work = std::make_shared<CollectiveWork>(group, rank, what, std::move(schedule), std::move(buffers));
+  auto work = std::make_shared<CollectiveWork>(group, rank, call, std::move(schedule), std::move(buffers));
   const auto lock = group->engine()->lock();
   HMC_TRY(work->start());
   return work;
@@ -264,7 +308,9 @@ Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works
     const auto lock = work->engine()->lock();
     if (!work->done()) {
       const std::string missing = work->missing();
-      const std::string awaited = missing.empty() ? std::string("this rank's own copies") : missing;
+      const std::string awaited = !missing.empty()           ? missing
+                                  : work->waits_for_fences() ? "this rank's own fences"
+                                                             : "this rank's own copies";
       work->fail(interrupted() ? Status(Code::cancelled, "interrupted by a signal while waiting for " + awaited)
                                : Status(Code::timeout, "the deadline passed waiting for " + awaited));
     }

@@ -11,12 +11,19 @@
 #include <string_view>
 #include <vector>
 
+#include "collective/call.h"
 #include "collective/group.h"
 #include "collective/plan.h"
 #include "hmc/peer.h"
 #include "progress/work_state.h"
 
 namespace hmc {
+
+// Tags of a collective's messages.
+constexpr std::int64_t tag_of(std::uint64_t sequence, std::uint8_t round) noexcept {
+  return static_cast<std::int64_t>(((sequence & ((1ULL << 53) - 1)) << 8) | round);
+}
+constexpr std::uint64_t sequence_of(std::int64_t tag) noexcept { return static_cast<std::uint64_t>(tag) >> 8; }
 
 struct CollectiveBuffers {
   MemoryView in;
@@ -25,8 +32,8 @@ struct CollectiveBuffers {
 
 class CollectiveWork final : public WorkState {
  public:
-  // `what` names it in errors ("all_to_all") and must be a literal.
-  CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::string_view what, std::shared_ptr<const Schedule> schedule,
+  // `call`: of encode_call().
+  CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call, std::shared_ptr<const Schedule> schedule,
                  CollectiveBuffers buffers);
   ~CollectiveWork() override;
 
@@ -41,8 +48,15 @@ class CollectiveWork final : public WorkState {
   // "rank 3 (host:4711), rank 5 (...)": whose messages are missing; empty if nobody's.
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] std::string_view what() const noexcept { return what_; }
+  [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
+  [[nodiscard]] bool call_differs(std::uint32_t other) const noexcept { return ((call_ ^ other) & call_kind_mask) != 0; }
+  // Another rank is in another collective. Ends this soon, outside the current call chain.
+  void mismatch(std::uint32_t other_rank, std::uint32_t other_call);
+
+  [[nodiscard]] bool waits_for_fences() const noexcept { return fences_ != 0; }
 
  private:
+  class Gate;
   enum class Phase : std::uint8_t { blocked, posted, done };
   struct Progress {
     std::uint32_t waits = 0;
@@ -58,6 +72,10 @@ class CollectiveWork final : public WorkState {
   void finish(std::uint32_t index);
   void advance();
   void end_if_done();
+  // Waits for the fences to any of the group's ranks: what a rank passes on may reach one before this rank's own message does.
+  void wait_for_fences();
+  void fence_passed();
+  void advance_soon();
   [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
   void await_reason(const Status& failure);
   void soft_error(const Step& step, const std::string& found);
@@ -65,6 +83,7 @@ class CollectiveWork final : public WorkState {
 
   std::shared_ptr<Group> group_;
   const std::uint32_t rank_;
+  const std::uint32_t call_;
   const std::string_view what_;
   std::shared_ptr<const Schedule> schedule_;
   CollectiveBuffers buffers_;
@@ -74,16 +93,18 @@ class CollectiveWork final : public WorkState {
   std::uint64_t sequence_ = 0;
   std::uint32_t left_ = 0;       // steps not done
   std::uint32_t under_way_ = 0;  // messages posted and not complete
+  std::uint32_t fences_ = 0;     // pending; nothing is posted before they are released
   bool posting_ = false;         // advance() is on the stack
   bool deferred_ = false;        // advance() will be called by the engine
   bool failing_ = false;
+  bool mismatched_ = false;       // about to fail: another rank is in another collective
   bool awaiting_reason_ = false;  // a peer withdrew: the collective has failed, its reason is on the way
   Status outcome_;
 };
 
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::string_view what, std::shared_ptr<const Schedule> schedule,
+                                                         std::uint32_t call, std::shared_ptr<const Schedule> schedule,
                                                          CollectiveBuffers buffers);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collective/execute.h"
-#include "comm/messaging.h"
+#include "comm/messages/messenger.h"
 
 namespace hmc {
 namespace {
@@ -22,6 +22,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
       ranks_(std::move(ranks)),
       local_(std::move(local)),
       sequence_(local_.size(), 0),
+      early_(local_.size()),
       barriers_(local_.size()),
       all_to_alls_(local_.size()) {
   for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
@@ -32,6 +33,14 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
 
 std::string Group::describe(std::uint32_t r) const {
   return "rank " + std::to_string(r) + " (" + world_->processes()[ranks_[r].process].name + ")";
+}
+
+std::string Group::name_ranks(const PeerState* peer) const {
+  std::string text;
+  for (std::uint32_t r = 0; r < size(); ++r) {
+    if (ranks_[r].peer.get() == peer) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  }
+  return (owned_by(peer).count > 1 ? "ranks " : "rank ") + text;
 }
 
 Group::Owned Group::owned_by(const PeerState* peer) const noexcept {
@@ -51,6 +60,10 @@ void Group::join() {
   const auto lock = engine()->lock();
   context().add_scope(scope_, owners);
   context().add_scope(collective_scope(), std::move(owners));
+  if (scope_ == world_scope) {
+    for (const auto& [peer, owned] : owned_) ranks_[owned.first].peer->set_job_ranks(name_ranks(peer) + " of the job");
+  }
+  messenger_.watch_calls(collective_scope(), this);
   world_->add(*this);
 }
 
@@ -60,6 +73,7 @@ void Group::leave() {
   const auto lock = engine()->lock();
   world_->remove(*this);
   fail_running(0, closed_status());
+  messenger_.watch_calls(collective_scope(), nullptr);
   context().remove_scope(collective_scope());
   context().remove_scope(scope_);
 }
@@ -100,11 +114,17 @@ std::vector<int> Group::lost() const {
 
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
+  std::uint64_t& next = sequence_[local_index(r)];
   if (broken_) {
+    // The one that failed, called here only now: as had it been called before.
+    if (next <= broken_->sequence) {
+      ++next;
+      return broken_->reason;
+    }
     return Status(Code::closed, "this Communicator takes no more collectives since one failed (" + broken_->reason.str() +
                                     "); send, recv, put and get among the ranks that are alive still work");
   }
-  return sequence_[local_index(r)]++;
+  return next++;
 }
 
 std::size_t Group::local_index(std::uint32_t r) const noexcept {
@@ -122,6 +142,36 @@ std::shared_ptr<const Schedule> Group::schedule(std::uint32_t r, std::uint64_t k
   const auto lock = engine()->lock();
   cached = {key, tuning.inline_copy, made};
   return made;
+}
+
+void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) {
+  const std::uint32_t src = envelope.src, dst = envelope.dst;
+  if (src >= size() || ranks_[src].peer.get() != &peer) return;
+  const std::size_t at = local_index(dst);
+  if (at == local_.size() || local_[at] != dst) return;
+  const std::uint64_t sequence = sequence_of(tag);
+  for (CollectiveWork* work : running_) {
+    if (work->rank() == dst && work->sequence() == sequence) {
+      if (work->call_differs(call)) work->mismatch(src, call);
+      return;
+    }
+  }
+  if (sequence < sequence_[at]) return;
+  Early& early = early_[at][sequence % early_entries];
+  if (early.sequence != sequence) {
+    early = {sequence, {src, 0}, {call, 0}};
+  } else if (early.call[1] == 0 && ((early.call[0] ^ call) & call_kind_mask) != 0) {
+    early.rank[1] = src;
+    early.call[1] = call;
+  }
+}
+
+void Group::compare_early(CollectiveWork& work) {
+  const Early& early = early_[local_index(work.rank())][work.sequence() % early_entries];
+  if (early.sequence != work.sequence()) return;
+  for (const int i : {0, 1}) {
+    if (early.call[i] != 0 && work.call_differs(early.call[i])) return work.mismatch(early.rank[i], early.call[i]);
+  }
 }
 
 void Group::started(CollectiveWork& work) { running_.push_back(&work); }

@@ -1,6 +1,7 @@
 // Group: the ranks behind one Communicator, and the state of its collectives in this process.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "collective/plan.h"
 #include "collective/world.h"
 #include "comm/context_state.h"
+#include "comm/target.h"
 #include "hmc/buffer.h"
 
 namespace hmc {
@@ -25,7 +27,7 @@ struct RankInfo {
   Device device;
 };
 
-class Group : public std::enable_shared_from_this<Group> {
+class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
  public:
   // local: this process's ranks, ascending.
   Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope, std::vector<RankInfo> ranks,
@@ -64,7 +66,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const Schedule> schedule(std::uint32_t r, std::uint64_t key, const AllToAllTuning& tuning);
 
   // ---- engine lock held ----
-  // The number of the next collective of local rank `r`. Errors: closed, with why the group broke.
+  // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
+  // did so; closed, of those that follow.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   void started(CollectiveWork& work);
   void finished(CollectiveWork& work) noexcept;
@@ -73,8 +76,12 @@ class Group : public std::enable_shared_from_this<Group> {
   // Another rank says so.
   void heard_broken(const job::Breakage& breakage);
   void process_lost(std::uint32_t process, const Status& reason);
+  // What other ranks sent for the collective before this one started it: are they in the same one?
+  void compare_early(CollectiveWork& work);
 
  private:
+  [[nodiscard]] std::string name_ranks(const PeerState* peer) const;  // "rank 3", "ranks 2, 3"
+  void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
   [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
   void fail_running(std::uint64_t from_sequence, const Status& reason);
 
@@ -90,6 +97,15 @@ class Group : public std::enable_shared_from_this<Group> {
   // Guarded by the engine lock.
   std::vector<std::uint64_t> sequence_;  // by index in local_
   std::vector<CollectiveWork*> running_;
+  // The first message of a collective that is not started here, and the first of another call than that. Collectives that far ahead
+  // that they share an entry are not compared before they run.
+  struct Early {
+    std::uint64_t sequence = ~std::uint64_t{0};
+    std::uint32_t rank[2] = {0, 0};
+    std::uint32_t call[2] = {0, 0};
+  };
+  static constexpr std::size_t early_entries = 8;
+  std::vector<std::array<Early, early_entries>> early_;  // by index in local_, by sequence
   std::optional<job::Breakage> broken_;
   struct Cached {
     std::uint64_t key = 0;

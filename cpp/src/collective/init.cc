@@ -76,6 +76,14 @@ Status check_same(const Topology& written, const std::vector<job::Registration>&
   return {};
 }
 
+// Closing notifies the others, which a stopped one does not acknowledge. So it ends with the job's deadline, or shortly after.
+Deadline closing_deadline(Deadline deadline) {
+  constexpr double usual_seconds = 5;
+  constexpr double least_seconds = 0.25;
+  const Deadline usual = Deadline::after_seconds(usual_seconds), least = Deadline::after_seconds(least_seconds);
+  return Deadline::at(std::clamp(deadline.when(), least.when(), usual.when()));
+}
+
 bool worth_retrying(Code code) {
   // Nobody there yet, or a socket that a dead job left: process 0 may come last.
   return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block ||
@@ -111,7 +119,7 @@ class Gathering {
     Communicator communicator = make_communicator(context_, group);
     auto ready = bootstrap_->gather(round_ready, {}, board_, deadline_);
     if (!ready) {
-      static_cast<void>(communicator.close());
+      static_cast<void>(communicator.close(closing_deadline(deadline_)));
       return ready.status();
     }
     return communicator;
@@ -206,7 +214,7 @@ Result<Communicator> Communicator::init(const InitOptions& options) {
   auto context = Context::create(with);
   if (!context) return context.status().with_context("rank " + std::to_string(launch.rank));
   auto communicator = Gathering(*context, launch, deadline).form(devices, options.topology);
-  if (!communicator) static_cast<void>(context->close());
+  if (!communicator) static_cast<void>(context->close(closing_deadline(deadline)));
   return communicator;
 }
 

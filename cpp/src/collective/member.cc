@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "collective/communicator_state.h"
-#include "comm/buffers.h"
-#include "comm/messaging.h"
+#include "comm/buffers/buffers.h"
+#include "comm/messages/messenger.h"
 
 namespace hmc {
 namespace {
@@ -31,10 +31,13 @@ const std::shared_ptr<PeerState>& peer_of(const Group& group, int rank) {
   return group.rank(static_cast<std::uint32_t>(rank)).peer;
 }
 
-// Null for any source.
-const std::shared_ptr<PeerState>& source_of(const Group& group, int src) {
+// What `rank` sends to `dst`.
+Target target(const Group& group, int rank, int dst) { return {peer_of(group, dst), envelope(group, rank, dst)}; }
+
+// What `rank` receives from `src`.
+Target source(const Group& group, int src, int rank) {
   static const std::shared_ptr<PeerState> anyone;
-  return src == any_source ? anyone : peer_of(group, src);
+  return {src == any_source ? anyone : peer_of(group, src), envelope(group, src, rank)};
 }
 
 Status check_source(const std::shared_ptr<CommunicatorState>& state, int src) {
@@ -63,25 +66,25 @@ Result<ConnBuffer> Member::buffer(std::size_t bytes) const {
 Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return group.messenger().send(peer_of(group, dst), envelope(group, rank_, dst), tag, view, deadline);
+  return group.messenger().send(target(group, rank_, dst), tag, view, deadline);
 }
 
 Result<MessageInfo> Member::recv(const MemoryView& view, int src, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return group.messenger().recv(source_of(group, src), envelope(group, src, rank_), tag, view, deadline);
+  return group.messenger().recv(source(group, src, rank_), tag, view, deadline);
 }
 
 Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return as_work(group.messenger().isend(peer_of(group, dst), envelope(group, rank_, dst), tag, view));
+  return as_work(group.messenger().isend(target(group, rank_, dst), tag, view));
 }
 
 Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return as_work(group.messenger().irecv(source_of(group, src), envelope(group, src, rank_), tag, view));
+  return as_work(group.messenger().irecv(source(group, src, rank_), tag, view));
 }
 
 Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
@@ -120,10 +123,16 @@ Result<Work> Member::get_blocks(const BlockBatch& batch, StreamHandle stream) co
   return as_work(state_->group->context().get_blocks(batch, stream));
 }
 
-Status Member::notify(int dst, const Notify& notify) const {
+Status Member::notify(int dst, const Notify& notify, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return group.context().notify(peer_of(group, dst), notify, envelope(group, rank_, dst));
+  return group.context().notify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline);
+}
+
+Result<Work> Member::inotify(int dst, const Notify& notify, Deadline deadline) const {
+  HMC_TRY(check(state_, "target rank", dst));
+  const Group& group = *state_->group;
+  return as_work(group.context().inotify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline));
 }
 
 Status Member::fence(int dst) const {
@@ -137,16 +146,29 @@ Status Member::wait_notify(int src, std::uint64_t id, std::uint64_t count, Deadl
   return group.context().wait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline);
 }
 
+Result<Work> Member::iwait_notify(int src, std::uint64_t id, std::uint64_t count, Deadline deadline) const {
+  HMC_TRY(check(state_, "source rank", src));
+  const Group& group = *state_->group;
+  return as_work(group.context().iwait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline));
+}
+
+Result<WorkOf<std::vector<Notification>>> Member::inotifications(Deadline deadline) const {
+  HMC_TRY(check(state_));
+  const Group& group = *state_->group;
+  HMC_ASSIGN(auto work, group.context().inotifications(nullptr, envelope(group, any_source, rank_), deadline));
+  return WorkOf<std::vector<Notification>>(std::move(work));
+}
+
 Result<std::vector<Notification>> Member::notifications(Deadline deadline) const {
   HMC_TRY(check(state_));
   const Group& group = *state_->group;
   return group.context().notifications(nullptr, envelope(group, any_source, rank_), deadline);
 }
 
-Result<Path> Member::path(int dst) const {
+Result<Path> Member::path(int dst, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
-  HMC_ASSIGN(const Peer peer, Communicator(state_).peer(dst));
-  return peer.path(device(), state_->group->rank(static_cast<std::uint32_t>(dst)).device);
+  HMC_ASSIGN(const Peer peer, Communicator(state_).peer(dst, deadline));
+  return peer.path(device(), state_->group->rank(static_cast<std::uint32_t>(dst)).device, deadline);
 }
 
 }  // namespace hmc

@@ -47,8 +47,10 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
                                               std::to_string(in.bytes) + " bytes, the output " + std::to_string(out.bytes));
   }
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective(group, rank, "all_to_all", group->schedule(rank, in.bytes / group->size(), tuning_for(out, in)),
-                          {in, out});
+  const std::uint64_t block = in.bytes / group->size();
+  const AllToAllTuning tuning = tuning_for(out, in);
+  const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
+  return start_collective(group, rank, encode_call(kind, block), group->schedule(rank, block, tuning), {in, out});
 }
 
 Status check_layout(const char* which, const Layout& layout, const MemoryView& view, std::size_t size) {
@@ -103,14 +105,14 @@ Started start_all_to_all_v(const Member& member, const MemoryView& out, const La
   auto schedule =
       std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
                                                          {in_layout.counts, in_layout.displacements}, tuning_for(out, in)));
-  return start_collective(group, rank, "all_to_all_v", std::move(schedule), {in, out});
+  return start_collective(group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out});
 }
 
 Started start_barrier(const Member& member) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective(group, rank, "barrier", group->schedule(rank, Group::barrier_key, {}), {});
+  return start_collective(group, rank, encode_call(CallKind::barrier), group->schedule(rank, Group::barrier_key, {}), {});
 }
 
 Status finish(const Started& started, Deadline deadline) {
@@ -123,6 +125,66 @@ Result<Work> as_work(Started started) {
   return Work(std::move(started).value());
 }
 
+// A barrier of one or several Members. It has no memory, so it ends at once when it is cancelled or at its deadline; that breaks
+// the group, and its messages in flight end by themselves.
+class BarrierWork final : public WorkState {
+ public:
+  explicit BarrierWork(std::vector<std::shared_ptr<CollectiveWork>> parts)
+      : WorkState(parts.front()->engine()), parts_(std::move(parts)), left_(parts_.size()) {}
+  // ---- engine lock held ----
+  void start(Deadline deadline) {
+    accepted();
+    const auto self = std::static_pointer_cast<BarrierWork>(shared_from_this());
+    for (const auto& part : parts_) {
+      part->on_complete_locked([self](const Status& status) { self->on_part(status); });
+    }
+    if (done() || deadline.is_never()) return;
+    timer_ = engine()->at(deadline, [this] {
+      timer_ = 0;
+      const auto late = std::ranges::find_if(parts_, [](const auto& part) { return !part->done(); });
+      give_up(Status(Code::timeout, "the deadline passed waiting for " + (late == parts_.end() ? "" : (*late)->missing())));
+    });
+  }
+  Status cancel_locked() override {
+    give_up(Status(Code::cancelled, "cancelled by this rank"));
+    return {};
+  }
+
+ private:
+  void on_part(const Status& status) {
+    if (outcome_.ok()) outcome_ = status;
+    if (--left_ == 0) complete(outcome_);
+  }
+  void give_up(const Status& reason) {
+    const auto self = shared_from_this();
+    for (const auto& part : parts_) {
+      if (!part->done()) part->fail(reason);
+    }
+    complete(reason.with_context("barrier"));
+  }
+  void released() noexcept override {
+    if (timer_ != 0) engine()->cancel_timer(std::exchange(timer_, 0));
+  }
+
+  const std::vector<std::shared_ptr<CollectiveWork>> parts_;
+  std::size_t left_;
+  Status outcome_;
+  Engine::TimerId timer_ = 0;
+};
+
+Result<Work> start_barriers(std::span<const Member> members, Deadline deadline) {
+  std::vector<std::shared_ptr<CollectiveWork>> parts;
+  for (const Member& member : members) {
+    HMC_ASSIGN(auto part, start_barrier(member));
+    parts.push_back(std::move(part));
+  }
+  const auto engine = parts.front()->engine();
+  const auto work = std::make_shared<BarrierWork>(std::move(parts));
+  const auto lock = engine->lock();
+  work->start(deadline);
+  return Work(work);
+}
+
 Status check(const Communicator& communicator) {
   if (!communicator.valid()) return {Code::invalid_argument, "the Communicator is empty"};
   return communicator.state()->group->open();
@@ -131,6 +193,8 @@ Status check(const Communicator& communicator) {
 }  // namespace
 
 Status Member::barrier(Deadline deadline) const { return finish(start_barrier(*this), deadline); }
+
+Result<Work> Member::ibarrier(Deadline deadline) const { return start_barriers({this, 1}, deadline); }
 
 Status Member::all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline) const {
   return finish(start_all_to_all(*this, out, in), deadline);
@@ -158,6 +222,11 @@ Status Communicator::barrier(Deadline deadline) const {
     works.push_back(std::move(work));
   }
   return finish_collectives(works, deadline);
+}
+
+Result<Work> Communicator::ibarrier(Deadline deadline) const {
+  HMC_TRY(check(*this));
+  return start_barriers(local(), deadline);
 }
 
 Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline deadline) const {

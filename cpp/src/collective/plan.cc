@@ -96,7 +96,7 @@ Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const
 }
 
 Schedule plan_all_to_all(std::uint32_t rank, std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning) {
-  if (size >= tuning.relay_ranks && block > 0 && block <= tuning.relay_block) return plan_relay(rank, size, block);
+  if (relays(size, block, tuning)) return plan_relay(rank, size, block);
   const auto at = [block](std::uint32_t r) { return Block{r * block, block}; };
   return direct(rank, size, at, at, tuning);
 }

@@ -55,6 +55,11 @@ Schedule plan_barrier(std::uint32_t rank, std::uint32_t size);
 // Every rank's `counts[r]` bytes, from `in` to `out` (packed by rank) of everybody. Doubling: ceil(log2 n) rounds, any n.
 Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const std::uint64_t> counts);
 
+// Whether blocks of `block` bytes are relayed: every rank must answer alike.
+constexpr bool relays(std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning) noexcept {
+  return size >= tuning.relay_ranks && block > 0 && block <= tuning.relay_block;
+}
+
 // Equal blocks of `block` bytes: direct or relayed.
 Schedule plan_all_to_all(std::uint32_t rank, std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning = {});
 

@@ -177,7 +177,7 @@ Result<Topology> Communicator::topology(Deadline deadline) const {
     said = encode(own);
   }
   const std::vector<Bytes> mine(group->local().size(), said);
-  HMC_ASSIGN(const auto reports, gather_bytes(group, group->local(), mine, "topology", deadline));
+  HMC_ASSIGN(const auto reports, gather_bytes(group, group->local(), mine, CallKind::topology, deadline));
   Picture picture(*group);
   for (std::uint32_t r = 0; r < group->size(); ++r) {
     const auto report = decode(reports[r]);

@@ -8,8 +8,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "comm/pending_channel.h"
-#include "comm/topology_discover.h"
+#include "comm/topology/discover.h"
 
 namespace hmc {
 namespace {
@@ -54,7 +53,7 @@ Result<std::shared_ptr<ContextImpl>> ContextImpl::create(const ContextOptions& o
   install_fork_handler();
   auto context = std::make_shared<ContextImpl>(std::move(checked));
   if (const Status started = context->start(); !started.ok()) {
-    static_cast<void>(context->close(Deadline::after_seconds(0)));
+    static_cast<void>(context->close(Deadline::after_seconds(0), true));
     return started;
   }
   return context;
@@ -71,25 +70,11 @@ Status ContextImpl::start() {
 }
 
 Status ContextImpl::start_locked() {
-  HMC_ASSIGN(listener_, Listener::create(engine_));
-  ControlOptions control;
-  control.context_id = id_;
-  control.name = options_.name;
-  control.key = options_.key;
-  control.insecure = options_.insecure;
-  control.heartbeat_seconds = options_.heartbeat_seconds;
-  HMC_ASSIGN(control_, ControlPlane::create(engine_, *listener_, std::move(control)));
-  control_->on_accept([this](std::unique_ptr<Channel> channel) { on_accept(std::move(channel)); });
+  HMC_TRY(joins_.start());
   TransportEnvironment environment;
   environment.engine = engine_;
-  environment.listener = listener_.get();
-  bool unix_socket = false;
-  for (const std::string& address : options_.listen) unix_socket = unix_socket || address.starts_with("unix");
-  if (!unix_socket) HMC_TRY(control_->listen("unix").status());
-  for (const std::string& address : options_.listen) {
-    HMC_TRY(control_->listen(address).status().with_context("listen on " + address));
-  }
-  environment.listen_addresses = listener_->addresses();
+  environment.listener = &joins_.listener();
+  environment.listen_addresses = joins_.listener().addresses();
   transports_ = make_transports(environment, filter_);
   messenger_ = Messenger::create(*this);
   for (const auto& slot : transports_) {
@@ -141,9 +126,7 @@ void ContextImpl::toss(std::function<void()> task) {
     tossed_.push_back(std::move(task));
     has_tossed_.store(true);
   }
-  if (!first) return;
-  const std::uint64_t ring = 1;
-  if (write(engine_->doorbell(), &ring, sizeof ring) < 0) return;  // full: it rings already
+  if (first) engine_->wake();
 }
 
 bool ContextImpl::run_tossed() {
@@ -189,54 +172,73 @@ std::map<std::string, std::uint64_t> ContextImpl::counters() {
     result["get.bytes." + slot->name] += slot->get_bytes;
     result["bytes_staged"] += slot->staged_bytes;
   }
+  if (messenger_) messenger_->add_counters(result);
+  result["notifications.discarded"] = notify_.discarded();
+  result["notifications.departed_bytes"] = notify_.departed_bytes();
   return result;
 }
 
-Status ContextImpl::close(Deadline deadline) {
+Status ContextImpl::close(Deadline deadline, bool force) {
   if (fork_epoch_ != fork_epoch()) return forked_status();
   const std::scoped_lock closing(closing_mutex_);
   if (shut_down_.load()) return {};
   closed_.store(true);
+  std::string lost;
   if (engine_) {
-    std::map<std::string, std::shared_ptr<BufferState>, std::less<>> published;
+    std::vector<std::shared_ptr<BufferState>> published;
     {
       const auto lock = engine_->lock();
-      published.swap(published_);
+      published = exports_.unpublish_all();
       if (messenger_) messenger_->on_context_closing(closed_status());
       for (const auto& [id, peer] : std::map(peers_)) peer->leave();
       if (self_) static_cast<PeerImpl&>(*self_).leave();
-      for (auto* waiter : accept_waiters_) waiter->store(1);
-      pending_channels_.clear();
+      joins_.end();
+      end_waits(closed_status());
       engine_->wake_waiters();
     }
     published.clear();
-    // Peers that do not answer are not waited for beyond the goodbye's own time.
     engine_->drive(deadline, [this] { return ending_.empty() && peers_.empty(); });
+    const auto lock = engine_->lock();
+    bool held = false;
+    for (const auto& peer : ending_) {
+      const std::string what = peer->unfinished();
+      if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
+      held = held || peer->holds();
+    }
+    if (held && !force) {
+      return Status(Code::timeout, "the Context is closed, but " + lost +
+                                       ". Operations on it have not ended, and HMC keeps its own memory until that process goes on "
+                                       "or ends; call close again to go on waiting");
+    }
   }
   mover_.stop();
-  worker_.stop();
+  regions_.worker().stop();
   shut_down();
-  return {};
+  return lost.empty() ? Status() : Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
 }
 
 // Everything that needs the lock to be freed goes under it, user memory and threads after. Lock not held.
 void ContextImpl::shut_down() {
   std::vector<std::shared_ptr<Exposure>> exposures;
   std::vector<std::shared_ptr<PeerImpl>> peers;
+  // Memory that a stopped peer may still write is never given back: whatever came to lie there would be overwritten.
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
+  static std::mutex kept_mutex;
+  std::vector<std::shared_ptr<const void>> held;
   if (engine_) {
     {
       const auto lock = engine_->lock();
       for (const auto& peer : std::vector(ending_)) {
-        peer->tear_down_now();
+        peer->tear_down_now(held);
         peers.push_back(peer);
       }
       if (self_) {
-        static_cast<PeerImpl&>(*self_).tear_down_now();
+        static_cast<PeerImpl&>(*self_).tear_down_now(held);
         peers.push_back(std::static_pointer_cast<PeerImpl>(self_));
       }
+      if (messenger_) messenger_->on_context_over(closed_status());
       ending_.clear();
       peers_.clear();
-      accept_queue_.clear();
       scopes_.clear();
       control_handler_ = nullptr;
       gone_watchers_.clear();
@@ -245,26 +247,21 @@ void ContextImpl::shut_down() {
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.
       for (int round = 0; round < 3; ++round) engine_->poll_once();
       native_links_.clear();
-      for (auto& slot : buffer_slots_) {
-        if (const auto open = slot.open) begin_close(open);  // a reference of our own: begin_close empties the slot
-        slot.open.reset();
-      }
-      exposures.swap(closing_buffers_);
-      for (const auto& exposure : exposures) {
-        exposure->importers.clear();
-        settle(exposure);
-      }
+      exposures = exports_.close_all();
       if (polled_) engine_->remove(*this);
       for (const auto& slot : transports_) {
         if (slot->transport) engine_->remove(*slot->transport);
       }
       // Those that build on others come after them in the table.
       for (auto slot = transports_.rbegin(); slot != transports_.rend(); ++slot) (*slot)->transport.reset();
-      control_.reset();
-      listener_.reset();
+      joins_.stop();
       engine_->wake_waiters();
     }
     engine_->stop();
+  }
+  {
+    const std::scoped_lock lock(kept_mutex);
+    kept.insert(kept.end(), held.begin(), held.end());
   }
   std::vector<std::function<void()>> tasks;
   {

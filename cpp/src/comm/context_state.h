@@ -9,16 +9,16 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/envelope.h"
-#include "comm/messaging.h"
+#include "comm/messages/messenger.h"
 #include "comm/peer_state.h"
+#include "comm/wire/envelope.h"
 #include "hmc/buffer.h"
 #include "hmc/context.h"
 #include "progress/engine.h"
 
 namespace hmc {
 
-class NotifyTable;  // comm/notify.h
+class NotifyTable;  // comm/onesided/notify.h
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
  public:
@@ -41,14 +41,17 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   virtual void add_scope(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) = 0;
   virtual void remove_scope(std::uint32_t scope) = 0;
   [[nodiscard]] virtual bool scope_has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept = 0;
+  // ok while another rank of the scope than `rank` may still send to it, or there never was one. Else why the last one ended.
+  [[nodiscard]] virtual Status senders_left(std::uint32_t scope, std::uint32_t rank) const = 0;
   // Messages 200..255, for the collective layer.
   using ControlHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload)>;
   virtual void set_control_handler(ControlHandler handler) = 0;
   // Called when a peer is lost or closed, after its operations ended.
   virtual void on_peer_gone(std::function<void(PeerState& peer, const Status& reason)> watcher) = 0;
   virtual void count(std::string_view counter, std::uint64_t n) = 0;
-  // Registers exactly `view` with the transport of `route`, for one message: its region begins where the message does.
-  virtual Result<std::shared_ptr<LocalRegion>> transient_region(Route& route, const MemoryView& view) = 0;
+
+  // Peers with pending fences: collectives wait for those of their ranks.
+  [[nodiscard]] std::size_t fenced_peers() const noexcept { return fenced_peers_; }
 
   // A complete Work, the same for every post that is over at once.
   [[nodiscard]] const std::shared_ptr<WorkState>& done_work();
@@ -62,21 +65,38 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
                                                         const Envelope& envelope) = 0;
   virtual Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch, StreamHandle stream) = 0;
   virtual Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) = 0;  // all remotes of one peer
-  virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope) = 0;
+  virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope,
+                        Deadline deadline) = 0;
   virtual Status fence(const std::shared_ptr<PeerState>& peer) = 0;
   virtual Status wait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::uint64_t id,
                              std::uint64_t count, Deadline deadline) = 0;
   // `peer` null: any of the scope.
   virtual Result<std::vector<Notification>> notifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
                                                           Deadline deadline) = 0;
+  // The same as Works, which end at the deadline. inotifications() delivers a std::vector<Notification> (ResultWork).
+  virtual Result<std::shared_ptr<WorkState>> inotify(const std::shared_ptr<PeerState>& peer, const Notify& notify,
+                                                     const Envelope& envelope, Deadline deadline) = 0;
+  virtual Result<std::shared_ptr<WorkState>> iwait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                          std::uint64_t id, std::uint64_t count, Deadline deadline) = 0;
+  virtual Result<std::shared_ptr<WorkState>> inotifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
+                                                            Deadline deadline) = 0;
   virtual Result<RemoteBuffer> import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) = 0;
   // Several imports at once (one round trip per peer); entry i belongs to peers[i].
   virtual Result<std::vector<RemoteBuffer>> import_all(std::span<const std::shared_ptr<PeerState>> peers,
                                                        std::span<const Descriptor> descriptors, Deadline deadline) = 0;
 
  private:
+  friend class PeerState;
+  std::size_t fenced_peers_ = 0;
   std::shared_ptr<WorkState> done_work_;
 };
+
+inline void PeerState::add_fence() noexcept {
+  if (fences_++ == 0) ++context().fenced_peers_;
+}
+inline void PeerState::remove_fence() noexcept {
+  if (--fences_ == 0) --context().fenced_peers_;
+}
 
 // The peer that owns an imported buffer.
 std::shared_ptr<PeerState> owner_of(const RemoteBuffer& remote);

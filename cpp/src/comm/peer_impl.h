@@ -2,51 +2,32 @@
 // Everything with the engine lock held unless said otherwise.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <unordered_map>
 #include <vector>
 
-#include "comm/buffers.h"
-#include "comm/codec.h"
-#include "comm/endpoint_slot.h"
-#include "comm/notify.h"
-#include "comm/outbox.h"
+#include "comm/buffers/buffers.h"
+#include "comm/buffers/grants.h"
+#include "comm/buffers/imports.h"
+#include "comm/connection/endpoint_slot.h"
+#include "comm/connection/outbox.h"
+#include "comm/connection/signals.h"
+#include "comm/onesided/notify.h"
+#include "comm/onesided/post_queue.h"
+#include "comm/onesided/work_list.h"
 #include "comm/peer_state.h"
-#include "comm/pending.h"
-#include "comm/signals.h"
+#include "comm/routing/peer_routes.h"
+#include "comm/session/liveness.h"
+#include "comm/session/process_end.h"
+#include "comm/wire/codec.h"
 
 namespace hmc {
 
 class ContextImpl;
-class TransferWork;
-class FlushCount;
-
-struct PeerRoute : Route {
-  EndpointSlot* slot = nullptr;
-  TransportSet without = 0;  // what was left out when it was chosen
-  bool staged = false;
-  // Adds a posted operation to the counters that path() and counters() show.
-  void count(bool is_put, std::size_t bytes);
-};
-
-// One import or lookup on its way to the owner and back.
-struct Request {
-  std::shared_ptr<RemoteImport> record;  // import: where the region goes
-  EndpointSlot* slot = nullptr;
-  Status status;
-  Bytes bytes;                                      // lookup: the descriptor
-  std::atomic<std::uint32_t>* remaining = nullptr;  // counted down when answered; `all_done` set at zero
-  std::atomic<std::uint32_t>* all_done = nullptr;
-};
 
 class PeerImpl final : public PeerState, private ChannelSink {
  public:
@@ -59,6 +40,10 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] const Status& failure() const noexcept override { return failure_; }
   [[nodiscard]] const PeerIdentity& identity() const noexcept override { return identity_; }
   [[nodiscard]] bool is_self() const noexcept override { return self_; }
+  [[nodiscard]] bool carries() const noexcept override { return phase_ == PeerPhase::ready || closing_ != Closing::no; }
+  void operation_over() override {
+    if (closing_ != Closing::no) advance_closing_soon();
+  }
   void when_ready(std::function<void(const Status&)> action) override;
   Status signal(ByteSpan head, ByteSpan body) override {
     const bool plain = message_slot_ != nullptr && !message_slot_->transport().capabilities.breaks && outbox_.at_end();
@@ -68,14 +53,12 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] const Capabilities& message_capabilities() const noexcept override {
     return last_message_slot_->transport().capabilities;
   }
-  Result<Route*> route(const Device& local, const Device& remote, TransportSet refused) override;
-  TransportSet buffers_only(const Device& local, const Device& remote) override;
-  Result<Route*> route_by(const Device& local, const Device& remote, std::string_view transport_name) override;
-  Result<Route*> next_route(const Route& failed, TransportSet refused, const Status& reason) override;
+  [[nodiscard]] PeerRoutes& routes() noexcept override { return routes_; }
   Endpoint* endpoint(std::string_view transport_name) noexcept override;
-  void count_message(Route& route, bool sent, std::size_t bytes) override { static_cast<PeerRoute&>(route).count(sent, bytes); }
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
+  [[nodiscard]] Liveness& liveness() noexcept override { return liveness_; }
   void fail(const Status& reason) override { end(reason, PeerPhase::lost); }
+  void broken(std::string_view what);  // the peer broke the protocol
 
   // ---- constants and snapshots, any thread ----
   [[nodiscard]] ContextImpl& impl() noexcept { return context_; }
@@ -97,15 +80,22 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] bool attached() const noexcept { return channel_ != nullptr && greeted_; }
   [[nodiscard]] std::uint64_t remote_session() const noexcept { return remote_session_; }
 
-  // ---- leaving (departure.cc) ----
+  // ---- closing (closing.cc) ----
+  // Closes in order: nothing new is posted, what was posted ends, then both sides say bye.
+  void leave();
+  // While it closes, or after: what has not ended yet, as text for people; empty if nothing.
+  [[nodiscard]] std::string unfinished() const;
+  // Whether the process of the peer may still read or write memory of this one by itself.
+  [[nodiscard]] bool holds() const;
+
+  // ---- its end (departure.cc) ----
   // Ends at once: pending operations complete with `reason`, the rest is taken down outside the current call chain.
   void end(const Status& reason, PeerPhase phase);
-  // Says goodbye in band, so that the peer sees everything sent before; then ends as closed.
-  void leave();
-  void tear_down();      // end()'s second half, outside the current call chain
-  void tear_down_now();  // the Context is going away: no goodbye is awaited
-  // Nothing of it is left but the object: goodbye said, everything freed.
-  [[nodiscard]] bool gone() const noexcept { return torn_down_ && !channel_; }
+  void tear_down();  // end()'s second half, outside the current call chain
+  // The Context is going away: nothing is awaited. Memory that the peer may still write goes to `kept`.
+  void tear_down_now(std::vector<std::shared_ptr<const void>>& kept);
+  // Nothing of it is left but the object: everything freed, and the peer's process has let go of this one's memory.
+  [[nodiscard]] bool gone() const noexcept { return torn_down_ && !channel_ && !death_; }
 
   // ---- endpoints (endpoints.cc) ----
   void on_signal(EndpointSlot& slot, ByteSpan signal);
@@ -113,73 +103,36 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void on_endpoint_failed(EndpointSlot& slot, const Status& reason);
   [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name) noexcept;  // of the last attempt
   [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name, std::uint32_t attempt) noexcept;
-  // Changes whenever a route may have changed; never 0.
-  [[nodiscard]] std::uint64_t route_epoch() const noexcept { return route_epoch_; }
-  void routes_changed() noexcept { ++route_epoch_; }
-  Result<PeerRoute*> find_route(const Device& local, const Device& remote, TransportSet refused);
-  // Between two buffers.
-  Result<PeerRoute*> find_route(const BufferState& local, const RemoteBufferState& remote) {
-    return find_route(local.exposure->device, remote.record->device,
-                      local.registration->refused | remote.record->refused(local.exposure->device));
-  }
-  [[nodiscard]] const std::vector<std::unique_ptr<PeerRoute>>& routes() const noexcept { return routes_; }
+  [[nodiscard]] const std::vector<std::unique_ptr<EndpointSlot>>& slots() const noexcept { return slots_; }
 
   // ---- posting (pump.cc) ----
-  [[nodiscard]] bool nothing_pending() const noexcept { return pending_.empty() && credit_wait_.empty(); }
   // True: an operation that must stay behind what is pending may be posted now.
-  [[nodiscard]] bool may_post() const noexcept { return pending_.empty() && phase_ == PeerPhase::ready; }
-  bool when_alive(std::function<void()> action) override;
-  void enqueue(std::shared_ptr<PendingOp> op);
-  // Again, before what has been posted since.
-  void enqueue_first(std::shared_ptr<PendingOp> op);
-  bool remove_pending(const PendingOp* op);
+  [[nodiscard]] bool may_post() const noexcept { return posts_.passable() && phase_ == PeerPhase::ready; }
+  [[nodiscard]] PostQueue& posts() noexcept override { return posts_; }
   // Posts what can be posted. True if anything moved.
   bool pump();
-  Status fence();
-  // Fences, and sends behind them, that are still pending: another send must queue up too. Any thread.
-  [[nodiscard]] bool fenced() const noexcept { return fences_.load(std::memory_order_relaxed) != 0; }
-  void add_fence() noexcept { fences_.fetch_add(1); }
-  void remove_fence() noexcept { fences_.fetch_sub(1); }
-  [[nodiscard]] std::size_t pending_count() const noexcept { return pending_.size() + credit_wait_.size(); }
-  void link(TransferWork& work) noexcept;
-  void unlink(TransferWork& work) noexcept;
+  [[nodiscard]] WorkList& works() noexcept { return works_; }
   void operation_done(EndpointSlot& slot);
-  void grant_credit(std::uint64_t total);
 
-  // ---- imports (import.cc) ----
-  // Starts fetching `record`'s region for `slot`; the answer counts `request` down.
-  Status start_import(const std::shared_ptr<Request>& request, std::uint64_t& id);
-  Status start_lookup(const std::shared_ptr<Request>& request, std::string_view name, std::uint64_t& id);
-  void forget_request(std::uint64_t id, bool lookup);
-  void add_record(const std::shared_ptr<RemoteImport>& record) { records_.push_back(record); }
-  std::shared_ptr<RemoteBufferState> known_remote(const Descriptor& descriptor) const;
-  void remember_remote(const std::shared_ptr<RemoteBufferState>& remote);
-  // No handle is left, the owner revoked it, or the peer ended: entries go once nothing is under way on them.
-  void retire(const std::shared_ptr<RemoteImport>& record);
-  void settle(const std::shared_ptr<RemoteImport>& record);
-  // Gives up what was imported for a transport that did not reach the buffer from any device.
-  void drop_unused(RemoteImport& record, const EndpointSlot* slot);
-  // Of a connection that has ended.
-  void drop_entries(RemoteImport& record, const EndpointSlot* slot);
-  // Owner's side: the answer to an import of ours by this peer.
-  void answer(std::uint64_t request, const Status& status, Bytes bytes = {}, std::vector<UniqueFd> fds = {}, bool lookup = false);
-  void revoke(const std::shared_ptr<Exposure>& exposure);
-  // Asks the peer to let go of a region (eviction.cc).
-  void withdraw(const Registration& registration, const LocalRegion* region);
-  // Importer's side: something ended that a withdrawn region may have waited for.
-  void settle_withdrawn();
-  [[nodiscard]] bool withdrawing() const noexcept { return withdrawing_; }
-  // Self only: what was imported of the own buffer ends.
-  void revoke_own(const Exposure& exposure) { end_records({exposure.id, exposure.generation}, false); }
-  [[nodiscard]] std::vector<std::uint64_t> waiting_lookups(std::string_view name);
+  // ---- buffers ----
+  [[nodiscard]] Imports& imports() noexcept { return imports_; }
+  [[nodiscard]] Grants& grants() noexcept { return grants_; }
 
  private:
   friend class EndpointSlot;
+  friend class PeerRoutes;
   void on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) override;
   void on_closed(const Status& reason) override;
 
   void handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
-  void broken(std::string_view what);  // the peer broke the protocol
+
+  void begin_closing(const Status& reason);
+  void on_bye();
+  void on_bye_ack();
+  void advance_closing();
+  void advance_closing_soon();
+  [[nodiscard]] bool quiet();
+  void let_go();
 
   void try_next_address(const Status& last);
   wire::Hello own_hello(std::string choice) const;
@@ -192,15 +145,6 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void become_ready();
   void run_ready_actions(const Status& status);
 
-  struct Candidate {
-    TransportSlot* transport;
-    Reach reach;
-  };
-  // `resting`: those that would do, but failed in use and are left alone for now.
-  std::vector<Candidate> rank(const Device& local, const Device& remote, TransportSet refused, std::vector<std::string>& rejected,
-                              std::vector<Candidate>* resting = nullptr);
-  [[nodiscard]] const Bytes* domain_of(std::string_view transport_name) const noexcept;
-  [[nodiscard]] PeerDomain peer_domain(const Bytes& domain) const noexcept;
   EndpointSlot* open_endpoint(TransportSlot& transport, std::uint32_t attempt);
   void connect_self(EndpointSlot& slot);
   void maybe_ready(EndpointSlot& slot);
@@ -224,32 +168,13 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void stop_messages();
   void choose_messages_anew();
   void choose_messages_if_none();
-  EndpointSlot* wake_resting(const std::vector<Candidate>& resting);
+  EndpointSlot* wake_resting(const std::vector<PeerRoutes::Candidate>& resting);
   void carry_messages(EndpointSlot& slot);
   void on_messages_by(const wire::EndpointNote& note);
   void on_stopped(const wire::Stopped& m);
-  void on_alive(std::uint64_t question);
-  void answered(std::uint64_t question);
-  void drop_questions();
   void resume_messages();
 
-  bool release_fence();
-  void on_import(const wire::Import& m);
-  void on_imported(const wire::Answer& m, std::vector<UniqueFd> fds);
-  void on_found(const wire::Answer& m);
-  void on_release(std::uint64_t request);
-  void on_withdraw(std::uint64_t request);
-  [[nodiscard]] bool in_use(const RemoteRegion* region) const noexcept;
-  void drop_withdrawn(RemoteImport& record, const RemoteRegion* region);
-  void on_revoke(const wire::BufferName& name);
-  bool end_records(const wire::BufferName& name, bool acknowledge);
-  void on_revoked(const wire::BufferName& name);
-  void finish_import(const wire::Import& m, const std::shared_ptr<Exposure>& exposure, LocalRegion& region);
-  void answered(const std::shared_ptr<Request>& request, Status status);
-  void end_requests(const Status& reason);
-  void drop_grants();
   void drop_channel();
-  void forget_flush();
 
   const std::shared_ptr<ContextImpl>
       owner_;  // a cycle until the Context is closed, which forgets its peers; null for self, which it keeps
@@ -260,8 +185,16 @@ class PeerImpl final : public PeerState, private ChannelSink {
   Status failure_;
   PeerIdentity identity_;
   bool joined_ = false;  // on_joined was told
+  enum class Closing : std::uint8_t {
+    no,        // not yet, or end() was called
+    draining,  // nothing new is posted; what both sides have posted ends
+    said,      // nothing of this side is in flight any more, and the peer was told so by bye; its own bye is awaited
+  };
+  Closing closing_ = Closing::no;
+  bool bye_heard_ = false;  // nothing of the peer is in flight any more
+  bool cut_short_ = false;  // it ended while it was draining
+  bool ended_ = false;      // end() was called
   bool torn_down_ = false;
-  bool leaving_ = false;  // bye was said, its acknowledgement is awaited
 
   bool expected_ = false;               // a rank that we know of: nobody accepts it
   std::vector<std::string> addresses_;  // of an expected peer
@@ -269,12 +202,14 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::vector<std::function<void(const Status&)>> ready_actions_;
   std::unique_ptr<Channel> channel_;
   bool channel_over_ = false;
+  bool channel_broken_ = false;  // over by this side's doing: the peer's end is not known by it
+  std::unique_ptr<ProcessEnd> death_;
+  Liveness liveness_{*this};
   bool outgoing_ = false;   // this side made channel_
   bool greeted_ = false;    // hello went both ways
   bool accepting_ = false;  // this side chooses the message transport
   std::uint64_t remote_session_ = 0;
   std::uint64_t timer_ = 0;
-  std::vector<wire::Hello::TransportDomain> domains_;
   std::vector<std::string> tried_;  // message transports that failed, with reasons
 
   std::vector<std::unique_ptr<EndpointSlot>> slots_;
@@ -286,38 +221,15 @@ class PeerImpl final : public PeerState, private ChannelSink {
   std::uint64_t signals_in_ = 0, acknowledged_ = 0;  // received over such
   std::uint64_t bytes_in_ = 0;                       // since the last acknowledgement
   bool acknowledge_ = false;
-  std::vector<std::unique_ptr<PeerRoute>> routes_;
-  std::vector<std::unique_ptr<PeerRoute>> old_routes_;  // of failed endpoints; others may hold the pointer until the peer ends
-  std::uint64_t route_epoch_ = 1;
-  std::vector<std::tuple<Device, Device, TransportSet>> buffers_only_;  // answers given
+  PeerRoutes routes_{*this, context_};
 
-  std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
-  std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
+  PostQueue posts_{*this};
   bool pumping_ = false;
-  std::atomic<std::uint32_t> fences_{0};
-  TransferWork* works_ = nullptr;  // every unfinished one
-  struct Question {
-    std::function<void()> action;
-    Engine::TimerId timer;
-  };
-  std::uint64_t asked_ = 0, answered_ = 0;       // questions whether the peer lives
-  std::map<std::uint64_t, Question> questions_;  // that wait for their answer
-  std::shared_ptr<FlushCount> flush_;            // of the fence at the head of pending_
-  std::uint64_t credit_to_send_ = 0;
+  WorkList works_;
   std::shared_ptr<NotifySlot> notify_slot_;
 
-  std::uint64_t next_request_ = 1;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Request>> imports_, lookups_;
-  std::vector<std::shared_ptr<RemoteImport>> records_;
-  std::vector<std::weak_ptr<RemoteBufferState>> remotes_;
-  struct Grant {
-    std::shared_ptr<Exposure> exposure;
-    const LocalRegion* region;
-  };
-  static void end_grant(const Grant& grant) { grant.exposure->registration->end_grant(grant.region); }
-  std::unordered_map<std::uint64_t, Grant> granted_;               // by the peer's request
-  bool withdrawing_ = false;                                       // something withdrawn may still be in use
-  std::unordered_map<std::uint64_t, std::string> lookup_waiters_;  // by the peer's request
+  Imports imports_{*this};
+  Grants grants_{*this};
 };
 
 }  // namespace hmc

@@ -37,6 +37,7 @@ class BorrowedChannel final : public Channel {
   }
   [[nodiscard]] const PeerIdentity& identity() const noexcept override { return core_->identity(); }
   void close() override { core_->close(); }
+  void await_end(bool goodbye) override { core_->await_end(goodbye); }
 
  private:
   std::shared_ptr<ChannelCore> core_;
@@ -50,21 +51,32 @@ std::unique_ptr<Channel> make_channel(std::shared_ptr<Engine> engine, Establishe
       std::make_shared<ChannelCore>(std::move(engine), std::move(established), heartbeat_seconds, std::move(lingering)));
 }
 
+Heartbeat::Heartbeat(double own_seconds, double peer_seconds)
+    : limit_(seconds(own_seconds)), ping_interval_(seconds(std::min(own_seconds, peer_seconds) / 3)) {}
+
+Status ChannelCore::ProcessWatch::start() {
+  if (watched || !known()) return {};
+  HMC_TRY(core.engine_->watch(process.pidfd.get(), EPOLLIN, *this));
+  watched = true;
+  return {};
+}
+
+void ChannelCore::ProcessWatch::stop() {
+  if (std::exchange(watched, false)) core.engine_->unwatch(process.pidfd.get());
+  process.pidfd.reset();
+}
+
 ChannelCore::ChannelCore(std::shared_ptr<Engine> engine, Established established, double heartbeat_seconds,
                          std::weak_ptr<Lingering> lingering)
     : engine_(std::move(engine)),
       stream_(std::move(established.stream)),
       identity_(std::move(established.identity)),
-      process_(std::move(established.process)),
-      process_watch_(*this),
-      silence_limit_(seconds(heartbeat_seconds)),
-      ping_interval_(seconds(std::min(heartbeat_seconds, established.peer_heartbeat_seconds) / 3)),
-      last_heard_(Deadline::Clock::now()),
-      last_sent_(last_heard_),
+      process_(*this, std::move(established.process)),
       lingering_(std::move(lingering)) {
   if (identity_.same_host) return;
+  heartbeat_.emplace(heartbeat_seconds, established.peer_heartbeat_seconds);
   // What we send and nobody acknowledges is the other half of the heartbeat.
-  const auto limit = static_cast<unsigned>(duration_cast<milliseconds>(silence_limit_).count());
+  const auto limit = static_cast<unsigned>(duration_cast<milliseconds>(heartbeat_->limit()).count());
   setsockopt(stream_->fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
@@ -80,14 +92,10 @@ void ChannelCore::start() {
   if (sink_ == nullptr) return;
   // Ended before there was anybody to tell.
   if (state_ == State::over) return std::exchange(sink_, nullptr)->on_closed(end_);
-  if (process_.pidfd && !process_watched_) {
-    const Status watched = engine_->watch(process_.pidfd.get(), EPOLLIN, process_watch_);
-    if (!watched.ok()) return finish(watched);
-    process_watched_ = true;
-  }
+  if (const Status watched = process_.start(); !watched.ok()) return finish(watched);
   deliver();
   if (state_ == State::over) return;
-  if (write_failed_) return write_failed();
+  if (writing_ == Writing::failed) return write_failed();
   watch();
   if (state_ == State::open) schedule_heartbeat();
 }
@@ -109,23 +117,27 @@ Status ChannelCore::send(MessageType type, ByteSpan payload, std::vector<UniqueF
   }
   if (state_ == State::over) return end_;
   if (state_ == State::closing) return closed_here();
-  if (state_ == State::broken || write_failed_) return Status(Code::peer_lost, "the connection to " + who() + " is broken");
+  if (state_ == State::broken || writing_ == Writing::failed)
+    return Status(Code::peer_lost, "the connection to " + who() + " is broken");
   if (!fds.empty() && !stream_->passes_fds()) {
     return Status(Code::unsupported, "descriptors cannot be passed to " + who() + ": it is not known to run on this host");
   }
   if (stream_->queued() + payload.size() + frame_header_bytes > max_queued) {
     return Status(Code::would_block, "64 MiB of control messages wait for " + who());
   }
-  if (!identity_.same_host) last_sent_ = Deadline::Clock::now();
+  if (heartbeat_) heartbeat_->sent();
   after_output(stream_->send_frame(type, payload, std::move(fds)));
-  if (write_failed_) return Status(Code::peer_lost, "the connection to " + who() + " is broken");
+  if (writing_ == Writing::failed) return Status(Code::peer_lost, "the connection to " + who() + " is broken");
   return {};
 }
 
 void ChannelCore::after_output(Stream::Output outcome) {
   switch (outcome) {
     case Stream::Output::done:
-      if (state_ == State::closing && !std::exchange(write_shut_, true)) stream_->shutdown_write();
+      if (state_ == State::closing && writing_ == Writing::open) {
+        writing_ = Writing::shut;
+        stream_->shutdown_write();
+      }
       break;
     case Stream::Output::blocked:
       break;
@@ -137,7 +149,7 @@ void ChannelCore::after_output(Stream::Output outcome) {
       });
       break;
     case Stream::Output::failed: {
-      if (std::exchange(write_failed_, true)) break;
+      if (std::exchange(writing_, Writing::failed) == Writing::failed) break;
       const auto self = shared_from_this();
       engine_->defer([self] { self->write_failed(); });
       break;
@@ -157,7 +169,7 @@ void ChannelCore::watch() {
   std::uint32_t events = 0;
   if (state_ == State::closing || (state_ == State::open && sink_ != nullptr)) {
     events = EPOLLIN;
-    if (stream_->queued() > 0 && !write_failed_ && !retry_timer_) events |= EPOLLOUT;
+    if (stream_->queued() > 0 && writing_ != Writing::failed && !retry_timer_) events |= EPOLLOUT;
   }
   if (events == watched_) return;
   const int fd = stream_->fd();
@@ -192,7 +204,7 @@ void ChannelCore::receive(bool until_blocked) {
     const Stream::Input outcome = stream_->read();
     if (outcome == Stream::Input::blocked) break;
     const std::size_t got = stream_->received() - before;
-    if (got > 0 && !identity_.same_host) last_heard_ = Deadline::Clock::now();
+    if (got > 0 && heartbeat_) heartbeat_->received();
     deliver();
     if (state_ == State::over) return;
     if (outcome == Stream::Input::ended) {
@@ -249,13 +261,13 @@ void ChannelCore::process_died() {
   // What it said before it died comes first: perhaps a goodbye.
   if (state_ == State::open || state_ == State::closing) receive(true);
   if (state_ == State::over) return;
-  finish(Status(Code::peer_lost, who() + " is gone: " + describe_death(process_)));
+  finish(Status(Code::peer_lost, who() + " is gone: " + describe_death(process_.process)));
 }
 
 void ChannelCore::socket_ended(const Status& reason) {
   if (state_ == State::closing) return finish(closed_here());
-  if (reason.code() != Code::peer_lost || !process_.pidfd) return finish(reason);
-  if (is_dead(process_)) return finish(Status(Code::peer_lost, who() + " is gone: " + describe_death(process_)));
+  if (reason.code() != Code::peer_lost || !process_.known()) return finish(reason);
+  if (is_dead(process_.process)) return finish(Status(Code::peer_lost, who() + " is gone: " + describe_death(process_.process)));
   state_ = State::broken;
   end_ = reason;
   watch();
@@ -271,6 +283,12 @@ void ChannelCore::close() {
   state_ = State::closing;
   set_timer(Deadline::after(close_limit), &ChannelCore::give_up);
   after_output(stream_->send_frame(static_cast<MessageType>(FrameType::goodbye), {}));
+}
+
+void ChannelCore::await_end(bool goodbye) {
+  if (state_ != State::open) return;
+  state_ = State::closing;
+  after_output(goodbye ? stream_->send_frame(static_cast<MessageType>(FrameType::goodbye), {}) : stream_->flush());
 }
 
 void ChannelCore::detach() {
@@ -299,13 +317,12 @@ void ChannelCore::release() {
   state_ = State::over;
   if (watched_ != 0) engine_->unwatch(stream_->fd());
   watched_ = 0;
-  if (std::exchange(process_watched_, false)) engine_->unwatch(process_.pidfd.get());
+  process_.stop();
   if (timer_) engine_->cancel_timer(*timer_);
   if (retry_timer_) engine_->cancel_timer(*retry_timer_);
   timer_.reset();
   retry_timer_.reset();
   stream_.reset();
-  process_.pidfd.reset();
 }
 
 // ---- life of a peer on another host ----
@@ -320,22 +337,20 @@ void ChannelCore::set_timer(Deadline deadline, void (ChannelCore::*action)()) {
 }
 
 void ChannelCore::schedule_heartbeat() {
-  if (identity_.same_host) return;
-  set_timer(Deadline::at(std::min(last_sent_ + ping_interval_, last_heard_ + silence_limit_)), &ChannelCore::heartbeat);
+  if (heartbeat_) set_timer(heartbeat_->next(), &ChannelCore::check_heartbeat);
 }
 
-void ChannelCore::heartbeat() {
+void ChannelCore::check_heartbeat() {
   // This process may have been stopped or busy itself: what waits in the socket counts.
-  if (Deadline::Clock::now() - last_heard_ >= silence_limit_) receive(true);
+  if (heartbeat_->expired()) receive(true);
   if (state_ != State::open) return;
-  const auto now = Deadline::Clock::now();
-  if (now - last_heard_ >= silence_limit_) {
-    const auto silent = duration_cast<milliseconds>(now - last_heard_).count();
+  if (heartbeat_->expired()) {
+    const auto silent = duration_cast<milliseconds>(heartbeat_->silence()).count();
     return finish(
         Status(Code::peer_lost, who() + " is lost: nothing was heard from it for " + std::to_string(silent) + " ms (heartbeat)"));
   }
-  if (now - last_sent_ >= ping_interval_) {
-    last_sent_ = now;
+  if (heartbeat_->ping_due()) {
+    heartbeat_->sent();
     // What is queued already says that we live, as soon as it gets through.
     if (stream_->queued() == 0) after_output(stream_->send_frame(static_cast<MessageType>(FrameType::ping), {}));
   }

@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <chrono>
 
+#include "base/log.h"
+#include "base/random.h"
 #include "hmc/version.h"
 
 namespace hmc::control {
@@ -20,6 +22,11 @@ constexpr auto handshake_limit = std::chrono::seconds(10);
 constexpr auto linger_limit = std::chrono::seconds(1);
 constexpr std::size_t max_unauthenticated_bytes = 64 * 1024;
 constexpr std::size_t max_discarded_bytes = 64 * 1024;
+// Of a client whose connection is closed without an answer: about four seconds together, for what is no HMC server closes
+// connections, too. Once a server has said hello, as many as there is time for.
+constexpr unsigned max_retries = 12;
+constexpr std::chrono::milliseconds first_retry_pause{5};
+constexpr std::chrono::milliseconds longest_retry_pause{640};
 
 Deadline earlier(Deadline a, Deadline b) { return a.when() < b.when() ? a : b; }
 
@@ -57,13 +64,16 @@ void Handshake::start_server(AcceptedSocket socket) {
   magic_seen_ = true;
   unix_ = socket.unix_socket;
   remote_ = std::move(socket.remote);
+  source_ = socket.source;
   connecting_ = std::move(socket.fd);
   limit_time(Deadline::after(handshake_limit));
   open();
+  if (state_ == State::hello) receive();  // most have sent it by now
 }
 
 void Handshake::start_client(std::string_view address, Deadline deadline) {
   target_ = std::string(address);
+  client_deadline_ = deadline;
   if (remote_.empty()) remote_ = target_;
   unix_ = address.starts_with("unix");
   state_ = State::connecting;
@@ -189,19 +199,44 @@ void Handshake::receive() {
     case Stream::Input::ended:
       advance();
       if (state_ == State::hello || state_ == State::tls || state_ == State::identity || state_ == State::decision) {
-        fail(Status(Code::peer_lost, remote_ + " closed the connection during the handshake: " + waiting_for()));
+        const Status reason(Code::peer_lost, remote_ + " closed the connection during the handshake: " + waiting_for());
+        if (!retry(reason)) fail(reason);
       }
       return;
     case Stream::Input::failed: {
       const Status reason = stream_->status().with_context(remote_);
       if (reason.code() == Code::peer_lost) {
-        fail(reason);
+        if (!retry(reason)) fail(reason);
         return;
       }
       linger();  // the TLS alert is on its way
       return tell(reason);
     }
   }
+}
+
+// A busy server discards clients without a word. False: not (any more).
+bool Handshake::retry(const Status& reason) {
+  if (server_) return false;
+  heard_ = heard_ || accepted_;
+  if (!heard_ && retries_ == max_retries) return false;
+  // Random, so that clients that were discarded together do not return together.
+  const auto longest = std::min(longest_retry_pause, first_retry_pause * (1U << std::min(retries_, 10U)));
+  const auto pause = longest / 2 + std::chrono::milliseconds(random_u64() % static_cast<std::uint64_t>(longest.count() / 2 + 1));
+  const Deadline again = Deadline::after(pause);
+  if (client_deadline_.when() <= again.when()) return false;
+  ++retries_;
+  if (log_enabled(LogLevel::debug)) log(LogLevel::debug, reason.str() + "; connecting again");
+  unwatch();
+  stream_.reset();
+  accepted_ = magic_seen_ = authenticated_ = false;
+  state_ = State::connecting;
+  limit_time(client_deadline_);
+  const auto self = shared_from_this();
+  engine_->at(again, [self] {
+    if (self->state_ == State::connecting) self->start_client(std::string(self->target_), self->client_deadline_);
+  });
+  return true;
 }
 
 void Handshake::advance() {
@@ -347,7 +382,8 @@ void Handshake::release() {
 const char* Handshake::waiting_for() const noexcept {
   switch (state_) {
     case State::connecting:
-      return "no answer to the connection request";
+      return retries_ == 0 ? "no answer to the connection request"
+                           : "the server closed every connection before it had answered (is it overloaded?)";
     case State::hello:
       return server_ ? "waiting for the client's hello" : "waiting for the server's hello (is that an HMC address?)";
     case State::tls:

@@ -11,6 +11,9 @@
 // Between identity and commit a TCP client tries the Unix address with the ticket: a second handshake (hello move). If that one
 // ends with commit it is the channel and the TCP connection is dropped on both sides; else the client commits on TCP. TCP without a
 // key proves nothing: unless both ends are insecure it must move. On Unix the kernel vouches for the user, key or not.
+//
+// A server that has too many clients in the handshake discards some (ControlPlane). A client whose connection is closed before it
+// has the server's identity reconnects, with exponential backoff.
 #pragma once
 
 #include <array>
@@ -82,6 +85,8 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   void superseded();
   [[nodiscard]] bool authenticated() const noexcept { return authenticated_; }
   [[nodiscard]] bool server() const noexcept { return server_; }
+  [[nodiscard]] bool greeted() const noexcept { return accepted_; }  // the hellos are done
+  [[nodiscard]] Source source() const noexcept { return source_; }   // of a server's client
   [[nodiscard]] const std::string& remote() const noexcept { return remote_; }
 
   void on_ready(std::uint32_t events) override;
@@ -96,6 +101,7 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   void receive();
   void advance();
   void discard_input();
+  bool retry(const Status& reason);
   void watch();
   void unwatch();
   // Ends with an error. refuse: tells the peer first and stays until it has had time to read it. False, for use in return.
@@ -143,6 +149,10 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   std::uint32_t watched_ = 0;
   std::optional<Engine::TimerId> timer_;
   Deadline deadline_ = Deadline::never();
+  Source source_ = 0;
+  bool heard_ = false;                            // client: a server has said hello, if only before a retry
+  unsigned retries_ = 0;                          // client
+  Deadline client_deadline_ = Deadline::never();  // for all of them
   std::size_t discarded_ = 0;
   std::string target_;  // client: what we connect to
   std::string remote_;  // for people

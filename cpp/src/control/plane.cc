@@ -17,6 +17,7 @@ namespace hmc {
 namespace control {
 namespace {
 
+constexpr std::size_t max_ungreeted = 128;
 constexpr std::size_t max_unauthenticated = 256;
 constexpr std::size_t max_handshakes = 1024;  // those of this user's own processes included
 constexpr auto ticket_life = std::chrono::seconds(10);
@@ -77,6 +78,8 @@ class Plane final : public ControlPlane, public HandshakeHost {
   std::optional<Offer> make_offer(const std::shared_ptr<Handshake>& parent, const ContextId& peer) override {
     const std::string address = local_->options.same_host_upgrade ? unix_address() : std::string();
     drop_stale_tickets();
+    // Most of a flood's are of handshakes that have given way.
+    if (tickets_.size() >= max_handshakes) std::erase_if(tickets_, [](const Ticket& each) { return each.claim.parent.expired(); });
     if (address.empty() || tickets_.size() >= max_handshakes) return std::nullopt;
     Offer offer{address, {}};
     random_bytes(offer.ticket);
@@ -132,16 +135,22 @@ class Plane final : public ControlPlane, public HandshakeHost {
     if (const auto handler = local_->options.on_refused) handler(reason, remote);
   }
 
-  // The oldest make room for the newest: a client that means it is done long before 256 others have come.
+  // Makes room for one more. Of clients without authentication those that have not said hello go first: an honest client's hello
+  // comes with its first bytes.
   void make_room() {
-    const auto drop_oldest = [this](auto expendable, std::size_t limit) {
-      const auto matches = [&](const auto& handshake) { return handshake->server() && expendable(*handshake); };
-      if (static_cast<std::size_t>(std::ranges::count_if(handshakes_, matches)) < limit) return;
-      const auto oldest = *std::ranges::find_if(handshakes_, matches);
-      oldest->abandon(Status(Code::timeout, "too many handshakes at once; the oldest was dropped"));
+    const auto limit = [this](auto counts, std::size_t most) {
+      std::vector<Handshake*> counted;
+      for (const auto& handshake : handshakes_) {
+        if (handshake->server() && counts(*handshake)) counted.push_back(handshake.get());
+      }
+      if (counted.size() < most) return;
+      std::vector<Source> sources;
+      for (const Handshake* each : counted) sources.push_back(each->source());
+      counted[choose_discarded(sources)]->abandon(Status(Code::timeout, "too many handshakes at once; this one was discarded"));
     };
-    drop_oldest([](const Handshake& handshake) { return !handshake.authenticated(); }, max_unauthenticated);
-    drop_oldest([](const Handshake&) { return true; }, max_handshakes);
+    limit([](const Handshake& each) { return !each.authenticated() && !each.greeted(); }, max_ungreeted);
+    limit([](const Handshake& each) { return !each.authenticated(); }, max_unauthenticated);
+    limit([](const Handshake&) { return true; }, max_handshakes);
   }
 
   void drop_stale_tickets() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "base/wire.h"
 
 namespace hmc::control {
@@ -60,35 +61,20 @@ Code refusal_code(std::uint8_t value) noexcept {
 
 // Names reach logs and Python: valid UTF-8 without control characters, or plain ASCII.
 std::string clean_name(std::string name) {
-  std::size_t at = 0;
-  while (at < name.size()) {
-    const auto lead = static_cast<unsigned char>(name[at]);
-    if (lead < 0x20 || lead == 0x7f) break;
-    const std::size_t length = lead < 0x80                   ? 1
-                               : lead >= 0xc2 && lead < 0xe0 ? 2
-                               : (lead & 0xf0) == 0xe0       ? 3
-                               : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                             : 0;
-    if (length == 0 || at + length > name.size()) break;
-    const auto second = length > 1 ? static_cast<unsigned char>(name[at + 1]) : 0;
-    // Overlong forms, surrogates and what lies beyond U+10FFFF.
-    if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) || (lead == 0xf0 && second < 0x90) ||
-        (lead == 0xf4 && second > 0x8f)) {
-      break;
-    }
-    const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(name[at + i]) & 0xc0) == 0x80; };
-    std::size_t i = 1;
-    while (i < length && continues(i)) ++i;
-    if (i < length) break;
-    at += length;
+  std::string_view left = name;
+  while (!left.empty()) {
+    const auto lead = static_cast<unsigned char>(left[0]);
+    const std::size_t length = lead < 0x20 || lead == 0x7f ? 0 : utf8_character(left);
+    if (length == 0) return printable(name, max_name);
+    left.remove_prefix(length);
   }
-  return at == name.size() ? name : printable(name, max_name);
+  return name;
 }
 
 }  // namespace
 
 Bytes encode_hello(const Hello& hello) {
-  const std::string text = hello.text.substr(0, max_reason);
+  const std::string text = std::string(cut_utf8(hello.text, max_reason));
   Bytes out;
   WireWriter(out)
       .u16(static_cast<std::uint16_t>(6 + text.size()))
@@ -148,7 +134,7 @@ Bytes encode_identity(const Identity& identity) {
   Bytes out;
   WireWriter writer(out);
   writer.u64(identity.context_id[0]).u64(identity.context_id[1]).u64(identity.epoch).f64(identity.heartbeat_seconds);
-  writer.text(std::string_view(identity.name).substr(0, max_name));
+  writer.text(cut_utf8(identity.name, max_name));
   write_optional(writer, identity.proof);
   write_optional(writer, identity.ticket);
   writer.text(identity.move_address);
@@ -173,7 +159,7 @@ Result<Identity> decode_identity(ByteSpan in) {
 
 Bytes encode_refusal(const Status& reason) {
   Bytes out;
-  WireWriter(out).u8(static_cast<std::uint8_t>(reason.code())).text(reason.message().substr(0, max_reason));
+  WireWriter(out).u8(static_cast<std::uint8_t>(reason.code())).text(cut_utf8(reason.message(), max_reason));
   return out;
 }
 

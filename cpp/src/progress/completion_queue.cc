@@ -64,7 +64,9 @@ void CompletionQueue::watch(const Work& work, std::uint64_t token) const {
   }
   if (operation.engine()->forked()) return;
   const auto lock = operation.engine()->lock();
-  operation.on_complete_locked([state = state_, token](const Status&) { state->push(token); });
+  operation.on_complete_locked([weak = std::weak_ptr(state_), token](const Status&) {
+    if (const auto state = weak.lock()) state->push(token);
+  });
 }
 
 std::vector<std::uint64_t> CompletionQueue::drain() const {

@@ -21,6 +21,7 @@ Status Descriptors::open() {
 }
 
 Status Descriptors::watch(int fd, std::uint32_t events, FdHandler& handler) {
+  if (!epoll_) return {Code::closed, "the engine has stopped; it watches no descriptors any more"};
   if (entries_.contains(fd)) return {Code::invalid_argument, "descriptor " + std::to_string(fd) + " is already watched"};
   epoll_event event{};
   event.events = events;
@@ -32,7 +33,7 @@ Status Descriptors::watch(int fd, std::uint32_t events, FdHandler& handler) {
 
 void Descriptors::modify(int fd, std::uint32_t events) {
   const auto found = entries_.find(fd);
-  if (found == entries_.end()) return;
+  if (!epoll_ || found == entries_.end()) return;
   epoll_event event{};
   event.events = events;
   event.data.u64 = pack(fd, found->second.generation);
@@ -40,10 +41,11 @@ void Descriptors::modify(int fd, std::uint32_t events) {
 }
 
 void Descriptors::unwatch(int fd) {
-  if (entries_.erase(fd) != 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (entries_.erase(fd) != 0 && epoll_) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 bool Descriptors::poll() {
+  if (!epoll_) return false;
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool any = false;

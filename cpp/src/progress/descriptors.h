@@ -13,13 +13,14 @@ namespace hmc {
 class Descriptors {
  public:
   Status open();
+  void close() noexcept { epoll_.reset(); }  // nothing is watched any more
+  // Errors: closed; what the system refused.
   Status watch(int fd, std::uint32_t events, FdHandler& handler);
   void modify(int fd, std::uint32_t events);
   void unwatch(int fd);
   // Tells handlers what is ready now. A handler may unwatch any descriptor: events already fetched for it are dropped, also when
   // the same number is watched anew meanwhile. True if any was told.
   bool poll();
-  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
   // Readable while any watched descriptor is ready.
   [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
 

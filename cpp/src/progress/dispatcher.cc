@@ -1,12 +1,14 @@
 #include "progress/dispatcher.h"
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "progress/thread.h"
 
@@ -29,6 +31,7 @@ Dispatcher::~Dispatcher() {
 }
 
 void Dispatcher::run(const std::shared_ptr<State>& state) {
+  const std::uint32_t epoch = fork_epoch();
   std::unique_lock lock(state->mutex);
   for (;;) {
     if (!state->queue.empty()) {
@@ -36,7 +39,8 @@ void Dispatcher::run(const std::shared_ptr<State>& state) {
       state->queue.pop_front();
       lock.unlock();
       function();
-      function = nullptr;  // its captures end before the lock is taken: they may dispatch
+      function = nullptr;                 // its captures end before the lock is taken: they may dispatch
+      if (fork_epoch() != epoch) return;  // forked in there, and this is the child's only thread: the process ends with it
       lock.lock();
     } else if (state->stopping) {
       state->running = false;

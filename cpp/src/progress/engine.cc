@@ -3,10 +3,8 @@
 #include "hmc/interrupt.h"
 
 #include <sched.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "progress/engine_impl.h"
@@ -53,8 +51,7 @@ Engine::Lock Engine::lock_contended() {
 Status EngineImpl::open(std::weak_ptr<EngineImpl> self) {
   self_ = std::move(self);
   HMC_TRY(descriptors_.open());
-  doorbell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  return doorbell_ ? Status() : errno_status("create the engine's doorbell", errno);
+  return doorbell_.open();
 }
 
 EngineImpl::~EngineImpl() {
@@ -81,13 +78,16 @@ void EngineImpl::stop() {
     *background_gone_ = true;
     thread->detach();
   } else if (thread) {
-    ring();
+    doorbell_.ring();
     thread->join();
   }
   finish_deferred();
   drop_retired();
   dispatcher_.stop();
   drop_retired();  // what the last callbacks let go
+  const Lock held = lock();
+  doorbell_.close();
+  descriptors_.close();
 }
 
 void EngineImpl::add(Pollable& pollable) {

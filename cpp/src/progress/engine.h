@@ -80,11 +80,12 @@ class Engine {
   // Runs `function` on the dispatcher thread, in order, no lock held. Started at first use. Any thread, lock held or not.
   // After stop() too (a short-lived thread then runs it).
   virtual void dispatch(std::function<void()> function) = 0;
-  // Writing 8 bytes to this eventfd (here or through a passed duplicate) wakes the background thread.
-  [[nodiscard]] virtual int doorbell() const noexcept = 0;
-  // Stops the background thread, runs what was deferred, and runs out the dispatcher. Idempotent. Called on the dispatcher or
-  // background thread itself (last handle dropped in a callback) it does not wait for that thread, which ends by itself once it has
-  // unwound. Waiters may still drive afterwards, as in manual mode.
+  // Wakes the thread that sleeps for this engine, or keeps it from its next sleep. Any thread, lock held or not.
+  virtual void wake() noexcept = 0;
+  // Stops the background thread, runs what was deferred, runs out the dispatcher, and closes the engine's own descriptors.
+  // Idempotent. Called on the dispatcher or background thread itself (last handle dropped in a callback) it does not wait for that
+  // thread, which ends by itself once it has unwound. Waiters may still drive afterwards, as in manual mode, but no descriptor is
+  // watched any more.
   virtual void stop() = 0;
 
  protected:

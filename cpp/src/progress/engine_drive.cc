@@ -12,18 +12,12 @@
 namespace hmc {
 namespace {
 
-// Empty rounds before yielding. Few: with more runnable threads than cores, spinning delays the very thread that is waited for.
-constexpr unsigned spin_rounds = 100;
 constexpr unsigned looks_per_locking = 16;
 // Empty rounds after which a call counts as one that waits (Interruptible::before_waiting): about a microsecond.
 constexpr unsigned prompt_rounds = 2 * looks_per_locking;
 // Rounds between looks at the clock while yielding (each costs a system call anyhow), and while things move.
 constexpr unsigned clock_interval = 16;
 constexpr unsigned moving_clock_interval = 64;
-// A waiter yields this long before it sleeps. A sleep that was over soon has cost more than it saved (two threads are woken, and
-// the other end, waiting meanwhile, falls asleep in its turn): then waiters yield for longer, until one of their sleeps was long.
-constexpr Deadline::Clock::duration most_yield_time = std::chrono::milliseconds(8);
-constexpr int soon = 4;  // times as long as had been yielded
 // A sleeping waiter looks by itself this often, for conditions that were changed without wake_waiters().
 constexpr auto look_interval = std::chrono::milliseconds(250);
 
@@ -77,6 +71,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
   bool waiting = interruptible == nullptr;  // whether it knows that this call waits
   bool looked_at_clock = false;
   TimePoint idle_since{};
+  unsigned spin_rounds = wait_policy_.rounds();  // constant while nothing moves
   for (;;) {
     bool moved = false;
     if (mutex_.try_lock()) {
@@ -115,6 +110,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
     }
     ++rounds;
     empty = moved ? 0 : empty + 1;
+    if (moved) spin_rounds = wait_policy_.rounds();
     if (!waiting && (moved || empty >= prompt_rounds)) {
       interruptible->before_waiting();
       waiting = true;
@@ -136,7 +132,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
       const TimePoint now = Deadline::Clock::now();
       const TimePoint by = look_by(deadline, interruptible, now);
       if (now >= by) break;
-      if (now - idle_since >= yield_time_.load(std::memory_order_relaxed)) {
+      if (now - idle_since >= wait_policy_.yield_time()) {
         switch (sleep(Deadline::at(by), done, now)) {
           case Wake::done:
             return true;
@@ -149,7 +145,9 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
         continue;
       }
     }
+    const TimePoint before = Deadline::Clock::now();
     sched_yield();
+    wait_policy_.yielded(Deadline::Clock::now() - before);
   }
   // The deadline has passed: one look at everything, also for those who only ever poll with a deadline of zero.
   Lock held = lock();
@@ -196,11 +194,6 @@ void EngineImpl::give_way() noexcept {
     cpu_relax();
   }
   sched_yield();
-}
-
-void EngineImpl::learn_from_sleep(Deadline::Clock::duration slept) noexcept {
-  const auto yielded = yield_time_.load(std::memory_order_relaxed);
-  yield_time_.store(slept < soon * yielded ? std::min(2 * yielded, most_yield_time) : least_yield_time, std::memory_order_relaxed);
 }
 
 template <class Done>
@@ -255,7 +248,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoin
     }
   }
   const auto word = sleeper.word.load(std::memory_order_acquire);
-  if (word == Sleeper::satisfied) learn_from_sleep(Deadline::Clock::now() - asleep_since);
+  if (word == Sleeper::satisfied) wait_policy_.slept(Deadline::Clock::now() - asleep_since);
   if (word == Sleeper::asleep) {
     unlink(sleeper);
     if (!done.locked()) return Wake::timed_out;

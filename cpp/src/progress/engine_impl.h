@@ -16,11 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/fd.h"
 #include "progress/descriptors.h"
 #include "progress/dispatcher.h"
+#include "progress/doorbell.h"
 #include "progress/engine.h"
 #include "progress/timers.h"
+#include "progress/wait_policy.h"
 
 namespace hmc {
 
@@ -56,7 +57,7 @@ class EngineImpl final : public Engine {
   bool drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) override;
   void drop_retired() override;
   void dispatch(std::function<void()> function) override;
-  [[nodiscard]] int doorbell() const noexcept override { return doorbell_.get(); }
+  void wake() noexcept override { doorbell_.ring(); }
   void stop() override;
 
   // For tests: sleeping waiters that found their condition true without having been woken for it.
@@ -64,7 +65,6 @@ class EngineImpl final : public Engine {
 
  private:
   using TimePoint = Deadline::Clock::time_point;
-  static constexpr Deadline::Clock::duration least_yield_time = std::chrono::milliseconds(1);
   enum Moved : unsigned { nothing = 0, pollables = 1, descriptors = 2, timers = 4 };
   enum class Wake { done, again, timed_out };
   enum class Watcher : std::uint32_t { none, active, standby, armed };
@@ -108,7 +108,6 @@ class EngineImpl final : public Engine {
   void wake_watcher_unless_prompt() noexcept;
   [[nodiscard]] bool drivers_are_prompt() const noexcept;
   [[nodiscard]] bool watcher_wanted() const noexcept;
-  void ring() noexcept;
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
   static void relax(WatchState& state) noexcept;
@@ -124,7 +123,6 @@ class EngineImpl final : public Engine {
   bool drive_loop(Deadline deadline, const Done& done, Interruptible* interruptible);
   template <class Done>
   Wake sleep(Deadline deadline, const Done& done, TimePoint asleep_since);
-  void learn_from_sleep(Deadline::Clock::duration slept) noexcept;
   bool leave_locked();
   void leave();
   void give_way() noexcept;
@@ -158,13 +156,12 @@ class EngineImpl final : public Engine {
   std::atomic<unsigned> prompt_{0};              // kicks in a row that a driver answered at once
   std::atomic<bool> nudged_{false};              // a waiter went to sleep: poll once, then arm
   std::atomic<Watcher> watcher_{Watcher::none};
-  std::atomic<bool> rung_{false};  // the doorbell has been written since the watcher woke last
   std::atomic<std::uint32_t> stopping_{0};
   std::atomic<bool> threadless_;  // no background thread will take over from a waiter
   std::atomic<std::uint64_t> late_wakeups_{0};
-  std::atomic<Deadline::Clock::duration> yield_time_{least_yield_time};
+  WaitPolicy wait_policy_;
   const Progress progress_;
-  UniqueFd doorbell_;
+  Doorbell doorbell_;
   Dispatcher dispatcher_;
 };
 

@@ -1,9 +1,5 @@
 // Engine: the watcher, who polls when nobody drives and sleeps when nothing moves.
-#include <poll.h>
 #include <sched.h>
-#include <sys/prctl.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -39,35 +35,13 @@ constexpr unsigned patient_standbys = 2;
 constexpr auto lock_patience = std::chrono::microseconds(100);
 constexpr int backoff_fraction = 64;
 constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20);
-constexpr std::int64_t short_nap = 1'000'000;  // nanoseconds
-
-// The kernel lengthens a thread's timed sleeps by its slack, 50 us where nobody asked for less: twice as long as the shortest nap.
-// The thread may be the caller's, so its own value comes back.
-class SharpTimer {
- public:
-  SharpTimer() noexcept : slack_(prctl(PR_GET_TIMERSLACK)) { static_cast<void>(prctl(PR_SET_TIMERSLACK, 1UL)); }
-  SharpTimer(const SharpTimer&) = delete;
-  SharpTimer& operator=(const SharpTimer&) = delete;
-  ~SharpTimer() {
-    if (slack_ > 0) static_cast<void>(prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_)));
-  }
-
- private:
-  const int slack_;  // nanoseconds; 0: none is kept (real-time threads), below: unknown
-};
 
 }  // namespace
-
-void EngineImpl::ring() noexcept {
-  if (rung_.exchange(true)) return;
-  const std::uint64_t one = 1;
-  if (write(doorbell_.get(), &one, sizeof one) < 0) return;  // full: it is readable, which is all that is asked
-}
 
 // To be called after the store that the watcher is to see: it announces its sleep, then looks at those stores again.
 void EngineImpl::wake_watcher() noexcept {
   const Watcher state = watcher_.load();
-  if (state == Watcher::standby || state == Watcher::armed) ring();
+  if (state == Watcher::standby || state == Watcher::armed) doorbell_.ring();
 }
 
 void EngineImpl::wake_watcher_unless_prompt() noexcept {
@@ -299,26 +273,8 @@ std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap 
 }
 
 void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
-  pollfd ready[2] = {{doorbell_.get(), POLLIN, 0}, {descriptors_.fd(), POLLIN, 0}};
-  timespec left{};
-  timespec* timeout = nullptr;
-  std::optional<SharpTimer> sharp;
-  if (nap.until != TimePoint::max()) {
-    const auto nanoseconds = std::max<std::int64_t>(0, std::chrono::nanoseconds(nap.until - Deadline::Clock::now()).count());
-    left.tv_sec = static_cast<time_t>(nanoseconds / 1'000'000'000);
-    left.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
-    timeout = &left;
-    if (nap.descriptors && nanoseconds < short_nap) sharp.emplace();
-  }
-  const int count = ppoll(ready, nap.descriptors ? 2 : 1, timeout, nullptr);
+  doorbell_.sleep(nap.descriptors ? &descriptors_ : nullptr, nap.until);
   watcher_.store(Watcher::active);
-  if (count > 0 && ready[0].revents != 0) {
-    std::uint64_t rings = 0;
-    if (read(doorbell_.get(), &rings, sizeof rings) < 0) rings = 0;
-  }
-  // After the read: were it before, a ring in between would be swallowed and leave rung_ set with nothing to read, and every later
-  // ring would be dropped. Who still finds it set made its stores before, and the looks that follow see them.
-  rung_.store(false);
 }
 
 }  // namespace hmc

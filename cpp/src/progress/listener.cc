@@ -204,7 +204,8 @@ void ListenerImpl::accept_some(Acceptor& acceptor) {
     if (fd) {
       const bool local = !acceptor.path.empty();
       if (!local) set_no_delay(fd.get());
-      admit(AcceptedSocket{std::move(fd), local, local ? "unix" : tcp_text(remote)});
+      const Source source = local ? source_of_process(fd.get()) : source_of_address(remote);
+      admit(AcceptedSocket{std::move(fd), local, local ? "unix" : tcp_text(remote), source});
       continue;
     }
     if (errno == EAGAIN) return;
@@ -223,7 +224,11 @@ void ListenerImpl::accept_some(Acceptor& acceptor) {
 }
 
 void ListenerImpl::admit(AcceptedSocket socket) {
-  if (pending_.size() >= max_pending) drop(pending_.front());
+  if (pending_.size() >= max_pending) {
+    std::vector<Source> sources;
+    for (const Pending& each : pending_) sources.push_back(each.socket.source);
+    drop(*std::next(pending_.begin(), static_cast<std::ptrdiff_t>(choose_discarded(sources))));
+  }
   Pending& pending = pending_.emplace_back(*this, std::move(socket));
   pending.self = std::prev(pending_.end());
   if (!engine_->watch(pending.socket.fd.get(), EPOLLIN, pending).ok()) {
@@ -231,6 +236,7 @@ void ListenerImpl::admit(AcceptedSocket socket) {
     return;
   }
   if (sweep_timer_ == 0) sweep_timer_ = engine_->at(pending_.front().deadline, [this] { sweep(); });
+  read_magic(pending);  // most have sent it by now, and need no place
 }
 
 void ListenerImpl::drop(Pending& pending) {

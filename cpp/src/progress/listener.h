@@ -12,6 +12,7 @@
 #include "base/fd.h"
 #include "hmc/status.h"
 #include "progress/engine.h"
+#include "progress/source.h"
 
 namespace hmc {
 
@@ -23,6 +24,7 @@ struct AcceptedSocket {
   UniqueFd fd;  // non-blocking, close-on-exec, magic already read
   bool unix_socket;
   std::string remote;  // "tcp://[::1]:41234", "unix"
+  Source source = 0;
 };
 
 // All calls with the engine lock held, the destructor too. A route's handler may call anything but destroy the Listener (defer
@@ -37,7 +39,7 @@ class Listener {
   // lock is contended. Where the host has no IPv6, "[::]" listens on 0.0.0.0 and says so in the result.
   virtual Result<std::string> listen(std::string_view address) = 0;
   // Connections that start with `magic` go to `handler` (engine lock held). A client has 5 s for its magic; at most 256 wait at
-  // once, the oldest is dropped first.
+  // once, then one gives way (choose_discarded).
   virtual void route(const Magic& magic, std::function<void(AcceptedSocket)> handler) = 0;
   virtual void unroute(const Magic& magic) = 0;
   [[nodiscard]] virtual std::vector<std::string> addresses() const = 0;

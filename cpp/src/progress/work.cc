@@ -43,6 +43,8 @@ Status Work::join(const Device& device, StreamHandle stream) const {
 
 Status Work::cancel() const { return state_ ? state_->cancel() : no_work(); }
 
+Status Work::withdraw() const { return state_ ? state_->withdraw() : no_work(); }
+
 Result<std::size_t> wait_any(std::span<const Work> works, Deadline deadline) {
   if (works.empty()) return Status(Code::invalid_argument, "wait_any needs at least one Work");
   for (const Work& work : works) {

@@ -32,6 +32,11 @@ void WorkState::complete(Status status) noexcept {
 
 Status WorkState::cancel_locked() { return {Code::unsupported, "this operation cannot be stopped; it will complete by itself"}; }
 
+Status WorkState::withdraw_locked() {
+  if (done()) return {Code::invalid_argument, "the operation is already complete"};
+  return cancel_locked();
+}
+
 Status WorkState::wait(Deadline deadline) {
   if (done()) return status_;
   if (engine_->forked()) return forked_status();
@@ -56,6 +61,12 @@ Status WorkState::cancel() {
   const auto lock = engine_->lock();
   if (done()) return {Code::invalid_argument, "the operation is already complete"};
   return cancel_locked();
+}
+
+Status WorkState::withdraw() {
+  if (engine_->forked()) return forked_status();
+  const auto lock = engine_->lock();
+  return withdraw_locked();
 }
 
 void WorkState::on_complete_locked(std::function<void(const Status&)> hook) {

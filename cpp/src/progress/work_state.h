@@ -27,6 +27,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   void complete(Status status) noexcept override;
   // Stops the operation if it can be stopped (see Work::cancel). Default: unsupported.
   virtual Status cancel_locked();
+  // As cancel_locked(), also once complete: see Work::withdraw. Default: invalid_argument once complete.
+  virtual Status withdraw_locked();
 
   // ---- any thread ----
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire) != 0; }
@@ -35,6 +37,7 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   Status wait(Deadline deadline);
   void then(std::function<void(const Status&)> callback);
   Status cancel();
+  Status withdraw();
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
   // Runs under the engine lock right at completion; for CompletionQueue and internal chaining. At once if done.
   void on_complete_locked(std::function<void(const Status&)> hook);

@@ -89,6 +89,9 @@ class LocalRegion {
   virtual void prepare(const Device& /*remote*/) {}
   // Whether it takes from a budget that the vendor sets for all such regions of the process. Comm gives idle ones up for others.
   [[nodiscard]] virtual bool scarce() const noexcept { return false; }
+  // Whether a peer of this host that imported it reads and writes it without software of this side: by a mapping, a system call or
+  // a device's copy. Ending the connection does not stop that; only the peer's end of its side, or its death, does.
+  [[nodiscard]] virtual bool peer_moves() const noexcept { return false; }
   // The same for programs that are not HMC: what ConnBuffer::native() says of `bytes` at `offset`.
   [[nodiscard]] virtual Result<std::vector<NativeFields>> native(std::size_t /*offset*/, std::size_t /*bytes*/) const {
     return no_native();

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "base/fd.h"
 #include "base/fork.h"
 #include "base/random.h"
+#include "base/text.h"
 #include "base/wire.h"
 #include "hmc/deadline.h"
 #include "hmc/status.h"
@@ -52,6 +54,21 @@ Result<int> quarter(int value) {
 TEST(Result, PropagatesTheFirstError) {
   EXPECT_EQ(*quarter(8), 2);
   EXPECT_EQ(quarter(6).status().message(), "odd");
+}
+
+TEST(ResultDeathTest, UsingAnErrorEndsTheProgramWithItsMessage) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Result<std::string> error(Status(Code::unsupported, "no transport \"nonsense\""));
+  const Result<std::string> constant(Status(Code::unsupported, "no transport \"nonsense\""));
+  constexpr const char* message = "holds an error: unsupported: no transport \"nonsense\"";
+  EXPECT_DEATH(static_cast<void>(error.value()), message);
+  EXPECT_DEATH(static_cast<void>(constant.value()), message);
+  EXPECT_DEATH(static_cast<void>(std::move(error).value()), message);
+  EXPECT_DEATH(static_cast<void>(error->size()), message);
+  EXPECT_DEATH(static_cast<void>(constant->size()), message);
+  EXPECT_DEATH(static_cast<void>(*error), message);
+  EXPECT_DEATH(static_cast<void>(*constant), message);
+  EXPECT_DEATH(static_cast<void>(*std::move(error)), message);
 }
 
 TEST(Deadline, RangesAreSafe) {
@@ -123,6 +140,44 @@ TEST(Wire, LengthsBeyondTheLimitAreRefused) {
   WireReader liar(lie);
   EXPECT_TRUE(liar.text(1U << 31).empty());
   EXPECT_FALSE(liar.ok());
+}
+
+TEST(Text, WhatIsNotUtf8IsReplaced) {
+  const std::string mark = "\xef\xbf\xbd";
+  EXPECT_EQ(valid_utf8("plain", 100), "plain");
+  EXPECT_EQ(valid_utf8("\xc3\xa9t\xc3\xa9 \xf0\x9f\x98\x80", 100), "\xc3\xa9t\xc3\xa9 \xf0\x9f\x98\x80");
+  EXPECT_EQ(valid_utf8("a\xff"
+                       "b\xc3",
+                       100),
+            "a" + mark + "b" + mark);
+  for (const std::string_view wrong :
+       {"\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80", "\xe2\x82", "\x80", "\xf8\x88"}) {
+    std::string expected;
+    for (std::size_t i = 0; i < wrong.size(); ++i) expected += mark;
+    EXPECT_EQ(valid_utf8(wrong, 100), expected);
+  }
+}
+
+TEST(Text, IsCutBetweenCharacters) {
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80";
+  for (std::size_t limit = 0; limit <= text.size() + 3; ++limit) {
+    const std::string_view cut = cut_utf8(text, limit);
+    EXPECT_LE(cut.size(), limit);
+    EXPECT_GT(cut.size() + 4, std::min(limit, text.size()));
+    EXPECT_EQ(valid_utf8(cut, 1000), cut);
+    EXPECT_EQ(valid_utf8(text, limit), cut);
+    EXPECT_LE(valid_utf8(std::string(limit, '\xff'), limit).size(), limit);
+  }
+}
+
+TEST(Wire, TextIsAlwaysValid) {
+  Bytes out;
+  WireWriter(out).text("a\xff").text(std::string(30, '\xfe'));
+  WireReader in(out);
+  EXPECT_EQ(in.text(10), "a\xef\xbf\xbd");
+  EXPECT_EQ(in.text(30).size(), 30U);
+  EXPECT_TRUE(in.finish());
 }
 
 TEST(Random, NothingComesTwice) {

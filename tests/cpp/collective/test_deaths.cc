@@ -56,6 +56,32 @@ void expect_messages(const Process& process, const Communicator& world, int dead
   EXPECT_TRUE(process.board.wait(100, process.size - 1));
 }
 
+// A rank that calls the collective only after the others saw it fail learns the same as they.
+TEST(Deaths, TheLateCallerOfTheFailedCollectiveLearnsWhy) {
+  run_job(3,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            HMC_ASSERT_OK(world.barrier(soon()));
+            if (process.rank == 2) {
+              EXPECT_TRUE(process.board.wait(0, 1));
+              raise(SIGKILL);
+            }
+            if (process.rank == 0) {
+              process.board[0] = 1;
+            } else {
+              EXPECT_TRUE(process.board.wait(1, 1));
+              expect_named(world, 2);
+              std::this_thread::sleep_for(std::chrono::milliseconds(100));  // most often told of the end by then
+            }
+            const Status status = world.barrier(soon());
+            process.board[1] = 1;
+            expect_lost(process, world, status, 2);
+            process.board[2].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(2, 2));
+          },
+          {.killed = {2}, .rendezvous = {}});
+}
+
 // By the transports of one host, and by shm without ptrace.
 class DeathOver : public ::testing::TestWithParam<std::string> {
  protected:
@@ -111,6 +137,85 @@ TEST_P(DeathOver, InAnAllToAll) {
             },
             {.killed = {2}, .rendezvous = {}});
   }
+}
+
+// Receives from any source and notifications end with the last rank that could send; what came before is delivered first.
+TEST_P(DeathOver, OfEveryOtherRank) {
+  run_job(3,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const Member me = *world.self();
+            HMC_ASSERT_OK(world.barrier(soon()));
+            Bytes bytes = testing::pattern(10, static_cast<std::uint64_t>(process.rank)), late(10);
+            if (process.rank != 0) {
+              if (process.rank == 1) {
+                HMC_EXPECT_OK(me.send(view(bytes), 0, 1, soon()));
+                HMC_EXPECT_OK(me.notify(0, Notify(std::span<const std::byte>(bytes))));
+              }
+              EXPECT_TRUE(process.board.wait(0, 1));
+              if (process.rank == 2) {
+                EXPECT_TRUE(process.board.wait(1, 1));
+              }
+              testing::die();
+            }
+            HMC_ASSERT_OK(me.recv(view(late), any_source, 1, soon()).status());
+            EXPECT_EQ(testing::first_mismatch(late, 1), -1);
+            EXPECT_EQ(me.notifications(soon())->size(), 1U);
+            const auto posted = *me.irecv(view(late), any_source, 2);
+            std::thread notified([&] {
+              const auto none = me.notifications(soon());
+              EXPECT_EQ(none.status().code(), Code::peer_lost) << none.status().str();
+            });
+            process.board[0].store(1);
+            expect_named(world, 1);
+            EXPECT_EQ(posted.wait(Deadline::after_seconds(0.2)).code(), Code::timeout);  // rank 2 may still send
+            process.board[1].store(1);
+            EXPECT_EQ(posted.wait(soon()).code(), Code::peer_lost) << posted.status().str();
+            notified.join();
+            EXPECT_EQ(me.recv(view(late), any_source, 2, soon()).status().code(), Code::peer_lost);
+            EXPECT_EQ(me.notifications(soon()).status().code(), Code::peer_lost);
+          },
+          {.killed = {1, 2}, .rendezvous = {}});
+}
+
+TEST_P(DeathOver, IsReportedWithTheRankAndTheCall) {
+  run_job(3,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const Member me = *world.self();
+            const auto buffer = *world.buffer(1 << 20);
+            const auto remotes = *me.exchange(buffer, soon());
+            HMC_ASSERT_OK(world.barrier(soon()));
+            process.board[0].fetch_add(1);
+            if (process.rank == 1) {
+              EXPECT_TRUE(process.board.wait(0, 3));
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+              testing::die();
+            }
+            const auto names = [](const Status& status, std::string_view what) {
+              EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
+              EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
+              EXPECT_NE(status.message().find(what), std::string_view::npos) << status.str();
+            };
+            Bytes bytes(30), in(3 * 800), out(3 * 800), big(1 << 20);
+            const auto posted = *me.irecv(view(bytes), 1, 1);
+            const auto large = *me.isend(view(big), 1, 1);
+            std::thread other([&] { names(me.recv(view(out), 1, 7, soon()).status(), "receive of up to 2400 bytes"); });
+            names(me.wait_notify(1, 3, 1, soon()), "rank 1");
+            other.join();
+            names(posted.wait(soon()), "from rank 1 (");
+            names(large.wait(soon()), "to rank 1 (");
+            names(me.send(view(bytes), 1, 1, soon()), "send of 30 bytes");
+            names(me.recv(view(bytes), 1, 1, soon()).status(), "receive of up to 30 bytes");
+            names(me.put(buffer, remotes[1]).status(), "put");
+            names(me.get(buffer, remotes[1]).status(), "get");
+            names(me.notify(1, 4), "notify");
+            // The first to fail breaks the group for the other, which is then told that it takes no more.
+            if (process.rank == 0) names(me.all_to_all(view(out), view(in), soon()), "all_to_all: ");
+            process.board[1].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(1, 2));  // the other survivor may still be in its call
+          },
+          {.killed = {1}, .rendezvous = {}});
 }
 
 // Nobody is connected to the dead rank but process 0, which tells the others.

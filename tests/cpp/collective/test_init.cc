@@ -111,6 +111,45 @@ TEST(Init, MissingRankZeroIsNamed) {
   });
 }
 
+// Before it hears of the other, and while it forms the job.
+TEST(Init, StoppedRankZeroDoesNotDelayTheDeadline) {
+  for (const bool joined : {false, true}) {
+    run_job(3, [joined](const Process& process) {
+      InitOptions options = process.options();
+      if (process.rank == 0) {
+        std::thread stops([&] {
+          EXPECT_TRUE(process.board.wait(0, joined ? 1 : 0));
+          std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // listening, and with rank 1 if that has come
+          process.board[1].store(getpid());
+          raise(SIGSTOP);
+        });
+        options.timeout_seconds = 2;
+        static_cast<void>(Communicator::init(options));  // rank 2 never comes
+        stops.join();
+        return;
+      }
+      if (process.rank == 2) {
+        ASSERT_TRUE(process.board.wait(2, 1));
+        kill(static_cast<pid_t>(process.board[1].load()), SIGCONT);
+        return;
+      }
+      if (!joined) {
+        ASSERT_TRUE(process.board.wait(1, 1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      process.board[0].store(1);
+      options.timeout_seconds = 3;
+      const auto start = std::chrono::steady_clock::now();
+      const auto world = Communicator::init(options);
+      const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      process.board[2].store(1);
+      ASSERT_FALSE(world.ok());
+      EXPECT_EQ(world.status().code(), Code::timeout) << world.status().str();
+      EXPECT_LT(took, 4) << world.status().str();
+    });
+  }
+}
+
 TEST(Init, RankTakenTwiceIsRefusedWithBothNames) {
   run_job(3, [](const Process& process) {
     // Processes 1 and 2 both claim rank 1; the later one is refused, and the job goes on to wait for the rank that is left.
@@ -150,7 +189,8 @@ TEST(Init, DeathWhileTheJobForms) {
               // Comes, and is killed while the others still wait for rank 1.
               std::thread([&] {
                 static_cast<void>(process.board.wait(0, 1));
-                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                // Long enough for it to have come also on a busy machine; before that, rank 0 cannot know of it.
+                std::this_thread::sleep_for(std::chrono::seconds(3));
                 testing::die();
               }).detach();
               process.board[0].store(1);

@@ -1,5 +1,9 @@
 // Calls by rank: two-sided, one-sided, notifications.
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <thread>
 
 #include "collective/job.h"
 
@@ -74,6 +78,39 @@ TEST(P2P, AnySourceNamesTheRank) {
 }
 
 // A collective under way between the same ranks must not take, or be taken by, messages of the user, whatever their tags.
+// By rank and from any source: what a cancelled receive had met is there for the next one.
+TEST(P2P, ACancelledReceiveLosesNoMessage) {
+  for (const char* transport : {"shm", "tcp", "ring"}) {
+    run_job(2, [transport](const Process& process) {
+      const bool ring = std::string_view(transport) == "ring";
+      if (ring) setenv("HMC_SHM_PTRACE", "0", 1);
+      setenv("HMC_TRANSPORTS", ring ? "shm" : transport, 1);
+      const Communicator world = process.init();
+      const Member me = *world.self();
+      constexpr std::size_t size = 3'000'001;
+      for (int round = 0; round < 20; ++round) {
+        auto message = pattern(size, static_cast<std::uint64_t>(round));
+        if (me.rank() == 0) {
+          HMC_ASSERT_OK(me.send(view(message), 1, 9, soon()));
+          continue;
+        }
+        const int source = round % 2 == 0 ? 0 : any_source;
+        std::vector<std::byte> in(size);
+        Work received = *me.irecv(view(in), source, 9);
+        for (int turn = 0; turn < 20; ++turn) {
+          std::this_thread::sleep_for(std::chrono::microseconds(turn * 100));
+          if (!received.cancel().ok()) break;
+          received = *me.irecv(view(in), source, 9);
+        }
+        HMC_ASSERT_OK(received.wait(soon()));
+        EXPECT_EQ(received.info().source, 0);
+        EXPECT_EQ(first_mismatch(in, static_cast<std::uint64_t>(round)), -1);
+      }
+      HMC_EXPECT_OK(world.barrier(soon()));
+    });
+  }
+}
+
 TEST(P2P, UserTagsNeverMeetCollectives) {
   run_job(2, [](const Process& process) {
     const Communicator world = process.init();

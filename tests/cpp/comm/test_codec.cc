@@ -1,6 +1,6 @@
 // Control messages, signals and descriptors: round trips, and bytes that no honest peer sends (tests/fuzz has the mutations).
-#include "comm/codec.h"
-#include "comm/signals.h"
+#include "comm/connection/signals.h"
+#include "comm/wire/codec.h"
 #include "testing.h"
 
 namespace hmc {

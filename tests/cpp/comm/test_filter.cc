@@ -1,5 +1,5 @@
 // The forms of HMC_TRANSPORTS.
-#include "comm/filter.h"
+#include "comm/routing/filter.h"
 #include "support.h"
 
 namespace hmc {

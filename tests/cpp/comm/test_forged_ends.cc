@@ -1,7 +1,7 @@
 // Peers that lie about the ends of connections: they are lost as peers that break the protocol, and nothing else happens.
-#include "comm/codec.h"
+#include "comm/connection/signals.h"
 #include "comm/context_state.h"
-#include "comm/signals.h"
+#include "comm/wire/codec.h"
 #include "support.h"
 
 namespace hmc {

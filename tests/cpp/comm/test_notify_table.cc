@@ -1,7 +1,7 @@
 // NotifyTable on its own: counts, waiters in turn, bounds, ends.
 #include <memory>
 
-#include "comm/notify.h"
+#include "comm/onesided/notify.h"
 #include "testing.h"
 
 namespace hmc {

@@ -1,5 +1,5 @@
 // Signals that are kept until the peer has them.
-#include "comm/outbox.h"
+#include "comm/connection/outbox.h"
 
 #include <deque>
 #include <random>

@@ -193,7 +193,7 @@ TEST(Peers, ExpectedPeersConnectAtFirstUse) {
     ba = b.state()->expect_peer(a.state()->id(), {a.addresses().front()}, "rank 0");
   }
   const Envelope to{7, 0, 1};
-  HMC_ASSERT_OK(a.state()->notify(ab, 3, to));  // queued, and connects
+  HMC_ASSERT_OK(a.state()->notify(ab, 3, to, soon()));  // queued, and connects
   HMC_ASSERT_OK(b.state()->wait_notify(ba, to, 3, 1, soon()));
   EXPECT_EQ(b.accept(soon(0.02)).status().code(), Code::timeout);
   std::shared_ptr<PeerState> nowhere;
@@ -222,8 +222,8 @@ TEST(Peers, ScopesTellWhoseRankItIs) {
     EXPECT_FALSE(b.state()->scope_has(6, 0, *ba.state()));
   }
   const auto payload = pattern(5, 1);
-  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 1, 1}));  // claims b's own rank
-  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 0, 1}));
+  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 1, 1}, soon()));  // claims b's own rank
+  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 0, 1}, soon()));
   const auto got = b.state()->notifications(nullptr, {5, any_rank, 1}, soon());
   ASSERT_TRUE(got.ok());
   ASSERT_EQ(got->size(), 1U);

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "comm/topology_discover.h"
+#include "comm/topology/discover.h"
 #include "hmc/topology.h"
 #include "testing.h"
 

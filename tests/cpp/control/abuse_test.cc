@@ -101,9 +101,13 @@ TEST_P(AbuseTest, HalfOpenConnectionsAreBoundedAndDoNotKeepOthersOut) {
     ASSERT_TRUE(held.back()->send(magic_and({})));
   }
   expect_unharmed(tcp);
-  // The oldest had to go.
-  held.front()->receive_all();
-  EXPECT_TRUE(held.front()->ended());
+  // Some had to go.
+  std::size_t open = 0;
+  for (const auto& each : held) {
+    char byte = 0;
+    open += recv(each->fd(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN ? 1U : 0U;
+  }
+  EXPECT_LE(open, 256U);
   const auto locked = server.engine->lock();
   EXPECT_GE(server.refused.size(), 44U);
 }

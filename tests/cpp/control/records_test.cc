@@ -51,12 +51,12 @@ TEST(Records, NamesAreCleaned) {
   EXPECT_EQ(cleaned("plain"), "plain");
   EXPECT_EQ(cleaned("\xc3\xa9t\xc3\xa9"), "\xc3\xa9t\xc3\xa9");
   EXPECT_EQ(cleaned("a\nb\x1b[31m"), "a?b?[31m");
-  EXPECT_EQ(cleaned("\xff\xfe"), "??");
-  EXPECT_EQ(cleaned("\xc0\xaf"), "??");            // overlong
-  EXPECT_EQ(cleaned("\xe0\x80\xaf"), "???");       // overlong
-  EXPECT_EQ(cleaned("\xed\xa0\x80"), "???");       // surrogate
-  EXPECT_EQ(cleaned("\xf4\x90\x80\x80"), "????");  // beyond Unicode
-  EXPECT_EQ(cleaned("cut \xe2\x82"), "cut ??");
+  EXPECT_EQ(cleaned("\xff\xfe"), "\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_EQ(cleaned("\xc0\xaf"), "\xef\xbf\xbd\xef\xbf\xbd");                                  // overlong
+  EXPECT_EQ(cleaned("\xe0\x80\xaf"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");                  // overlong
+  EXPECT_EQ(cleaned("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");                  // surrogate
+  EXPECT_EQ(cleaned("\xf4\x90\x80\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");  // beyond Unicode
+  EXPECT_EQ(cleaned("cut \xe2\x82"), "cut \xef\xbf\xbd\xef\xbf\xbd");
   EXPECT_EQ(cleaned(std::string("nul\0x", 5)), "nul?x");
 }
 

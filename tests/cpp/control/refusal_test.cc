@@ -96,10 +96,11 @@ TEST(Refusal, AnotherVersionOfAClientIsNamed) {
   EXPECT_TRUE(says(first_refusal(server), Code::protocol, {"wire version 99"}));
 }
 
-// A server made by hand: one connection, handled on a thread.
+// A server made by hand: `connections`, one after the other, handled on a thread.
 class RawServer {
  public:
-  explicit RawServer(std::function<void(RawSocket&)> serve) : listening_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit RawServer(std::function<void(RawSocket&)> serve, int connections = 1)
+      : listening_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in name{};
     name.sin_family = AF_INET;
     name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -108,9 +109,12 @@ class RawServer {
     socklen_t length = sizeof name;
     getsockname(listening_.get(), reinterpret_cast<sockaddr*>(&name), &length);
     address = "tcp://127.0.0.1:" + std::to_string(ntohs(name.sin_port));
-    thread_ = std::thread([this, serve = std::move(serve)] {
-      RawSocket client(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      serve(client);
+    thread_ = std::thread([this, serve = std::move(serve), connections] {
+      for (int i = 0; i < connections; ++i) {
+        RawSocket client(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (i + 1 == connections) listening_.reset();
+        serve(client);
+      }
     });
   }
   ~RawServer() { thread_.join(); }
@@ -145,6 +149,19 @@ TEST(Refusal, AServerThatHangsUpIsLost) {
   RawServer server([](RawSocket& socket) { socket.receive(8); });
   Node client;
   EXPECT_EQ(client.connect(server.address).status().code(), Code::peer_lost);
+}
+
+TEST(Refusal, AServerThatGoesOnHangingUpIsLost) {
+  RawServer server([](RawSocket& socket) { socket.receive(8); }, 13);
+  Node client;
+  EXPECT_EQ(client.connect(server.address).status().code(), Code::peer_lost);
+}
+
+TEST(Refusal, AServerThatHangsUpIsAskedAgainUntilTheDeadline) {
+  RawServer server([](RawSocket& socket) { socket.receive(8), socket.send(raw_hello(HelloKind::accept, control::hello_insecure)); },
+                   3);
+  Node client;
+  EXPECT_EQ(client.connect(server.address).status().code(), Code::peer_lost);  // when nobody listens any more
 }
 
 TEST(Refusal, ASilentServerRunsIntoTheDeadline) {

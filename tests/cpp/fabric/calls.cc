@@ -52,11 +52,16 @@ void hang_port(std::uint32_t device, std::uint64_t work, std::uint32_t flushes) 
   card.work_until_it_hangs = work;
   card.flushes = flushes != 0;
 }
+void slow_port(std::uint32_t device, std::uint32_t microseconds) {
+  const std::lock_guard guard(fabric().mutex);
+  fabric().cards.at(device).slowness = std::chrono::microseconds(microseconds);
+}
 void mend_ports() {
   const std::lock_guard guard(fabric().mutex);
   for (Card& card : fabric().cards) {
     card.failing = card.hangs = false;
     card.work_until = card.work_until_it_hangs = card.executed_after = 0;
+    card.slowness = {};
   }
 }
 std::uint64_t bytes_moved(std::uint32_t device) {
@@ -76,7 +81,8 @@ std::uint64_t immediates() {
 }  // namespace
 
 FABRIC_EXPORT const FabricControls* hmc_fabric_controls() {
-  static const FabricControls controls{configure, fail_port, hang_port, mend_ports, bytes_moved, device_regions, immediates};
+  static const FabricControls controls{configure,  fail_port,   hang_port,      slow_port,
+                                       mend_ports, bytes_moved, device_regions, immediates};
   return &controls;
 }
 

@@ -26,7 +26,9 @@ struct FabricControls {
   // After `work` more work requests the device hangs: it carries nothing, and reports nothing. `flushes` 0: what is posted on a
   // connection that ends does not come back either.
   void (*hang_port)(std::uint32_t device, std::uint64_t work, std::uint32_t flushes);
-  void (*mend_ports)();
+  // From now on the device's port takes so long for every work request, less than 100 ms; 0: as fast as it can.
+  void (*slow_port)(std::uint32_t device, std::uint32_t microseconds);
+  void (*mend_ports)();  // slow ones included
   std::uint64_t (*bytes_moved)(std::uint32_t device);
   std::uint32_t (*device_regions)();  // regions of device memory that are registered
   std::uint64_t (*immediates)();      // writes with an immediate that have arrived

@@ -56,6 +56,7 @@ struct Card {
   std::uint32_t executed_after = 0;
   bool hangs = false, flushes = true;
   std::uint64_t work_until_it_hangs = 0;
+  std::chrono::microseconds slowness{};
 };
 
 struct Fabric {

@@ -138,6 +138,7 @@ void run(Pair& pair, unsigned most) {
     Request& request = pair.requests.front();
     if (request.first_try == Clock::time_point{}) request.first_try = Clock::now();
     if (card.failing) return lose(pair, card);
+    if (card.slowness.count() != 0 && Clock::now() - request.first_try < card.slowness) return;
     const Outcome outcome = execute(pair, request);
     if (outcome == Outcome::wait) {
       if (Clock::now() - request.first_try > patience) lose(pair, card);

@@ -95,7 +95,7 @@ TEST_P(EngineWaitersTest, DoorbellWakesASleepingWaiter) {
       for (int n = 0; n < 10'000 && poller.arms.load() == before; ++n) std::this_thread::sleep_for(std::chrono::microseconds(100));
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
       arrived.store(true);
-      raise_event(engine_->doorbell());
+      engine_->wake();
     });
     EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(10), flag));
     peer.join();

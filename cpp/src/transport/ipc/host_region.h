@@ -18,6 +18,7 @@ class HostRegion final : public LocalRegion {
   ~HostRegion() override;
   // bytes = wire{u8 Kind::host, u8 access, u64 offset in the file, u64 bytes}, with the file's descriptor.
   Result<Blob> exported() override { return exported_for(view_.access); }
+  [[nodiscard]] bool peer_moves() const noexcept override { return true; }
   // For a peer whose device copies for this side, which may always write.
   [[nodiscard]] Result<Blob> exported_for(Access access) const;
 

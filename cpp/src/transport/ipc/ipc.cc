@@ -8,15 +8,15 @@
 
 #include "device/links.h"
 #include "transport/host_mapping.h"
+#include "transport/ipc/endpoint.h"
 #include "transport/ipc/host_region.h"
-#include "transport/ipc/link.h"
 #include "transport/link_list.h"
 
 namespace hmc {
 
 namespace {
 
-using ipc::Link;
+using ipc::IpcEndpoint;
 
 // Bytes per second. Where nobody says what joins two devices: not less than the way of each to host memory, so that no stage looks
 // faster. What the peer's device does its own process knows, and this one opens no library to ask.
@@ -28,25 +28,6 @@ double rate(const Device& local, const Device& remote) {
   const double link = link_bandwidth(local, remote);
   return link > 0 ? link : std::max(unknown_link, host);
 }
-
-class IpcEndpoint final : public Endpoint {
- public:
-  explicit IpcEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~IpcEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
-  Result<Blob> describe(LocalRegion& region) override { return link_->describe(region); }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
 
 class IpcTransport final : public Transport {
  public:
@@ -69,7 +50,7 @@ class IpcTransport final : public Transport {
     Reach result;
     const bool host = local.is_cpu() || remote.is_cpu();
     if (local.is_cpu() && remote.is_cpu()) {
-      result.reason = "ipc copies with a device, and here are none";
+      result.reason = "ipc needs at least one device buffer; both buffers are CPU memory";
     } else if (!host && local.vendor() != remote.vendor()) {
       result.reason =
           "a " + std::string(local.vendor()) + " device cannot map memory of a " + std::string(remote.vendor()) + " device";
@@ -104,21 +85,21 @@ class IpcTransport final : public Transport {
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    HMC_ASSIGN(auto link, Link::create(shared_, carriers_, peer, sink));
-    links_.add(link);
-    return std::unique_ptr<Endpoint>(std::make_unique<IpcEndpoint>(std::move(link)));
+    HMC_ASSIGN(auto endpoint, IpcEndpoint::create(shared_, carriers_, peer, sink));
+    endpoints_.add(endpoint);
+    return kit::make_handle(std::move(endpoint));
   }
 
   bool poll() override {
-    return links_.poll([](Link& link) { return link.poll(); });
+    return endpoints_.poll([](IpcEndpoint& endpoint) { return endpoint.poll(); });
   }
-  bool arm() override { return links_.idle(); }
-  [[nodiscard]] bool busy() const override { return !links_.idle(); }
+  bool arm() override { return endpoints_.idle(); }
+  [[nodiscard]] bool busy() const override { return !endpoints_.idle(); }
 
  private:
   const std::shared_ptr<ipc::Shared> shared_;
   const Carriers carriers_;
-  LinkList<Link> links_;
+  LinkList<IpcEndpoint> endpoints_;
 };
 
 Result<std::unique_ptr<Transport>> create_ipc_transport(const TransportEnvironment& environment) {

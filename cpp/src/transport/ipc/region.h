@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "progress/engine.h"
-#include "transport/served_regions.h"
+#include "transport/kit/served_regions.h"
 
 namespace hmc::ipc {
 
@@ -22,6 +22,7 @@ class Region final : public LocalRegion {
   // bytes = wire{u8 Kind, text vendor, blob handle, u64 bytes, u64 number}, with the handle's descriptors. A message's memory is
   // described in a signal, which takes no descriptors, and is never asked for.
   Result<Blob> exported() override;
+  [[nodiscard]] bool peer_moves() const noexcept override { return true; }
 
  private:
   std::optional<Bytes> handle_;  // the vendor's, asked for once

@@ -29,12 +29,12 @@ Server::Task::~Task() {
 
 // Every number is the peer's word.
 Status Server::Task::check(const ServedRegions& served) {
-  HMC_ASSIGN(region_, served.find(ask.region, ask.put));
+  HMC_ASSIGN(region_, served.hold(ask.region, ask.put));
   region_->users.push_back(this);
-  if (!within(ask.region_offsets, ask.block, region_->span.bytes)) {
+  if (!within(ask.region_offsets, ask.block, region_->view.span.bytes)) {
     return {Code::invalid_argument, "blocks outside the region"};
   }
-  HMC_ASSIGN(runtime_, runtime_for(region_->span.device));
+  HMC_ASSIGN(runtime_, runtime_for(region_->view.span.device));
   return {};
 }
 
@@ -42,7 +42,7 @@ Status Server::Task::check(const ServedRegions& served) {
 bool Server::Task::start(Worker& worker) {
   bool handed = false;
   while (!cursor_.at_end() && failure.ok()) {
-    const Device& device = region_->span.device;
+    const Device& device = region_->view.span.device;
     const auto prepared = memory->prepared(device, worker);
     if (prepared.ok() && !*prepared) break;
     const auto there = prepared.ok() ? memory->on(device, !ask.put) : Result<DeviceSpan>(prepared.status());
@@ -50,7 +50,7 @@ bool Server::Task::start(Worker& worker) {
       failure = there.status();
     } else if (!within(ask.memory_offsets, ask.block, there->bytes)) {
       failure = Status(Code::invalid_argument, "blocks outside the announced memory");
-    } else if (copies_.hand(*runtime_, cursor_, {region_->span, *there}, !ask.put, nullptr) == 0) {
+    } else if (copies_.hand(*runtime_, cursor_, {region_->view.span, *there}, !ask.put, nullptr) == 0) {
       break;
     }
     handed = true;

@@ -6,7 +6,7 @@
 
 #include "progress/engine.h"
 #include "progress/worker.h"
-#include "transport/served_regions.h"
+#include "transport/kit/served_regions.h"
 
 namespace hmc::ipc {
 

@@ -6,14 +6,14 @@
 #include "base/random.h"
 #include "device/links.h"
 #include "transport/link_list.h"
-#include "transport/local/loop.h"
+#include "transport/local/endpoint.h"
+#include "transport/local/region.h"
 
 namespace hmc {
 
 namespace {
 
-using local::Loop;
-using local::Shared;
+using local::LocalEndpoint;
 
 constexpr std::size_t instance_bytes = 16;
 constexpr std::size_t poll_bytes = 1 << 20;
@@ -27,36 +27,9 @@ double estimate(const Device& from, const Device& to) {
   return known > 0 ? known : usual_host_bandwidth;
 }
 
-class LocalEndpoint final : public Endpoint {
- public:
-  explicit LocalEndpoint(std::shared_ptr<Loop> loop) noexcept : loop_(std::move(loop)) {}
-  ~LocalEndpoint() override { loop_->close(); }
-
-  // There is nobody to find: both ends are this object.
-  Result<Blob> address() override { return Blob{}; }
-  Status connect(const Blob& peer_address, Completion* done) override {
-    if (!peer_address.bytes.empty() || !peer_address.fds.empty()) return Status(Code::protocol, "malformed local address");
-    HMC_TRY(loop_->connect());
-    done->complete({});
-    return {};
-  }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
-    return local::ImportedRegion::import(loop_->shared(), exported);
-  }
-  Status put(const TransferOp& op, Completion* done) override { return loop_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return loop_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return loop_->signal(head, body); }
-  Status flush(Completion* done) override { return loop_->flush(done); }
-  Status cancel(Completion* done) override { return loop_->cancel(done); }
-
- private:
-  std::shared_ptr<Loop> loop_;
-};
-
 class LocalTransport final : public Transport {
  public:
-  explicit LocalTransport(std::shared_ptr<Engine> engine) : shared_(std::make_shared<Shared>()) {
-    shared_->engine = std::move(engine);
+  explicit LocalTransport(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
     instance_.resize(instance_bytes);
     random_bytes(instance_);
   }
@@ -91,29 +64,30 @@ class LocalTransport final : public Transport {
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    return std::unique_ptr<LocalRegion>(std::make_unique<local::Region>(view, shared_));
+    return std::unique_ptr<LocalRegion>(std::make_unique<local::Region>(view, regions_));
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     if (!peer.same_process || !std::ranges::equal(peer.domain, instance_)) {
       return Status(Code::unsupported, "local reaches only its own Context");
     }
-    auto loop = std::make_shared<Loop>(shared_, sink);
-    loops_.add(loop);
-    return std::unique_ptr<Endpoint>(std::make_unique<LocalEndpoint>(std::move(loop)));
+    auto endpoint = std::make_shared<LocalEndpoint>(engine_, regions_, sink);
+    endpoints_.add(endpoint);
+    return kit::make_handle(std::move(endpoint));
   }
 
   bool poll() override {
     std::size_t budget = poll_bytes;
-    return loops_.poll([&](Loop& loop) { return loop.poll(budget); });
+    return endpoints_.poll([&](LocalEndpoint& endpoint) { return endpoint.poll(budget); });
   }
-  bool arm() override { return loops_.idle(); }
-  [[nodiscard]] bool busy() const override { return !loops_.idle(); }
+  bool arm() override { return endpoints_.idle(); }
+  [[nodiscard]] bool busy() const override { return !endpoints_.idle(); }
 
  private:
-  std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<ServedRegions> regions_ = std::make_shared<ServedRegions>();
   Bytes instance_;
-  LinkList<Loop> loops_;
+  LinkList<LocalEndpoint> endpoints_;
 };
 
 Result<std::unique_ptr<Transport>> create_local_transport(const TransportEnvironment& environment) {

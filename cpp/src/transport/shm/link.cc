@@ -1,7 +1,8 @@
 #include "transport/shm/link.h"
 
 #include <fcntl.h>
-#include <sys/eventfd.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,18 +18,12 @@ namespace {
 
 constexpr std::uint8_t address_version = 1;
 constexpr int signals_per_poll = 64;
-// The doorbell is written to from the engine, so it must be one: a pipe that the peer does not empty would block us.
-Status make_doorbell(const UniqueFd& passed, UniqueFd& doorbell) {
-  char target[64] = {};
-  const std::string path = "/proc/self/fd/" + std::to_string(passed.get());
-  const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
-  if (length > 0 && std::string_view(target) != "anon_inode:[eventfd]") {
-    return Status(Code::protocol, "the peer passed a doorbell that is not an eventfd");
-  }
-  const int flags = fcntl(passed.get(), F_GETFL);
-  if (flags < 0) return errno_status("reading the flags of a peer's doorbell", errno);
-  if ((flags & O_NONBLOCK) == 0 && fcntl(passed.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
-    return errno_status("making a peer's doorbell non-blocking", errno);
+// What is no socket is never sent to; sends do not block.
+Status take_doorbell(const UniqueFd& passed, UniqueFd& doorbell) {
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  if (getsockopt(passed.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX) {
+    return Status(Code::protocol, "the peer passed a doorbell that is not a Unix socket");
   }
   doorbell = passed.duplicate();
   return doorbell ? Status() : errno_status("duplicating a peer's doorbell", errno);
@@ -76,16 +71,38 @@ Result<std::shared_ptr<Link>> Link::create(std::shared_ptr<Shared> shared, int p
   return link;
 }
 
+Status Link::Bell::open() {
+  if (ours) return {};
+  int ends[2] = {-1, -1};
+  if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    return errno_status("making a doorbell for shm", errno);
+  }
+  ours = UniqueFd(ends[0]);
+  peers = UniqueFd(ends[1]);
+  return {};
+}
+
+// That the engine woke up is all that was asked. A peer that goes on ringing does not keep it here.
+void Link::Bell::on_ready(std::uint32_t) {
+  constexpr int most = 16;
+  char ring = 0;
+  for (int i = 0; i < most && recv(ours.get(), &ring, sizeof ring, MSG_DONTWAIT) >= 0; ++i) continue;
+}
+
 Result<Blob> Link::address() {
+  HMC_TRY(bell_.open());
   Blob blob;
   AddressInfo info;
   info.key = key_;
   info.sizes = in_.sizes();
-  info.probe_address = reinterpret_cast<std::uintptr_t>(&shared_->probe_word);
-  info.probe_word = shared_->probe_word;
+  // Without it the peer leaves this process's memory alone, whatever its own HMC_SHM_PTRACE says.
+  if (shared_->ptrace_wanted) {
+    info.probe_address = reinterpret_cast<std::uintptr_t>(&shared_->probe_word);
+    info.probe_word = shared_->probe_word;
+  }
   encode_address(info, blob.bytes);
   UniqueFd ring = in_.fd().duplicate();
-  UniqueFd doorbell(fcntl(shared_->engine->doorbell(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd doorbell = bell_.peers.duplicate();
   if (!ring || !doorbell) return errno_status("duplicating descriptors for a shm address", errno);
   blob.fds.push_back(std::move(ring));
   blob.fds.push_back(std::move(doorbell));
@@ -98,8 +115,12 @@ Status Link::connect(const Blob& peer_address) {
   HMC_ASSIGN(const AddressInfo info, decode_address(peer_address.bytes));
   if (peer_address.fds.size() != 2) return Status(Code::protocol, "shm address without its two descriptors");
   HMC_ASSIGN(out_, ChannelMemory::attach(peer_address.fds[0], info.sizes));
-  HMC_TRY(make_doorbell(peer_address.fds[1], doorbell_));
-  if (shared_->ptrace_wanted) {
+  HMC_TRY(take_doorbell(peer_address.fds[1], doorbell_));
+  HMC_TRY(bell_.open());
+  HMC_TRY(shared_->engine->watch(bell_.ours.get(), EPOLLIN, bell_));
+  bell_.watched = true;
+  bell_.peers.reset();
+  if (shared_->ptrace_wanted && info.probe_address != 0) {
     auto probed = PeerMemory::probe(pid_, info.probe_address, info.probe_word);
     shared_->ptrace_refused = !probed.ok();
     if (probed.ok()) {
@@ -170,7 +191,8 @@ bool Link::send_waiting() {
 void Link::ring_doorbell() noexcept {
   if (out_.control().armed.exchange(0, std::memory_order_seq_cst) == 0) return;
   // Full (EAGAIN) means rung already; a peer whose end is gone is control's to notice.
-  static_cast<void>(eventfd_write(doorbell_.get(), 1));
+  const char ring = 0;
+  static_cast<void>(::send(doorbell_.get(), &ring, sizeof ring, MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
 bool Link::drain_signals(std::size_t& budget) {
@@ -234,6 +256,7 @@ void Link::disarm() noexcept {
 
 void Link::end_all(const Status& reason) {
   ready_ = false;
+  if (std::exchange(bell_.watched, false) && !shared_->engine->forked()) shared_->engine->unwatch(bell_.ours.get());
   const auto ops = std::exchange(ops_, {});
   const auto flushes = std::exchange(flushes_, {});
   waiting_signals_.clear();

@@ -110,6 +110,15 @@ class Link {
     Completion* done;
   };
 
+  // The peer rings it while this side sleeps. A datagram socket: every call on one can be told not to block, whatever the peer
+  // makes of the descriptor's flags, and what the peer does to its end does not make this one readable for good.
+  struct Bell final : FdHandler {
+    Status open();
+    void on_ready(std::uint32_t events) override;
+    UniqueFd ours, peers;
+    bool watched = false;
+  };
+
   Link(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) noexcept
       : shared_(std::move(shared)), pid_(pid), sink_(&sink) {}
 
@@ -166,6 +175,7 @@ class Link {
   std::uint64_t key_ = 0;
   ChannelMemory in_;
   ChannelMemory out_;
+  Bell bell_;          // of this side
   UniqueFd doorbell_;  // the peer's
   SignalConsumer signals_in_;
   SignalProducer signals_out_;

@@ -47,8 +47,8 @@ Result<RegionInfo> decode_region(ByteSpan bytes) {
   return info;
 }
 
-ShmLocalRegion::ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table)
-    : LocalRegion(view), table_(std::move(table)) {}
+ShmLocalRegion::ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table, bool ptrace)
+    : LocalRegion(view), peer_moves_(ptrace || has_file(view)), table_(std::move(table)) {}
 
 ShmLocalRegion::~ShmLocalRegion() {
   if (id_ == 0) return;

@@ -29,11 +29,14 @@ Result<RegionInfo> decode_region(ByteSpan bytes);  // errors: protocol
 
 class ShmLocalRegion final : public LocalRegion {
  public:
-  ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table);
+  // `ptrace`: peers may be able to read and write foreign memory of this process.
+  ShmLocalRegion(const RegionView& view, std::weak_ptr<RegionTable> table, bool ptrace);
   ~ShmLocalRegion() override;  // later ring chunks for its id are refused
   Result<Blob> exported() override;
+  [[nodiscard]] bool peer_moves() const noexcept override { return peer_moves_; }
 
  private:
+  const bool peer_moves_;
   std::weak_ptr<RegionTable> table_;  // empty once the transport is gone
   std::uint64_t id_ = 0;              // 0: not exported yet
 };

@@ -101,7 +101,7 @@ class ShmTransport final : public Transport {
     if (!view.span.device.is_cpu()) {
       return Status(Code::unsupported, "shm registers CPU memory only, not memory of " + view.span.device.str());
     }
-    return std::unique_ptr<LocalRegion>(std::make_unique<shm::ShmLocalRegion>(view, shared_->regions));
+    return std::unique_ptr<LocalRegion>(std::make_unique<shm::ShmLocalRegion>(view, shared_->regions, shared_->ptrace_wanted));
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {

@@ -1,7 +1,7 @@
 // Parcel: a slot on its way to the other side. Where the ring is shared its message alone goes; where not, the bytes go with it.
 #pragma once
 
-#include "transport/carrier.h"
+#include "transport/kit/carrier.h"
 
 namespace hmc::staging {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transport/device_copies.h"
-#include "transport/served_regions.h"
+#include "transport/kit/served_regions.h"
 
 namespace hmc::staging {
 

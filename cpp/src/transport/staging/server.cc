@@ -23,8 +23,8 @@ Status Server::read_table(Task& task) {
     const Entry entry = ring_->read_entry(chunk.slot, i);
     if (entry.bytes == 0 || entry.bytes > left) return Status(Code::protocol, "a staged chunk whose table does not add up");
     left -= entry.bytes;
-    HMC_ASSIGN(auto region, shared_->regions->find(entry.region, chunk.push));
-    const DeviceSpan& span = region->span;
+    HMC_ASSIGN(auto region, shared_->regions->hold(entry.region, chunk.push));
+    const DeviceSpan& span = region->view.span;
     if (entry.offset > span.bytes || entry.bytes > span.bytes - entry.offset) {
       return Status(Code::protocol, "a staged chunk outside its region");
     }

@@ -4,12 +4,12 @@
 #include <list>
 #include <memory>
 
-#include "transport/carrier.h"
+#include "transport/kit/carrier.h"
 #include "transport/staging/messages.h"
 #include "transport/staging/parcel.h"
 #include "transport/staging/pieces.h"
-#include "transport/staging/region.h"
 #include "transport/staging/ring.h"
+#include "transport/staging/shared.h"
 
 namespace hmc::staging {
 

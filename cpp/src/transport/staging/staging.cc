@@ -5,14 +5,14 @@
 #include "base/env.h"
 #include "device/links.h"
 #include "transport/link_list.h"
-#include "transport/staging/link.h"
+#include "transport/staging/endpoint.h"
 
 namespace hmc {
 
 namespace {
 
-using staging::Link;
 using staging::Shared;
+using staging::StagingEndpoint;
 
 // Bytes per second through a shared ring, from or to `local`. Measured on an H200: 0.93 of what pinned memory gives, and what one
 // thread copies where an end is CPU memory.
@@ -21,26 +21,6 @@ double ring_rate(const Device& local, const Device& remote) {
   const double known = host_bandwidth(local);
   return known > 0 ? 0.93 * known : 20e9;
 }
-
-class StagingEndpoint final : public Endpoint {
- public:
-  explicit StagingEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~StagingEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
-    return staging::ImportedRegion::import(exported);
-  }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
 
 class StagingTransport final : public Transport {
  public:
@@ -86,26 +66,26 @@ class StagingTransport final : public Transport {
   }
 
   Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
-    return std::unique_ptr<LocalRegion>(std::make_unique<staging::Region>(view, shared_->regions));
+    return std::unique_ptr<LocalRegion>(std::make_unique<ServedLocalRegion>(view, shared_->regions));
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    HMC_ASSIGN(auto link, Link::create(shared_, carriers_, peer, options_, sink));
-    links_.add(link);
-    return std::unique_ptr<Endpoint>(std::make_unique<StagingEndpoint>(std::move(link)));
+    HMC_ASSIGN(auto endpoint, StagingEndpoint::create(shared_, carriers_, peer, options_, sink));
+    endpoints_.add(endpoint);
+    return kit::make_handle(std::move(endpoint));
   }
 
   bool poll() override {
-    return links_.poll([](Link& link) { return link.poll(); });
+    return endpoints_.poll([](StagingEndpoint& endpoint) { return endpoint.poll(); });
   }
-  bool arm() override { return links_.idle(); }
-  [[nodiscard]] bool busy() const override { return !links_.idle(); }
+  bool arm() override { return endpoints_.idle(); }
+  [[nodiscard]] bool busy() const override { return !endpoints_.idle(); }
 
  private:
   const Carriers carriers_;
   const std::shared_ptr<Shared> shared_;
   staging::Options options_;
-  LinkList<Link> links_;
+  LinkList<StagingEndpoint> endpoints_;
 };
 
 Result<std::unique_ptr<Transport>> create_staging_transport(const TransportEnvironment& environment) {

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "progress/address.h"
-#include "transport/tcp/link.h"
+#include "transport/tcp/endpoint.h"
 #include "transport/tcp/shared.h"
 
 namespace hmc::tcp {
@@ -84,7 +84,8 @@ std::vector<std::string> dialable(const std::vector<std::string>& listens, bool 
   return all;
 }
 
-Dial::Dial(Link& link, std::size_t index, const Address& peer) : link_(link), shared_(link.shared()), index_(index), peer_(peer) {}
+Dial::Dial(TcpEndpoint& endpoint, std::size_t index, const Address& peer)
+    : endpoint_(endpoint), shared_(endpoint.shared()), index_(index), peer_(peer) {}
 
 void Dial::start() { next(""); }
 
@@ -146,12 +147,12 @@ void Dial::stop() {
   said_hello_ = false;
 }
 
-// Deferred: the Link drops this object then.
+// Deferred: the TcpEndpoint drops this object then.
 void Dial::end(Result<UniqueFd> result) {
   if (timer_ != 0) shared_->engine->cancel_timer(std::exchange(timer_, 0));
   auto kept = std::make_shared<Result<UniqueFd>>(std::move(result));
-  shared_->engine->defer([link = link_.weak_from_this(), index = index_, kept] {
-    if (const auto alive = link.lock()) alive->dialled(index, std::move(*kept));
+  shared_->engine->defer([endpoint = std::weak_ptr(endpoint_.self()), index = index_, kept] {
+    if (const auto alive = endpoint.lock()) alive->dialled(index, std::move(*kept));
   });
 }
 

@@ -1,6 +1,8 @@
 #include "transport/tcp/frames.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
 
 #include "base/wire.h"
@@ -10,15 +12,25 @@ namespace {
 
 constexpr std::size_t max_address_text = 128;
 
+constexpr bool little = std::endian::native == std::endian::little;
+
 template <class T>
 void store(std::byte* out, T value) noexcept {
-  for (std::size_t i = 0; i < sizeof(T); ++i) out[i] = static_cast<std::byte>(value >> (8 * i));
+  if constexpr (little) {
+    std::memcpy(out, &value, sizeof value);
+  } else {
+    for (std::size_t i = 0; i < sizeof(T); ++i) out[i] = static_cast<std::byte>(value >> (8 * i));
+  }
 }
 
 template <class T>
 T load(const std::byte* in) noexcept {
   T value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | static_cast<T>(static_cast<T>(in[i]) << (8 * i)));
+  if constexpr (little) {
+    std::memcpy(&value, in, sizeof value);
+  } else {
+    for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | static_cast<T>(static_cast<T>(in[i]) << (8 * i)));
+  }
   return value;
 }
 
@@ -192,27 +204,6 @@ Result<Address> decode_address(ByteSpan bytes) {
   for (std::size_t i = 0; reader.ok() && i < listens; ++i) address.listens.push_back(reader.text(max_address_text));
   if (!reader.finish()) return Status(Code::protocol, "the peer's tcp address is malformed");
   return address;
-}
-
-Bytes encode_region(const RegionKey& key) {
-  Bytes out;
-  WireWriter(out).u16(wire_version).u64(key.id).u64(key.bytes).u8(static_cast<std::uint8_t>(key.access));
-  return out;
-}
-
-Result<RegionKey> decode_region(ByteSpan bytes) {
-  WireReader reader(bytes);
-  const std::uint16_t version = reader.u16();
-  RegionKey key;
-  key.id = reader.u64();
-  key.bytes = reader.u64();
-  const auto access = static_cast<Access>(reader.u8());
-  key.access = access;
-  const bool known = access == Access::read || access == Access::read_write;
-  if (!reader.finish() || version != wire_version || !known || key.bytes > std::numeric_limits<std::size_t>::max() / 2) {
-    return Status(Code::protocol, "the peer's tcp region is malformed");
-  }
-  return key;
 }
 
 Bytes encode_domain(const Domain& domain) {

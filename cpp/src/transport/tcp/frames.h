@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/blob.h"
-#include "hmc/buffer.h"
 #include "hmc/status.h"
 
 namespace hmc::tcp {
@@ -89,15 +88,6 @@ struct Address {
 };
 [[nodiscard]] Bytes encode_address(const Address& address);
 [[nodiscard]] Result<Address> decode_address(ByteSpan bytes);
-
-// What LocalRegion::exported() gives away.
-struct RegionKey {
-  std::uint64_t id = 0;  // unguessable
-  std::uint64_t bytes = 0;
-  Access access = Access::read_write;
-};
-[[nodiscard]] Bytes encode_region(const RegionKey& key);
-[[nodiscard]] Result<RegionKey> decode_region(ByteSpan bytes);
 
 // What Transport::domain() says.
 struct Domain {

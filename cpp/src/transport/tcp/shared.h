@@ -11,25 +11,23 @@
 
 #include "progress/engine.h"
 #include "progress/listener.h"
+#include "transport/kit/served_regions.h"
 #include "transport/tcp/frames.h"
 
 namespace hmc::tcp {
 
-class Link;
-class TcpLocalRegion;
+class TcpEndpoint;
 
 struct Shared {
   std::shared_ptr<Engine> engine;
-  std::size_t streams = 2;                                       // HMC_TCP_STREAMS
-  int socket_buffer = 0;                                         // HMC_TCP_BUFFER; 0: left to the kernel
-  std::vector<std::string> addresses;                            // where peers on any host reach us
-  std::unordered_map<std::uint64_t, TcpLocalRegion*> regions;    // that peers were told about
-  std::unordered_map<std::uint64_t, std::weak_ptr<Link>> links;  // by the id that hellos name
-  std::vector<std::shared_ptr<Link>> open;                       // every link that is not closed
-  std::array<std::byte, 64 << 10> scratch;                       // where refused bytes go
+  std::size_t streams = 2;             // HMC_TCP_STREAMS
+  int socket_buffer = 0;               // HMC_TCP_BUFFER; 0: left to the kernel
+  std::vector<std::string> addresses;  // where peers on any host reach us
+  const std::shared_ptr<ServedRegions> regions = std::make_shared<ServedRegions>();
+  std::unordered_map<std::uint64_t, std::weak_ptr<TcpEndpoint>> links;  // by the id that hellos name
+  std::vector<std::shared_ptr<TcpEndpoint>> open;                       // every link that is not closed
+  std::array<std::byte, 64 << 10> scratch;                              // where refused bytes go
 
-  // Replies under way that read from the region keep a copy of what they still need.
-  void region_gone(std::uint64_t id);
   // Options of a data connection. Errors are ignored: they cost speed only.
   void tune(int fd) const noexcept;
 };

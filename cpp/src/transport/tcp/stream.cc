@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transport/tcp/link.h"
+#include "transport/tcp/endpoint.h"
 
 namespace hmc::tcp {
 namespace {
@@ -23,11 +23,40 @@ void Burst::clear() noexcept {
   pieces.clear();
   tail.clear();
   payload = sent = 0;
-  op = region = 0;
+  op = 0;
+  region.reset();
   copy = {};
 }
 
-void Stream::on_ready(std::uint32_t events) { link_->on_ready(*this, events); }
+void Stream::on_ready(std::uint32_t events) { endpoint_->on_ready(*this, events); }
+
+void Stream::reply_from(std::shared_ptr<ServedRegion> region) {
+  burst.region = std::move(region);
+  burst.region->users.push_back(this);
+}
+
+void Stream::end_burst() {
+  if (burst.region) std::erase(burst.region->users, static_cast<ServedCopies*>(this));
+  burst.clear();
+}
+
+void Stream::see_out() {
+  Bytes copy;
+  copy.reserve(burst.payload);
+  for (const iovec& piece : burst.pieces) {
+    const auto* bytes = static_cast<const std::byte*>(piece.iov_base);
+    copy.insert(copy.end(), bytes, bytes + piece.iov_len);
+  }
+  burst.copy = std::move(copy);
+  burst.pieces.assign(1, {burst.copy.data(), burst.copy.size()});
+}
+
+void Stream::stop(Engine& engine) {
+  if (std::exchange(watched, false)) engine.unwatch(fd.get());
+  shut = dead = true;
+  fd.reset();
+  end_burst();
+}
 
 Stream::Io Stream::send_burst() {
   std::array<iovec, max_vectors> vectors;

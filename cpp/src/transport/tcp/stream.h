@@ -1,5 +1,5 @@
 // Stream: one socket of a link. It writes bursts (whole frames) and reads into a small buffer and, past it, straight to where the
-// payload belongs. What frames mean is the Link's business.
+// payload belongs. The TcpEndpoint interprets frames.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,22 +13,23 @@
 
 #include "base/fd.h"
 #include "progress/engine.h"
+#include "transport/kit/served_regions.h"
 #include "transport/tcp/frames.h"
 
 namespace hmc::tcp {
 
-class Link;
+class TcpEndpoint;
 
 // Frames on their way into the socket: headers, memory that is sent from where it lies, headers.
 struct Burst {
   Bytes head;
   std::vector<iovec> pieces;
   Bytes tail;
-  std::size_t payload = 0;   // bytes of the pieces
-  std::size_t sent = 0;      // of all
-  std::uint64_t op = 0;      // put whose slice this is; 0: none
-  std::uint64_t region = 0;  // that the pieces lie in, for a peer's get; 0: none
-  Bytes copy;                // owns what the pieces point to, once that region is gone
+  std::size_t payload = 0;               // bytes of the pieces
+  std::size_t sent = 0;                  // of all
+  std::uint64_t op = 0;                  // put whose slice this is; 0: none
+  std::shared_ptr<ServedRegion> region;  // that the pieces lie in, for a peer's get
+  Bytes copy;                            // owns what the pieces point to, once that region is gone
 
   [[nodiscard]] std::size_t size() const noexcept { return head.size() + payload + tail.size(); }
   [[nodiscard]] bool done() const noexcept { return sent == size(); }
@@ -60,9 +61,9 @@ struct Payload {
   std::size_t left = 0;         // bytes of the frame to come; 0: no payload is being read
 };
 
-class Stream final : public FdHandler {
+class Stream final : public FdHandler, private ServedCopies {
  public:
-  Stream(Link& link, UniqueFd socket) noexcept : fd(std::move(socket)), link_(&link) {}
+  Stream(TcpEndpoint& endpoint, UniqueFd socket) noexcept : fd(std::move(socket)), endpoint_(&endpoint) {}
   void on_ready(std::uint32_t events) override;
 
   enum class Io : std::uint8_t { moved, blocked, failed };
@@ -77,10 +78,16 @@ class Stream final : public FdHandler {
   // Makes room for `bytes` of one frame in the buffer.
   void make_room(std::size_t bytes);
 
+  // The burst's pieces lie in `region`; once that ends, in a copy of them.
+  void reply_from(std::shared_ptr<ServedRegion> region);
+  void end_burst();
+  void stop(Engine& engine);
+
   UniqueFd fd;
-  bool dead = false;     // the peer's end is gone
+  bool shut = false;     // takes nothing to write any more
+  bool dead = false;     // nor is anything left to read
   bool blocked = false;  // the socket took no more
-  bool writing = false;  // in Link::write, further up the call chain
+  bool writing = false;  // in TcpEndpoint::write, further up the call chain
   bool reading = false;
   bool serve_first = true;
   bool answered = false;     // the bytes of the oldest request are here; its end is not
@@ -94,7 +101,9 @@ class Stream final : public FdHandler {
   Payload payload;
 
  private:
-  Link* link_;
+  void see_out() override;
+
+  TcpEndpoint* endpoint_;
   std::vector<std::byte> buffer;
   std::size_t begin = 0;
   std::size_t end = 0;

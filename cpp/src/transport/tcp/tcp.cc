@@ -8,37 +8,16 @@
 
 #include "base/env.h"
 #include "progress/address.h"
-#include "transport/tcp/link.h"
+#include "transport/tcp/endpoint.h"
 
 namespace hmc {
 namespace {
 
-using tcp::Link;
 using tcp::Shared;
+using tcp::TcpEndpoint;
 
 constexpr std::size_t poll_bytes = 1 << 20;
 constexpr std::size_t links_per_poll = 16;
-
-class TcpEndpoint final : public Endpoint {
- public:
-  explicit TcpEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~TcpEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
-    HMC_ASSIGN(const tcp::RegionKey key, tcp::decode_region(exported.bytes));
-    return std::unique_ptr<RemoteRegion>(std::make_unique<tcp::TcpRemoteRegion>(key));
-  }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
 
 class TcpTransport final : public Transport {
  public:
@@ -94,15 +73,15 @@ class TcpTransport final : public Transport {
     if (!view.span.device.is_cpu()) {
       return Status(Code::unsupported, "tcp registers CPU memory only, not memory of " + view.span.device.str());
     }
-    return std::unique_ptr<LocalRegion>(std::make_unique<tcp::TcpLocalRegion>(view, shared_));
+    return std::unique_ptr<LocalRegion>(std::make_unique<ServedLocalRegion>(view, shared_->regions));
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     if (shared_->addresses.empty() && peer.same_host) HMC_TRY(listen_on_loopback());
-    auto link = Link::create(shared_, peer.same_host, sink);
+    auto endpoint = std::make_shared<TcpEndpoint>(shared_, peer.same_host, sink);
     if (!polling_) drop_closed();
-    shared_->open.push_back(link);
-    return std::unique_ptr<Endpoint>(std::make_unique<TcpEndpoint>(std::move(link)));
+    shared_->open.push_back(endpoint);
+    return kit::make_handle(std::move(endpoint));
   }
 
   bool poll() override {
@@ -113,11 +92,11 @@ class TcpTransport final : public Transport {
     std::size_t at = first_ < count ? first_ : 0;
     std::size_t looked = 0;
     for (std::size_t i = 0; i < count && budget != 0 && looked < links_per_poll; ++i, at = at + 1 == count ? 0 : at + 1) {
-      Link& candidate = *shared_->open[at];
+      TcpEndpoint& candidate = *shared_->open[at];
       if (candidate.closed()) {
         closed_seen_ = true;
       } else if (candidate.active()) {
-        const std::shared_ptr<Link> link = shared_->open[at];  // callbacks may destroy the endpoint, or make more
+        const std::shared_ptr<TcpEndpoint> link = shared_->open[at];  // callbacks may destroy the endpoint, or make more
         moved = link->poll(budget) || moved;
         ++looked;
       }

@@ -25,6 +25,7 @@ class LibraryContext {
   [[nodiscard]] const Api& api() const noexcept { return api_; }
   [[nodiscard]] ucp_context_h handle() const noexcept { return handle_; }
   [[nodiscard]] Engine& engine() const noexcept { return *engine_; }
+  [[nodiscard]] const std::shared_ptr<Engine>& shared_engine() const noexcept { return engine_; }
   // In a forked child everything of UCX is the parent's.
   [[nodiscard]] bool forked() const noexcept { return engine_->forked(); }
   // UCX's transports here, each once: "tcp", "sysv", "rc_mlx5".

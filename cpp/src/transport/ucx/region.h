@@ -26,6 +26,8 @@ class UcxLocalRegion final : public LocalRegion {
   ~UcxLocalRegion() override;
   Result<Blob> exported() override;
   Result<std::vector<NativeFields>> native(std::size_t offset, std::size_t bytes) const override;
+  // By a key, between processes of a host, UCX copies itself (cuda_ipc, rocm_ipc), also beside network cards (xpmem).
+  [[nodiscard]] bool peer_moves() const noexcept override { return handle_ != nullptr; }
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(view_.span.data); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return view_.span.bytes; }

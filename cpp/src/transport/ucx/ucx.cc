@@ -9,12 +9,12 @@
 #include "base/random.h"
 #include "device/links.h"
 #include "transport/link_list.h"
-#include "transport/ucx/link.h"
+#include "transport/ucx/endpoint.h"
 
 namespace hmc {
 namespace {
 
-using ucx::Link;
+using ucx::UcxEndpoint;
 
 // Estimates, between those of verbs and of tcp where cards do the work, else below both.
 constexpr double rdma_bandwidth = 3.5e9;
@@ -23,24 +23,6 @@ constexpr double tcp_bandwidth = 2e9;
 constexpr unsigned first_for_devices = 22;  // minor version
 constexpr double device_bandwidth = 50e9;   // where nobody says what joins two devices
 constexpr double behind_ipc = 0.9;          // which has one kernel for many blocks
-
-class UcxEndpoint final : public Endpoint {
- public:
-  explicit UcxEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~UcxEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  Status connect(const Blob& peer_address, Completion* done) override { return link_->connect(peer_address, done); }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
 
 class UcxTransport final : public Transport {
  public:
@@ -115,11 +97,11 @@ class UcxTransport final : public Transport {
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
     HMC_ASSIGN(const ucx::Domain theirs, ucx::decode_domain(peer.domain));
     HMC_TRY(same_version(theirs));
-    HMC_ASSIGN(auto link, Link::create(context_, regions_, sink));
-    links_.add(link);
+    HMC_ASSIGN(auto endpoint, UcxEndpoint::create(context_, regions_, sink));
+    endpoints_.add(endpoint);
     std::erase_if(by_peer_, [](const auto& known) { return known.second.expired(); });
-    by_peer_[theirs.id] = link;
-    return std::unique_ptr<Endpoint>(std::make_unique<UcxEndpoint>(std::move(link)));
+    by_peer_[theirs.id] = endpoint;
+    return kit::make_handle(std::move(endpoint));
   }
 
   Result<std::unique_ptr<NativeLink>> connect_native(const NativeFields& peer) override {
@@ -127,12 +109,12 @@ class UcxTransport final : public Transport {
   }
 
   bool poll() override {
-    const bool moved = links_.poll([](Link& link) { return link.poll(); });
+    const bool moved = endpoints_.poll([](UcxEndpoint& endpoint) { return endpoint.poll(); });
     return native_->poll() || moved;
   }
 
-  bool arm() override { return links_.arm() && native_->arm(); }
-  [[nodiscard]] bool busy() const override { return links_.any_has_work(); }
+  bool arm() override { return endpoints_.arm() && native_->arm(); }
+  [[nodiscard]] bool busy() const override { return endpoints_.any_has_work(); }
 
  private:
   // Between two devices, or a device and the CPU. Empty: it can.
@@ -160,8 +142,8 @@ class UcxTransport final : public Transport {
   std::shared_ptr<ucx::Native> native_;
   std::shared_ptr<ucx::Regions> regions_ = std::make_shared<ucx::Regions>();
   ucx::Domain domain_;
-  LinkList<Link> links_;
-  std::map<std::uint64_t, std::weak_ptr<Link>> by_peer_;  // the last to that domain
+  LinkList<UcxEndpoint> endpoints_;
+  std::map<std::uint64_t, std::weak_ptr<UcxEndpoint>> by_peer_;  // the last to that domain
 };
 
 Result<std::unique_ptr<Transport>> create_ucx_transport(const TransportEnvironment& environment) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "transport/ucx/link.h"
+#include "transport/ucx/endpoint.h"
 
 namespace hmc::ucx {
 namespace {
@@ -39,7 +39,7 @@ Status Worker::open() {
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
                        UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = Link::signal_id;
+  handler.id = Channel::id;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = on_message;
   handler.arg = this;
@@ -141,14 +141,14 @@ ucs_status_t Worker::on_message(void* worker, const void* head, std::size_t head
   Inbox& inbox = self.inbox_;
   MessageHead decoded;
   if (!decode_head({static_cast<const std::byte*>(head), head_size}, decoded)) return UCS_OK;
-  if (self.link_ == nullptr || decoded.token != self.link_->token()) return UCS_OK;  // not of the peer that got our address
+  if (self.served_ == nullptr || decoded.token != self.served_->token()) return UCS_OK;  // not of the peer that got our address
   // Messages are sent eagerly; one that waits to be fetched is none.
   bool sound = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && bytes <= max_piece;
   ByteSpan body(static_cast<const std::byte*>(data), sound ? bytes : 0);
   if (sound && carries_bytes(decoded.kind)) {
-    sound = self.link_->place(decoded, body);
+    sound = self.served_->place(decoded, body);
     body = {};
-    if (sound && inbox.arrivals.empty() && self.link_->pass(decoded)) return UCS_OK;
+    if (sound && inbox.arrivals.empty() && self.served_->pass(decoded)) return UCS_OK;
   } else if (body.size() > max_body) {
     sound = false;
     body = {};
@@ -170,13 +170,13 @@ void Worker::on_ended(void* request, ucs_status_t status, void* user) {
 void Worker::deliver() {
   std::swap(ending_, ended_);
   std::swap(delivering_, inbox_);
-  for (Request* const request : ending_) link_->on_ended(*request);
+  for (Request* const request : ending_) served_->on_ended(*request);
   ending_.clear();
   for (const Arrival& arrival : delivering_.arrivals) {
-    link_->on_message(arrival.head, ByteSpan(delivering_.bytes).subspan(arrival.at, arrival.bytes), arrival.sound);
+    served_->on_message(arrival.head, ByteSpan(delivering_.bytes).subspan(arrival.at, arrival.bytes), arrival.sound);
   }
   delivering_.clear();
-  if (failure_ != UCS_OK) link_->lost(std::exchange(failure_, UCS_OK));
+  if (failure_ != UCS_OK) served_->lost(std::exchange(failure_, UCS_OK));
 }
 
 }  // namespace hmc::ucx

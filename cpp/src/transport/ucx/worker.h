@@ -8,7 +8,6 @@
 // belong, all else is only noted, and deliver() tells the link afterwards.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -16,26 +15,11 @@
 
 #include "base/blob.h"
 #include "transport/ucx/library_context.h"
-#include "transport/ucx/wire.h"
+#include "transport/ucx/requests.h"
 
 namespace hmc::ucx {
 
-class Link;
-class Worker;
-
-// One request that UCX has under way.
-struct Request {
-  enum class Kind : std::uint8_t { data, flush, signal, answer } kind = Kind::data;
-  Worker* worker = nullptr;
-  std::uint64_t op = 0;     // data
-  std::uint64_t stamp = 0;  // flush: the last put that it covers
-  std::size_t bytes = 0;    // data
-  bool on_device = false;   // data: a device copies
-  ucs_status_t status = UCS_OK;
-  std::array<std::byte, head_bytes> head{};  // of a message
-  std::unique_ptr<std::byte[]> body;         // signal, answer
-  std::size_t room = 0;                      // of the body
-};
+class UcxEndpoint;
 
 // Engine lock held throughout.
 class Worker final : public FdHandler {
@@ -52,7 +36,7 @@ class Worker final : public FdHandler {
   [[nodiscard]] ucp_ep_h endpoint() const noexcept { return endpoint_; }
 
   // Messages that carry the link's token are its own; those that came before are nobody's.
-  void serve(Link& link) noexcept { link_ = &link; }
+  void serve(UcxEndpoint& endpoint) noexcept { served_ = &endpoint; }
   // To the worker that has that address.
   Status connect(const Bytes& peer);
   Result<ucp_rkey_h> unpack(const Bytes& key);
@@ -97,7 +81,7 @@ class Worker final : public FdHandler {
   std::shared_ptr<const LibraryContext> context_;
   ucp_worker_h handle_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
-  Link* link_ = nullptr;
+  UcxEndpoint* served_ = nullptr;
   int descriptor_ = -1;   // UCX's
   bool watching_ = true;  // the engine, the descriptor
   Bytes address_;

@@ -16,7 +16,7 @@ constexpr double patience_seconds = 10;
 
 Result<std::unique_ptr<Loopback>> Loopback::create(Nic& nic) {
   auto made = std::unique_ptr<Loopback>(new Loopback(nic));
-  HMC_ASSIGN(made->queue_, nic.private_queue(2 * entries));
+  HMC_ASSIGN(made->queue_, nic.queues().create_private(2 * entries));
   HMC_ASSIGN(made->requester_, QueuePair::create(nic, QueuePair::Role::requester, entries, 1, 0, made->queue_.get()));
   HMC_ASSIGN(made->target_, QueuePair::create(nic, QueuePair::Role::target, 1, 1, 0, made->queue_.get()));
   HMC_TRY(made->target_->connect(nic.info(), made->requester_->number(), 0, {}));
@@ -27,7 +27,7 @@ Result<std::unique_ptr<Loopback>> Loopback::create(Nic& nic) {
 Loopback::~Loopback() {
   requester_.reset();
   target_.reset();
-  nic_.destroy(std::move(queue_));
+  nic_.queues().destroy(std::move(queue_));
 }
 
 Status Loopback::move(ibv_wr_opcode opcode, const Place& near, const Place& far, std::size_t bytes) {

@@ -28,7 +28,7 @@ class Loopback {
   Status move(ibv_wr_opcode opcode, const Place& near, const Place& far, std::size_t bytes);
 
   Nic& nic_;
-  std::unique_ptr<Nic::Queue> queue_;
+  std::unique_ptr<CompletionQueues::Queue> queue_;
   std::unique_ptr<QueuePair> requester_;
   std::unique_ptr<QueuePair> target_;
 };

@@ -1,7 +1,6 @@
-// Nic: one active port of an RDMA device: its protection domain, its completion queues, and how it wakes the engine.
+// Nic: one active port of an RDMA device: its protection domain and its completion queues.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "base/fd.h"
 #include "progress/engine.h"
 #include "transport/verbs/api.h"
+#include "transport/verbs/completion_queues.h"
 #include "transport/verbs/wire.h"
 
 namespace hmc::verbs {
@@ -30,21 +30,9 @@ class Nic {
   [[nodiscard]] std::size_t max_message() const noexcept { return max_message_; }
   [[nodiscard]] std::uint8_t max_reads() const noexcept { return max_reads_; }  // that it may have under way as a requester
   [[nodiscard]] ibv_pd* domain() const noexcept { return domain_; }
+  [[nodiscard]] CompletionQueues& queues() noexcept { return queues_; }
   // Did this process fork from the one that opened it? Then nothing of it may be called: the kernel's objects are the parent's.
   [[nodiscard]] bool forked() const noexcept { return engine_->forked(); }
-
-  // A completion queue with room for `entries` more, which is theirs until released: no queue is ever overrun.
-  struct Queue {
-    ibv_cq* handle = nullptr;
-    unsigned room = 0;
-    unsigned leaving = 0;  // of queue pairs that are gone but may have left entries in it
-  };
-  Result<Queue*> reserve(unsigned entries);
-  static void release(Queue& queue, unsigned entries) noexcept { queue.leaving += entries; }
-
-  // For whoever polls it itself and returns it.
-  [[nodiscard]] Result<std::unique_ptr<Queue>> private_queue(unsigned entries) const;
-  void destroy(std::unique_ptr<Queue> queue) const;
 
   // Any thread. Errors say which limit it was.
   Result<ibv_mr*> register_memory(void* data, std::size_t bytes, unsigned access) const;
@@ -54,25 +42,12 @@ class Nic {
   [[nodiscard]] bool takes_peer_memory() const noexcept { return peer_memory_; }
   [[nodiscard]] int numa_node() const noexcept { return numa_node_; }  // -1: unknown
 
-  // Hands over what has completed. `handle` may destroy endpoints. True if there was anything.
-  bool poll(const std::function<void(const ibv_wc&)>& handle);
-  // Asks for an event at the next completion. False: there are some already.
-  bool arm();
-
  private:
-  struct Events final : FdHandler {
-    explicit Events(Nic& owner) noexcept : nic(owner) {}
-    void on_ready(std::uint32_t events) override;
-    Nic& nic;
-  };
   Nic(const Api& api, std::shared_ptr<Engine> engine, std::string name)
       : api_(api), engine_(std::move(engine)), name_(std::move(name)) {}
   Status open(ibv_device* device, std::uint8_t port, std::uint8_t index);
   Status choose_gid(int table_length);
   void ask_for_devices();
-  Status watch();
-  Status add_queue(unsigned entries);
-  void drain_events();
 
   const Api& api_;
   std::shared_ptr<Engine> engine_;
@@ -85,15 +60,9 @@ class Nic {
   int numa_node_ = -1;
   bool dma_buf_ = false;
   bool peer_memory_ = false;
-  int queue_entries_ = 0;  // usually
-  int max_queue_entries_ = 0;
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
-  ibv_comp_channel* channel_ = nullptr;
-  std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<ibv_wc> early_;  // found while arming
-  Events events_{*this};
-  bool watched_ = false;
+  CompletionQueues queues_{api_, *engine_, name_};
   // The library's descriptors, known to the fork handler: a child that held them would keep our queue pairs alive after our death.
   std::vector<UniqueFd> inherited_;
 };

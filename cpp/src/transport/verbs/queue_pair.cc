@@ -15,11 +15,11 @@ constexpr std::uint8_t hops = 64;
 }  // namespace
 
 Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes,
-                                                     Nic::Queue* queue) {
+                                                     CompletionQueues::Queue* queue) {
   auto pair = std::unique_ptr<QueuePair>(new QueuePair(nic, role));
   pair->queue_ = queue;
   if (queue == nullptr) {
-    HMC_ASSIGN(pair->queue_, nic.reserve(sends + receives));
+    HMC_ASSIGN(pair->queue_, nic.queues().reserve(sends + receives));
   }
   pair->entries_ = sends + receives;
   ibv_qp_init_attr attributes{};
@@ -51,7 +51,7 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(Nic& nic, Role role, unsign
 QueuePair::~QueuePair() {
   if (nic_.forked()) return;
   if (handle_ != nullptr) nic_.api().destroy_qp(handle_);
-  if (queue_ != nullptr) Nic::release(*queue_, entries_);
+  if (queue_ != nullptr) CompletionQueues::release(*queue_, entries_);
 }
 
 Status QueuePair::modify(ibv_qp_attr& attributes, int mask, const char* to) {

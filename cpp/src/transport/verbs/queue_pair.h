@@ -27,7 +27,7 @@ class QueuePair {
 
   // `queue`: a private one, else room in the card's is reserved.
   static Result<std::unique_ptr<QueuePair>> create(Nic& nic, Role role, unsigned sends, unsigned receives, unsigned inline_bytes,
-                                                   Nic::Queue* queue = nullptr);
+                                                   CompletionQueues::Queue* queue = nullptr);
   ~QueuePair();  // nothing of it moves any more; the peer is not told
 
   [[nodiscard]] ibv_qp* handle() const noexcept { return handle_; }
@@ -48,7 +48,7 @@ class QueuePair {
   Nic& nic_;
   Role role_;
   ibv_qp* handle_ = nullptr;
-  Nic::Queue* queue_ = nullptr;
+  CompletionQueues::Queue* queue_ = nullptr;
   unsigned entries_ = 0;
   std::size_t inline_bytes_ = 0;
 };

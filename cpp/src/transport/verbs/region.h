@@ -54,4 +54,11 @@ class VerbsRemoteRegion final : public RemoteRegion {
   RegionKeys keys_;
 };
 
+[[nodiscard]] inline const VerbsLocalRegion& local_of(const Run& run) noexcept {
+  return static_cast<const VerbsLocalRegion&>(*run.local);
+}
+[[nodiscard]] inline const VerbsRemoteRegion& remote_of(const Run& run) noexcept {
+  return static_cast<const VerbsRemoteRegion&>(*run.remote);
+}
+
 }  // namespace hmc::verbs

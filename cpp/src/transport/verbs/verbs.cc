@@ -27,29 +27,6 @@ constexpr double most_on_one_host = 5e9;
 constexpr double wire_efficiency = 0.9;
 constexpr const char* no_common_network = "no port here and port there speak the same network (InfiniBand, RoCE over IPv4 or IPv6)";
 
-class VerbsEndpoint final : public Endpoint {
- public:
-  explicit VerbsEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~VerbsEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  // The queue pairs are connected at once; the peer's may not be yet, which comm waits for.
-  Status connect(const Blob& peer_address, Completion* done) override {
-    HMC_TRY(link_->connect(peer_address));
-    done->complete({});
-    return {};
-  }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return link_->import_region(exported); }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
-
 class VerbsTransport final : public Transport {
  public:
   explicit VerbsTransport(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {
@@ -109,8 +86,8 @@ class VerbsTransport final : public Transport {
       wire += wire_efficiency * static_cast<double>(pairing.rate);
     }
     result.ok = true;
-    const std::size_t lanes = std::min(pairings.size() * shared_->queue_pairs, verbs::max_lanes);
-    result.detail += ", " + (lanes == 1 ? "one connection" : std::to_string(lanes) + " connections") + " each way, not encrypted";
+    const std::size_t rails = std::min(pairings.size() * shared_->queue_pairs, verbs::max_rails);
+    result.detail += ", " + (rails == 1 ? "one connection" : std::to_string(rails) + " connections") + " each way, not encrypted";
     result.reason = "written directly by the network cards";
     result.latency_us = 2;
     result.bandwidth = peer.same_host ? std::clamp(wire, least_bandwidth, most_on_one_host) : std::max(wire, least_bandwidth);
@@ -133,11 +110,11 @@ class VerbsTransport final : public Transport {
     std::vector<Nic*> nics;
     for (std::size_t turn = 0; turn < shared_->queue_pairs; ++turn) {
       for (const auto& pairing : pairings) {
-        if (nics.size() < verbs::max_lanes) nics.push_back((*shared_->nics)[pairing.own].get());
+        if (nics.size() < verbs::max_rails) nics.push_back((*shared_->nics)[pairing.own].get());
       }
     }
     HMC_ASSIGN(auto link, Link::create(shared_, nics, sink));
-    return std::unique_ptr<Endpoint>(std::make_unique<VerbsEndpoint>(std::move(link)));
+    return kit::make_handle(std::move(link));
   }
 
   Result<std::unique_ptr<NativeLink>> connect_native(const NativeFields& peer) override {
@@ -148,7 +125,7 @@ class VerbsTransport final : public Transport {
     if (shared_->links.empty()) return false;
     bool moved = false;
     for (const auto& nic : *shared_->nics) {
-      moved = nic->poll([this](const ibv_wc& completion) { handle(completion); }) || moved;
+      moved = nic->queues().poll([this](const ibv_wc& completion) { handle(completion); }) || moved;
     }
     advancing_.swap(turns_);
     for (const auto& link : advancing_) {
@@ -163,7 +140,7 @@ class VerbsTransport final : public Transport {
   bool arm() override {
     if (shared_->links.empty()) return true;
     if (shared_->held != 0) return false;  // no event comes from streams of devices
-    return std::ranges::all_of(*shared_->nics, [](const auto& nic) { return nic->arm(); });
+    return std::ranges::all_of(*shared_->nics, [](const auto& nic) { return nic->queues().arm(); });
   }
   [[nodiscard]] bool busy() const override {
     return shared_->held != 0 || std::ranges::any_of(shared_->links, [](const auto& known) {
@@ -174,7 +151,7 @@ class VerbsTransport final : public Transport {
 
  private:
   [[nodiscard]] std::vector<verbs::Pairing> choose(const verbs::Domain& theirs) const {
-    return verbs::choose_ports(domain_.ports, theirs.ports, shared_->rails);
+    return verbs::choose_ports(domain_.ports, theirs.ports, shared_->ports);
   }
   // As far as it is known without trying.
   static bool reaches(const Nic& nic, const Device& device) {
@@ -193,7 +170,7 @@ class VerbsTransport final : public Transport {
 
   // Callbacks may destroy the endpoint, or make more.
   void handle(const ibv_wc& completion) {
-    const auto place = shared_->links.find(Link::number_of(completion));
+    const auto place = shared_->links.find(verbs::Rail::link_of(completion.wr_id));
     const std::shared_ptr<Link> link = place == shared_->links.end() ? nullptr : place->second.lock();
     if (!link) return;
     link->on_completion(completion);
@@ -217,8 +194,8 @@ Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnviron
   const auto silence = static_cast<double>(env_integer("HMC_VERBS_SILENCE", 0, 0, day_seconds));
   shared->silence_seconds =
       silence != 0 ? silence : std::max(least_silence_seconds, silence_factor * shared->patience.most_seconds());
-  shared->rails = static_cast<std::size_t>(env_integer("HMC_VERBS_RAILS", 4, 1, verbs::max_lanes));
-  shared->queue_pairs = static_cast<std::size_t>(env_integer("HMC_VERBS_QUEUE_PAIRS", 1, 1, verbs::max_lanes));
+  shared->ports = static_cast<std::size_t>(env_integer("HMC_VERBS_RAILS", 4, 1, verbs::max_rails));
+  shared->queue_pairs = static_cast<std::size_t>(env_integer("HMC_VERBS_QUEUE_PAIRS", 1, 1, verbs::max_rails));
   std::string problems;
   *shared->nics = Nic::open_all(*api, environment.engine, problems);
   if (shared->nics->empty()) return Status(Code::unsupported, problems);

@@ -41,20 +41,20 @@ PortInfo take_port(WireReader& reader) {
   return port;
 }
 
-void put_lane(WireWriter& writer, const LaneAddress& lane) {
-  put_port(writer, lane.port);
-  writer.u32(lane.outbound).u32(lane.inbound).u32(lane.sequence).u32(lane.sink);
+void put_rail(WireWriter& writer, const RailAddress& rail) {
+  put_port(writer, rail.port);
+  writer.u32(rail.outbound).u32(rail.inbound).u32(rail.sequence).u32(rail.sink);
 }
 
-LaneAddress take_lane(WireReader& reader) {
-  LaneAddress lane;
-  lane.port = take_port(reader);
-  lane.outbound = reader.u32();
-  lane.inbound = reader.u32();
-  lane.sequence = reader.u32();
-  lane.sink = reader.u32();
-  if (std::max({lane.outbound, lane.inbound, lane.sequence}) > number_mask) reader.fail();
-  return lane;
+RailAddress take_rail(WireReader& reader) {
+  RailAddress rail;
+  rail.port = take_port(reader);
+  rail.outbound = reader.u32();
+  rail.inbound = reader.u32();
+  rail.sequence = reader.u32();
+  rail.sink = reader.u32();
+  if (std::max({rail.outbound, rail.inbound, rail.sequence}) > number_mask) reader.fail();
+  return rail;
 }
 
 }  // namespace
@@ -86,8 +86,8 @@ Result<Domain> decode_domain(ByteSpan bytes) {
 Bytes encode_address(const Address& address) {
   Bytes bytes;
   WireWriter writer(bytes);
-  writer.u8(wire_version).u64(address.sink).u8(static_cast<std::uint8_t>(address.lanes.size()));
-  for (const LaneAddress& lane : address.lanes) put_lane(writer, lane);
+  writer.u8(wire_version).u64(address.sink).u8(static_cast<std::uint8_t>(address.rails.size()));
+  for (const RailAddress& rail : address.rails) put_rail(writer, rail);
   return bytes;
 }
 
@@ -98,8 +98,8 @@ Result<Address> decode_address(ByteSpan bytes) {
   Address address;
   address.sink = reader.u64();
   const std::size_t count = reader.u8();
-  if (count == 0 || count > max_lanes) reader.fail();
-  for (std::size_t i = 0; i < count && reader.ok(); ++i) address.lanes.push_back(take_lane(reader));
+  if (count == 0 || count > max_rails) reader.fail();
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) address.rails.push_back(take_rail(reader));
   if (!reader.finish()) return malformed("address");
   return address;
 }
@@ -145,7 +145,7 @@ Result<RegionKeys> decode_region(ByteSpan bytes) {
 void encode_head(std::byte* out, const MessageHead& head) noexcept {
   std::fill_n(out, head_bytes, std::byte{0});
   out[0] = static_cast<std::byte>(head.kind);
-  out[1] = static_cast<std::byte>(head.lane);
+  out[1] = static_cast<std::byte>(head.rail);
   out[2] = static_cast<std::byte>(head.life);
   out[3] = static_cast<std::byte>(head.life >> 8);
   for (std::size_t i = 0; i < sizeof head.consumed; ++i) out[4 + i] = static_cast<std::byte>(head.consumed >> (8 * i));
@@ -154,38 +154,38 @@ void encode_head(std::byte* out, const MessageHead& head) noexcept {
 bool decode_head(ByteSpan message, MessageHead& out) noexcept {
   if (message.size() < head_bytes) return false;
   out.kind = static_cast<MessageKind>(message[0]);
-  out.lane = static_cast<std::uint8_t>(message[1]);
+  out.rail = static_cast<std::uint8_t>(message[1]);
   out.life = static_cast<std::uint16_t>(static_cast<unsigned>(message[2]) | static_cast<unsigned>(message[3]) << 8);
-  const bool of_lane = out.kind == MessageKind::lane_down || out.kind == MessageKind::lane_up;
-  if (of_lane ? out.lane >= max_lanes : out.lane != 0 || out.life != 0) return false;
+  const bool of_rail = out.kind == MessageKind::rail_down || out.kind == MessageKind::rail_up;
+  if (of_rail ? out.rail >= max_rails : out.rail != 0 || out.life != 0) return false;
   out.consumed = 0;
   for (std::size_t i = 0; i < sizeof out.consumed; ++i) out.consumed |= static_cast<std::uint32_t>(message[4 + i]) << (8 * i);
   switch (out.kind) {
     case MessageKind::signal:
     case MessageKind::signal_head:
-    case MessageKind::lane_up:
+    case MessageKind::rail_up:
       return true;
     case MessageKind::credit:
-    case MessageKind::lane_down:
+    case MessageKind::rail_down:
       return message.size() == head_bytes;
   }
   return false;
 }
 
-Bytes encode_offer(const LaneOffer& offer) {
+Bytes encode_offer(const RailOffer& offer) {
   Bytes bytes;
   WireWriter writer(bytes);
   writer.u32(offer.rank);
-  put_lane(writer, offer.address);
+  put_rail(writer, offer.address);
   return bytes;
 }
 
-Result<LaneOffer> decode_offer(ByteSpan bytes) {
+Result<RailOffer> decode_offer(ByteSpan bytes) {
   WireReader reader(bytes);
-  LaneOffer offer;
+  RailOffer offer;
   offer.rank = reader.u32();
-  offer.address = take_lane(reader);
-  if (!reader.finish()) return malformed("offer of a lane");
+  offer.address = take_rail(reader);
+  if (!reader.finish()) return malformed("offer of a rail");
   return offer;
 }
 

@@ -15,7 +15,7 @@
 namespace hmc::verbs {
 
 inline constexpr std::size_t max_nics = 16;
-inline constexpr std::size_t max_lanes = 8;
+inline constexpr std::size_t max_rails = 8;
 inline constexpr std::size_t gid_bytes = 16;
 inline constexpr std::uint8_t max_mtu = 5;              // ibv_mtu: 4096 bytes
 inline constexpr std::uint32_t number_mask = 0xFFFFFF;  // queue pair numbers and packet sequence numbers have 24 bits
@@ -43,7 +43,7 @@ struct Domain {
 [[nodiscard]] Result<Domain> decode_domain(ByteSpan bytes);
 
 // A pair of connections between two ports. Each direction has a queue pair of its own.
-struct LaneAddress {
+struct RailAddress {
   PortInfo port;
   std::uint32_t outbound = 0;  // number of the queue pair that it sends and reads with
   std::uint32_t inbound = 0;   // of the one that it is written to and read from by
@@ -51,10 +51,10 @@ struct LaneAddress {
   std::uint32_t sink = 0;      // key of the byte that the peer may write to, to no effect
 };
 
-// What Endpoint::address() gives away. Lane i here and lane i there belong together; the shorter list counts.
+// What Endpoint::address() gives away. Rail i here and rail i there belong together; the shorter list counts.
 struct Address {
   std::uint64_t sink = 0;  // where that byte is
-  std::vector<LaneAddress> lanes;
+  std::vector<RailAddress> rails;
 };
 [[nodiscard]] Bytes encode_address(const Address& address);
 [[nodiscard]] Result<Address> decode_address(ByteSpan bytes);
@@ -73,25 +73,25 @@ struct RegionKeys {
 // In front of every message that is sent.
 inline constexpr std::size_t head_bytes = 8;
 // signal_head: what signals that come as immediates begin with (signal_heads.h). It counts as a signal.
-enum class MessageKind : std::uint8_t { signal = 1, credit = 2, lane_down = 3, lane_up = 4, signal_head = 5 };
+enum class MessageKind : std::uint8_t { signal = 1, credit = 2, rail_down = 3, rail_up = 4, signal_head = 5 };
 [[nodiscard]] constexpr bool counts_as_signal(MessageKind kind) noexcept {
   return kind == MessageKind::signal || kind == MessageKind::signal_head;
 }
 struct MessageHead {
   MessageKind kind = MessageKind::signal;
-  std::uint8_t lane = 0;       // lane_down: the sender has left it, and nothing of the receiver's arrives there any more
-  std::uint16_t life = 0;      // of that lane: how often it has been made anew. Of lane_up: which of its lives it is about
+  std::uint8_t rail = 0;       // rail_down: the sender has left it, and nothing of the receiver's arrives there any more
+  std::uint16_t life = 0;      // of that rail: how often it has been made anew. Of rail_up: which of its lives it is about
   std::uint32_t consumed = 0;  // signals of the receiver's that the sender has taken so far, modulo 2^32
 };
 void encode_head(std::byte* out, const MessageHead& head) noexcept;           // writes head_bytes
 [[nodiscard]] bool decode_head(ByteSpan message, MessageHead& out) noexcept;  // false: not a message of this version
 
-// Behind the head of lane_up: a lane that both sides have left is made anew, and this is the sender's end of it.
-struct LaneOffer {
-  std::uint32_t rank = 0;  // signals go by the lane of the lowest
-  LaneAddress address;
+// Behind the head of rail_up: a rail that both sides have left is made anew, and this is the sender's end of it.
+struct RailOffer {
+  std::uint32_t rank = 0;  // signals go by the rail of the lowest
+  RailAddress address;
 };
-[[nodiscard]] Bytes encode_offer(const LaneOffer& offer);
-[[nodiscard]] Result<LaneOffer> decode_offer(ByteSpan bytes);
+[[nodiscard]] Bytes encode_offer(const RailOffer& offer);
+[[nodiscard]] Result<RailOffer> decode_offer(ByteSpan bytes);
 
 }  // namespace hmc::verbs

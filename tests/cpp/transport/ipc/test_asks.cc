@@ -7,9 +7,9 @@
 
 #include "base/wire.h"
 #include "transport/any_area.h"
-#include "transport/carrier.h"
 #include "transport/ipc/descriptor_channel.h"
 #include "transport/ipc/messages.h"
+#include "transport/kit/carrier.h"
 #include "transport/one_transport.h"
 
 namespace hmc::testing {

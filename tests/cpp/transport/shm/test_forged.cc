@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -71,7 +72,10 @@ class ShmForged : public ::testing::Test {
     info.sizes = from_victim_.sizes();
     shm::encode_address(info, blob.bytes);
     blob.fds.push_back(from_victim_.fd().duplicate());
-    blob.fds.push_back(UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends), 0);
+    bell_ = UniqueFd(ends[0]);
+    blob.fds.push_back(UniqueFd(ends[1]));
     return blob;
   }
   void expect_broken() {
@@ -122,6 +126,7 @@ class ShmForged : public ::testing::Test {
   std::unique_ptr<Endpoint> victim_;
   std::uint64_t key_ = 0;
   ChannelMemory to_victim_, from_victim_;
+  UniqueFd bell_;  // what the victim rings
   shm::BulkProducer out_;
   shm::BulkConsumer in_;
   std::vector<Code> outcomes_;
@@ -150,6 +155,36 @@ TEST_F(ShmForged, AddressesAreRefused) {
     const UniqueFd reader(ends[0]);
     blob.fds[1] = UniqueFd(ends[1]);
   });
+}
+
+// The descriptor blocks, and is full: its owner reads nothing.
+TEST_F(ShmForged, ADoorbellThatBlocksDelaysNobody) {
+  open();
+  Blob blob = own_address();
+  const UniqueFd shared = blob.fds[1].duplicate();
+  ASSERT_EQ(fcntl(shared.get(), F_SETFL, fcntl(shared.get(), F_GETFL) & ~O_NONBLOCK), 0);
+  char ring = 0;
+  while (::send(shared.get(), &ring, 1, MSG_DONTWAIT) == 1) continue;
+  Done done;
+  {
+    const auto lock = honest_->a().lock();
+    HMC_ASSERT_OK(victim_->connect(blob, &done));
+  }
+  for (int i = 0; i < 3; ++i) {
+    from_victim_.control().armed.store(1);
+    const auto lock = honest_->a().lock();
+    HMC_EXPECT_OK(victim_->signal(pattern(3, 1), {}));
+    EXPECT_EQ(from_victim_.control().armed.load(), 0U);
+  }
+}
+
+TEST_F(ShmForged, DoorbellsThatAreNoSocketsAreRefused) {
+  open();
+  Blob blob = own_address();
+  blob.fds[1] = UniqueFd(eventfd(0, EFD_CLOEXEC));
+  Done done;
+  const auto lock = honest_->a().lock();
+  EXPECT_EQ(victim_->connect(blob, &done).code(), Code::protocol);
 }
 
 TEST_F(ShmForged, RegionsAreRefused) {

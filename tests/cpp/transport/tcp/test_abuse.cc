@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "transport/kit/served_regions.h"
 #include "transport/one_transport.h"
 #include "transport/tcp/connect.h"
 #include "transport/tcp/frames.h"
@@ -169,7 +170,7 @@ TEST_F(Abuse, ForeignRegionsAreRefused) {
   std::uint64_t id = 0;
   {
     const auto lock = honest_->a().lock();
-    id = tcp::decode_region(area.region()->exported().value().bytes)->id;
+    id = decode_served(area.region()->exported().value().bytes)->id;
   }
   const UniqueFd fd = good_connection();
   say(fd, frame(tcp::FrameType::put, 1, 100, 1, id + 1, 0));
@@ -213,7 +214,7 @@ TEST_F(Abuse, GetsAnsweredWrongly) {
     side.node = honest_->a().node;
     const Area local(*side.node, bytes, false);
     Blob blob;
-    blob.bytes = tcp::encode_region({42, bytes, Access::read_write});
+    blob.bytes = encode_served({42, bytes, Access::read_write});
     std::unique_ptr<RemoteRegion> imported;
     {
       const auto lock = side.lock();

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "testing.h"
+#include "transport/kit/served_regions.h"
 
 namespace hmc::tcp {
 namespace {
@@ -112,14 +113,14 @@ TEST(TcpFrames, BlobsComeBackAndCutOnesDoNot) {
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->listens, an_address().listens);
   EXPECT_EQ(again->tickets, an_address().tickets);
-  const Bytes region = encode_region({77, 1ULL << 33, Access::read});
-  ASSERT_TRUE(decode_region(region).ok());
-  EXPECT_EQ(decode_region(region)->bytes, 1ULL << 33);
+  const Bytes region = encode_served({77, 1ULL << 33, Access::read});
+  ASSERT_TRUE(decode_served(region).ok());
+  EXPECT_EQ(decode_served(region)->bytes, 1ULL << 33);
   const Bytes domain = encode_domain({true});
   ASSERT_TRUE(decode_domain(domain).ok());
   for (std::size_t size = 0; size < address.size(); ++size)
     EXPECT_FALSE(decode_address(ByteSpan(address).first(size)).ok()) << size;
-  for (std::size_t size = 0; size < region.size(); ++size) EXPECT_FALSE(decode_region(ByteSpan(region).first(size)).ok()) << size;
+  for (std::size_t size = 0; size < region.size(); ++size) EXPECT_FALSE(decode_served(ByteSpan(region).first(size)).ok()) << size;
   for (std::size_t size = 0; size < domain.size(); ++size) EXPECT_FALSE(decode_domain(ByteSpan(domain).first(size)).ok()) << size;
   for (Bytes bytes : {address, region, domain}) {
     for (std::size_t at = 0; at < bytes.size(); ++at) {
@@ -130,7 +131,7 @@ TEST(TcpFrames, BlobsComeBackAndCutOnesDoNot) {
           EXPECT_LE(decoded->tickets.size(), max_streams);
           EXPECT_LE(decoded->listens.size(), max_addresses);
         }
-        static_cast<void>(decode_region(bytes));
+        static_cast<void>(decode_served(bytes));
         static_cast<void>(decode_domain(bytes));
       }
       bytes[at] = kept;

@@ -1,6 +1,9 @@
 // What the ucx transport says of versions, and messages that no endpoint of this version sends.
 #include "transport/one_transport.h"
 #include "transport/ucx/wire.h"
+#if __has_include(<ucp/api/ucp.h>)
+#include "transport/ucx/region.h"
+#endif
 
 namespace hmc::testing {
 namespace {
@@ -62,6 +65,63 @@ TEST_F(Ucx, ManyPutsToARegionThatIsGone) {
   EXPECT_EQ(first_mismatch(gone.span(), 2), -1);
   expect_link_works(*pair_);
 }
+
+#if __has_include(<ucp/api/ucp.h>)
+// What peers hold a key of, they may still access by themselves when the connection has ended; other memory only by messages to us.
+TEST_F(Ucx, MemoryWithAKeyIsAccessedByThePeer) {
+  const ucx::Api& real = *ucx::Api::get().value();
+  ucx::Api with_cards = real;
+  with_cards.context_print_info = [](ucp_context*, std::FILE* out) { std::fputs("resource 0: -- rc_verbs/card0:1\n", out); };
+  ucx::Api without = real;
+  without.context_print_info = [](ucp_context*, std::FILE* out) { std::fputs("resource 0: -- sysv/memory\n", out); };
+  const auto& engine = pair_->a().node->engine;
+  std::vector<std::byte> memory(100'000);
+  for (const ucx::Api* api : {&with_cards, &without}) {
+    const auto context = ucx::LibraryContext::create(*api, engine);
+    HMC_ASSERT_OK(context.status());
+    for (const std::size_t bytes : {memory.size(), std::size_t{0}}) {
+      const RegionView view{{memory.data(), bytes, Device::cpu()}};
+      auto region = ucx::UcxLocalRegion::create(view, *context, std::make_shared<ucx::Regions>(), nullptr);
+      HMC_ASSERT_OK(region.status());
+      EXPECT_EQ((*region)->peer_moves(), api == &with_cards && bytes != 0) << bytes;
+      const auto lock = engine->lock();
+      region->reset();
+    }
+  }
+}
+
+TEST_F(Ucx, RequestsAreBounded) {
+  using enum ucx::Request::Kind;
+  const auto& engine = pair_->a().node->engine;
+  const auto context = ucx::LibraryContext::create(*ucx::Api::get().value(), engine).value();
+  const auto lock = engine->lock();
+  const auto worker = ucx::Worker::create(context).value();
+  ucx::Requests requests(*worker);
+  std::vector<ucx::Request*> taken;
+  while (requests.room_for(flush)) taken.push_back(&requests.take(flush));
+  EXPECT_FALSE(taken.empty());
+  EXPECT_TRUE(requests.room_for(data) && requests.room_for(signal) && requests.room_for(answer));
+  requests.release(*taken.back());
+  EXPECT_TRUE(requests.room_for(flush));
+
+  constexpr std::size_t much = 64 << 20;
+  ucx::Request& put = requests.take(data, much);
+  EXPECT_FALSE(requests.room_for(data));
+  requests.release(put);
+  EXPECT_TRUE(requests.room_for(data));
+  requests.add_asked(much);
+  EXPECT_FALSE(requests.room_for(data));
+  requests.remove_asked(much);
+  EXPECT_TRUE(requests.room_for(data));
+
+  EXPECT_FALSE(requests.any_message());
+  ucx::Request& message = requests.take(signal);
+  EXPECT_GE(message.room, ucx::max_body);
+  EXPECT_TRUE(requests.any_message());
+  requests.release(message);
+  EXPECT_FALSE(requests.any_message());
+}
+#endif
 
 TEST(UcxWire, HeadsComeBackTheSame) {
   MessageHead head;

@@ -34,7 +34,7 @@ class Intruder {
     const auto lock = one->side.lock();
     const Bytes domain = encode_domain({{nic.info()}});
     one->side.endpoint = victim.transport->create_endpoint(same_process_domain(domain), one->side.sink).value();
-    one->victim_ = decode_address(one->side.endpoint->address().value().bytes).value().lanes.at(0);
+    one->victim_ = decode_address(one->side.endpoint->address().value().bytes).value().rails.at(0);
     Blob address;
     address.bytes = encode_address({0, {{nic.info(), one->outbound_->number(), one->inbound_->number(), sequence, 0}}});
     Done done;
@@ -71,7 +71,7 @@ class Intruder {
     const Deadline deadline = Deadline::after_seconds(30);
     while (!status && !deadline.passed()) {
       const auto lock = engine_->lock();
-      nics_[0]->poll([&](const ibv_wc& completion) { status = completion.status; });
+      nics_[0]->queues().poll([&](const ibv_wc& completion) { status = completion.status; });
     }
     return status.value_or(IBV_WC_GENERAL_ERR);
   }
@@ -87,7 +87,7 @@ class Intruder {
   std::unique_ptr<QueuePair> inbound_;
   std::vector<std::byte> memory_ = std::vector<std::byte>(8192);
   ibv_mr* memory_handle_ = nullptr;
-  LaneAddress victim_;
+  RailAddress victim_;
 };
 
 class VerbsHostile : public ::testing::Test {
@@ -202,13 +202,13 @@ TEST_F(VerbsHostile, CreditForSignalsThatWereNotSent) {
   ends_the_link(head_bytes + 5);
 }
 
-TEST_F(VerbsHostile, NewsOfALaneThatThereIsNot) {
-  encode_head(intruder_->memory(), {MessageKind::lane_down, 1, 0, 0});
+TEST_F(VerbsHostile, NewsOfARailThatThereIsNot) {
+  encode_head(intruder_->memory(), {MessageKind::rail_down, 1, 0, 0});
   ends_the_link(head_bytes);
 }
 
 TEST_F(VerbsHostile, AnOfferOfNothing) {
-  encode_head(intruder_->memory(), {MessageKind::lane_up, 0, 1, 0});
+  encode_head(intruder_->memory(), {MessageKind::rail_up, 0, 1, 0});
   ends_the_link(head_bytes + 3);
 }
 

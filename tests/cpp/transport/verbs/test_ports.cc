@@ -18,7 +18,7 @@ PortInfo port(bool ethernet, bool ipv4, std::uint64_t rate) {
 
 TEST(VerbsPorts, SpeakTheSameNetwork) {
   const std::vector<PortInfo> infiniband{port(false, false, 10)}, ipv4{port(true, true, 10)}, ipv6{port(true, false, 10)};
-  const auto meet = [](const auto& own, const auto& theirs) { return !choose_ports(own, theirs, max_lanes).empty(); };
+  const auto meet = [](const auto& own, const auto& theirs) { return !choose_ports(own, theirs, max_rails).empty(); };
   const std::vector<PortInfo> none;
   EXPECT_TRUE(meet(infiniband, infiniband));
   EXPECT_TRUE(meet(ipv4, ipv4));
@@ -55,10 +55,10 @@ TEST(VerbsPorts, SeveralPairs) {
   // Cards of one subnet belong together, whatever their order, and both sides see the same pairs.
   const std::vector<PortInfo> own{in_subnet(1, 1), in_subnet(2, 1), in_subnet(3, 1)};
   const std::vector<PortInfo> theirs{in_subnet(3, 2), in_subnet(1, 2), in_subnet(2, 2)};
-  const auto pairs = choose_ports(own, theirs, max_lanes);
+  const auto pairs = choose_ports(own, theirs, max_rails);
   ASSERT_EQ(pairs.size(), 3U);
   for (const Pairing& pair : pairs) EXPECT_EQ(own[pair.own].gid[14], theirs[pair.theirs].gid[14]);
-  const auto seen_there = choose_ports(theirs, own, max_lanes);
+  const auto seen_there = choose_ports(theirs, own, max_rails);
   ASSERT_EQ(seen_there.size(), 3U);
   for (const Pairing& pair : seen_there) EXPECT_EQ(theirs[pair.own].gid[14], own[pair.theirs].gid[14]);
   EXPECT_EQ(choose_ports(own, theirs, 2).size(), 2U);
@@ -66,7 +66,7 @@ TEST(VerbsPorts, SeveralPairs) {
 
 TEST(VerbsPorts, MuchSlowerOnesStayOut) {
   const std::vector<PortInfo> own{port(true, true, 10), port(true, true, 400), port(true, true, 100)};
-  const auto pairs = choose_ports(own, own, max_lanes);
+  const auto pairs = choose_ports(own, own, max_rails);
   ASSERT_EQ(pairs.size(), 2U);
   EXPECT_EQ(pairs[0].rate, 400U);
   EXPECT_EQ(pairs[1].rate, 100U);

@@ -1,4 +1,4 @@
-// How a large operation is shared out among lanes.
+// How a large operation is shared out among rails.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,18 +11,18 @@ namespace {
 
 constexpr std::size_t chunk = 64 << 10;
 
-// What each lane carries of `total` bytes, where each asks as soon as it has room and carries at its rate.
-std::vector<std::size_t> share(std::vector<LaneLoad> lanes, std::size_t total) {
-  std::vector<std::size_t> carried(lanes.size(), 0);
-  std::vector<double> free_at(lanes.size(), 0);
+// What each rail carries of `total` bytes, where each asks as soon as it has room and carries at its rate.
+std::vector<std::size_t> share(std::vector<RailLoad> rails, std::size_t total) {
+  std::vector<std::size_t> carried(rails.size(), 0);
+  std::vector<double> free_at(rails.size(), 0);
   double now = 0;
   for (std::size_t left = total; left != 0;) {
     bool taken = false;
-    for (std::size_t i = 0; i < lanes.size() && left != 0; ++i) {
-      lanes[i].under_way = free_at[i] > now ? static_cast<std::size_t>((free_at[i] - now) * lanes[i].rate) : 0;
+    for (std::size_t i = 0; i < rails.size() && left != 0; ++i) {
+      rails[i].in_flight = free_at[i] > now ? static_cast<std::size_t>((free_at[i] - now) * rails[i].rate) : 0;
       const std::size_t bytes = std::min(chunk, left);
-      if (lanes[i].under_way >= 4 * chunk || !takes_chunk(lanes, i, bytes, left)) continue;
-      free_at[i] = std::max(free_at[i], now) + static_cast<double>(bytes) / lanes[i].rate;
+      if (rails[i].in_flight >= 4 * chunk || !takes_chunk(rails, i, bytes, left)) continue;
+      free_at[i] = std::max(free_at[i], now) + static_cast<double>(bytes) / rails[i].rate;
       carried[i] += bytes;
       left -= bytes;
       taken = true;
@@ -44,7 +44,7 @@ TEST(VerbsSplit, BySpeed) {
   EXPECT_NEAR(part(carried[2], total), 0.2, 0.02);
 }
 
-TEST(VerbsSplit, ASlowLaneGetsNoLastPiece) {
+TEST(VerbsSplit, ASlowRailGetsNoLastPiece) {
   const auto carried = share({{1e9}, {1e7}}, 1 << 20);
   ASSERT_EQ(carried.size(), 2U);
   EXPECT_EQ(carried[1], 0U);
@@ -68,13 +68,32 @@ TEST(VerbsSplit, NeverAllDecline) {
     for (const double b : rates) {
       for (const double c : rates) {
         for (unsigned far = 0; far < 8; ++far) {
-          const std::array<LaneLoad, 3> lanes{{{a, 0, (far & 1) == 0}, {b, chunk, (far & 2) == 0}, {c, 3 * chunk, (far & 4) == 0}}};
+          const std::array<RailLoad, 3> rails{{{a, 0, (far & 1) == 0}, {b, chunk, (far & 2) == 0}, {c, 3 * chunk, (far & 4) == 0}}};
           bool taken = false;
-          for (std::size_t i = 0; i < lanes.size(); ++i) taken = taken || takes_chunk(lanes, i, chunk, chunk);
+          for (std::size_t i = 0; i < rails.size(); ++i) taken = taken || takes_chunk(rails, i, chunk, chunk);
           EXPECT_TRUE(taken) << a << ' ' << b << ' ' << c << ' ' << far;
         }
       }
     }
+  }
+}
+
+// A rail of which next to nothing is expected is measured again all the same, and takes little time of the others.
+TEST(VerbsSplit, SlowRailsAreProbed) {
+  for (const double slow : {0.0, 1e5, 1e7, 1e8}) {
+    std::array<RailLoad, 2> rails{{{1e10}, {slow}}};
+    std::size_t probes = 0;
+    constexpr std::size_t total = std::size_t{64} << 30;
+    for (std::size_t sent = 0; sent < total; sent += chunk) {
+      const bool probe = takes_chunk(rails, 1, chunk, 4 * chunk);
+      probes += probe ? 1 : 0;
+      rails[1].passed = probe ? 0 : rails[1].passed + chunk;
+    }
+    EXPECT_GE(probes, 16U) << slow;
+    const double most = static_cast<double>(total) / static_cast<double>(chunk) / 50 * std::max(slow, 1e10 / 512) / 1e10;
+    EXPECT_LE(static_cast<double>(probes), most) << slow;
+    rails[1].passed = std::size_t{1} << 50;
+    EXPECT_FALSE(takes_chunk(rails, 1, 1000, 1000)) << slow;  // too little to measure
   }
 }
 

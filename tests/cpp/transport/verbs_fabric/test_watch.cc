@@ -18,7 +18,7 @@ class VerbsWatch : public OnFabric {
   }
 };
 
-TEST_F(VerbsWatch, TheLastLaneEndsTheLink) {
+TEST_F(VerbsWatch, TheLastRailEndsTheLink) {
   setenv("HMC_NICS", "fabric0", 1);
   connect();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
@@ -33,7 +33,7 @@ TEST_F(VerbsWatch, TheLastLaneEndsTheLink) {
   EXPECT_TRUE(pair->b().sink.signals.empty());
 }
 
-// Signals that it acknowledged may be among what does not come back, and no other lane would carry them.
+// Signals that it acknowledged may be among what does not come back, and no other rail would carry them.
 TEST_F(VerbsWatch, ACardThatDoesNotGiveBackWhatItHasEndsTheLink) {
   connect();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
@@ -45,7 +45,7 @@ TEST_F(VerbsWatch, ACardThatDoesNotGiveBackWhatItHasEndsTheLink) {
   EXPECT_EQ(pair->a().sink.failure.code(), Code::peer_lost);
 }
 
-// A lane that is tried again, and hangs, costs the one that carries nothing.
+// A rail that is tried again, and hangs, costs the one that carries nothing.
 TEST_F(VerbsWatch, OneThatIsTriedAgainHangs) {
   connect();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());

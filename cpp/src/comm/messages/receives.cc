@@ -1,0 +1,243 @@
+#include "comm/messages/receives.h"
+
+#include <cstring>
+#include <utility>
+
+#include "comm/context_state.h"
+#include "comm/messages/messenger_impl.h"
+#include "comm/onesided/transfer.h"
+#include "device/runtime.h"
+
+namespace hmc::messaging {
+
+Status copy_in(const MemoryView& view, ByteSpan payload) {
+  if (payload.size() > view.bytes) {
+    return Status(Code::invalid_argument, "a message of " + std::to_string(payload.size()) + " bytes does not fit a receive of " +
+                                              std::to_string(view.bytes) + " bytes; nothing was written");
+  }
+  if (payload.empty()) return {};
+  if (view.device.is_cpu()) {
+    std::memcpy(view.data, payload.data(), payload.size());
+    return {};
+  }
+  return copy_blocking({view.data, payload.size(), view.device},
+                       {const_cast<std::byte*>(payload.data()), payload.size(), Device::cpu()});
+}
+
+Receives::Receives(MessengerImpl& messenger, ContextState& context, Lanes& lanes, Rendezvous& rendezvous)
+    : messenger_(messenger), context_(context), lanes_(lanes), rendezvous_(rendezvous), matcher_([this](const Address& from) {
+        return from.envelope.scope == 0 || context_.scope_has(from.envelope.scope, from.envelope.src, *from.peer);
+      }) {}
+
+Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64_t tag, const MemoryView& view) {
+  const auto& peer = from.peer;
+  const Envelope& envelope = from.envelope;
+  HMC_TRY(check_message(from, tag, view, true));
+  HMC_ASSIGN(auto after, mark_stream(view.stream, view.device));
+  auto receive = std::make_shared<ReceiveOperation>(messenger_, from, tag, view);
+  receive->after = std::move(after);
+  const Address wanted{peer.get(), envelope};
+  auto message = matcher_.match_receive(wanted, tag);
+  if (message == nullptr && peer_ended(from))
+    return peer->failure().with_context(Operation::describe(false, from, tag, view.bytes));
+  if (message == nullptr) {
+    if (peer == nullptr && departures_ != 0) {
+      if (Status nobody = context_.senders_left(envelope.scope, envelope.dst); !nobody.ok()) return nobody;
+    }
+    receive->accepted();
+    receive->posted = matcher_.post(wanted, tag, receive);
+    // A named source may have to be connected before it can send; any source cannot be told.
+    if (peer != nullptr && peer->phase() == PeerPhase::idle) peer->when_ready([](const Status&) {});
+  } else {
+    receive->accepted();
+    unstashed(*message);
+    if (message->announce != nullptr) {
+      accept(receive, *message);
+    } else if (!of_another_call(*message->lane, *receive, message->head)) {
+      receive->deliver(message->head, message->payload.size());
+      take_eager(*message->lane, receive, message->payload);
+    }
+  }
+  return std::shared_ptr<WorkState>(receive);
+}
+
+void Receives::on_eager(PeerState& peer, ByteSpan signal) {
+  const auto head = decode_head(signal);
+  if (!head) return peer.fail(Status(Code::protocol, "malformed eager message"));
+  const ByteSpan payload = signal.subspan(head_bytes);
+  Lane& lane = lanes_.of(peer);
+  const Address from{&peer, head->envelope};
+  if (direct_ != nullptr && direct_->fits(from, head->tag)) {
+    direct_->info = info_of(*head, payload.size());
+    Status status = copy_in(direct_->view, payload);
+    lanes_.consumed(lane, payload.size());
+    return end_direct(std::move(status));
+  }
+  if (const auto receive = matcher_.match_message(from, head->tag)) {
+    if (of_another_call(lane, *receive, *head)) return lanes_.consumed(lane, payload.size());
+    receive->deliver(*head, payload.size());
+    take_eager(lane, receive, payload);
+    return lanes_.consumed(lane, payload.size());
+  }
+  if (!lane.held.hold(payload.size())) {
+    return peer.fail(Status(Code::protocol, "the peer sent more unexpected messages than it had credit for"));
+  }
+  auto message = std::make_unique<Unexpected>();
+  message->lane = &lane;
+  message->head = *head;
+  message->arrival = matcher_.unexpected().arrival();
+  message->payload.assign(payload.begin(), payload.end());
+  stash(lane, std::move(message));
+}
+
+void Receives::on_announce(PeerState& peer, ByteSpan signal) {
+  auto announce = decode_announce(signal);
+  if (!announce) return peer.fail(Status(Code::protocol, "malformed announcement of a message"));
+  if (peer.phase() != PeerPhase::ready) {
+    return rendezvous_.finish(peer, announce->sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
+  }
+  Lane& lane = lanes_.of(peer);
+  Unexpected message;
+  message.lane = &lane;
+  message.head = announce->head;
+  message.announce = std::make_unique<const Announce>(std::move(*announce));
+  message.arrival = matcher_.unexpected().arrival();
+  if (meet(peer, message)) return lanes_.consumed(lane, 0);
+  if (!lane.held.hold(0)) {
+    return peer.fail(Status(Code::protocol, "the peer announced more messages than it had credit for"));
+  }
+  stash(lane, std::make_unique<Unexpected>(std::move(message)));
+}
+
+void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
+  const auto op = decode_withdraw(signal);
+  if (!op) return peer.fail(Status(Code::protocol, "malformed withdrawal"));
+  auto taken = matcher_.unexpected().take_if([&](const Address& from, const auto& message) {
+    return from.peer == &peer && message->announce != nullptr && message->announce->sender_op == *op;
+  });
+  if (taken.empty()) {  // matched meanwhile: it completes, unless that receive is cancelled
+    for (const auto& operation : rendezvous_.operations().of(&peer)) {
+      if (!operation->sending && operation->peer_op == *op) static_cast<ReceiveOperation&>(*operation).withdrawn = true;
+    }
+    return;
+  }
+  unstashed(*taken.front());
+  rendezvous_.finish(peer, *op, Status(Code::cancelled, "withdrawn before it was matched; nothing was read"));
+}
+
+void Receives::stash(Lane& lane, std::unique_ptr<Unexpected> message) {
+  const Head head = message->head;
+  const std::uint64_t arrival = message->arrival;
+  matcher_.stash({lane.peer.get(), head.envelope}, head.tag, arrival, std::move(message));
+  lanes_.give_credit(lane);
+  if (head.call != 0) watchers_.tell(*lane.peer, head);
+}
+
+bool Receives::of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head) {
+  if (((receive.call ^ head.call) & call_kind_mask) == 0) return false;
+  receive.stage = Stage::matched;  // cancelling it has nothing left to withdraw
+  watchers_.tell(*lane.owner(), head);
+  receive.complete(Status(Code::invalid_argument, "the message is of another call than its receive; nothing was written"));
+  return true;
+}
+
+void Receives::watch_calls(std::uint32_t scope, CallWatcher* watcher) {
+  watchers_.set(scope, watcher);
+  if (watcher == nullptr) return;
+  matcher_.unexpected().for_each([&](const Address& from, const auto& message) {
+    const auto owner = from.envelope.scope == scope && message->head.call != 0 ? message->lane->owner() : nullptr;
+    if (owner != nullptr) watchers_.tell(*owner, message->head);
+  });
+}
+
+void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload) {
+  if (!receive->after) return receive->complete(copy_in(receive->view, payload));
+  receive->peer = lane.owner();
+  receive->stage = Stage::matched;
+  rendezvous_.start(lane, {receive, Bytes(payload.begin(), payload.end())});
+}
+
+void Receives::unstashed(const Unexpected& message) {
+  Lane& lane = *message.lane;
+  if (message.put_back) {
+    --lane.put_back;
+    return;
+  }
+  lane.held.release(message.payload.size());
+  lanes_.consumed(lane, message.payload.size());
+}
+
+bool Receives::meet(PeerState& peer, Unexpected& message) {
+  const Address from{&peer, message.head.envelope};
+  if (direct_ != nullptr && direct_->fits(from, message.head.tag)) {
+    const auto receive = std::make_shared<ReceiveOperation>(messenger_, Target{message.lane->peer, direct_->wanted.envelope},
+                                                            direct_->tag, direct_->view);
+    receive->accepted();
+    direct_->operation = receive;
+    end_direct({});
+    accept(receive, message);
+    return true;
+  }
+  const auto receive = matcher_.match_message(from, message.head.tag);
+  if (receive == nullptr) return false;
+  accept(receive, message);
+  return true;
+}
+
+void Receives::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message) {
+  const Announce& announce = *message.announce;
+  receive->peer = message.lane->peer;
+  receive->stage = Stage::matched;
+  receive->peer_op = announce.sender_op;
+  receive->arrival = message.arrival;
+  if (of_another_call(*message.lane, *receive, message.head)) return rendezvous_.finish(*receive->peer, announce.sender_op, {});
+  receive->deliver(message.head, announce.bytes);
+  if (announce.bytes > receive->view.bytes) {
+    rendezvous_.finish(*receive->peer, announce.sender_op, {});  // the sender did nothing wrong
+    receive->complete(Status(Code::invalid_argument, "a message of " + std::to_string(announce.bytes) +
+                                                         " bytes does not fit a receive of " + std::to_string(receive->view.bytes) +
+                                                         " bytes; nothing was written"));
+    return;
+  }
+  rendezvous_.start(*message.lane, {receive, announce});
+}
+
+bool Receives::install(DirectReceive& receive) noexcept {
+  const bool open = direct_ == nullptr && receive.wanted.peer->phase() == PeerPhase::ready && matcher_.posted().size() == 0 &&
+                    matcher_.unexpected().size() == 0 && !context_.engine()->forked();
+  if (open) direct_ = &receive;
+  return open;
+}
+
+void Receives::end_direct(Status status) {
+  DirectReceive& receive = *std::exchange(direct_, nullptr);
+  receive.status = std::move(status);
+  receive.done.store(1, std::memory_order_release);
+  context_.engine()->wake_waiters();
+}
+
+bool Receives::withdraw(DirectReceive& receive) noexcept {
+  if (receive.done.load(std::memory_order_relaxed) != 0) return false;
+  direct_ = nullptr;
+  return true;
+}
+
+void Receives::cancel(ReceiveOperation& receive) {
+  const auto keep = matcher_.posted().take(receive.posted);
+  receive.complete(Status(Code::cancelled, receive.describe() + " was cancelled; nothing was written"));
+}
+
+void Receives::end_posted(const PeerState* peer, const Status& reason) {
+  if (direct_ != nullptr && (peer == nullptr || direct_->wanted.peer == peer)) {
+    const Lane* const lane = lanes_.find(direct_->wanted.peer);
+    const Target from{lane != nullptr ? lane->owner() : nullptr, direct_->wanted.envelope};
+    const std::string what = Operation::describe(false, from, direct_->tag, direct_->view.bytes);
+    end_direct(reason.with_context(what + ", nothing was written"));
+  }
+  const auto concerns = [peer](const auto& receive) { return peer == nullptr || receive->peer.get() == peer; };
+  for (const auto& receive : matcher_.posted().take_if([&](const Address&, const auto& r) { return concerns(r); })) {
+    receive->complete(reason.with_context(receive->describe() + ", nothing was written"));
+  }
+}
+
+}  // namespace hmc::messaging

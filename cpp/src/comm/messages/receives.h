@@ -1,0 +1,85 @@
+// Receives until they have their message, and messages that nobody has asked for yet.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "comm/messages/call_watchers.h"
+#include "comm/messages/lanes.h"
+#include "comm/messages/matching.h"
+#include "comm/messages/rendezvous.h"
+
+namespace hmc::messaging {
+
+// What all peers that have ended may have left unread, together. Beyond that, the messages of the first to go are discarded.
+inline constexpr std::uint64_t max_left_unread = 16 << 20;
+
+// A blocking receive on its caller's stack, while nothing else is posted: the short way for small messages. It comes before every
+// receive that is posted later.
+struct DirectReceive {
+  Address wanted;
+  std::int64_t tag;
+  const MemoryView& view;
+  std::atomic<std::uint32_t> done{0};
+  Status status;
+  MessageInfo info;
+  std::shared_ptr<WorkState> operation;  // what it became, when the message was announced instead
+
+  [[nodiscard]] bool fits(const Address& from, std::int64_t its_tag) const noexcept {
+    return wanted == from && tag_fits(tag, its_tag);
+  }
+};
+
+// Owned by MessengerImpl. Engine lock held.
+class Receives {
+ public:
+  Receives(MessengerImpl& messenger, ContextState& context, Lanes& lanes, Rendezvous& rendezvous);
+
+  Result<std::shared_ptr<WorkState>> post(const Target& from, std::int64_t tag, const MemoryView& view);
+  // Installs `receive` if the short way is open.
+  [[nodiscard]] bool install(DirectReceive& receive) noexcept;
+  // False: it is done.
+  [[nodiscard]] bool withdraw(DirectReceive& receive) noexcept;
+  void on_eager(PeerState& peer, ByteSpan signal);
+  void on_announce(PeerState& peer, ByteSpan signal);
+  void on_withdraw(PeerState& peer, ByteSpan signal);
+  void cancel(ReceiveOperation& receive);  // it is not matched
+  // The message of a receive that was cancelled, for the next one that fits.
+  void put_back(ReceiveOperation& receive);
+  void end_posted(const PeerState* peer, const Status& reason);  // `peer` null: of all
+  void drop_announcements(PeerState& peer, const Status& reason);
+  void on_peer_gone(PeerState& peer, const Status& reason);
+  void drop_departed(const PeerState* peer);
+  void drop_scope(std::uint32_t scope);
+  void discard_all();
+  void watch_calls(std::uint32_t scope, CallWatcher* watcher);
+
+ private:
+  // To whoever waits for it; false: nobody does.
+  [[nodiscard]] bool meet(PeerState& peer, Unexpected& message);
+  void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
+  // An eager payload for `receive`; later if a stream still uses the memory.
+  void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
+  void stash(Lane& lane, std::unique_ptr<Unexpected> message);
+  // A message that was taken from the unexpected ones: its credit is free.
+  void unstashed(const Unexpected& message);
+  // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
+  bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
+  void end_direct(Status status);
+  void end_receives_from_nobody();
+  // Of peers that have ended, until the rest is within max_left_unread.
+  void bound_unread();
+  void discard_unread(const PeerState* peer, Lane& lane);
+
+  MessengerImpl& messenger_;
+  ContextState& context_;
+  Lanes& lanes_;
+  Rendezvous& rendezvous_;
+  Matcher<std::shared_ptr<ReceiveOperation>, std::unique_ptr<Unexpected>> matcher_;
+  DirectReceive* direct_ = nullptr;
+  CallWatchers watchers_;
+  std::uint64_t departures_ = 0;  // peers that have ended
+};
+
+}  // namespace hmc::messaging

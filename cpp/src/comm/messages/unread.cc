@@ -1,0 +1,110 @@
+// Messages without a receive: what one that was cancelled gives back, and what peers and groups that have ended leave behind; and
+// receives that nobody will send to.
+#include "comm/context_state.h"
+#include "comm/messages/receives.h"
+
+namespace hmc::messaging {
+
+void Receives::put_back(ReceiveOperation& receive) {
+  PeerState& peer = *receive.peer;
+  if (peer.phase() != PeerPhase::ready) {
+    return rendezvous_.finish(peer, receive.announce->sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
+  }
+  if (receive.withdrawn) {
+    return rendezvous_.finish(peer, receive.announce->sender_op,
+                              Status(Code::cancelled, "withdrawn after its receive was cancelled"));
+  }
+  context_.count("messages.put_back", 1);
+  Lane& lane = lanes_.of(peer);
+  Unexpected message;
+  message.lane = &lane;
+  message.head = receive.announce->head;
+  message.announce = std::move(receive.announce);
+  message.arrival = receive.arrival;
+  message.put_back = true;
+  if (meet(peer, message)) return;
+  ++lane.put_back;
+  stash(lane, std::make_unique<Unexpected>(std::move(message)));
+}
+
+// Of messages that nobody will receive: they lead nowhere once their sender is gone. What arrived whole stays receivable.
+void Receives::drop_announcements(PeerState& peer, const Status& reason) {
+  const auto dropped = matcher_.unexpected().take_if(
+      [&](const Address& from, const auto& message) { return from.peer == &peer && message->announce != nullptr; });
+  for (const auto& message : dropped) {
+    if (message->put_back) {
+      --message->lane->put_back;
+    } else {
+      message->lane->held.release(0);
+    }
+    rendezvous_.finish(peer, message->announce->sender_op, reason);
+  }
+}
+
+void Receives::on_peer_gone(PeerState& peer, const Status& reason) {
+  drop_announcements(peer, reason);
+  ++departures_;
+  if (peer.lane != nullptr && peer.lane->departure == 0) {
+    peer.lane->departure = departures_;
+    peer.lane->departed = peer.lane->peer;
+    peer.lane->peer = nullptr;
+    bound_unread();
+  }
+  end_receives_from_nobody();
+}
+
+void Receives::end_receives_from_nobody() {
+  Status reason;
+  const auto ended = matcher_.posted().take_if([&](const Address& wanted, const auto&) {
+    if (!wanted.any()) return false;
+    const Status left = context_.senders_left(wanted.envelope.scope, wanted.envelope.dst);
+    if (!left.ok()) reason = left;
+    return !left.ok();
+  });
+  for (const auto& receive : ended) receive->complete(reason.with_context(receive->describe() + ", nothing was written"));
+}
+
+void Receives::discard_all() {
+  static_cast<void>(matcher_.unexpected().take_if([](const Address&, const auto&) { return true; }));
+}
+
+void Receives::discard_unread(const PeerState* peer, Lane& lane) {
+  const auto dropped = matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.peer == peer; });
+  lane.held.release_all();
+  if (!dropped.empty()) context_.count("messages.discarded", dropped.size());
+}
+
+void Receives::bound_unread() {
+  while (true) {
+    std::uint64_t together = 0;
+    auto& all = lanes_.all();
+    auto first = all.end();
+    for (auto each = all.begin(); each != all.end(); ++each) {
+      const Lane& lane = each->second;
+      if (lane.departure == 0 || lane.held.held().heads == 0) continue;
+      together += lane.held.memory();
+      if (first == all.end() || lane.departure < first->second.departure) first = each;
+    }
+    if (together <= max_left_unread) return;
+    discard_unread(first->first, first->second);
+  }
+}
+
+void Receives::drop_departed(const PeerState* peer) {
+  Lane* const lane = lanes_.find(peer);
+  if (lane == nullptr || lane->owner() != nullptr) return;
+  discard_unread(peer, *lane);
+  lanes_.all().erase(peer);
+}
+
+void Receives::drop_scope(std::uint32_t scope) {
+  for (const auto& message :
+       matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.envelope.scope == scope; })) {
+    const Lane& lane = *message->lane;
+    if (message->announce != nullptr && lane.peer != nullptr)
+      rendezvous_.finish(*lane.peer, message->announce->sender_op, Status(Code::closed, "the receiver left the group"));
+    unstashed(*message);
+  }
+}
+
+}  // namespace hmc::messaging

@@ -1,0 +1,160 @@
+// Transports of this build, and paths as people see them.
+#include "comm/routing/paths.h"
+
+#include <cstdio>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "comm/context_impl.h"
+#include "device/links.h"
+
+namespace hmc {
+
+namespace {
+
+std::string rate(double bytes_per_second) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.3g GB/s", bytes_per_second / 1e9);
+  return text;
+}
+
+}  // namespace
+
+std::vector<const TransportFactory*>& all_transports() {
+  static std::vector<const TransportFactory*> all(transport_factories().begin(), transport_factories().end());
+  return all;
+}
+
+std::vector<std::string> known_transports() {
+  std::vector<std::string> names;
+  for (const TransportFactory* factory : all_transports()) names.emplace_back(factory->name);
+  return names;
+}
+
+std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter) {
+  std::vector<std::unique_ptr<TransportSlot>> slots;
+  for (const TransportFactory* factory : all_transports()) {
+    auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
+    slot->name = std::string(factory->name);
+    slot->bit = TransportSet{1} << (slots.size() - 1);
+    slot->on_carriers = factory->on_carriers;
+    if (!filter.allows(factory->name)) {
+      // Somebody who names the transports between processes still expects a process to reach itself.
+      if (factory->name != "local" || filter.excludes(factory->name)) {
+        slot->capabilities.available = false;
+        slot->capabilities.reason = "left out by transports \"" + filter.text() + "\"";
+        continue;
+      }
+      slot->self_only = true;
+    }
+    if (factory->named_only && !filter.names(factory->name)) {
+      slot->capabilities.available = false;
+      slot->capabilities.reason =
+          "used only where it is named: HMC_TRANSPORTS or Context(transports=...), as in \"shm," + slot->name + "\"";
+      continue;
+    }
+    auto made = factory->create(environment);
+    if (!made.ok()) {
+      slot->capabilities.available = false;
+      slot->capabilities.reason = std::string(made.status().message());
+      continue;
+    }
+    slot->transport = std::move(*made);
+    slot->capabilities = slot->transport->capabilities();
+    slot->domain = slot->transport->domain();
+    if (!factory->on_carriers && slot->capabilities.available) environment.carriers.push_back(slot->transport.get());
+  }
+  return slots;
+}
+
+TransportSlot* ContextImpl::find_transport(std::string_view name) noexcept {
+  for (const auto& slot : transports_) {
+    if (slot->name == name) return slot.get();
+  }
+  return nullptr;
+}
+
+std::vector<TransportInfo> list_transports() {
+  std::vector<TransportInfo> infos;
+  const auto names = known_transports();
+  const auto failed = [&](const Status& status) {
+    infos.clear();
+    for (const auto& name : names) infos.push_back({name, false, status.str()});
+    return infos;
+  };
+  const auto filter = TransportFilter::parse(env_text("HMC_TRANSPORTS").value_or(""), names);
+  if (!filter.ok()) return failed(filter.status());
+  auto engine = Engine::create(Progress::manual);
+  if (!engine.ok()) return failed(engine.status());
+  {
+    const auto lock = (*engine)->lock();
+    auto listener = Listener::create(*engine);
+    if (!listener.ok()) return failed(listener.status());
+    TransportEnvironment environment;
+    environment.engine = *engine;
+    environment.listener = listener->get();
+    for (const auto& slot : make_transports(environment, *filter)) {
+      infos.push_back({slot->name, slot->capabilities.available, slot->capabilities.reason});
+    }
+  }
+  (*engine)->stop();
+  return infos;
+}
+
+Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target,
+                               Deadline deadline) {
+  HMC_TRY(wait_ready(peer, deadline));
+  HMC_TRY(wait_route(*peer, source, target, 0, deadline).status());
+  const auto lock = engine_->lock();
+  HMC_ASSIGN(const Route* route, peer->routes().find(source, target, 0));
+  return route->path;
+}
+
+double hardware_bandwidth(const Device& local, const Device& remote) {
+  constexpr double memcpy_rate = 10e9;  // of one thread
+  if (local.is_cpu()) return remote.is_cpu() ? memcpy_rate : 0;
+  if (local == remote) return 0;
+  const double link = link_bandwidth(local, remote);
+  return link > 0 ? link : host_bandwidth(local);
+}
+
+void warn_if_poor(const Path& path) {
+  const bool one_vendor = !path.source.is_cpu() && path.source.vendor() == path.target.vendor();
+  const bool slow = path.bandwidth < path.hardware_bandwidth / 2;
+  if (!slow && (path.direct || !one_vendor)) return;
+  std::string text = path.source.str() + " to " + path.target.str() + " goes by " + path.transport +
+                     (path.direct ? "" : ", through host memory") + ": ";
+  if (slow) text += rate(path.bandwidth) + " expected of the " + rate(path.hardware_bandwidth) + " that the hardware could carry. ";
+  for (const auto& other : path.rejected) text += "Not " + other + ". ";
+  warn_once("poor path " + path.transport + path.source.str() + path.target.str(), text + "`hmc topo` shows every pair");
+}
+
+void Route::count(bool is_put, std::size_t bytes) {
+  TransportSlot& counted = slot->transport();
+  (is_put ? path.bytes_put : path.bytes_got) += bytes;
+  (is_put ? counted.put_bytes : counted.get_bytes) += bytes;
+  ++(is_put ? counted.puts : counted.gets);
+  if (!staged) return;
+  path.bytes_staged += bytes;
+  counted.staged_bytes += bytes;
+}
+
+std::string Path::str() const {
+  std::string text = source.str() + " -> " + target.str() + ": " + transport;
+  if (!detail.empty()) text += " (" + detail + ")";
+  text += direct ? ", direct" : ", staged through host memory";
+  text += encrypted ? ", encrypted" : "";
+  if (!messages.empty()) text += ", messages by " + messages;
+  if (!reason.empty()) text += ", because: " + reason;
+  if (!runner_up.empty()) text += ", next: " + runner_up;
+  if (bandwidth > 0) {
+    char latency[32];
+    std::snprintf(latency, sizeof latency, "; expected %.3g us, ", latency_us);
+    text += latency + rate(bandwidth);
+    if (hardware_bandwidth > bandwidth) text += " (the hardware: " + rate(hardware_bandwidth) + ")";
+  }
+  for (const auto& other : rejected) text += "\n  not " + other;
+  return text;
+}
+
+}  // namespace hmc

@@ -1,0 +1,34 @@
+// Target: the other end of a post: a peer, and the group and ranks that the post belongs to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/wire/envelope.h"
+
+namespace hmc {
+
+class PeerState;
+
+// Peer, Member and the collectives resolve one per call and post messages by it through the Messenger, which keeps the peer's
+// fences as the ContextState does for one-sided calls. Lives no longer than the call.
+struct Target {
+  const std::shared_ptr<PeerState>& peer;  // null: any source of the scope (envelope.src = any_rank); receives only
+  Envelope envelope;
+  // Collectives: which call of the group the message belongs to. A receive meets no message of another. Low byte: the kind of call;
+  // the other two say what the user may want to read in an error. 0: no collective.
+  std::uint32_t call = 0;
+};
+
+inline constexpr std::uint32_t call_kind_mask = 0xff;
+inline constexpr std::uint32_t max_call = 0xffffff;
+
+// Told of messages of a scope that belong to another call than the receive that they met, or that met none. Engine lock held; it
+// posts nothing from there.
+class CallWatcher {
+ public:
+  virtual ~CallWatcher() = default;
+  virtual void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) = 0;
+};
+
+}  // namespace hmc

@@ -1,0 +1,81 @@
+// Signals of two-sided messages: pure encoding and decoding, fuzzed. Little-endian, field by field.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/blob.h"
+#include "comm/wire/envelope.h"
+#include "hmc/status.h"
+
+namespace hmc::messaging {
+
+enum class Kind : std::uint8_t {
+  eager = 1,     // head, then the payload
+  announce = 2,  // RTS: a message that the receiver fetches, with the sender's exported region
+  answer = 3,    // CTS: the receiver's region; the sender puts the lower part while the receiver gets the rest
+  finish = 4,    // FIN: one side's part is done, or failed
+  withdraw = 5,  // the sender takes an announcement back if it is not matched yet
+  credit = 6,    // the receiver has consumed eager messages
+  refuse = 7,    // the sender cannot reach the receiver's memory by the answer's transport: it is to answer anew
+};
+
+// Head of an eager message and of an announcement: 24 bytes, so that 8 bytes of payload fit one cache line with the ring's own
+// word.
+struct Head {
+  Envelope envelope;
+  std::int64_t tag = 0;
+  std::uint32_t call = 0;  // see Target; 24 bits
+};
+inline constexpr std::size_t head_bytes = 24;
+void write_head(std::array<std::byte, head_bytes>& out, Kind kind, const Head& head) noexcept;
+
+struct Announce {
+  Head head;
+  std::uint64_t bytes = 0;
+  std::uint64_t sender_op = 0;
+  std::string transport;  // through which the region was exported; empty: the receiver says where the sender shall put
+  std::string device;     // where the sender's memory is
+  Bytes region;
+};
+struct Answer {
+  std::uint64_t sender_op = 0;
+  std::uint64_t receiver_op = 0;
+  std::uint64_t lower = 0;  // the sender puts [0, lower); the receiver gets the rest
+  std::string transport;    // through which the region was exported; empty: that of the announcement
+  std::string device;       // where the receiver's memory is
+  Bytes region;
+};
+struct Finish {
+  std::uint64_t op = 0;  // the addressee's
+  Code code = Code::ok;
+  std::string message;
+};
+struct Credit {
+  std::uint64_t payload = 0;  // bytes
+  std::uint64_t heads = 0;    // messages
+};
+
+inline constexpr std::size_t max_region_bytes = 1024;
+inline constexpr std::size_t max_text_bytes = 256;
+
+Bytes encode(const Announce& announce);
+Bytes encode(const Answer& answer);
+Bytes encode(const Finish& finish, Kind kind = Kind::finish);  // or refuse
+Bytes encode_withdraw(std::uint64_t sender_op);
+Bytes encode(const Credit& credit);
+
+// Each takes a whole signal (kind byte included); nullopt for anything malformed.
+std::optional<Kind> kind_of(ByteSpan signal) noexcept;
+std::optional<Head> decode_head(ByteSpan signal) noexcept;  // of an eager message; its payload follows at head_bytes
+std::optional<Announce> decode_announce(ByteSpan signal);
+std::optional<Answer> decode_answer(ByteSpan signal);
+std::optional<Finish> decode_finish(ByteSpan signal);  // and of refuse
+std::optional<std::uint64_t> decode_withdraw(ByteSpan signal);
+std::optional<Credit> decode_credit(ByteSpan signal);
+
+}  // namespace hmc::messaging

@@ -1,0 +1,162 @@
+// TcpEndpoint: its life, its operations' ends.
+#include "transport/tcp/endpoint.h"
+
+#include <sys/epoll.h>
+
+#include <string>
+#include <utility>
+
+namespace hmc::tcp {
+namespace {
+
+// Polls for which a link is read without being asked to, after something moved on it.
+constexpr int link_heat = 4096;
+constexpr int stream_heat = 64;
+// Between a connection's end and the verdict that the peer is lost: control, which knows a goodbye from a death, speaks first.
+constexpr double grace_seconds = 0.2;
+// Moved by each stream before an end: as much as its socket may hold.
+constexpr std::size_t drain_bytes = 8 << 20;
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, EndpointSink& sink)
+    : EndpointBase({"tcp", max_signal_bytes, kit::operation_type<Op>()}, shared->engine, sink),
+      shared_(std::move(shared)),
+      same_host_(same_host) {}
+
+Status TcpEndpoint::check(const Run& run, bool is_put) const {
+  return is_put && !static_cast<const ServedRemoteRegion&>(*run.remote).writable() ? read_only_target() : Status();
+}
+
+void TcpEndpoint::warm(Stream& stream) noexcept {
+  heat_ = link_heat;
+  stream.heat = stream_heat;
+}
+
+bool TcpEndpoint::poll(std::size_t& budget) {
+  bool moved = false;
+  if (heat_ > 0) --heat_;
+  for (std::size_t i = 0; i < count_ && ready() && heat_ > 0 && budget != 0; ++i) {
+    Stream& stream = *streams_[i];
+    if (i != 0 && stream.heat == 0) continue;
+    if (stream.heat > 0) --stream.heat;
+    moved = read(stream, budget) || moved;
+  }
+  if (ready() && has_output()) moved = write_all(budget) || moved;
+  return moved;
+}
+
+void TcpEndpoint::on_ready(Stream& stream, std::uint32_t events) {
+  if (!ready()) return;
+  const auto keep = shared_from_this();
+  std::size_t budget = 1 << 20;
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) read(stream, budget);
+  if (!ready()) return;
+  if (stream.watches_out && (events & EPOLLOUT) != 0) {
+    stream.watches_out = false;
+    engine_->modify(stream.fd.get(), EPOLLIN);
+    stream.blocked = false;
+  }
+  if (has_output()) write_all(budget);
+}
+
+bool TcpEndpoint::has_output() const noexcept {
+  if (ack_count_ != 0) return true;
+  for (const auto& stream : streams_) {
+    if (stream->shut) continue;
+    if (!stream->burst.head.empty() || !stream->small.empty() || can_build(*stream)) return true;
+  }
+  return false;
+}
+
+bool TcpEndpoint::arm() {
+  if (!ready() || !has_output()) return true;
+  for (const auto& stream : streams_) {
+    if (stream->shut || stream->watches_out) continue;
+    if (!stream->blocked) {
+      if (!stream->burst.head.empty() || !stream->small.empty() || ack_count_ != 0 || can_build(*stream)) return false;
+      continue;
+    }
+    stream->watches_out = true;
+    engine_->modify(stream->fd.get(), EPOLLIN | EPOLLOUT);
+  }
+  return true;
+}
+
+void TcpEndpoint::end(Op& op) {
+  if (op.split) --split_;
+  std::erase(turns_, &op);
+  finish(op);
+}
+
+// What is in a socket lands, sooner or later. What comes in can be discarded.
+Status TcpEndpoint::withdraw(kit::Operation& operation) {
+  if (operation.is_put) HMC_TRY(EndpointBase::withdraw(operation));
+  for (const auto& stream : streams_) {
+    for (Request& request : stream->requests) {
+      if (request.op == operation.number) request.op = 0;
+    }
+  }
+  std::erase(turns_, static_cast<Op*>(&operation));
+  return {};
+}
+
+void TcpEndpoint::lost(Stream& stream, const Status& reason) {
+  if (stream.dead) return;
+  stream.shut = stream.dead = true;
+  stream.heat = 0;
+  if (std::exchange(stream.watched, false)) engine_->unwatch(stream.fd.get());
+  fail_soon(reason);
+}
+
+void TcpEndpoint::fail_soon(const Status& reason) {
+  if (draining_ || std::exchange(lost_, true)) return;
+  timer_ = engine_->at(Deadline::after_seconds(grace_seconds), [this, reason] {
+    timer_ = 0;
+    const auto keep = shared_from_this();
+    drain();
+    fail(reason);
+  });
+}
+
+// Acknowledgements in the sockets' buffers tell of operations that were delivered: they complete before the others fail. The sink
+// receives nothing any more.
+void TcpEndpoint::drain() {
+  if (!ready()) return;
+  draining_ = true;
+  turns_.clear();
+  std::size_t budget = drain_bytes;
+  if (has_output()) write_all(budget);
+  for (const auto& stream : streams_) {
+    budget = drain_bytes;
+    while (!operations_.empty() && ready() && read(*stream, budget)) {
+    }
+  }
+  budget = drain_bytes;
+  if (ready() && has_output()) write_all(budget);
+}
+
+void TcpEndpoint::broken(const std::string& what) {
+  if (!draining_) fail(Status(Code::protocol, "the peer broke the tcp protocol: " + what));
+}
+
+void TcpEndpoint::stop() {
+  if (timer_ != 0) engine_->cancel_timer(std::exchange(timer_, 0));
+  if (deadline_ != 0) engine_->cancel_timer(std::exchange(deadline_, 0));
+  for (const auto& stream : streams_) {
+    if (stream) stream->stop(*engine_);
+  }
+  turns_.clear();
+  incoming_.clear();
+  ack_count_ = 0;
+}
+
+void TcpEndpoint::close() {
+  if (closed()) return;
+  drain();
+  give_up_dialling();
+  if (id_ != 0) shared_->links.erase(id_);
+  EndpointBase::close();
+}
+
+}  // namespace hmc::tcp

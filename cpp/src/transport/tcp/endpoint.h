@@ -1,0 +1,155 @@
+// TcpEndpoint: `n` streams to one peer, the operations in flight on them, and how they are connected.
+//
+// A put leaves in slices, each on whichever stream has room; the peer counts the bytes of each operation, and acknowledges it (and
+// passes on the attached signal) once all are in place. A get is asked for slice by slice; the reply comes on the stream of the
+// request. Signals keep to stream 0.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/kit/endpoint_base.h"
+#include "transport/tcp/connect.h"
+#include "transport/tcp/shared.h"
+#include "transport/tcp/stream.h"
+
+namespace hmc::tcp {
+
+// Engine lock held.
+class TcpEndpoint final : public kit::EndpointBase {
+ public:
+  TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, EndpointSink& sink);
+
+  // ---- of Endpoint ----
+  Result<Blob> address();
+  Status connect(const Blob& peer_address, Completion* done);
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ServedRemoteRegion::import(exported); }
+  Status signal(ByteSpan head, ByteSpan body);
+  // Sends the acknowledgements that the peer waits for, and reads those that are here already, before the rest ends with `closed`.
+  void close();
+
+  // ---- of the transport ----
+  [[nodiscard]] bool active() const noexcept { return ready() && (heat_ > 0 || has_output()); }
+  // Takes what it moves off `budget`. True if anything moved.
+  bool poll(std::size_t& budget);
+  // Sees that the descriptors report whatever poll() would do; false: there is something to do already.
+  bool arm();
+  [[nodiscard]] bool busy() const noexcept { return ready() && has_output(); }
+
+  // ---- of streams and connections in the making ----
+  void on_ready(Stream& stream, std::uint32_t events);
+  // A connection that the peer dialled and that showed stream `index`'s ticket. False: not wanted.
+  [[nodiscard]] bool wants(const Hello& hello) const noexcept;
+  void accepted(std::size_t index, UniqueFd socket);
+  // A connection that this side dialled: the peer said yes, or every address failed.
+  void dialled(std::size_t index, Result<UniqueFd> socket);
+  [[nodiscard]] std::shared_ptr<TcpEndpoint> self() { return std::static_pointer_cast<TcpEndpoint>(weak_from_this().lock()); }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
+  [[nodiscard]] std::size_t stream_count() const noexcept { return count_; }
+
+ private:
+  // Puts whose parts are in flight at once. A peer keeps a record of each that it has part of, and takes more than max_incoming for
+  // an attack: a stream that lags behind the others must not make an honest sender look like one.
+  static constexpr std::size_t max_split = 512;
+  static constexpr std::size_t max_incoming = 1024;
+
+  // A put's number names it to the peer. `moved`: put: handed to sockets; get: in place. `in_flight`: put: slices that are being
+  // written to sockets; get: requests.
+  struct Op final : kit::Operation {
+    bool split = false;     // put: more than one slice, so its parts may arrive far apart
+    bool end_sent = false;  // put: everything including its end has been given to a stream
+  };
+  // A peer's put, until all of it is here.
+  struct Incoming {
+    std::uint64_t received = 0;
+    std::uint64_t total = 0;  // known when ended
+    bool ended = false;
+    Refusal refusal = Refusal::none;
+    Bytes signal;
+  };
+
+  // endpoint.cc
+  Status check(const Run& run, bool is_put) const override;
+  Status withdraw(kit::Operation& operation) override;
+  void stop() override;
+  void broken(const std::string& what);
+  void lost(Stream& stream, const Status& reason);
+  void fail_soon(const Status& reason);
+  void drain();
+  [[nodiscard]] bool has_output() const noexcept;
+  void warm(Stream& stream) noexcept;
+  [[nodiscard]] Op* find(std::uint64_t number) const { return static_cast<Op*>(operations_.find(number)); }
+  void end(Op& op);
+
+  // endpoint_connect.cc
+  void start_dialling();
+  void give_up_dialling();
+  void add_stream(std::size_t index, UniqueFd socket);
+  void maybe_ready();
+  void connect_failed(const Status& reason);
+
+  // endpoint_send.cc
+  Status start(kit::Operation& operation) override;
+  bool send(ByteSpan signal, std::uint64_t put) override;
+  bool write_all(std::size_t& budget);
+  bool write(Stream& stream, std::size_t& budget);
+  bool next_burst(Stream& stream);
+  void append_acks(Bytes& out);
+  bool build_slice(Stream& stream);
+  bool build_put(Stream& stream, Op& op);
+  bool build_request(Stream& stream, Op& op);
+  void build_reply(Stream& stream);
+  void burst_sent(Stream& stream);
+  [[nodiscard]] bool can_build(const Stream& stream) const noexcept;
+  [[nodiscard]] bool may_send(const Op& put) const noexcept { return put.started || split_ < max_split; }
+
+  // endpoint_receive.cc
+  bool read(Stream& stream, std::size_t& budget);
+  bool parse(Stream& stream);
+  bool on_frame(Stream& stream, const Header& header, ByteSpan inline_part);
+  bool begin_payload(Stream& stream, const Header& header, ByteSpan extents);
+  void targets(Stream& stream, std::vector<iovec>& out);
+  void payload_arrived(Stream& stream, std::size_t bytes);
+  void payload_ended(Stream& stream);
+  bool on_put_end(const Header& header, ByteSpan signal);
+  bool put_maybe_done(std::uint64_t number);
+  bool on_ack(std::uint64_t first, std::uint64_t count);
+  bool on_refuse(std::uint64_t number, Refusal refusal);
+  bool on_get(Stream& stream, const Header& header, ByteSpan extents);
+  bool on_get_end(Stream& stream, const Header& header);
+
+  const std::shared_ptr<Shared> shared_;
+  const bool same_host_;
+  bool lost_ = false;      // a stream is dead; the rest follows
+  bool draining_ = false;  // to end: only what the peer has acknowledged is of interest
+  Status last_try_;        // why the peer could not be dialled
+
+  // Until ready.
+  std::uint64_t id_ = 0;  // names this side to the peer
+  std::uint64_t order_[2] = {0, 0};
+  std::vector<Ticket> tickets_;
+  std::size_t count_ = 0;  // streams of the link; 0: not known yet
+  Address peer_;
+  bool dialling_ = false;
+  std::vector<std::unique_ptr<Dial>> dials_;
+  Engine::TimerId timer_ = 0;
+  Engine::TimerId deadline_ = 0;
+
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::deque<Op*> turns_;  // operations with something left to send or to ask for
+  std::uint64_t last_request_ = 0;
+  std::size_t split_ = 0;  // puts of several slices that have started and not ended
+  std::unordered_map<std::uint64_t, Incoming> incoming_;
+  std::uint64_t ack_first_ = 0;  // of puts that are in place and not acknowledged yet
+  std::uint64_t ack_count_ = 0;
+  std::size_t next_stream_ = 0;
+  int heat_ = 0;
+  std::vector<iovec> vectors_;  // of the current read
+};
+
+}  // namespace hmc::tcp

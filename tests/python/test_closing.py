@@ -1,0 +1,236 @@
+"""Closing: what was posted arrives, nothing is waited for in vain, and a stopped process that may write is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from conftest import pattern
+
+import hmc
+
+
+@pytest.fixture(params=["shm", "ring", "tcp"])
+def transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "ring":
+        monkeypatch.setenv("HMC_SHM_PTRACE", "0")
+    return "tcp" if request.param == "tcp" else "shm"
+
+
+def test_put_complete_at_this_end_arrives_after_close(transports: str) -> None:
+    for seed in range(5):
+        a, b = hmc.Context(transports=transports), hmc.Context(transports=transports)
+        ab = a.connect(b.addresses[0], timeout=20)
+        ba = b.accept(timeout=20)
+        target, data = np.zeros(8 << 20, np.uint8), pattern(8 << 20, seed)
+        into, source = b.register(target), a.register(data)
+        remote = ab.import_buffer(into.descriptor(), timeout=20)
+        ab.put(source, remote, notify=3, complete="local")
+        ab.close() if seed % 2 else a.close(timeout=20)
+        ba.wait_notify(3, timeout=20)
+        assert np.array_equal(target, data)
+        with pytest.raises(hmc.ClosedError):
+            ba.wait_notify(3, timeout=20)
+        a.close(timeout=20)
+        b.close(timeout=20)
+
+
+def test_two_contexts_that_close_at_once_do_not_wait(transports: str) -> None:
+    slow = 0
+    for _ in range(10):
+        a, b = hmc.Context(transports=transports), hmc.Context(transports=transports)
+        a.connect(b.addresses[0], timeout=20)
+        b.accept(timeout=20)
+        start = threading.Barrier(2)
+
+        def close(context: hmc.Context, start: threading.Barrier = start) -> None:
+            start.wait(timeout=20)
+            context.close(timeout=20)
+
+        other = threading.Thread(target=close, args=(b,))
+        other.start()
+        before = time.monotonic()
+        close(a)
+        other.join(timeout=20)
+        slow += time.monotonic() - before >= 0.99
+    assert slow <= 2
+
+
+WRITER = """
+    import sys
+    import numpy as np
+    import hmc
+    context = hmc.Context(transports=sys.argv[1])
+    peer = context.connect(sys.argv[2], timeout=20)
+    source = context.register(np.full(12 << 20, 255, np.uint8))
+    remote = peer.lookup("mine", timeout=20)
+    print("writing", flush=True)
+    try:
+        while True:
+            peer.put(source, remote).wait(60)
+    except hmc.HmcError:
+        print("ended", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("what", ["buffer", "context"])
+def test_nothing_is_written_after_a_close_that_returned(transports: str, what: str) -> None:
+    for round in range(3):
+        context = hmc.Context(transports=transports)
+        memory = np.zeros(12 << 20, np.uint8)
+        mine = pattern(len(memory), round)
+        buffer = context.register(memory)
+        context.publish("mine", buffer)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), transports, context.addresses[0]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+        assert writer.stdout is not None
+        try:
+            peer = context.accept(timeout=20)
+            assert writer.stdout.readline() == "writing\n"
+            at = len(memory) // 4 * (round + 1)
+            memory[at] = 9
+            while memory[at] == 9:
+                pass
+            os.kill(writer.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, writer.pid, os.WSTOPPED | os.WNOWAIT)
+            if what == "buffer":
+                peer.close()
+            close = buffer.close if what == "buffer" else context.close
+            try:
+                close(timeout=0.2)
+                reason = ""
+            except hmc.HmcTimeoutError as error:
+                reason = str(error)
+            closed = not reason
+            assert closed or what == "context" or "written" in reason, reason
+            if closed:
+                memory[:] = mine
+            os.kill(writer.pid, signal.SIGCONT)
+            assert writer.stdout.readline() == "ended\n"
+            if not closed:
+                close(timeout=20)
+                memory[:] = mine
+            time.sleep(0.02)
+            assert np.array_equal(memory, mine)
+        finally:
+            writer.kill()
+            writer.communicate()
+        context.close(timeout=20)
+
+
+SENDER = """
+    import sys
+    import numpy as np
+    import hmc
+    context = hmc.Context(transports=sys.argv[1])
+    peer = context.connect(sys.argv[2], timeout=20)
+    data = np.full(64 << 20, 7, np.uint8)
+    sys.stdin.readline()
+    peer.send(data, timeout=60)
+    sys.stdin.readline()
+"""
+
+
+def test_a_receive_that_has_its_message_holds_the_close_of_its_buffer(transports: str) -> None:
+    context = hmc.Context(transports=transports)
+    memory = np.zeros(64 << 20, np.uint8)
+    buffer = context.register(memory)
+    sender = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SENDER), transports, context.addresses[0]],
+        stdin=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    assert sender.stdin is not None
+    try:
+        peer = context.accept(timeout=20)
+        received = peer.irecv(memory)
+        sender.stdin.write("\n")
+        sender.stdin.flush()
+        give_up = time.monotonic() + 20
+        while memory[1] == 0 and time.monotonic() < give_up:
+            pass
+        os.kill(sender.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sender.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            buffer.close(timeout=0.2)
+            reason = ""
+        except hmc.HmcTimeoutError as error:
+            reason = str(error)
+        assert received.done == (not reason)
+        assert not reason or "written" in reason, reason
+        os.kill(sender.pid, signal.SIGCONT)
+        buffer.close(timeout=20)
+        assert received.done
+        assert np.all(memory == 7)
+        memory[:] = 9
+        time.sleep(0.02)
+        assert np.all(memory == 9)
+    finally:
+        sender.kill()
+        sender.communicate()
+    context.close(timeout=20)
+
+
+def test_a_closed_context_keeps_no_descriptor() -> None:
+    def closed() -> tuple[hmc.Context, hmc.Context, hmc.Work]:
+        a, b = hmc.Context(transports="shm"), hmc.Context(transports="shm")
+        a.connect(b.addresses[0], timeout=20)
+        received = b.accept(timeout=20).irecv(np.zeros(8, np.uint8), tag=1)
+        a.close(timeout=20)
+        b.close(timeout=20)
+        return a, b, received
+
+    kept = [closed()]  # what a process opens once
+    before = len(os.listdir("/proc/self/fd"))
+    kept += [closed() for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    for *_, received in kept:
+        with pytest.raises(hmc.ClosedError):
+            received.wait(timeout=20)
+
+
+@pytest.mark.parametrize("way", ["comm.close()", "os.kill(os.getpid(), 9)"])
+def test_a_wait_for_any_source_ends_with_the_last_other_rank(run_job: Callable[..., str], transports: str, way: str) -> None:
+    source = f"""
+import asyncio, os, time
+comm = hmc.init()
+comm.barrier(timeout=30)
+if comm.rank != 0:
+    time.sleep(0.1 * comm.rank)
+    {way}
+    os._exit(0)
+
+async def ended(door, timeout):
+    try:
+        return await door.notifications_async(timeout=timeout)
+    except (hmc.ClosedError, hmc.PeerLostError) as error:
+        return "no other rank is left" in str(error)
+
+async def job():
+    doors = (comm, comm.local[0])
+    waits = [asyncio.ensure_future(ended(door, timeout)) for door in doors for timeout in (30, None)]
+    found = await asyncio.wait_for(asyncio.gather(*waits), 20)
+    found += [await ended(door, timeout) for door in doors for timeout in (0, 30)]  # later ones too
+    assert found == [True] * 8, found
+
+asyncio.run(job())
+print("ended", flush=True)
+os._exit(0)
+"""
+    out = run_job(source, ranks=3, expect=int("kill" in way), environment={"HMC_TRANSPORTS": transports})
+    assert out.count("ended") == 1, out
