@@ -11,7 +11,7 @@
 namespace hmc::control {
 namespace {
 
-// A Unix socket answers at once or never will; the TCP connection must not pay for it.
+// A Unix socket answers at once or never will; a TCP connection that can stay must not wait longer.
 constexpr auto move_limit = std::chrono::seconds(2);
 
 std::string spoken(std::uint16_t number, std::string_view release) {
@@ -239,7 +239,7 @@ bool Handshake::choose_connection() {
   });
   const Deadline soon = Deadline::after(move_limit);
   child_->start_move({peer_.move_address, *peer_.ticket}, peer_.context_id, remote_,
-                     deadline_.when() < soon.when() ? deadline_ : soon);
+                     must_move_ || deadline_.when() < soon.when() ? deadline_ : soon);
   return false;
 }
 
