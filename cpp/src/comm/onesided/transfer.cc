@@ -13,13 +13,10 @@ EncodedNotify::EncodedNotify(const Notify& notify, const Envelope& envelope) {
     const auto head = signal_head(NotifyKind::payload, envelope);
     size_ = head.size() + notify.payload.size();
     cost_ = notify_cost(notify.payload.size());
-    if (size_ <= inline_.size()) {
-      std::memcpy(inline_.data(), head.data(), head.size());
-      std::memcpy(inline_.data() + head.size(), notify.payload.data(), notify.payload.size());
-    } else {
-      heap_.assign(head.begin(), head.end());
-      heap_.insert(heap_.end(), notify.payload.begin(), notify.payload.end());
-    }
+    if (size_ > inline_.size()) heap_.resize(size_);
+    std::byte* const out = size_ > inline_.size() ? heap_.data() : inline_.data();
+    std::memcpy(out, head.data(), head.size());
+    std::memcpy(out + head.size(), notify.payload.data(), notify.payload.size());
   }
 }
 
