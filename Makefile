@@ -19,7 +19,7 @@ demo: $(BUILD)/.installed
 test: test-cpp test-python
 
 test-cpp: $(BUILD)/.tests-built
-	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) || { status=$$?; tools/failures.sh $(BUILD); exit $$status; }
 
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q
