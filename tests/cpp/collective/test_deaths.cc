@@ -114,6 +114,32 @@ TEST_P(DeathOver, InABarrier) {
   }
 }
 
+// Ranks await two messages of one rank there.
+TEST_P(DeathOver, InAnExchangeOfBytes) {
+  for (const bool closes : {false, true}) {
+    for (const int dead : {0, 3}) {
+      run_job(4,
+              [dead, closes](const Process& process) {
+                const Communicator world = process.init();
+                const Member me = *world.self();
+                const Bytes mine = testing::pattern(1000, static_cast<std::uint64_t>(process.rank));
+                HMC_ASSERT_OK(me.exchange_bytes(mine, soon()).status());
+                if (process.rank == dead) {
+                  EXPECT_TRUE(process.board.wait(0, 3));
+                  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                  if (!closes) testing::die();
+                  HMC_EXPECT_OK(world.close(soon()));
+                  return;
+                }
+                process.board[0].fetch_add(1);
+                const auto all = me.exchange_bytes(mine, soon());
+                EXPECT_TRUE(all.status().code() == Code::peer_lost || all.status().code() == Code::closed) << all.status().str();
+              },
+              {.killed = closes ? std::set<int>{} : std::set<int>{dead}, .rendezvous = {}});
+    }
+  }
+}
+
 TEST_P(DeathOver, InAnAllToAll) {
   for (const std::size_t block : {64U, 500000U, 8000000U}) {
     run_job(4,

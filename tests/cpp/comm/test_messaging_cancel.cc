@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "progress/work_state.h"
 #include "ways.h"
 
 namespace hmc {
@@ -279,6 +280,30 @@ TEST_P(MessagingEnds, GoingAwayEndsEverything) {
     }
     EXPECT_EQ(pair.ab.isend(view(out[0]), 1).status().code(), Code::closed);
   }
+}
+
+// As a collective does whose first receive ends.
+TEST_P(MessagingEnds, ACompletionMayCancelOtherReceivesFromTheSamePeer) {
+  const WayPair pair(GetParam());
+  Guarded in(3 * 100);
+  std::vector<Work> receives;
+  for (std::size_t i = 0; i < 3; ++i) receives.push_back(*pair.ba.irecv({in.inner().data() + i * 100, 100}, 1));
+  {
+    const auto lock = receives[0].state()->engine()->lock();
+    for (const Work& each : receives) {
+      each.state()->on_complete_locked([&](const Status&) {
+        for (const Work& other : receives) {
+          if (!other.done()) static_cast<void>(other.state()->cancel_locked());
+        }
+      });
+    }
+  }
+  pair.ab.close();
+  for (const Work& each : receives) {
+    const Status status = each.wait(soon());
+    EXPECT_TRUE(status.code() == Code::closed || status.code() == Code::cancelled) << status.str();
+  }
+  EXPECT_TRUE(in.untouched());
 }
 
 // What came before the goodbye is still there for whoever asks.

@@ -68,6 +68,8 @@ class Receives {
   bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);
   void end_receives_from_nobody();
+  // Of posted receives that are no longer in the table.
+  static void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason);
   // Of peers that have ended, until the rest is within max_left_unread.
   void bound_unread();
   void discard_unread(const PeerState* peer, Lane& lane);

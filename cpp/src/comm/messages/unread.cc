@@ -61,7 +61,7 @@ void Receives::end_receives_from_nobody() {
     if (!left.ok()) reason = left;
     return !left.ok();
   });
-  for (const auto& receive : ended) receive->complete(reason.with_context(receive->describe() + ", nothing was written"));
+  end_taken(ended, reason);
 }
 
 void Receives::discard_all() {
