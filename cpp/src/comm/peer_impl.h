@@ -13,9 +13,8 @@
 #include "comm/buffers/buffers.h"
 #include "comm/buffers/grants.h"
 #include "comm/buffers/imports.h"
-#include "comm/connection/endpoint_slot.h"
-#include "comm/connection/outbox.h"
-#include "comm/connection/signals.h"
+#include "comm/connection/connections.h"
+#include "comm/connection/message_connection.h"
 #include "comm/onesided/notify.h"
 #include "comm/onesided/post_queue.h"
 #include "comm/onesided/work_list.h"
@@ -24,6 +23,7 @@
 #include "comm/session/liveness.h"
 #include "comm/session/process_end.h"
 #include "comm/wire/codec.h"
+#include "progress/one_shot_timer.h"
 
 namespace hmc {
 
@@ -45,16 +45,10 @@ class PeerImpl final : public PeerState, private ChannelSink {
     if (closing_ != Closing::no) advance_closing_soon();
   }
   void when_ready(std::function<void(const Status&)> action) override;
-  Status signal(ByteSpan head, ByteSpan body) override {
-    const bool plain = message_slot_ != nullptr && !message_slot_->transport().capabilities.breaks && outbox_.at_end();
-    if (!plain) return signal_kept(head, body);
-    return message_slot_->endpoint->signal(head, body);
-  }
-  [[nodiscard]] const Capabilities& message_capabilities() const noexcept override {
-    return last_message_slot_->transport().capabilities;
-  }
+  Status signal(ByteSpan head, ByteSpan body) override { return messages_.signal(head, body); }
+  [[nodiscard]] const Capabilities& message_capabilities() const noexcept override { return messages_.capabilities(); }
   [[nodiscard]] PeerRoutes& routes() noexcept override { return routes_; }
-  Endpoint* endpoint(std::string_view transport_name) noexcept override;
+  Endpoint* endpoint(std::string_view transport_name) noexcept override { return connections_.endpoint(transport_name); }
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
   [[nodiscard]] Liveness& liveness() noexcept override { return liveness_; }
   void fail(const Status& reason) override { end(reason, PeerPhase::lost); }
@@ -75,6 +69,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void drop_outgoing();
   void become_self();
   [[nodiscard]] bool has_channel() const noexcept { return channel_ != nullptr; }
+  [[nodiscard]] bool accepting() const noexcept { return accepting_; }
   [[nodiscard]] bool expected() const noexcept { return expected_; }
   [[nodiscard]] bool joined() const noexcept { return joined_; }
   [[nodiscard]] bool attached() const noexcept { return channel_ != nullptr && greeted_; }
@@ -83,6 +78,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // ---- closing (closing.cc) ----
   // Closes in order: nothing new is posted, what was posted ends, then both sides say bye.
   void leave();
+  [[nodiscard]] bool closing() const noexcept { return closing_ != Closing::no; }
   // While it closes, or after: what has not ended yet, as text for people; empty if nothing.
   [[nodiscard]] std::string unfinished() const;
   // Whether the process of the peer may still read or write memory of this one by itself.
@@ -97,13 +93,13 @@ class PeerImpl final : public PeerState, private ChannelSink {
   // Nothing of it is left but the object: everything freed, and the peer's process has let go of this one's memory.
   [[nodiscard]] bool gone() const noexcept { return torn_down_ && !channel_ && !death_; }
 
-  // ---- endpoints (endpoints.cc) ----
+  // ---- connections ----
+  [[nodiscard]] Connections& connections() noexcept { return connections_; }
+  [[nodiscard]] MessageConnection& messages() noexcept { return messages_; }
   void on_signal(EndpointSlot& slot, ByteSpan signal);
-  void on_connected(EndpointSlot& slot, const Status& status);
-  void on_endpoint_failed(EndpointSlot& slot, const Status& reason);
-  [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name) noexcept;  // of the last attempt
-  [[nodiscard]] EndpointSlot* find_slot(std::string_view transport_name, std::uint32_t attempt) noexcept;
-  [[nodiscard]] const std::vector<std::unique_ptr<EndpointSlot>>& slots() const noexcept { return slots_; }
+  // While connecting: `slot` cannot be used.
+  void transport_failed(const EndpointSlot& slot);
+  void become_ready();
 
   // ---- posting (pump.cc) ----
   // True: an operation that must stay behind what is pending may be posted now.
@@ -119,8 +115,6 @@ class PeerImpl final : public PeerState, private ChannelSink {
   [[nodiscard]] Grants& grants() noexcept { return grants_; }
 
  private:
-  friend class EndpointSlot;
-  friend class PeerRoutes;
   void on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) override;
   void on_closed(const Status& reason) override;
 
@@ -138,41 +132,9 @@ class PeerImpl final : public PeerState, private ChannelSink {
   wire::Hello own_hello(std::string choice) const;
   bool take_hello(const wire::Hello& hello);
   void on_hello_reply(const wire::Hello& hello);
-  void start_timer(double seconds, std::function<void()> action);
-  void stop_timer();
   void choose_message_transport();
   [[nodiscard]] Status no_transport() const;  // with every reason met
-  void become_ready();
   void run_ready_actions(const Status& status);
-
-  EndpointSlot* open_endpoint(TransportSlot& transport, std::uint32_t attempt);
-  void connect_self(EndpointSlot& slot);
-  void maybe_ready(EndpointSlot& slot);
-  void on_address(const wire::Address& address, std::vector<UniqueFd> fds);
-  void on_endpoint_note(const wire::EndpointNote& note, bool ready);
-  void send_note(const EndpointSlot& slot, const Status& status);
-
-  // ---- connections that end while the peer lives (failover.cc) ----
-  EndpointSlot& next_slot(TransportSlot& transport, std::uint32_t attempt);
-  EndpointSlot* reopen(EndpointSlot& failed);
-  void stop_retry(EndpointSlot& slot);
-  void quarantine(EndpointSlot& slot);
-  void schedule_retry(EndpointSlot& slot, Deadline when);
-  void restored(EndpointSlot& slot);
-  void slot_failed(EndpointSlot& slot, const Status& reason, bool tell_peer);
-  void slot_closed(EndpointSlot& slot);
-  [[nodiscard]] Status fatal_for_peer(const EndpointSlot& slot) const;
-  Status signal_kept(ByteSpan head, ByteSpan body);
-  void count_signal(std::size_t bytes);
-  bool pump_signals();
-  void stop_messages();
-  void choose_messages_anew();
-  void choose_messages_if_none();
-  EndpointSlot* wake_resting(const std::vector<PeerRoutes::Candidate>& resting);
-  void carry_messages(EndpointSlot& slot);
-  void on_messages_by(const wire::EndpointNote& note);
-  void on_stopped(const wire::Stopped& m);
-  void resume_messages();
 
   void drop_channel();
 
@@ -209,18 +171,11 @@ class PeerImpl final : public PeerState, private ChannelSink {
   bool greeted_ = false;    // hello went both ways
   bool accepting_ = false;  // this side chooses the message transport
   std::uint64_t remote_session_ = 0;
-  std::uint64_t timer_ = 0;
+  OneShotTimer timer_;
   std::vector<std::string> tried_;  // message transports that failed, with reasons
 
-  std::vector<std::unique_ptr<EndpointSlot>> slots_;
-  std::vector<std::unique_ptr<EndpointSlot>> old_slots_;  // of earlier attempts
-  EndpointSlot* message_slot_ = nullptr;                  // null while none carries messages
-  EndpointSlot* next_message_slot_ = nullptr;             // will carry them once it is ready and the peer has stopped the last
-  EndpointSlot* last_message_slot_ = nullptr;
-  Outbox outbox_;                                    // of signals, where the connection may break
-  std::uint64_t signals_in_ = 0, acknowledged_ = 0;  // received over such
-  std::uint64_t bytes_in_ = 0;                       // since the last acknowledgement
-  bool acknowledge_ = false;
+  Connections connections_{*this};
+  MessageConnection messages_;
   PeerRoutes routes_{*this, context_};
 
   PostQueue posts_{*this};

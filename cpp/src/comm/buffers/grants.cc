@@ -33,7 +33,7 @@ void Grants::on_import(const wire::Import& m) {
   auto resolved = peer_.impl().exports().resolve(m);
   if (!resolved.ok()) return refuse(resolved.status());
   const auto exposure = std::move(*resolved);
-  EndpointSlot* slot = peer_.find_slot(m.transport);
+  EndpointSlot* slot = peer_.connections().find(m.transport);
   if (slot == nullptr || slot->state == EndpointSlot::State::failed)
     return refuse(Status(Code::transport, "there is no " + m.transport + " connection to import through"));
   Transport* transport = slot->transport().transport.get();

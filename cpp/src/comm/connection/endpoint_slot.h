@@ -7,7 +7,9 @@
 #include <string>
 
 #include "base/completion.h"
+#include "comm/connection/backoff.h"
 #include "comm/routing/transport_set.h"
+#include "progress/one_shot_timer.h"
 #include "transport/transport.h"
 
 namespace hmc {
@@ -31,8 +33,7 @@ class EndpointSlot final : public EndpointSink, public Completion {
  public:
   enum class State : std::uint8_t { waiting, connecting, ready, failed };
 
-  EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32_t attempt) noexcept
-      : peer_(peer), transport_(transport), attempt_(attempt) {}
+  EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32_t attempt);
 
   void on_signal(ByteSpan signal) override;
   void on_failed(const Status& reason) override;
@@ -44,24 +45,21 @@ class EndpointSlot final : public EndpointSink, public Completion {
 
   std::unique_ptr<Endpoint> endpoint;
   State state = State::waiting;
-  bool connected = false;   // this side
-  bool peer_ready = false;  // the other side said so
+  struct {
+    bool here = false, there = false;
+  } connected;
   Status failure;
-  std::uint32_t operations = 0;  // one-sided ones of comm, posted and not complete
-  bool unflushed = false;        // puts completed at level local since the last flush
-
-  // ---- its end and what follows (failover.cc) ----
-  [[nodiscard]] std::string trouble() const;  // why it is not used now
-  [[nodiscard]] bool being_retried() const noexcept { return used && state != State::ready && state != State::failed; }
-  bool used = false;          // it, or one before it, has been ready
-  bool in_use = false;        // failed: it was ready before
-  bool closing = false;       // failed: its endpoint still goes
-  bool peer_stopped = false;  // the peer delivers nothing of it any more
-  double quarantine = 0;      // seconds
-  unsigned vain = 0;          // attempts in a row that never became ready
-  Deadline::Clock::time_point ready_at, retry_at;
-  Engine::TimerId retry = 0;
+  std::uint32_t operations = 0;                 // one-sided ones of comm, posted and not complete
+  bool unflushed = false;                       // puts completed at level local since the last flush
   std::uint64_t credit_out = 0, credit_in = 0;  // cost of payload notifications that went and came with puts
+
+  // ---- its end and what follows ----
+  [[nodiscard]] std::string trouble() const;  // why it is not used now
+  [[nodiscard]] bool being_retried() const noexcept { return backoff.used() && state != State::ready && state != State::failed; }
+  bool closing = false;       // failed: its endpoint is not destroyed yet
+  bool peer_stopped = false;  // the peer delivers nothing of it any more
+  Backoff backoff;
+  OneShotTimer retry;
 
  private:
   PeerImpl& peer_;

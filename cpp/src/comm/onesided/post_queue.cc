@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/connection/signals.h"
 #include "comm/context_impl.h"
 #include "comm/peer_impl.h"
 
@@ -96,7 +97,7 @@ bool PostQueue::post(bool& blocked) {
 bool PostQueue::flushed() {
   if (!credit_wait_.empty() || flushing_) return false;
   bool quiet = true;
-  for (const auto& slot : peer_.slots()) {
+  for (const auto& slot : peer_.connections().all()) {
     if (slot->state != EndpointSlot::State::ready) continue;
     if (slot->operations != 0) quiet = false;
     if (!slot->unflushed) continue;
@@ -118,7 +119,7 @@ bool PostQueue::flushed() {
 
 Status PostQueue::fence() {
   if (peer_.phase() == PeerPhase::lost || peer_.phase() == PeerPhase::closed) return peer_.failure();
-  const bool outstanding = !empty() || std::ranges::any_of(peer_.slots(), [](const auto& slot) {
+  const bool outstanding = !empty() || std::ranges::any_of(peer_.connections().all(), [](const auto& slot) {
     return slot->state == EndpointSlot::State::ready && (slot->operations != 0 || slot->unflushed);
   });
   if (!outstanding) return {};

@@ -1,4 +1,5 @@
 // PeerImpl: signals as they arrive, and what waits to be posted.
+#include "comm/connection/signals.h"
 #include "comm/context_impl.h"
 #include "comm/peer_impl.h"
 
@@ -7,16 +8,15 @@ namespace hmc {
 void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
   if (slot.state == EndpointSlot::State::failed || (phase_ != PeerPhase::connecting && !carries())) return;
   // The other side may know that we are ready before we have read its word.
-  if (phase_ == PeerPhase::connecting && &slot == message_slot_ && slot.connected) {
+  if (phase_ == PeerPhase::connecting && messages_.carried_by(slot) && slot.connected.here) {
     const auto keep = shared_from_this();
-    slot.peer_ready = true;
-    maybe_ready(slot);
+    connections_.on_connected_there(slot);
     if (phase_ != PeerPhase::ready) return;
   }
   const std::uint8_t kind = signal.empty() ? 0 : signal_kind(signal[0]);
   const bool attached = !signal.empty() && (static_cast<std::uint8_t>(signal[0]) & attached_bit) != 0;
   if (slot.transport().capabilities.breaks && !attached && kind != static_cast<std::uint8_t>(NotifyKind::received))
-    count_signal(signal.size());
+    messages_.count_received(signal.size());
   if (kind >= messaging_kinds_first && kind <= messaging_kinds_last) {
     context_.messenger().on_signal(*this, signal);
     return;
@@ -40,7 +40,7 @@ void PeerImpl::on_signal(EndpointSlot& slot, ByteSpan signal) {
       if (!posts_.empty()) context_.needs_pump(*this);
       break;
     case NotifyKind::received:
-      if (!outbox_.received(m->number)) return broken("an acknowledgement of what was never sent");
+      if (!messages_.on_acknowledged(m->number)) return broken("an acknowledgement of what was never sent");
       if (!posts_.empty()) context_.needs_pump(*this);
       break;
     case NotifyKind::bye:
@@ -54,11 +54,11 @@ bool PeerImpl::pump() {
   if (pumping_ || !carries()) return false;
   const auto keep = shared_from_this();
   pumping_ = true;
-  bool moved = pump_signals();
+  bool moved = messages_.pump();
   bool blocked = false;
   if (posts_.post(blocked)) moved = true;
   pumping_ = false;
-  const bool owes = message_slot_ != nullptr && (posts_.owes_credit() || acknowledge_ || !outbox_.at_end());
+  const bool owes = messages_.owes() || (posts_.owes_credit() && messages_.has_connection());
   if (carries() && (owes || blocked)) context_.needs_pump(*this);
   if (closing_ != Closing::no) advance_closing();
   return moved;

@@ -69,10 +69,10 @@ std::vector<PeerRoutes::Candidate> PeerRoutes::rank(const Device& local, const D
       reject("staged, which policy=\"direct\" forbids");
       continue;
     }
-    const EndpointSlot* known = peer_.find_slot(slot->name);
+    const EndpointSlot* known = peer_.connections().find(slot->name);
     if (known != nullptr && (known->state == EndpointSlot::State::failed || known->being_retried())) {
       reject(known->trouble());
-      if (resting != nullptr && known->used) resting->push_back({slot.get(), std::move(reach)});
+      if (resting != nullptr && known->backoff.used()) resting->push_back({slot.get(), std::move(reach)});
       continue;
     }
     candidates.push_back({slot.get(), std::move(reach)});
@@ -93,14 +93,15 @@ Result<Route*> PeerRoutes::find(const Device& local, const Device& remote, Trans
   std::vector<Candidate> resting;
   const auto candidates = rank(local, remote, refused, rejected, &resting);
   if (candidates.empty()) {
-    if (peer_.wake_resting(resting) != nullptr) return Status(Code::would_block, "the connection that failed is being made again");
+    if (peer_.connections().wake_resting(resting) != nullptr)
+      return Status(Code::would_block, "the connection that failed is being made again");
     return none(local, remote, rejected, !resting.empty());
   }
   const Candidate& best = candidates.front();
-  EndpointSlot* slot = peer_.find_slot(best.transport->name);
+  EndpointSlot* slot = peer_.connections().find(best.transport->name);
   if (slot == nullptr) {
-    slot = peer_.open_endpoint(*best.transport, 0);
-    if (peer_.is_self() && slot->state == EndpointSlot::State::waiting) peer_.connect_self(*slot);
+    slot = peer_.connections().open(*best.transport, 0);
+    if (peer_.is_self() && slot->state == EndpointSlot::State::waiting) peer_.connections().connect_self(*slot);
   }
   if (slot->state == EndpointSlot::State::failed) return find(local, remote, refused);  // now among the rejected
   if (slot->state != EndpointSlot::State::ready)

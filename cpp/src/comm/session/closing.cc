@@ -4,6 +4,7 @@
 // said:     nothing of this side is in flight any more, and its last signal, bye, has told the peer so.
 // A peer that receives bye acknowledges it at once, closes in the same way, and says bye in turn. A side that has said bye and
 // received one ends: two that close at once need nothing else. Bye follows everything, over whichever connection it went.
+#include "comm/connection/signals.h"
 #include "comm/context_impl.h"
 #include "comm/onesided/transfer.h"
 #include "comm/peer_impl.h"
@@ -22,7 +23,7 @@ void PeerImpl::leave() {
   const Status reason(Code::closed, describe() + " was closed by this process");
   if (phase_ != PeerPhase::ready || self_) return end(reason, PeerPhase::closed);
   // Without a goodbye where messages are still to be sent again: the other side must not take it for all that there was.
-  if (message_slot_ == nullptr || !outbox_.at_end()) return end(reason, PeerPhase::lost);
+  if (!messages_.current()) return end(reason, PeerPhase::lost);
   begin_closing(reason);
   // What this side was fetching is of no use any more, and each get says how it ended.
   works_.stop(reason, [](const TransferWork& work) { return !work.is_put(); });
@@ -56,7 +57,7 @@ void PeerImpl::on_bye() {
 }
 
 void PeerImpl::on_bye_ack() {
-  if (closing_ == Closing::said) stop_timer();  // it lives, and ends what it has in flight
+  if (closing_ == Closing::said) timer_.stop();  // it lives, and ends what it has in flight
 }
 
 void PeerImpl::advance_closing_soon() { context_.needs_pump(*this); }
@@ -64,12 +65,13 @@ void PeerImpl::advance_closing_soon() { context_.needs_pump(*this); }
 void PeerImpl::advance_closing() {
   if (closing_ == Closing::draining) {
     if (!quiet()) return;
-    if (message_slot_ == nullptr || !outbox_.at_end()) return end(failure_, PeerPhase::lost);
+    if (!messages_.current()) return end(failure_, PeerPhase::lost);
     const Status said = signal(signal_head(NotifyKind::bye, {}), {});
     if (said.code() == Code::would_block) return advance_closing_soon();
     if (!said.ok()) return end(failure_, PeerPhase::closed);
     closing_ = Closing::said;
-    if (!bye_heard_ && !holds()) start_timer(acknowledge_seconds, [this] { end(failure_, PeerPhase::closed); });
+    if (!bye_heard_ && !holds())
+      timer_.start(Deadline::after_seconds(acknowledge_seconds), [this] { end(failure_, PeerPhase::closed); });
   }
   if (closing_ == Closing::said && bye_heard_) end(failure_, PeerPhase::closed);
 }

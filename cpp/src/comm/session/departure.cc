@@ -14,7 +14,12 @@ constexpr double goodbye_seconds = 1;
 }  // namespace
 
 PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t session, bool self)
-    : owner_(self ? nullptr : context), context_(*context), session_(session), self_(self) {
+    : owner_(self ? nullptr : context),
+      context_(*context),
+      session_(session),
+      self_(self),
+      timer_(*context_.engine()),
+      messages_(*this, *context_.engine()) {
   notify_slot_ = context_.notify_table().add_peer();
   if (!self_) notify_slot_->grant = [this](std::uint64_t total) { posts_.grant(total); };
 }
@@ -46,12 +51,11 @@ void PeerImpl::become_self() {
   routes_.offer(std::move(own));
   std::vector<std::string> rejected;
   for (const auto& candidate : routes_.rank(Device::cpu(), Device::cpu(), 0, rejected)) {
-    EndpointSlot* slot = open_endpoint(*candidate.transport, 0);
+    EndpointSlot* slot = connections_.open(*candidate.transport, 0);
     if (slot->state == EndpointSlot::State::failed) continue;
-    message_slot_ = slot;
-    connect_self(*slot);
+    messages_.attach(*slot);
+    connections_.connect_self(*slot);
     if (slot->state != EndpointSlot::State::failed) return;
-    message_slot_ = nullptr;
   }
   std::string message = "no transport moves memory within this Context:";
   for (const auto& reason : rejected) message += "\n  " + reason;
@@ -85,8 +89,9 @@ void PeerImpl::end(const Status& why, PeerPhase phase) {
   phase_ = phase;
   failure_ = reason;
   routes_.changed();
-  stop_timer();
-  for (const auto& slot : slots_) stop_retry(*slot);
+  timer_.stop();
+  messages_.end();
+  connections_.stop_retries();
   context_.peer_ended(*this);
   posts_.abandon(reason);
   imports_.end_requests(reason);
@@ -105,12 +110,7 @@ void PeerImpl::tear_down() {
   const auto keep = shared_from_this();
   liveness_.end();
   // Endpoints first: their end completes what is under way, after which nothing touches regions or buffers.
-  for (const auto& slot : slots_) {
-    stop_retry(*slot);
-    slot->state = EndpointSlot::State::failed;
-    if (slot->failure.ok()) slot->failure = failure_;
-    slot->endpoint.reset();
-  }
+  connections_.tear_down(failure_);
   works_.abandon(failure_);
   imports_.tear_down(failure_);
   context_.messenger().on_peer_gone(*this, failure_);
@@ -123,7 +123,8 @@ void PeerImpl::tear_down() {
     channel_->await_end(phase_ == PeerPhase::closed);  // on_closed() follows
   } else if (open && phase_ == PeerPhase::closed) {
     channel_->close();
-    start_timer(goodbye_seconds, [this] { drop_channel(); });  // until on_closed() says that the goodbye is out
+    timer_.start(Deadline::after_seconds(goodbye_seconds),
+                 [this] { drop_channel(); });  // until on_closed() says that the goodbye is out
   } else {
     drop_channel();
   }
@@ -147,7 +148,7 @@ void PeerImpl::tear_down_now(std::vector<std::shared_ptr<const void>>& kept) {
 }
 
 void PeerImpl::drop_channel() {
-  stop_timer();
+  timer_.stop();
   if (channel_broken_ && holds() && !death_) {
     auto death = ProcessEnd::watch(context_.engine(), identity_.pid, [this] {
       const auto keep = shared_from_this();

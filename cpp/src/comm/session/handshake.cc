@@ -103,8 +103,8 @@ void PeerImpl::attach_outgoing(std::unique_ptr<Channel> channel) {
   greeted_ = false;
   accepting_ = false;
   channel_->set_sink(*this);
-  start_timer(handshake_seconds,
-              [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
+  timer_.start(Deadline::after_seconds(handshake_seconds),
+               [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
   if (const Status sent = channel_->send(wire::hello, encode(own_hello({}))); !sent.ok()) end(sent, PeerPhase::lost);
 }
 
@@ -117,8 +117,8 @@ void PeerImpl::attach_incoming(std::unique_ptr<Channel> channel, const wire::Hel
   accepting_ = true;
   if (!take_hello(hello)) return;
   channel_->set_sink(*this);
-  start_timer(handshake_seconds,
-              [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
+  timer_.start(Deadline::after_seconds(handshake_seconds),
+               [this] { end(Status(Code::timeout, describe() + " did not finish the handshake"), PeerPhase::lost); });
   choose_message_transport();
 }
 
@@ -128,7 +128,7 @@ void PeerImpl::drop_outgoing() {
   context_.engine()->defer([channel = std::shared_ptr<Channel>(std::move(channel_))] {});
   channel_ = nullptr;
   outgoing_ = false;
-  stop_timer();
+  timer_.stop();
 }
 
 bool PeerImpl::take_hello(const wire::Hello& hello) {
@@ -156,23 +156,28 @@ void PeerImpl::on_hello_reply(const wire::Hello& hello) {
 
 // Accepting side: the best transport that has not failed yet. The first call also answers the hello.
 void PeerImpl::choose_message_transport() {
-  bool unanswered = slots_.empty();
+  bool unanswered = connections_.all().empty();
   std::vector<std::string> rejected;
   for (const auto& candidate : routes_.rank(Device::cpu(), Device::cpu(), 0, rejected)) {
-    if (find_slot(candidate.transport->name) != nullptr) continue;  // failed before
+    if (connections_.find(candidate.transport->name) != nullptr) continue;  // failed before
     if (unanswered && !channel_->send(wire::hello, encode(own_hello(candidate.transport->name))).ok()) break;
     unanswered = false;
-    EndpointSlot* slot = open_endpoint(*candidate.transport, 0);
+    EndpointSlot* slot = connections_.open(*candidate.transport, 0);
     if (phase_ != PeerPhase::connecting) return;
-    if (slot->state != EndpointSlot::State::failed) {
-      message_slot_ = slot;
-      return;
-    }
+    if (slot->state != EndpointSlot::State::failed) return messages_.attach(*slot);
   }
   if (unanswered) static_cast<void>(channel_->send(wire::hello, encode(own_hello({}))));
   tried_.insert(tried_.end(), rejected.begin(), rejected.end());
   if (channel_) channel_->close();
   end(no_transport(), PeerPhase::lost);
+}
+
+void PeerImpl::transport_failed(const EndpointSlot& slot) {
+  const std::string& name = slot.transport().name;
+  const std::string reason(slot.failure.message());
+  tried_.push_back(name + ": failed (" + reason + ")");
+  log(LogLevel::warning, name + " cannot be used with " + describe() + " (" + reason + "); the next transport takes its place");
+  if (messages_.detach(slot) && accepting_) choose_message_transport();
 }
 
 Status PeerImpl::no_transport() const {
@@ -181,24 +186,11 @@ Status PeerImpl::no_transport() const {
   return Status(Code::unsupported, std::move(message));
 }
 
-void PeerImpl::start_timer(double seconds, std::function<void()> action) {
-  stop_timer();
-  timer_ = context_.engine()->at(Deadline::after_seconds(seconds), [this, action = std::move(action)] {
-    timer_ = 0;
-    action();
-  });
-}
-
-void PeerImpl::stop_timer() {
-  if (timer_ != 0) context_.engine()->cancel_timer(timer_);
-  timer_ = 0;
-}
-
 void PeerImpl::become_ready() {
   if (phase_ != PeerPhase::connecting) return;
   phase_ = PeerPhase::ready;
-  last_message_slot_ = message_slot_;
-  stop_timer();
+  messages_.begin();
+  timer_.stop();
   run_ready_actions({});
   if (phase_ != PeerPhase::ready) return;
   if (!self_) {
@@ -220,7 +212,7 @@ void PeerImpl::on_message(MessageType type, ByteSpan payload, std::vector<Unique
     if (!outgoing_ || greeted_ || phase_ != PeerPhase::connecting) return broken("an unexpected refusal");
     // The other side's own connection to us is on its way and wins.
     drop_outgoing();
-    start_timer(crossing_seconds, [this] {
+    timer_.start(Deadline::after_seconds(crossing_seconds), [this] {
       end(Status(Code::peer_lost, describe() + " refused this connection in favour of its own, which never came"), PeerPhase::lost);
     });
     return;
@@ -242,17 +234,17 @@ void PeerImpl::on_message(MessageType type, ByteSpan payload, std::vector<Unique
 void PeerImpl::handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   switch (type) {
     case wire::address:
-      if (const auto m = wire::decode_address(payload)) return on_address(*m, std::move(fds));
+      if (const auto m = wire::decode_address(payload)) return connections_.on_address(*m, std::move(fds));
       break;
     case wire::endpoint_ready:
     case wire::endpoint_failed:
-      if (const auto m = wire::decode_endpoint_note(payload)) return on_endpoint_note(*m, type == wire::endpoint_ready);
+      if (const auto m = wire::decode_endpoint_note(payload)) return connections_.on_note(*m, type == wire::endpoint_ready);
       break;
     case wire::stopped:
-      if (const auto m = wire::decode_stopped(payload)) return on_stopped(*m);
+      if (const auto m = wire::decode_stopped(payload)) return connections_.on_stopped(*m);
       break;
     case wire::messages_by:
-      if (const auto m = wire::decode_endpoint_note(payload)) return on_messages_by(*m);
+      if (const auto m = wire::decode_endpoint_note(payload)) return messages_.on_named(*m);
       break;
     case wire::are_you_alive:
       if (const auto number = wire::decode_request(payload))
