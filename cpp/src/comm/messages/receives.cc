@@ -238,7 +238,7 @@ void Receives::end_posted(const PeerState* peer, const Status& reason) {
   end_taken(matcher_.posted().take_if([&](const Address&, const auto& r) { return concerns(r); }), reason);
 }
 
-void Receives::end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason) {
+void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason) {
   // A collective that learns of the first may cancel the others, which have no place in the table any more.
   for (const auto& receive : taken) receive->stage = Stage::matched;
   for (const auto& receive : taken) receive->complete(reason.with_context(receive->describe() + ", nothing was written"));

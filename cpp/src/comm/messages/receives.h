@@ -68,8 +68,6 @@ class Receives {
   bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);
   void end_receives_from_nobody();
-  // Of posted receives that are no longer in the table.
-  static void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason);
   // Of peers that have ended, until the rest is within max_left_unread.
   void bound_unread();
   void discard_unread(const PeerState* peer, Lane& lane);
@@ -83,5 +81,8 @@ class Receives {
   CallWatchers watchers_;
   std::uint64_t departures_ = 0;  // peers that have ended
 };
+
+// Ends posted receives that have been taken out of the table.
+void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason);
 
 }  // namespace hmc::messaging
