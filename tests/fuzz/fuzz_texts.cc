@@ -41,7 +41,7 @@ void filter(std::string_view text) {
 void address(std::string_view text) {
   const auto meeting = parse_tcp(text);
   if (meeting.ok()) check(!meeting->host.empty() && !meeting->port.empty() && listen_address_for(*meeting).starts_with("tcp://"));
-  static_cast<void>(reachable_addresses({std::string(text)}, text, true));
+  static_cast<void>(reachable_addresses({std::string(text)}, text, true, Deadline::never()));
   const auto unix_socket = unix_socket_address(text);
   check(!unix_socket.ok() || (text.size() <= 107 && text.find('\0') == std::string_view::npos));
 }

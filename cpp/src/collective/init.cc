@@ -105,7 +105,8 @@ class Gathering {
     World::attach(world_);
     ContextState& state = *context_.state();
     const job::Registration own{state.id(), context_.name(), kernel_id(),
-                                reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0), devices};
+                                reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0, deadline_),
+                                devices};
     HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(encode(own)) : visit(encode(own)));
     std::vector<job::Registration> table;
     for (std::uint32_t i = 0; i < values.size(); ++i) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/fd.h"
+#include "progress/host_lookup.h"
 
 namespace hmc {
 namespace {
@@ -30,20 +31,16 @@ bool listens(const std::string& path) {
          errno == EINPROGRESS;
 }
 
-// The numeric address that packets to `host` leave from; empty if there is no route.
-std::string source_address_towards(const HostPort& target) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(target.host.c_str(), target.port.c_str(), &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(found, freeaddrinfo);
-  for (const addrinfo* at = list.get(); at != nullptr; at = at->ai_next) {
-    const UniqueFd fd(socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+// The numeric address that packets to `target` leave from; empty if there is no route, or its name is not found in time.
+std::string source_address_towards(std::string_view target, Deadline deadline) {
+  const auto found = resolve_tcp_until(target, deadline);
+  if (!found.ok()) return "";
+  for (const SocketAddress& at : *found) {
+    const UniqueFd fd(socket(at.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof own;
     std::array<char, NI_MAXHOST> text{};
-    if (fd && connect(fd.get(), at->ai_addr, at->ai_addrlen) == 0 &&
-        getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+    if (fd && connect(fd.get(), at.get(), at.size) == 0 && getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
         getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
       return text.data();
     }
@@ -127,8 +124,8 @@ std::string listen_address_for(const HostPort& rendezvous) {
   return tcp_text(is_loopback_name(rendezvous.host) ? rendezvous.host : "::", rendezvous.port);
 }
 
-std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous,
-                                             bool process_0) {
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0,
+                                             Deadline deadline) {
   std::vector<std::string> addresses;
   const auto meeting = parse_tcp(rendezvous);
   std::string own;
@@ -139,7 +136,7 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& lis
       continue;
     }
     if (!meeting) continue;  // everybody is on this host, and has a Unix address
-    if (own.empty()) own = process_0 ? meeting->host : source_address_towards(*meeting);
+    if (own.empty()) own = process_0 ? meeting->host : source_address_towards(rendezvous, deadline);
     if (!own.empty()) addresses.push_back(tcp_text(own, tcp->port));
   }
   return addresses;

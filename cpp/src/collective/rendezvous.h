@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hmc/deadline.h"
 #include "hmc/status.h"
 
 namespace hmc {
@@ -36,9 +37,9 @@ Result<HostPort> parse_tcp(std::string_view address);
 std::string listen_address_for(const HostPort& rendezvous);
 bool is_loopback_name(std::string_view host);
 // `listening` with wildcard hosts replaced by the address that this host has towards `rendezvous` (process 0: by the name others
-// know).
-std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous,
-                                             bool process_0);
+// know). They are left out if the host of `rendezvous` is not found by `deadline`. No lock held.
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0,
+                                             Deadline deadline);
 
 // Equal for processes of one running kernel; only a hint for the order of addresses.
 std::string kernel_id();

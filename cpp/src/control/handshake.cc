@@ -30,7 +30,9 @@ constexpr std::chrono::milliseconds longest_retry_pause{640};
 
 Deadline earlier(Deadline a, Deadline b) { return a.when() < b.when() ? a : b; }
 
-Status connect_status(std::string_view remote, int error) {
+Status connect_status(std::string_view remote, const Status& reason) {
+  const int error = static_cast<int>(reason.native());
+  if (error <= 0 || reason.code() == Code::invalid_argument) return reason;  // the address itself is wrong
   const std::string what = "cannot connect to " + std::string(remote);
   switch (error) {
     case EACCES:
@@ -65,9 +67,8 @@ void Handshake::start_server(AcceptedSocket socket) {
   unix_ = socket.unix_socket;
   remote_ = std::move(socket.remote);
   source_ = socket.source;
-  connecting_ = std::move(socket.fd);
   limit_time(Deadline::after(handshake_limit));
-  open();
+  open(std::move(socket.fd));
   if (state_ == State::hello) receive();  // most have sent it by now
 }
 
@@ -78,25 +79,23 @@ void Handshake::start_client(std::string_view address, Deadline deadline) {
   unix_ = address.starts_with("unix");
   state_ = State::connecting;
   limit_time(deadline);
-  auto fd = start_connect(address);
-  if (fd.ok()) {
-    connecting_ = std::move(fd).value();
+  auto connecting = Connecting::start(address);
+  if (connecting.ok()) {
+    connecting_ = std::move(connecting).value();
     watch();
     return;
   }
   // Never from inside the call that started us.
-  const Status reason = fd.status();
-  const int error = static_cast<int>(reason.native());
+  const Status reason = connecting.status();
   const auto self = shared_from_this();
-  if (unix_ && error == EAGAIN) {
+  if (unix_ && reason.native() == EAGAIN) {
     // The server's backlog is full: a Unix socket says so at once instead of waiting.
     engine_->at(Deadline::after(std::chrono::milliseconds(5)), [self, deadline] {
       if (self->state_ == State::connecting) self->start_client(std::string(self->target_), deadline);
     });
     return;
   }
-  const bool refused = error > 0 && reason.code() != Code::invalid_argument;  // else the address itself is wrong
-  engine_->defer([self, reason, error, refused] { self->fail(refused ? connect_status(self->target_, error) : reason); });
+  engine_->defer([self, reason] { self->fail(connect_status(self->target_, reason)); });
 }
 
 void Handshake::start_move(const HandshakeHost::Offer& offer, const ContextId& expected, std::string_view shown_address,
@@ -121,10 +120,9 @@ void Handshake::limit_time(Deadline deadline) {
   });
 }
 
-// Connected: `connecting_` becomes the stream.
-void Handshake::open() {
-  const int fd = connecting_.get();
-  stream_ = std::make_unique<Stream>(std::move(connecting_), unix_);
+void Handshake::open(UniqueFd socket) {
+  const int fd = socket.get();
+  stream_ = std::make_unique<Stream>(std::move(socket), unix_);
   state_ = State::hello;
   if (!unix_) {
     const int on = 1;
@@ -148,16 +146,16 @@ void Handshake::open() {
 }
 
 void Handshake::connected() {
-  int error = 0;
-  socklen_t length = sizeof error;
-  if (getsockopt(connecting_.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
-  if (error != 0) {
-    fail(connect_status(target_, error));
+  unwatch();
+  const auto connected = connecting_->advance();
+  if (!connected.ok()) {
+    fail(connect_status(target_, connected.status()));
     return;
   }
-  unwatch();
+  if (!*connected) return watch();
   limit_time(earlier(deadline_, Deadline::after(handshake_limit)));
-  open();
+  open(connecting_->take());
+  connecting_.reset();
 }
 
 void Handshake::on_ready(std::uint32_t events) {
@@ -269,8 +267,8 @@ void Handshake::advance() {
 }
 
 void Handshake::watch() {
-  const int fd = stream_ ? stream_->fd() : connecting_.get();
-  std::uint32_t events = state_ == State::connecting ? EPOLLOUT : EPOLLIN;
+  const int fd = stream_ ? stream_->fd() : connecting_->fd();
+  std::uint32_t events = state_ == State::connecting ? connecting_->events() : static_cast<std::uint32_t>(EPOLLIN);
   if (state_ != State::linger && stream_ && stream_->status().ok() && stream_->queued() > 0) events |= EPOLLOUT;
   if (watched_fd_ == fd) {
     if (watched_ != events) engine_->modify(fd, events);
@@ -382,6 +380,7 @@ void Handshake::release() {
 const char* Handshake::waiting_for() const noexcept {
   switch (state_) {
     case State::connecting:
+      if (connecting_ && connecting_->looking_up()) return "the name server does not answer; use a numeric address";
       return retries_ == 0 ? "no answer to the connection request"
                            : "the server closed every connection before it had answered (is it overloaded?)";
     case State::hello:

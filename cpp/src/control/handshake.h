@@ -26,6 +26,7 @@
 
 #include "control/process.h"
 #include "control/stream.h"
+#include "progress/connecting.h"
 
 namespace hmc::control {
 
@@ -95,7 +96,7 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   enum class State : std::uint8_t { idle, connecting, hello, tls, identity, moving, decision, linger, over };
 
   // ---- mechanics (handshake.cc) ----
-  void open();
+  void open(UniqueFd socket);
   void limit_time(Deadline deadline);
   void connected();
   void receive();
@@ -140,9 +141,9 @@ class Handshake final : public FdHandler, public std::enable_shared_from_this<Ha
   bool authenticated_ = false;
   bool must_move_ = false;  // TCP without a key, and not both ends insecure
   bool magic_seen_ = false;
-  bool accepted_ = false;  // hellos are done: refusals go as frames from here on
-  bool told_ = false;      // Done has been called
-  UniqueFd connecting_;
+  bool accepted_ = false;                 // hellos are done: refusals go as frames from here on
+  bool told_ = false;                     // Done has been called
+  std::optional<Connecting> connecting_;  // client
   bool unix_ = false;
   std::unique_ptr<Stream> stream_;
   int watched_fd_ = -1;

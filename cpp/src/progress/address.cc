@@ -54,6 +54,31 @@ Result<HostPort> split_tcp(std::string_view address) {
   return HostPort{std::string(host), std::to_string(number)};
 }
 
+Result<std::vector<SocketAddress>> find_addresses(std::string_view address, int flags) {
+  HMC_ASSIGN(HostPort name, split_tcp(address));
+  if (name.host.empty() && (flags & AI_PASSIVE) != 0) name.host = "::";
+  if (name.host.empty()) return malformed(address);
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(name.host.c_str(), name.port.c_str(), &hints, &found); error != 0) {
+    return Status(Code::invalid_argument, "the host of " + std::string(address) + " is not known: " + gai_strerror(error), error);
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* entry = found; entry != nullptr && addresses.size() < max_addresses; entry = entry->ai_next) {
+    if (entry->ai_addrlen > sizeof(sockaddr_storage)) continue;
+    SocketAddress one;
+    std::memcpy(&one.storage, entry->ai_addr, entry->ai_addrlen);
+    one.size = entry->ai_addrlen;
+    addresses.push_back(one);
+  }
+  if (addresses.empty()) return Status(Code::invalid_argument, "the host of " + std::string(address) + " has no address");
+  return addresses;
+}
+
 Status connect_error(std::string_view address, int error) {
   const std::string what = "connect to " + std::string(address);
   if (error == ENOENT) return {Code::peer_lost, what + ": no such socket; the peer has ended or listens elsewhere", error};
@@ -68,11 +93,7 @@ Result<UniqueFd> connect_one(const SocketAddress& target, std::string_view addre
   if (connect(fd.get(), target.get(), target.size) != 0 && errno != EINPROGRESS) return connect_error(address, errno);
   // Loopback answers before connect() returns, so that a refusal is known here and the next address can be tried.
   pollfd state{fd.get(), POLLOUT, 0};
-  if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) {
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error != 0) return connect_error(address, error);
-  }
+  if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) HMC_TRY(connect_outcome(fd.get(), address));
   return fd;
 }
 
@@ -98,33 +119,14 @@ Result<SocketAddress> unix_socket_address(std::string_view path) {
 }
 
 Result<std::vector<SocketAddress>> resolve_tcp(std::string_view address, bool passive) {
-  HMC_ASSIGN(HostPort name, split_tcp(address));
-  if (name.host.empty() && passive) name.host = "::";
-  if (name.host.empty()) return malformed(address);
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | AI_NUMERICHOST | (passive ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  int error = getaddrinfo(name.host.c_str(), name.port.c_str(), &hints, &found);
-  if (error == EAI_NONAME) {
-    hints.ai_flags &= ~AI_NUMERICHOST;
-    error = getaddrinfo(name.host.c_str(), name.port.c_str(), &hints, &found);
-  }
-  if (error != 0) {
-    return Status(Code::invalid_argument, "the host of " + std::string(address) + " is not known: " + gai_strerror(error), error);
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  std::vector<SocketAddress> addresses;
-  for (const addrinfo* entry = found; entry != nullptr && addresses.size() < max_addresses; entry = entry->ai_next) {
-    if (entry->ai_addrlen > sizeof(sockaddr_storage)) continue;
-    SocketAddress one;
-    std::memcpy(&one.storage, entry->ai_addr, entry->ai_addrlen);
-    one.size = entry->ai_addrlen;
-    addresses.push_back(one);
-  }
-  if (addresses.empty()) return Status(Code::invalid_argument, "the host of " + std::string(address) + " has no address");
-  return addresses;
+  HMC_ASSIGN(std::vector<SocketAddress> numeric, numeric_tcp(address, passive));
+  return numeric.empty() ? find_addresses(address, passive ? AI_PASSIVE : 0) : std::move(numeric);
+}
+
+Result<std::vector<SocketAddress>> numeric_tcp(std::string_view address, bool passive) {
+  auto found = find_addresses(address, AI_NUMERICHOST | (passive ? AI_PASSIVE : 0));
+  if (!found.ok() && found.status().native() == EAI_NONAME) return std::vector<SocketAddress>();
+  return found;
 }
 
 std::string tcp_text(const SocketAddress& address) {
@@ -173,7 +175,12 @@ Result<UniqueFd> start_connect(std::string_view address) {
     HMC_ASSIGN(const SocketAddress target, unix_socket_address(path));
     return connect_one(target, address);
   }
-  HMC_ASSIGN(const std::vector<SocketAddress> targets, resolve_tcp(address, false));
+  HMC_ASSIGN(const std::vector<SocketAddress> targets, numeric_tcp(address, false));
+  if (targets.empty()) return Status(Code::invalid_argument, "the host of " + std::string(address) + " is no numeric address");
+  return start_connect(targets, address);
+}
+
+Result<UniqueFd> start_connect(std::span<const SocketAddress> targets, std::string_view address) {
   Status last;
   for (const SocketAddress& target : targets) {
     auto fd = connect_one(target, address);
@@ -181,6 +188,13 @@ Result<UniqueFd> start_connect(std::string_view address) {
     last = fd.status();
   }
   return last;
+}
+
+Status connect_outcome(int fd, std::string_view address) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  return error == 0 ? Status() : connect_error(address, error);
 }
 
 bool is_local_address(std::string_view address) {

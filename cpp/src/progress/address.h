@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,8 +26,16 @@ std::string_view unix_path(std::string_view address) noexcept;
 // Errors: invalid_argument for relative, empty or too long paths (107 bytes) and for NUL bytes.
 Result<SocketAddress> unix_socket_address(std::string_view path);
 // What "tcp://host:port" stands for, at most 8, in the resolver's order. `passive`: to listen on; an empty host is then "::".
+// Names are looked up here, which may block for half a minute: not under a lock that others need (host_lookup.h).
 // Errors: invalid_argument (malformed, unknown).
 Result<std::vector<SocketAddress>> resolve_tcp(std::string_view address, bool passive);
+// As resolve_tcp(), but never blocks: empty if the host is a name.
+Result<std::vector<SocketAddress>> numeric_tcp(std::string_view address, bool passive);
+// A non-blocking socket in connection to the first of `targets` that does not fail immediately; `address` is for messages.
+// Errors: peer_lost (no listener), authentication (no permission), transport.
+Result<UniqueFd> start_connect(std::span<const SocketAddress> targets, std::string_view address);
+// Of a socket of start_connect() that has become writable. Errors as there.
+Status connect_outcome(int fd, std::string_view address);
 // "tcp://127.0.0.1:7000" (also for a mapped IPv4 address), "tcp://[::1]:7000".
 std::string tcp_text(const SocketAddress& address);
 bool is_loopback(const SocketAddress& address) noexcept;

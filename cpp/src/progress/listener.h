@@ -49,10 +49,9 @@ class Listener {
 // variable names a directory of this user, else /tmp/hmc-<uid>. Errors: authentication when it is owned by somebody else or open to
 // others.
 Result<std::string> private_directory();
-// A non-blocking socket on its way to `address` ("unix:/path", "tcp://host:port"); writable once connected, SO_ERROR says whether.
-// Where a name has several addresses, the first that does not fail at once. Errors: invalid_argument (malformed, unknown host),
-// peer_lost (nobody listens, no such path), authentication (no permission), transport with native EAGAIN (queue full: try again).
-// No lock needed; names are resolved, which may block.
+// A non-blocking socket on its way to `address` ("unix:/path", "tcp://host:port" with a numeric host; host names: Connecting);
+// writable once connected, SO_ERROR says whether. Errors: invalid_argument (malformed, not numeric), peer_lost (nobody listens, no
+// such path), authentication (no permission), transport with native EAGAIN (queue full: try again). Any thread; does not block.
 Result<UniqueFd> start_connect(std::string_view address);
 // True for unix and for loopback TCP addresses (names are resolved; every address of theirs must be loopback).
 bool is_local_address(std::string_view address);

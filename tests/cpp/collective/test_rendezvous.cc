@@ -10,6 +10,7 @@
 
 #include "base/fd.h"
 #include "collective/rendezvous.h"
+#include "held_lookup.h"
 
 namespace hmc {
 namespace {
@@ -111,11 +112,22 @@ TEST(RendezvousAddress, Tcp) {
 
 TEST(RendezvousAddress, WildcardsAreReplaced) {
   const std::vector<std::string> listening{"unix:/s", "tcp://[::]:5000", "tcp://10.1.1.1:6000"};
-  EXPECT_EQ(reachable_addresses(listening, "tcp://node7:7000", true),
+  EXPECT_EQ(reachable_addresses(listening, "tcp://node7:7000", true, Deadline::never()),
             (std::vector<std::string>{"unix:/s", "tcp://node7:5000", "tcp://10.1.1.1:6000"}));
-  EXPECT_EQ(reachable_addresses(listening, "tcp://127.0.0.1:7000", false),
+  EXPECT_EQ(reachable_addresses(listening, "tcp://127.0.0.1:7000", false, Deadline::never()),
             (std::vector<std::string>{"unix:/s", "tcp://127.0.0.1:5000", "tcp://10.1.1.1:6000"}));
-  EXPECT_EQ(reachable_addresses(listening, "unix:/r", false), (std::vector<std::string>{"unix:/s", "tcp://10.1.1.1:6000"}));
+  EXPECT_EQ(reachable_addresses(listening, "unix:/r", false, Deadline::never()),
+            (std::vector<std::string>{"unix:/s", "tcp://10.1.1.1:6000"}));
+}
+
+TEST(RendezvousAddress, NameLookupKeepsTheDeadline) {
+  testing::HeldLookup held;
+  const std::vector<std::string> listening{"unix:/s", "tcp://[::]:5000"};
+  const std::string rendezvous = "tcp://" + std::string(held.name) + ":7000";
+  EXPECT_EQ(reachable_addresses(listening, rendezvous, false, Deadline::after_seconds(0)), (std::vector<std::string>{"unix:/s"}));
+  held.release();
+  EXPECT_EQ(reachable_addresses(listening, rendezvous, false, Deadline::never()),
+            (std::vector<std::string>{"unix:/s", "tcp://127.0.0.1:5000"}));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ class ListenerTest : public testing::TestWithParam<Progress> {
 
   // A client that has said `bytes`.
   UniqueFd client(const std::string& address, std::string_view bytes) {
-    auto fd = start_connect(address);
+    auto fd = address.starts_with("tcp") ? start_connect(resolve_tcp(address, false).value(), address) : start_connect(address);
     EXPECT_TRUE(fd.ok()) << fd.status().str();
     if (!fd.ok()) return {};
     EXPECT_TRUE(ready(fd->get(), POLLOUT));

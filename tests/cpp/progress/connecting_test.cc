@@ -1,0 +1,98 @@
+// Connecting by numeric address and by a host name whose lookup takes long.
+#include "progress/connecting.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <string>
+#include <utility>
+
+#include "held_lookup.h"
+#include "progress/address.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+using hmc::testing::HeldLookup;
+
+class ConnectingTest : public ::testing::Test {
+ protected:
+  // A listening socket on 127.0.0.1; its port as text.
+  std::string listen_there() {
+    SocketAddress any = numeric_tcp("tcp://127.0.0.1:0", true).value().front();
+    listening_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(bind(listening_.get(), any.get(), any.size), 0);
+    EXPECT_EQ(listen(listening_.get(), 1), 0);
+    EXPECT_EQ(getsockname(listening_.get(), any.get(), &any.size), 0);
+    const std::string text = tcp_text(any);
+    return text.substr(text.rfind(':') + 1);
+  }
+  static bool ready(const Connecting& connecting, int milliseconds) {
+    pollfd state{connecting.fd(), static_cast<short>(connecting.events() == EPOLLIN ? POLLIN : POLLOUT), 0};
+    return poll(&state, 1, milliseconds) > 0;
+  }
+
+  UniqueFd listening_;
+};
+
+constexpr int patience = 20'000;  // milliseconds
+
+TEST_F(ConnectingTest, NumericAddressStartsNoLookup) {
+  auto connecting = Connecting::start("tcp://127.0.0.1:" + listen_there());
+  HMC_ASSERT_OK(connecting.status());
+  EXPECT_FALSE(connecting->looking_up());
+  ASSERT_TRUE(ready(*connecting, patience));
+  const auto done = connecting->advance();
+  HMC_ASSERT_OK(done.status());
+  EXPECT_TRUE(*done);
+  EXPECT_TRUE(connecting->take());
+}
+
+TEST_F(ConnectingTest, NameIsLookedUpWithoutBlocking) {
+  HeldLookup held;
+  auto connecting = Connecting::start("tcp://" + std::string(held.name) + ":" + listen_there());
+  HMC_ASSERT_OK(connecting.status());
+  held.wait_for_lookup();
+  EXPECT_TRUE(connecting->looking_up());
+  EXPECT_FALSE(ready(*connecting, 0));
+  held.release();
+  ASSERT_TRUE(ready(*connecting, patience));
+  const auto found = connecting->advance();
+  HMC_ASSERT_OK(found.status());
+  EXPECT_FALSE(*found);
+  EXPECT_FALSE(connecting->looking_up());
+  ASSERT_TRUE(ready(*connecting, patience));
+  const auto done = connecting->advance();
+  HMC_ASSERT_OK(done.status());
+  EXPECT_TRUE(*done);
+}
+
+TEST_F(ConnectingTest, AbandonedLookupEndsByItself) {
+  HeldLookup held;
+  HMC_ASSERT_OK(Connecting::start("tcp://" + std::string(held.name) + ":1").status());
+  held.wait_for_lookup();
+}
+
+TEST_F(ConnectingTest, RefusalAfterTheLookupIsReported) {
+  HeldLookup held;
+  held.release();
+  auto connecting = Connecting::start("tcp://" + std::string(held.name) + ":1");
+  HMC_ASSERT_OK(connecting.status());
+  ASSERT_TRUE(ready(*connecting, patience));
+  EXPECT_EQ(connecting->advance().status().code(), Code::peer_lost);
+}
+
+TEST(HostLookup, KeepsTheDeadline) {
+  HeldLookup held;
+  const std::string address = "tcp://" + std::string(held.name) + ":1";
+  EXPECT_EQ(resolve_tcp_until(address, Deadline::after_seconds(0)).status().code(), Code::timeout);
+  held.release();
+  const auto found = resolve_tcp_until(address, Deadline::never());
+  HMC_ASSERT_OK(found.status());
+  EXPECT_EQ(tcp_text(found->front()), "tcp://127.0.0.1:1");
+}
+
+}  // namespace
+}  // namespace hmc
