@@ -257,6 +257,12 @@ void Link::disarm() noexcept {
 void Link::end_all(const Status& reason) {
   ready_ = false;
   if (std::exchange(bell_.watched, false) && !shared_->engine->forked()) shared_->engine->unwatch(bell_.ours.get());
+  // Now, not with the last reference: a failed endpoint may live as long as its Context, and descriptors are few.
+  bell_.ours.reset();
+  bell_.peers.reset();
+  doorbell_.reset();
+  in_.drop_fd();
+  peer_memory_ = {};
   const auto ops = std::exchange(ops_, {});
   const auto flushes = std::exchange(flushes_, {});
   waiting_signals_.clear();

@@ -54,6 +54,7 @@ class ShmForged : public ::testing::Test {
     ASSERT_TRUE(decoded.ok());
     key_ = decoded->key;
     to_victim_ = ChannelMemory::attach(address.fds[0], decoded->sizes).value();
+    victims_bell_ = std::move(address.fds[1]);
     from_victim_ = ChannelMemory::create(decoded->sizes).value();
   }
   void renew() {
@@ -126,7 +127,8 @@ class ShmForged : public ::testing::Test {
   std::unique_ptr<Endpoint> victim_;
   std::uint64_t key_ = 0;
   ChannelMemory to_victim_, from_victim_;
-  UniqueFd bell_;  // what the victim rings
+  UniqueFd bell_;          // what the victim rings
+  UniqueFd victims_bell_;  // rings the victim
   shm::BulkProducer out_;
   shm::BulkConsumer in_;
   std::vector<Code> outcomes_;
@@ -368,6 +370,16 @@ TEST_F(ShmForged, AnyBytesAnywhere) {
     }
     EXPECT_TRUE(sink_->failure.ok() || sink_->failure.code() == Code::protocol) << sink_->failure.str();
   }
+}
+
+TEST_F(ShmForged, FailedEndpointClosesItsDoorbellsAtOnce) {
+  const auto rings = [](const UniqueFd& bell) { return ::send(bell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1; };
+  EXPECT_TRUE(rings(bell_));
+  EXPECT_TRUE(rings(victims_bell_));
+  send(shm::SlotKind::get_request, {}, 0, 1);  // of nothing
+  expect_broken();
+  EXPECT_FALSE(rings(bell_));
+  EXPECT_FALSE(rings(victims_bell_));
 }
 
 }  // namespace
