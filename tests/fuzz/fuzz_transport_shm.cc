@@ -8,8 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "transport/shm/address.h"
 #include "transport/shm/bulk_ring.h"
-#include "transport/shm/link.h"
+#include "transport/shm/region.h"
 #include "transport/shm/signal_ring.h"
 
 namespace {

@@ -27,7 +27,6 @@ TO_SPLIT = {
     "device/cuda_like.cc:CudaLike": (38, 6),
     "device/vendor_calls.h:VendorCalls": (40, 0),
     "progress/engine_impl.h:EngineImpl": (55, 31),
-    "transport/shm/link.h:Link": (47, 29),
     "transport/tcp/endpoint.h:TcpEndpoint": (58, 24),
     "transport/tcp/stream.h:Stream": (10, 20),
 }

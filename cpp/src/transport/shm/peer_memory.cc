@@ -2,14 +2,18 @@
 
 #include <poll.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <string>
 
 namespace hmc::shm {
 
 namespace {
+
+constexpr std::size_t max_vectors = 256;  // blocks per system call (IOV_MAX is 1024; beyond this the call's cost has vanished)
 
 Status process_gone(int pid) { return Status(Code::peer_lost, "process " + std::to_string(pid) + " is gone", ESRCH); }
 
@@ -61,17 +65,31 @@ Status PeerMemory::failure(int error) const {
   return errno_status("copying to or from the memory of process " + std::to_string(pid_), error);
 }
 
-Result<std::size_t> PeerMemory::write(std::span<const iovec> local, std::span<const iovec> remote) {
+Result<std::size_t> PeerMemory::move(RunCursor& cursor, bool to_peer, std::size_t budget) {
   HMC_TRY(check_alive());
-  const ssize_t moved = process_vm_writev(pid_, local.data(), local.size(), remote.data(), remote.size(), 0);
+  std::array<iovec, max_vectors> local;
+  std::array<iovec, max_vectors> remote;
+  RunCursor ahead = cursor;
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+  while (count < max_vectors && bytes < budget && !ahead.at_end() && remote_of(ahead.run()).mapped() == nullptr) {
+    const RunPiece piece = ahead.peek(budget - bytes);
+    const std::uint64_t address = remote_of(*piece.run).address() + piece.remote_offset;
+    local[count] = {local_data(*piece.run) + piece.local_offset, piece.bytes};
+    remote[count] = {reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), piece.bytes};
+    ++count;
+    bytes += piece.bytes;
+    ahead.advance(piece.bytes);
+  }
+  const ssize_t moved = to_peer ? process_vm_writev(pid_, local.data(), count, remote.data(), count, 0)
+                                : process_vm_readv(pid_, local.data(), count, remote.data(), count, 0);
   if (moved <= 0) return failure(moved < 0 ? errno : EFAULT);
-  return static_cast<std::size_t>(moved);
-}
-
-Result<std::size_t> PeerMemory::read(std::span<const iovec> local, std::span<const iovec> remote) {
-  HMC_TRY(check_alive());
-  const ssize_t moved = process_vm_readv(pid_, local.data(), local.size(), remote.data(), remote.size(), 0);
-  if (moved <= 0) return failure(moved < 0 ? errno : EFAULT);
+  // The kernel may stop early, at a fault: the next call meets it and says which.
+  for (auto left = static_cast<std::size_t>(moved); left != 0;) {
+    const RunPiece piece = cursor.peek(left);
+    cursor.advance(piece.bytes);
+    left -= piece.bytes;
+  }
   return static_cast<std::size_t>(moved);
 }
 

@@ -9,44 +9,19 @@
 #include "base/env.h"
 #include "base/random.h"
 #include "base/wire.h"
-#include "transport/shm/link.h"
+#include "transport/kit/endpoint_base.h"
+#include "transport/shm/endpoint.h"
 
 namespace hmc {
 
 namespace {
 
-using shm::Link;
 using shm::Shared;
+using shm::ShmEndpoint;
 
 constexpr std::uint8_t domain_version = 1;
 constexpr std::size_t poll_bytes = 1 << 20;
 constexpr std::size_t eager_limit = 8 << 10;
-
-class ShmEndpoint final : public Endpoint {
- public:
-  explicit ShmEndpoint(std::shared_ptr<Link> link) noexcept : link_(std::move(link)) {}
-  ~ShmEndpoint() override { link_->close(); }
-
-  Result<Blob> address() override { return link_->address(); }
-  Status connect(const Blob& peer_address, Completion* done) override {
-    HMC_TRY(link_->connect(peer_address));
-    done->complete({});
-    return {};
-  }
-  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override {
-    HMC_ASSIGN(auto region, shm::ShmRemoteRegion::import(exported));
-    return std::unique_ptr<RemoteRegion>(std::move(region));
-  }
-  Status put(const TransferOp& op, Completion* done) override { return link_->put(op, done); }
-  Status get(const TransferOp& op, Completion* done) override { return link_->get(op, done); }
-  bool put_short(const Run& run, ByteSpan signal) override { return link_->put_short(run, signal); }
-  Status signal(ByteSpan head, ByteSpan body) override { return link_->signal(head, body); }
-  Status flush(Completion* done) override { return link_->flush(done); }
-  Status cancel(Completion* done) override { return link_->cancel(done); }
-
- private:
-  std::shared_ptr<Link> link_;
-};
 
 class ShmTransport final : public Transport {
  public:
@@ -105,24 +80,24 @@ class ShmTransport final : public Transport {
   }
 
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    HMC_ASSIGN(auto link, Link::create(shared_, peer.pid, sink));
+    HMC_ASSIGN(auto endpoint, ShmEndpoint::create(shared_, peer.pid, sink));
     if (!polling_) drop_closed();
-    links_.push_back(link);
-    return std::unique_ptr<Endpoint>(std::make_unique<ShmEndpoint>(std::move(link)));
+    endpoints_.push_back(endpoint);
+    return kit::make_handle(std::move(endpoint));
   }
 
   bool poll() override {
     std::size_t budget = poll_bytes;
     bool moved = false;
     polling_ = true;
-    const std::size_t count = links_.size();
+    const std::size_t count = endpoints_.size();
     std::size_t at = first_ < count ? first_ : 0;
     for (std::size_t i = 0; i < count && budget != 0; ++i, at = at + 1 == count ? 0 : at + 1) {
-      if (links_[at]->closed()) {
+      if (endpoints_[at]->closed()) {
         closed_seen_ = true;
-      } else if (links_[at]->active()) {
-        const std::shared_ptr<Link> link = links_[at];  // callbacks may destroy the endpoint, or make more
-        moved = link->poll(budget) || moved;
+      } else if (endpoints_[at]->active()) {
+        const std::shared_ptr<ShmEndpoint> endpoint = endpoints_[at];  // callbacks may destroy the endpoint, or make more
+        moved = endpoint->poll(budget) || moved;
       }
     }
     first_ = at;  // whoever found the budget spent comes first next time
@@ -133,8 +108,8 @@ class ShmTransport final : public Transport {
 
   bool arm() override {
     armed_ = true;
-    for (const auto& link : links_) {
-      if (link->arm()) continue;
+    for (const auto& endpoint : endpoints_) {
+      if (endpoint->arm()) continue;
       disarm();
       return false;
     }
@@ -144,11 +119,11 @@ class ShmTransport final : public Transport {
   void disarm() override {
     if (!armed_) return;
     armed_ = false;
-    for (const auto& link : links_) link->disarm();
+    for (const auto& endpoint : endpoints_) endpoint->disarm();
   }
 
   [[nodiscard]] bool busy() const override {
-    return std::ranges::any_of(links_, [](const auto& link) { return link->busy(); });
+    return std::ranges::any_of(endpoints_, [](const auto& endpoint) { return endpoint->busy(); });
   }
 
  private:
@@ -160,11 +135,11 @@ class ShmTransport final : public Transport {
 
   void drop_closed() {
     closed_seen_ = false;
-    std::erase_if(links_, [](const auto& link) { return link->closed(); });
+    std::erase_if(endpoints_, [](const auto& endpoint) { return endpoint->closed(); });
   }
 
   std::shared_ptr<Shared> shared_;
-  std::vector<std::shared_ptr<Link>> links_;
+  std::vector<std::shared_ptr<ShmEndpoint>> endpoints_;
   std::size_t first_ = 0;
   bool polling_ = false;
   bool closed_seen_ = false;

@@ -9,8 +9,12 @@
 #include <random>
 
 #include "transport/one_transport.h"
+#include "transport/shm/address.h"
+#include "transport/shm/bulk_ring.h"
+#include "transport/shm/channel_memory.h"
 #include "transport/shm/files.h"
-#include "transport/shm/link.h"
+#include "transport/shm/region.h"
+#include "transport/shm/signal_ring.h"
 
 namespace hmc::testing {
 namespace {

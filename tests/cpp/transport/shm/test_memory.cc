@@ -2,8 +2,10 @@
 #include <fcntl.h>
 
 #include "testing.h"
+#include "transport/shm/address.h"
+#include "transport/shm/channel_memory.h"
 #include "transport/shm/files.h"
-#include "transport/shm/link.h"
+#include "transport/shm/region.h"
 
 namespace hmc::testing {
 namespace {

@@ -1,0 +1,81 @@
+#include "transport/shm/signals.h"
+
+#include <string>
+
+namespace hmc::shm {
+
+namespace {
+
+constexpr std::size_t max_waiting_signals = 64;
+
+const Status& ring_full() {
+  static const Status status(Code::would_block, "the peer's signal ring is full");
+  return status;
+}
+
+}  // namespace
+
+void Signals::connect(const ChannelMemory& in, std::uint64_t in_key, ChannelMemory& out, std::uint64_t out_key,
+                      Doorbell& doorbell) {
+  out_ = &out;
+  doorbell_ = &doorbell;
+  consumer_ = SignalConsumer(in.signals(), in.sizes().signal_bytes, in_key, &in.control().signal_head);
+  producer_ = SignalProducer(out.signals(), out.sizes().signal_bytes, out_key, &out.control().signal_head);
+}
+
+Status Signals::blocked(std::size_t bytes, const Status& reason) {
+  blocked_ = true;
+  blocked_bytes_ = bytes;
+  return reason;
+}
+
+Status Signals::post(ByteSpan head, ByteSpan body) {
+  const std::size_t bytes = head.size() + body.size();
+  if (bytes > max_signal) [[unlikely]] {
+    return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
+  }
+  HMC_TRY(out_->reserve_signals());
+  if (!waiting_.empty() || !producer_.has_room(bytes)) [[unlikely]]
+    return blocked(bytes, ring_full());
+  push(head, body);
+  return {};
+}
+
+Status Signals::accept(std::size_t bytes) {
+  if (bytes > max_signal) {
+    return Status(Code::invalid_argument,
+                  "an attached signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
+  }
+  HMC_TRY(out_->reserve_signals());
+  if (waiting_.size() < max_waiting_signals) return {};
+  return blocked(bytes, Status(Code::would_block, "too many attached signals wait for room in the peer's signal ring"));
+}
+
+bool Signals::attach(ByteSpan signal) {
+  if (waiting_.empty() && producer_.has_room(signal.size())) {
+    push(signal, {});
+    return true;
+  }
+  waiting_.emplace_back(signal.begin(), signal.end());
+  return false;
+}
+
+bool Signals::send_waiting() {
+  bool moved = false;
+  while (!waiting_.empty() && producer_.has_room(waiting_.front().size())) {
+    push(waiting_.front(), {});
+    waiting_.pop_front();
+    moved = true;
+  }
+  if (blocked_ && waiting_.empty() && producer_.has_room(blocked_bytes_)) {
+    blocked_ = false;
+    moved = true;  // whoever met the full ring can post again
+  }
+  return moved;
+}
+
+bool Signals::can_send() {
+  return waiting_.empty() ? blocked_ && producer_.has_room(blocked_bytes_) : producer_.has_room(waiting_.front().size());
+}
+
+}  // namespace hmc::shm
