@@ -1,0 +1,2 @@
+#define HMC_REDUCE_VARIANT reduce_baseline
+#include "device/reduce_loops.h"
