@@ -190,8 +190,8 @@ Status ContextImpl::close(Deadline deadline, bool force) {
       const auto lock = engine_->lock();
       published = exports_.unpublish_all();
       if (messenger_) messenger_->on_context_closing(closed_status());
-      for (const auto& [id, peer] : std::map(peers_)) peer->leave();
-      if (self_) static_cast<PeerImpl&>(*self_).leave();
+      for (const auto& [id, peer] : std::map(peers_)) peer->closing().leave();
+      if (self_) static_cast<PeerImpl&>(*self_).closing().leave();
       joins_.end();
       end_waits(closed_status());
       engine_->wake_waiters();

@@ -129,7 +129,7 @@ class NotifyWork final : public WaitWork, public PendingOp {
   void start(Deadline deadline) {
     const auto self = std::static_pointer_cast<NotifyWork>(shared_from_this());
     if (peer_->may_post() && peer_->posts().empty() && post() == Outcome::posted) return;
-    if (peer_->phase() == PeerPhase::idle) peer_->start_connecting();
+    if (peer_->phase() == PeerPhase::idle) peer_->handshake().connect();
     peer_->posts().add(self);
     begin(deadline);
   }
@@ -170,7 +170,7 @@ Result<std::shared_ptr<WorkState>> ContextImpl::iwait_notify(const std::shared_p
   HMC_TRY(usable());
   if (count == 0) return done_work();
   const auto peer = std::static_pointer_cast<PeerImpl>(state);
-  if (peer->phase() == PeerPhase::idle) peer->start_connecting();
+  if (peer->phase() == PeerPhase::idle) peer->handshake().connect();
   const auto work = std::make_shared<NotifyWait>(peer, envelope, id, count);
   work->start(deadline);
   return std::shared_ptr<WorkState>(work);

@@ -98,7 +98,7 @@ void Connections::on_address(const wire::Address& address, std::vector<UniqueFd>
     }
     slot = open(*transport, address.attempt);
     // Until ready, the accepting side's addresses are those of the message transport it tries.
-    if (peer_.phase() == PeerPhase::connecting && !peer_.accepting() && slot->state != EndpointSlot::State::failed)
+    if (peer_.phase() == PeerPhase::connecting && !peer_.handshake().accepting() && slot->state != EndpointSlot::State::failed)
       messages.attach(*slot);
   }
   if (slot->state == EndpointSlot::State::failed) return messages.choose_if_none();  // it has been told
@@ -170,7 +170,7 @@ void Connections::ready_if_connected(EndpointSlot& slot) {
     log(LogLevel::info, slot.transport().name + " works again between this Context and " + peer_.describe());
     peer_.routes().retire(nullptr);  // what goes another way meanwhile comes back
   }
-  if (peer_.phase() == PeerPhase::connecting && peer_.messages().carried_by(slot)) peer_.become_ready();
+  if (peer_.phase() == PeerPhase::connecting && peer_.messages().carried_by(slot)) peer_.handshake().complete();
   peer_.messages().resume();
   peer_.impl().engine()->wake_waiters();
 }
@@ -202,7 +202,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
     });
   }
   peer_.routes().retire(&slot);
-  if (peer_.closing()) {
+  if (peer_.closing().in_progress()) {
     peer_.messages().detach(slot);
     if (slot.unflushed || peer_.messages().last_carried_by(slot)) return peer_.end(peer_.failure(), PeerPhase::lost);
     return peer_.impl().needs_pump(peer_);
@@ -210,7 +210,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   if (peer_.phase() == PeerPhase::connecting) {
     if (tell_peer && !peer_.is_self()) send_note(slot, reason);
     peer_.impl().count("endpoints.failed." + slot.transport().name, 1);
-    return peer_.transport_failed(slot);
+    return peer_.handshake().on_slot_failed(slot);
   }
   if (peer_.phase() != PeerPhase::ready) return;
   peer_.impl().count("endpoints.failed." + slot.transport().name, 1);

@@ -86,12 +86,12 @@ void MessageConnection::on_slot_failed(const EndpointSlot& slot) {
                 PeerPhase::lost);
     });
   }
-  if (peer_.accepting()) choose();
+  if (peer_.handshake().accepting()) choose();
 }
 
 void MessageConnection::choose_if_none() {
   const bool none = slot_ == nullptr && next_ == nullptr;
-  if (peer_.phase() == PeerPhase::ready && peer_.accepting() && none && !peer_.is_self()) choose();
+  if (peer_.phase() == PeerPhase::ready && peer_.handshake().accepting() && none && !peer_.is_self()) choose();
 }
 
 // The best that works; where no other does, the one that failed is retried.
@@ -124,7 +124,7 @@ void MessageConnection::carry_by(EndpointSlot& slot) {
 
 void MessageConnection::on_named(const wire::EndpointNote& note) {
   if (peer_.phase() != PeerPhase::ready) return;
-  if (peer_.accepting() || slot_ != nullptr) return peer_.broken("a choice that is not its own to make");
+  if (peer_.handshake().accepting() || slot_ != nullptr) return peer_.broken("a choice that is not its own to make");
   EndpointSlot* slot = peer_.connections().find(note.transport);
   if (slot == nullptr || slot->attempt() != note.attempt || slot->state == EndpointSlot::State::failed) return;  // it has been told
   next_ = slot;

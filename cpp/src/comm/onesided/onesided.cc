@@ -181,7 +181,7 @@ Status ContextImpl::notify(const std::shared_ptr<PeerState>& state, const Notify
   if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context("notify");
   Status failure;
   if (peer.may_post() && peer.posts().empty() && post_notify(peer, encoded, failure) == PendingOp::Outcome::posted) return failure;
-  if (peer.phase() == PeerPhase::idle) peer.start_connecting();
+  if (peer.phase() == PeerPhase::idle) peer.handshake().connect();
   peer.posts().add(std::make_shared<NotifyOp>(peer, std::move(encoded)));
   engine_->kick();
   return {};
@@ -204,7 +204,7 @@ Status ContextImpl::wait_notify(const std::shared_ptr<PeerState>& state, const E
     const auto lock = engine_->lock();
     if (slot.consume(envelope, id, count)) return {};
     PeerImpl& peer = static_cast<PeerImpl&>(*state);
-    if (peer.phase() == PeerPhase::idle) peer.start_connecting();  // its death would go unnoticed otherwise
+    if (peer.phase() == PeerPhase::idle) peer.handshake().connect();  // its death would go unnoticed otherwise
     slot.wait(envelope, id, count, waiter);
   }
   if (engine_->drive_flag(deadline, waiter.ready)) return waiter.status;

@@ -35,7 +35,7 @@ std::shared_ptr<PeerState> ContextImpl::expect_peer(const ContextId& id, std::ve
 
 void ContextImpl::peer_ready(PeerImpl& peer, bool connected_to_us) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
-  if (connected_to_us && !peer.expected()) {
+  if (connected_to_us && !peer.handshake().expected()) {
     joins_.add(shared);
   }
   if (options_.on_joined) {
@@ -54,7 +54,7 @@ void ContextImpl::peer_ended(PeerImpl& peer) {
 void ContextImpl::peer_torn_down(PeerImpl& peer, const Status& reason) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
   for (const auto& watcher : std::vector(gone_watchers_)) watcher(peer, reason);
-  if (options_.on_left && peer.joined() && !closed()) {
+  if (options_.on_left && peer.handshake().joined() && !closed()) {
     const Status outcome = reason.code() == Code::closed ? Status() : reason;
     engine_->dispatch([callback = options_.on_left, shared, outcome] { callback(Peer(shared), outcome); });
   }
@@ -105,7 +105,7 @@ Status ContextImpl::wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline d
 void ContextImpl::leave(const std::shared_ptr<PeerImpl>& peer) {
   if (!usable().ok() || peer->is_self()) return;
   const auto lock = engine_->lock();
-  peer->leave();
+  peer->closing().leave();
   engine_->kick();
 }
 

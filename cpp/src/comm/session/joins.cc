@@ -215,8 +215,8 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
   if (!hello || id == context_.id() || context_.closed()) return drop_pending(pending);
   std::shared_ptr<PeerImpl> peer;
   if (const auto found = context_.peers().find(id); found != context_.peers().end()) peer = found->second;
-  if (peer && peer->attached()) {
-    if (peer->remote_session() == hello->session) {
+  if (peer && peer->channel() != nullptr && peer->handshake().greeted()) {
+    if (peer->handshake().remote_session() == hello->session) {
       static_cast<void>(pending.channel().send(wire::duplicate, {}));
       pending.channel().close();
       return drop_pending(pending);
@@ -225,18 +225,18 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
     peer->end(Status(Code::closed, peer->describe() + " came back by a new connection"), PeerPhase::closed);
     peer = nullptr;
   }
-  if (peer && peer->has_channel()) {
+  if (peer && peer->channel() != nullptr) {
     if (context_.id() < id) {
       static_cast<void>(pending.channel().send(wire::duplicate, {}));
       pending.channel().close();
       return drop_pending(pending);
     }
-    peer->drop_outgoing();
+    peer->handshake().drop_outgoing();
   }
   if (!peer) peer = context_.new_peer(id, false);
   auto channel = pending.take();
   drop_pending(pending);
-  peer->attach_incoming(std::move(channel), *hello);
+  peer->handshake().attach_incoming(std::move(channel), *hello);
 }
 
 void Joins::start_connect(const std::shared_ptr<ConnectAttempt>& attempt, std::string_view address, Deadline deadline) {
@@ -288,10 +288,10 @@ void Joins::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, Result<
     peer = context_.new_peer(id, false);
   }
   attempt->peer = peer;
-  if (peer->is_self() || peer->has_channel()) {
+  if (peer->is_self() || peer->channel() != nullptr) {
     context_.engine()->defer([extra = std::shared_ptr<Channel>(std::move(*channel))] {});
   } else {
-    peer->attach_outgoing(std::move(*channel));
+    peer->handshake().attach_outgoing(std::move(*channel));
   }
   peer->when_ready(finish);
 }

@@ -1,0 +1,78 @@
+// PeerHandshake: from the first sight of a peer to ready: finding its address, hello in both directions, and the choice of the
+// transport that carries messages. Owned by PeerImpl. Engine lock held throughout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/wire/codec.h"
+#include "control/channel.h"
+#include "progress/one_shot_timer.h"
+
+namespace hmc {
+
+class EndpointSlot;
+class PeerImpl;
+
+class PeerHandshake {
+ public:
+  using Action = std::function<void(const Status&)>;
+
+  PeerHandshake(PeerImpl& peer, Engine& engine) noexcept : peer_(peer), timer_(engine) {}
+
+  // ---- how it begins ----
+  // The peer is a known rank: nobody accepts it.
+  void expect(std::vector<std::string> addresses);
+  [[nodiscard]] bool expected() const noexcept { return expected_; }
+  void connect();  // to the addresses, one after the other
+  void attach_outgoing(std::unique_ptr<Channel> channel);
+  void attach_incoming(std::unique_ptr<Channel> channel, const wire::Hello& hello);
+  // The other Context prefers the connection that it made; ours goes away.
+  void drop_outgoing();
+  void join_self();
+
+  // ---- its course ----
+  void on_refused();  // the other side's own connection is on its way and wins
+  void on_reply(const wire::Hello& hello);
+  [[nodiscard]] bool greeted() const noexcept { return greeted_; }
+  [[nodiscard]] bool accepting() const noexcept { return accepting_; }
+  [[nodiscard]] std::uint64_t remote_session() const noexcept { return remote_session_; }
+  // Not ready yet, and `slot` cannot be used.
+  void on_slot_failed(const EndpointSlot& slot);
+  [[nodiscard]] bool has_tried() const noexcept { return !tried_.empty(); }
+  [[nodiscard]] Status no_transport() const;  // with every reason met
+
+  // ---- its end ----
+  // Runs `action` once, with ok when ready or with the failure.
+  void when_over(Action action) { actions_.push_back(std::move(action)); }
+  void complete();
+  void end(const Status& outcome);
+  [[nodiscard]] bool joined() const noexcept { return joined_; }
+
+ private:
+  void try_next_address(const Status& last);
+  void on_channel(const std::string& address, Result<std::unique_ptr<Channel>> channel);
+  [[nodiscard]] wire::Hello own_hello(std::string choice) const;
+  bool take_hello(const wire::Hello& hello);
+  void choose_message_transport();
+  void start_timer();
+
+  PeerImpl& peer_;  // its phase, control channel, connections and end
+  bool expected_ = false;
+  std::vector<std::string> addresses_;  // of an expected peer
+  std::size_t next_address_ = 0;
+  bool outgoing_ = false;   // this side made the channel
+  bool greeted_ = false;    // hello went both ways
+  bool accepting_ = false;  // this side chooses the message transport
+  bool joined_ = false;     // on_joined was told
+  std::uint64_t remote_session_ = 0;
+  OneShotTimer timer_;
+  std::vector<std::string> tried_;  // message transports that failed, with reasons
+  std::vector<Action> actions_;
+};
+
+}  // namespace hmc
