@@ -18,7 +18,7 @@ TO_SPLIT = {
     "collective/group.h:Group": (30, 16),
     "comm/context_impl.h:ContextImpl": (86, 32),
     "comm/context_state.h:ContextState": (31, 2),
-    "comm/peer_impl.h:PeerImpl": (52, 25),
+    "comm/peer_impl.h:PeerImpl": (48, 21),
     "comm/onesided/transfer.h:TransferWork": (29, 28),
     "control/handshake.h:Handshake": (43, 32),
     "device/accelerator.h:Accelerator": (34, 7),

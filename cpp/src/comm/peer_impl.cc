@@ -9,17 +9,6 @@
 #include "comm/context_impl.h"
 
 namespace hmc {
-namespace {
-
-// For the channel to send what is queued.
-constexpr double goodbye_seconds = 1;
-
-class SilentSink final : public ChannelSink {
-  void on_message(MessageType, ByteSpan, std::vector<UniqueFd>) override {}
-  void on_closed(const Status&) override {}
-};
-
-}  // namespace
 
 PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t session, bool self)
     : owner_(self ? nullptr : context),
@@ -28,7 +17,7 @@ PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t se
       self_(self),
       handshake_(*this, *context_.engine()),
       closing_(*this, *context_.engine()),
-      goodbye_(*context_.engine()),
+      link_(*this, *context_.engine()),
       messages_(*this, *context_.engine()) {
   notify_slot_ = context_.notify_table().add_peer();
   if (!self_) notify_slot_->grant = [this](std::uint64_t total) { posts_.grant(total); };
@@ -87,15 +76,8 @@ void PeerImpl::when_ready(std::function<void(const Status&)> action) {
 
 void PeerImpl::adopt(std::unique_ptr<Channel> channel) {
   phase_ = PeerPhase::connecting;
-  channel_ = std::move(channel);
-  identity_ = channel_->identity();
-}
-
-void PeerImpl::disown() {
-  static SilentSink silent;  // stateless: what the refused channel still says is nobody's business
-  channel_->set_sink(silent);
-  context_.engine()->defer([channel = std::shared_ptr<Channel>(std::move(channel_))] {});
-  channel_ = nullptr;
+  identity_ = channel->identity();
+  link_.attach(std::move(channel), *this);
 }
 
 // ---- what the peer sends ----
@@ -232,11 +214,11 @@ void PeerImpl::broken(std::string_view what) {
 // ---- what goes to the peer ----
 
 Status PeerImpl::send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
-  if (!channel_) {
+  if (link_.channel() == nullptr) {
     if (phase_ == PeerPhase::lost || phase_ == PeerPhase::closed) return failure_;
     return Status(Code::would_block, describe() + " is not connected yet");
   }
-  return channel_->send(type, payload, std::move(fds));
+  return link_.channel()->send(type, payload, std::move(fds));
 }
 
 bool PeerImpl::pump() {
@@ -288,10 +270,9 @@ std::string PeerImpl::unfinished() const {
 
 void PeerImpl::on_closed(const Status& reason) {
   const auto keep = shared_from_this();
-  channel_over_ = true;
-  channel_broken_ = reason.code() != Code::closed && reason.code() != Code::peer_lost;
+  link_.on_closed(reason);
   if (closing_.torn_down()) {
-    drop_channel();  // the peer has ended its side, or our goodbye is out
+    link_.drop();  // the peer has ended its side, or our goodbye is out
   } else if (closing_.complete_with_channel(reason.code() == Code::closed)) {
     end(failure_, PeerPhase::closed);
   } else if (reason.code() == Code::closed && phase_ == PeerPhase::connecting && handshake_.has_tried()) {
@@ -337,16 +318,7 @@ void PeerImpl::tear_down() {
   grants_.drop(false);
   routes_.clear();
   // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory.
-  const bool open = channel_ && !channel_over_;
-  if (open && holds()) {
-    channel_->await_end(phase_ == PeerPhase::closed);  // on_closed() follows
-  } else if (open && phase_ == PeerPhase::closed) {
-    channel_->close();
-    goodbye_.start(Deadline::after_seconds(goodbye_seconds),
-                   [this] { drop_channel(); });  // until on_closed() says that the goodbye is out
-  } else {
-    drop_channel();
-  }
+  link_.end(phase_ == PeerPhase::closed);
   context_.peer_torn_down(*this, failure_);
   context_.engine()->wake_waiters();
 }
@@ -361,32 +333,9 @@ void PeerImpl::tear_down_now(std::vector<std::shared_ptr<const void>>& kept) {
     grants_.keep(kept);
     context_.messenger().abandon(*this, kept);
   }
-  death_.reset();
-  channel_broken_ = false;
-  drop_channel();
+  link_.drop_now();
 }
 
-void PeerImpl::drop_channel() {
-  goodbye_.stop();
-  if (channel_broken_ && holds() && !death_) {
-    auto death = ProcessEnd::watch(context_.engine(), identity_.pid, [this] {
-      const auto keep = shared_from_this();
-      channel_broken_ = false;
-      context_.engine()->defer([death = std::shared_ptr<ProcessEnd>(std::move(death_))] {});
-      drop_channel();
-    });
-    if (death) death_ = std::move(death);  // null: it is dead already
-  }
-  if (!death_) let_go();
-  if (channel_) {
-    context_.engine()->defer([channel = std::shared_ptr<Channel>(std::move(channel_)), keep = shared_from_this()] {});
-    channel_ = nullptr;
-  }
-  context_.forget(*this);
-  context_.engine()->wake_waiters();
-}
-
-// The peer's process accesses nothing of this one's memory any more.
 void PeerImpl::let_go() {
   context_.messenger().on_peer_let_go(*this);
   grants_.drop(true);

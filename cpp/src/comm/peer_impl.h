@@ -21,11 +21,10 @@
 #include "comm/peer_state.h"
 #include "comm/routing/peer_routes.h"
 #include "comm/session/closing.h"
+#include "comm/session/control_link.h"
 #include "comm/session/liveness.h"
 #include "comm/session/peer_handshake.h"
-#include "comm/session/process_end.h"
 #include "comm/wire/codec.h"
-#include "progress/one_shot_timer.h"
 
 namespace hmc {
 
@@ -64,15 +63,12 @@ class PeerImpl final : public PeerState, private ChannelSink {
 
   // ---- joining ----
   [[nodiscard]] PeerHandshake& handshake() noexcept { return handshake_; }
-  [[nodiscard]] const PeerHandshake& handshake() const noexcept { return handshake_; }
   // The peer's identity and addresses before it is connected: a rank, or this very Context.
   void expect(const ContextId& id, std::vector<std::string> addresses, std::string name);
   void become_self();
   void enter(PeerPhase phase) noexcept { phase_ = phase; }  // connecting or ready
-  [[nodiscard]] Channel* channel() noexcept { return channel_.get(); }
+  [[nodiscard]] ControlLink& link() noexcept { return link_; }
   void adopt(std::unique_ptr<Channel> channel);  // connecting by it
-  void listen() { channel_->set_sink(*this); }
-  void disown();  // it is refused: nothing more is read of it
 
   // ---- its end ----
   [[nodiscard]] Closing& closing() noexcept { return closing_; }
@@ -84,11 +80,12 @@ class PeerImpl final : public PeerState, private ChannelSink {
   void stop_posting(const Status& reason);
   // Ends at once: pending operations complete with `reason`, the rest is taken down outside the current call chain.
   void end(const Status& reason, PeerPhase phase);
+  void let_go();     // the peer's process accesses nothing of this one's memory any more
   void tear_down();  // end()'s second half, outside the current call chain
   // The Context is going away: nothing is awaited. Memory that the peer may still write goes to `kept`.
   void tear_down_now(std::vector<std::shared_ptr<const void>>& kept);
   // Nothing of it is left but the object: everything freed, and the peer's process has let go of this one's memory.
-  [[nodiscard]] bool gone() const noexcept { return closing_.torn_down() && !channel_ && !death_; }
+  [[nodiscard]] bool gone() const noexcept { return closing_.torn_down() && link_.gone(); }
 
   // ---- connections ----
   [[nodiscard]] Connections& connections() noexcept { return connections_; }
@@ -114,9 +111,6 @@ class PeerImpl final : public PeerState, private ChannelSink {
 
   void handle(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
 
-  void let_go();
-  void drop_channel();
-
   const std::shared_ptr<ContextImpl>
       owner_;  // a cycle until the Context is closed, which forgets its peers; null for self, which it keeps
   ContextImpl& context_;
@@ -128,11 +122,7 @@ class PeerImpl final : public PeerState, private ChannelSink {
   PeerHandshake handshake_;
   Closing closing_;
 
-  std::unique_ptr<Channel> channel_;
-  bool channel_over_ = false;
-  bool channel_broken_ = false;  // over by this side's doing: the peer's end is not known by it
-  std::unique_ptr<ProcessEnd> death_;
-  OneShotTimer goodbye_;  // for the channel to send what is queued
+  ControlLink link_;
   Liveness liveness_{*this};
 
   Connections connections_{*this};

@@ -215,7 +215,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
   if (!hello || id == context_.id() || context_.closed()) return drop_pending(pending);
   std::shared_ptr<PeerImpl> peer;
   if (const auto found = context_.peers().find(id); found != context_.peers().end()) peer = found->second;
-  if (peer && peer->channel() != nullptr && peer->handshake().greeted()) {
+  if (peer && peer->link().channel() != nullptr && peer->handshake().greeted()) {
     if (peer->handshake().remote_session() == hello->session) {
       static_cast<void>(pending.channel().send(wire::duplicate, {}));
       pending.channel().close();
@@ -225,7 +225,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
     peer->end(Status(Code::closed, peer->describe() + " came back by a new connection"), PeerPhase::closed);
     peer = nullptr;
   }
-  if (peer && peer->channel() != nullptr) {
+  if (peer && peer->link().channel() != nullptr) {
     if (context_.id() < id) {
       static_cast<void>(pending.channel().send(wire::duplicate, {}));
       pending.channel().close();
@@ -288,7 +288,7 @@ void Joins::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, Result<
     peer = context_.new_peer(id, false);
   }
   attempt->peer = peer;
-  if (peer->is_self() || peer->channel() != nullptr) {
+  if (peer->is_self() || peer->link().channel() != nullptr) {
     context_.engine()->defer([extra = std::shared_ptr<Channel>(std::move(*channel))] {});
   } else {
     peer->handshake().attach_outgoing(std::move(*channel));

@@ -32,7 +32,7 @@ void PeerHandshake::connect() {
 }
 
 void PeerHandshake::try_next_address(const Status& last) {
-  if (peer_.phase() != PeerPhase::connecting || peer_.channel() != nullptr) return;
+  if (peer_.phase() != PeerPhase::connecting || peer_.link().channel() != nullptr) return;
   if (next_address_ >= addresses_.size()) {
     if (addresses_.empty()) return;  // it must come to us; the caller's deadline bounds the wait
     const std::string why = peer_.describe() + " cannot be reached: " + std::string(last.message());
@@ -48,7 +48,7 @@ void PeerHandshake::try_next_address(const Status& last) {
 
 void PeerHandshake::on_channel(const std::string& address, Result<std::unique_ptr<Channel>> channel) {
   // Met in the meantime; ours is dropped unsaid.
-  if (peer_.phase() != PeerPhase::connecting || peer_.channel() != nullptr) return;
+  if (peer_.phase() != PeerPhase::connecting || peer_.link().channel() != nullptr) return;
   if (!channel.ok()) return try_next_address(channel.status());
   const PeerIdentity& found = (*channel)->identity();
   if (found.context_id != peer_.identity().context_id) {
@@ -82,7 +82,6 @@ void PeerHandshake::attach_outgoing(std::unique_ptr<Channel> channel) {
   outgoing_ = true;
   greeted_ = false;
   accepting_ = false;
-  peer_.listen();
   start_timer();
   if (const Status sent = peer_.send_control(wire::hello, encode(own_hello({}))); !sent.ok()) peer_.end(sent, PeerPhase::lost);
 }
@@ -93,13 +92,12 @@ void PeerHandshake::attach_incoming(std::unique_ptr<Channel> channel, const wire
   greeted_ = true;
   accepting_ = true;
   if (!take_hello(hello)) return;
-  peer_.listen();
   start_timer();
   choose_message_transport();
 }
 
 void PeerHandshake::drop_outgoing() {
-  peer_.disown();
+  peer_.link().refuse();
   outgoing_ = false;
   timer_.stop();
 }
@@ -151,7 +149,7 @@ void PeerHandshake::choose_message_transport() {
   }
   if (unanswered) static_cast<void>(peer_.send_control(wire::hello, encode(own_hello({}))));
   tried_.insert(tried_.end(), rejected.begin(), rejected.end());
-  if (peer_.channel() != nullptr) peer_.channel()->close();
+  if (peer_.link().channel() != nullptr) peer_.link().channel()->close();
   peer_.end(no_transport(), PeerPhase::lost);
 }
 

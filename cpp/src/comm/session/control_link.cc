@@ -1,0 +1,77 @@
+#include "comm/session/control_link.h"
+
+#include <utility>
+
+#include "comm/context_impl.h"
+#include "comm/peer_impl.h"
+
+namespace hmc {
+namespace {
+
+// For the channel to send what is queued.
+constexpr double goodbye_seconds = 1;
+
+class SilentSink final : public ChannelSink {
+  void on_message(MessageType, ByteSpan, std::vector<UniqueFd>) override {}
+  void on_closed(const Status&) override {}
+};
+
+}  // namespace
+
+void ControlLink::attach(std::unique_ptr<Channel> channel, ChannelSink& sink) {
+  channel_ = std::move(channel);
+  channel_->set_sink(sink);
+}
+
+void ControlLink::refuse() {
+  static SilentSink silent;  // stateless: what the refused channel still says is nobody's business
+  channel_->set_sink(silent);
+  peer_.impl().engine()->defer([channel = std::shared_ptr<Channel>(std::move(channel_))] {});
+  channel_ = nullptr;
+}
+
+void ControlLink::on_closed(const Status& reason) {
+  over_ = true;
+  broken_ = reason.code() != Code::closed && reason.code() != Code::peer_lost;
+}
+
+void ControlLink::end(bool goodbye) {
+  const bool open = channel_ && !over_;
+  if (open && peer_.holds()) {
+    channel_->await_end(goodbye);  // the sink's on_closed() follows
+  } else if (open && goodbye) {
+    channel_->close();
+    timer_.start(Deadline::after_seconds(goodbye_seconds), [this] { drop(); });  // unless on_closed() comes first
+  } else {
+    drop();
+  }
+}
+
+void ControlLink::drop() {
+  const auto engine = peer_.impl().engine();
+  timer_.stop();
+  if (broken_ && peer_.holds() && !death_) {
+    auto death = ProcessEnd::watch(engine, peer_.identity().pid, [this] {
+      const auto keep = peer_.shared_from_this();
+      broken_ = false;
+      peer_.impl().engine()->defer([death = std::shared_ptr<ProcessEnd>(std::move(death_))] {});
+      drop();
+    });
+    if (death) death_ = std::move(death);  // null: it is dead already
+  }
+  if (!death_) peer_.let_go();
+  if (channel_) {
+    engine->defer([channel = std::shared_ptr<Channel>(std::move(channel_)), keep = peer_.shared_from_this()] {});
+    channel_ = nullptr;
+  }
+  peer_.impl().forget(peer_);
+  engine->wake_waiters();
+}
+
+void ControlLink::drop_now() {
+  death_.reset();
+  broken_ = false;
+  drop();
+}
+
+}  // namespace hmc
