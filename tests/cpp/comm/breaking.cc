@@ -18,6 +18,7 @@ namespace hmc::testing {
 std::atomic<bool> swift_refuses{false};
 std::atomic<int> swift_refusals{0};
 std::atomic<int> swift_ends_left{-1};
+std::atomic<bool> swift_hides{false};
 
 int cut_data_connections() {
   std::vector<int> sockets;
@@ -43,6 +44,10 @@ class Swift final : public Transport {
   [[nodiscard]] Bytes domain() const override { return tcp_->domain(); }
   [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
     Reach reach = tcp_->reach(peer, local, remote);
+    if (hidden_) {
+      reach.ok = false;
+      reach.reason = "the test hides it";
+    }
     reach.bandwidth *= 100;
     return reach;
   }
@@ -63,6 +68,7 @@ class Swift final : public Transport {
     return left > 0;
   }
   std::unique_ptr<Transport> tcp_;
+  const bool hidden_ = swift_hides.exchange(false);
 };
 
 Result<std::unique_ptr<Transport>> create_swift(const TransportEnvironment& environment) {

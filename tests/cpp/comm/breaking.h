@@ -19,5 +19,7 @@ extern std::atomic<bool> swift_refuses;
 extern std::atomic<int> swift_refusals;
 // As many of its ends as this are made, then no more (negative: no limit).
 extern std::atomic<int> swift_ends_left;
+// While set, the next Context does not use it: the two sides of a connection then disagree about the best transport.
+extern std::atomic<bool> swift_hides;
 
 }  // namespace hmc::testing

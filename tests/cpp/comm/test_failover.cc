@@ -269,6 +269,26 @@ TEST(Failover, TheNextTransportTakesOverUntilTheFirstIsBack) {
   EXPECT_EQ(counter(pair.a, "routes.quarantined.swift"), 1U);
 }
 
+// As for a moment when a transport fails or returns on one side first.
+TEST(Failover, TheReceiverAsksForATransportThatTheSenderDoesNotUse) {
+  add_swift_transport();
+  swift_refuses = false;
+  swift_hides = true;
+  const Pair pair("swift,tcp");
+  ASSERT_FALSE(swift_hides);
+  expect_traffic(pair, 1);
+  EXPECT_EQ(counter(pair.b, "routes.refused.swift"), 1U);
+  // Several at once, each announced before the first is refused.
+  constexpr std::size_t count = 5;
+  std::vector<std::vector<std::byte>> out, in(count, std::vector<std::byte>(300'000));
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < count; ++i) out.push_back(pattern(in[i].size(), i));
+  for (std::size_t i = 0; i < count; ++i) works.push_back(*pair.ab.isend(view(out[i]), 7));
+  for (std::size_t i = 0; i < count; ++i) works.push_back(*pair.ba.irecv(view(in[i]), 7));
+  for (const Work& work : works) HMC_EXPECT_OK(work.wait(soon()));
+  for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(first_mismatch(in[i], i), -1);
+}
+
 TEST(Failover, MessagesSurviveAChangeOfTransportAmidTraffic) {
   const SwiftPair swift;
   const Pair& pair = *swift.pair;

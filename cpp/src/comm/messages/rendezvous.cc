@@ -230,43 +230,47 @@ void Rendezvous::on_answer(PeerState& peer, ByteSpan signal) {
 
 Status Rendezvous::start_send(Operation& send, const Answer& answer) {
   PeerState& peer = *send.peer;
+  Share& share = send.share;
+  Route* route = nullptr;
   if (!answer.transport.empty()) {
     HMC_ASSIGN(const Device remote_device, Device::parse(answer.device));
-    auto route = peer.routes().find_by(send.view.device, remote_device, answer.transport);
-    if (!route.ok() && gives_way(route.status())) {  // it failed since the receiver named it
-      refuse_answer(send, answer.receiver_op, route.status());
+    auto found = peer.routes().find_by(send.view.device, remote_device, answer.transport);
+    if (!found.ok() && gives_way(found.status())) {  // it failed since the receiver named it
+      refuse_answer(send, answer.receiver_op, found.status());
       return {};
     }
-    HMC_TRY(route.status());
-    send.share.route = *route;
-    HMC_ASSIGN(send.share.region, transient_region(*send.share.route, send.view));
-    send.share.transport = answer.transport;
-    send.share.may_break = send.share.route->transport->capabilities().breaks;
-    send.ends.peer_over = true;  // the receiver has nothing to move
+    HMC_ASSIGN(route, found);
   }
-  Endpoint* endpoint = peer.endpoint(send.share.transport);
+  Endpoint* endpoint = peer.endpoint(route != nullptr ? answer.transport : share.transport);
   if (endpoint == nullptr) return Status(Code::transport, "the connection failed before anything was moved");
   Blob blob;
   blob.bytes = answer.region;
-  HMC_ASSIGN(send.share.remote, endpoint->import_region(blob));
-  if (send.share.remote->bytes() < answer.lower) return Status(Code::protocol, "the receiver's region is too small");
-  if (const Status prepared = send.share.remote->prepare(send.view.device); !prepared.ok()) {
-    if (send.share.route == nullptr || !gives_way(prepared)) return prepared;
+  HMC_ASSIGN(auto remote, endpoint->import_region(blob));
+  if (remote->bytes() < answer.lower) return Status(Code::protocol, "the receiver's region is too small");
+  if (const Status prepared = remote->prepare(send.view.device); !prepared.ok()) {
+    if (route == nullptr || !gives_way(prepared)) return prepared;
     refuse_answer(send, answer.receiver_op, prepared);
     return {};
   }
-  if (send.share.route != nullptr) send.share.route->count(true, send.view.bytes);
-  send.share.finish_signal = encode(Finish{answer.receiver_op, Code::ok, {}});
-  send.share.finish_signal[0] |= std::byte{attached_bit};
-  send.share.set_run(0, answer.lower);
+  if (route != nullptr) {
+    // Only now: after a refusal the receiver may fetch from the region that was announced.
+    HMC_ASSIGN(share.region, transient_region(*route, send.view));
+    share.route = route;
+    share.transport = answer.transport;
+    share.may_break = route->transport->capabilities().breaks;
+    send.ends.peer_over = true;  // the receiver has nothing to move
+    route->count(true, send.view.bytes);
+  }
+  share.remote = std::move(remote);
+  share.finish_signal = encode(Finish{answer.receiver_op, Code::ok, {}});
+  share.finish_signal[0] |= std::byte{attached_bit};
+  share.set_run(0, answer.lower);
   start_transfer(lanes_.of(peer), send);
   return {};
 }
 
 // The receiver answers anew.
 void Rendezvous::refuse_answer(Operation& send, std::uint64_t receiver_op, const Status& why) {
-  send.share.remote.reset();
-  send.share.region.reset();
   send.stage = Stage::refused;
   lanes_.emit(lanes_.of(*send.peer), encode(Finish{receiver_op, why.code(), std::string(why.message())}, Kind::refuse));
 }
