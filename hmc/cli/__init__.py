@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line. Returns the exit status: 0 success, 1 a check or a process failed, 2 wrong usage."""
+    # Closed by the caller (`hmc info >&-`).
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     parser = _parser()
     options = parser.parse_args(argv)
     if options.version:

@@ -59,6 +59,10 @@ TEST(Topology, SavedAndLoaded) {
   ASSERT_TRUE(again.ok()) << again.status().str();
   EXPECT_EQ(*again, two_hosts());
   EXPECT_EQ(Topology::load(file + ".absent").status().code(), Code::invalid_argument);
+  EXPECT_EQ(Topology::load("/").status().code(), Code::invalid_argument);
+  const Status endless = Topology::load("/dev/zero").status();
+  EXPECT_EQ(endless.code(), Code::invalid_argument);
+  EXPECT_NE(endless.message().find("larger than"), std::string::npos) << endless.str();
   std::ofstream(file) << "hmc-topology 1\nhost a\nhost a\n";
   const auto twice = Topology::load(file);
   EXPECT_NE(std::string(twice.status().message()).find("twice"), std::string::npos) << twice.status().str();
