@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "comm/target.h"
+
 namespace hmc {
 
 // Small all_to_all blocks among many ranks are relayed, which is another exchange of messages.
@@ -24,6 +26,8 @@ enum class CallKind : std::uint8_t {
 
 // 24 bits: the kind, and the size of an all_to_all's blocks, exact as far as 10 leading bits say it.
 [[nodiscard]] std::uint32_t encode_call(CallKind kind, std::uint64_t block = 0) noexcept;
+// Of two encoded calls.
+[[nodiscard]] constexpr bool different_kinds(std::uint32_t a, std::uint32_t b) noexcept { return ((a ^ b) & call_kind_mask) != 0; }
 // "all_to_all with blocks of 64 bytes"
 [[nodiscard]] std::string describe_call(std::uint32_t call);
 

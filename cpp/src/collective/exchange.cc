@@ -150,7 +150,7 @@ Result<std::vector<RemoteBuffer>> exchange_of(const std::shared_ptr<Group>& grou
   for (std::uint32_t r = 0; r < group->size(); ++r) {
     auto slice = imported[r].slice(parsed[r].offset, parsed[r].size);
     if (!slice) return slice.status().with_context("exchange: " + group->describe(r));
-    group->note_owner(*slice, r);
+    group->owners().note(*slice, group->rank(r).peer.get(), r);
     remotes.push_back(std::move(*slice));
   }
   return remotes;

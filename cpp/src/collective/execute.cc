@@ -45,7 +45,7 @@ CollectiveWork::~CollectiveWork() = default;
 
 Status CollectiveWork::start() {
   HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
-  group_->started(*this);
+  group_->running().add(*this);
   accepted();
   for (std::uint32_t i = 0; i < progress_.size(); ++i) {
     if (progress_[i].waits == 0) ready_.push_back(i);
@@ -236,7 +236,7 @@ void CollectiveWork::fail(const Status& reason) {
 void CollectiveWork::end_if_done() {
   if (done() || under_way_ > 0 || ((left_ > 0 || awaiting_reason_ || mismatched_) && !failing_)) return;
   const auto self = shared_from_this();
-  group_->finished(*this);
+  group_->running().remove(*this);
   complete(std::move(outcome_));
 }
 

@@ -49,7 +49,7 @@ class CollectiveWork final : public WorkState {
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] std::string_view what() const noexcept { return what_; }
   [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
-  [[nodiscard]] bool call_differs(std::uint32_t other) const noexcept { return ((call_ ^ other) & call_kind_mask) != 0; }
+  [[nodiscard]] std::uint32_t call() const noexcept { return call_; }
   // Another rank is in another collective. Ends this soon, outside the current call chain.
   void mismatch(std::uint32_t other_rank, std::uint32_t other_call);
 

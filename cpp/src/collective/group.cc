@@ -9,6 +9,15 @@
 namespace hmc {
 namespace {
 
+// "rank 3", "ranks 2, 3"
+std::string name_ranks(const Group& group, const PeerState* peer, std::uint32_t count) {
+  std::string text;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    if (group.rank(r).peer.get() == peer) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  }
+  return (count > 1 ? "ranks " : "rank ") + text;
+}
+
 Status closed_status() { return {Code::closed, "this Communicator was closed"}; }
 
 }  // namespace
@@ -21,31 +30,15 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
       scope_(scope),
       ranks_(std::move(ranks)),
       local_(std::move(local)),
+      owners_(world_->engine()),
+      schedules_(world_->engine(), static_cast<std::uint32_t>(ranks_.size()), local_),
       sequence_(local_.size(), 0),
-      early_(local_.size()),
-      barriers_(local_.size()),
-      all_to_alls_(local_.size()) {
-  for (std::uint32_t r = 0; r < ranks_.size(); ++r) {
-    Owned& owned = owned_.try_emplace(ranks_[r].peer.get(), Owned{r, 0}).first->second;
-    ++owned.count;
-  }
+      early_(local_.size()) {
+  for (std::uint32_t r = 0; r < ranks_.size(); ++r) owners_.add(ranks_[r].peer.get(), r);
 }
 
 std::string Group::describe(std::uint32_t r) const {
   return "rank " + std::to_string(r) + " (" + world_->processes()[ranks_[r].process].name + ")";
-}
-
-std::string Group::name_ranks(const PeerState* peer) const {
-  std::string text;
-  for (std::uint32_t r = 0; r < size(); ++r) {
-    if (ranks_[r].peer.get() == peer) text += (text.empty() ? "" : ", ") + std::to_string(r);
-  }
-  return (owned_by(peer).count > 1 ? "ranks " : "rank ") + text;
-}
-
-Group::Owned Group::owned_by(const PeerState* peer) const noexcept {
-  const auto found = owned_.find(peer);
-  return found == owned_.end() ? Owned{} : found->second;
 }
 
 Status Group::open() const {
@@ -61,7 +54,8 @@ void Group::join() {
   context().add_scope(scope_, owners);
   context().add_scope(collective_scope(), std::move(owners));
   if (scope_ == world_scope) {
-    for (const auto& [peer, owned] : owned_) ranks_[owned.first].peer->set_job_ranks(name_ranks(peer) + " of the job");
+    for (const auto& [peer, owned] : owners_.all())
+      ranks_[owned.first].peer->set_job_ranks(name_ranks(*this, peer, owned.count) + " of the job");
   }
   messenger_.watch_calls(collective_scope(), this);
   world_->add(*this);
@@ -72,33 +66,10 @@ void Group::leave() {
   const auto self = shared_from_this();
   const auto lock = engine()->lock();
   world_->remove(*this);
-  fail_running(0, closed_status());
+  running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
   messenger_.watch_calls(collective_scope(), nullptr);
   context().remove_scope(collective_scope());
   context().remove_scope(scope_);
-}
-
-void Group::note_owner(const RemoteBuffer& remote, std::uint32_t rank) {
-  if (owned_by(ranks_[rank].peer.get()).count < 2) return;  // the peer says it all
-  const auto lock = engine()->lock();
-  if (noted_.size() >= noted_sweep_) {
-    std::erase_if(noted_, [](const auto& entry) { return entry.second.state.expired(); });
-    noted_sweep_ = std::max<std::size_t>(64, 2 * noted_.size());
-  }
-  noted_.insert_or_assign(remote.state().get(), Noted{remote.state(), rank});
-}
-
-Result<std::uint32_t> Group::owner_rank(const RemoteBuffer& remote) const {
-  if (!remote.valid()) return Status(Code::invalid_argument, "the RemoteBuffer is empty");
-  const auto peer = owner_of(remote);
-  const Owned owned = owned_by(peer.get());
-  if (owned.count == 1) return owned.first;
-  if (owned.count == 0) {
-    return Status(Code::invalid_argument, "the RemoteBuffer belongs to a process outside this Communicator; use its Peer");
-  }
-  const auto lock = engine()->lock();
-  const auto found = noted_.find(remote.state().get());
-  return found == noted_.end() ? owned.first : found->second.rank;
 }
 
 std::vector<int> Group::lost() const {
@@ -131,51 +102,23 @@ std::size_t Group::local_index(std::uint32_t r) const noexcept {
   return static_cast<std::size_t>(std::lower_bound(local_.begin(), local_.end(), r) - local_.begin());
 }
 
-std::shared_ptr<const Schedule> Group::schedule(std::uint32_t r, std::uint64_t key, const AllToAllTuning& tuning) {
-  Cached& cached = (key == barrier_key ? barriers_ : all_to_alls_)[local_index(r)];
-  {
-    const auto lock = engine()->lock();
-    if (cached.schedule && cached.key == key && cached.inline_copy == tuning.inline_copy) return cached.schedule;
-  }
-  auto made =
-      std::make_shared<const Schedule>(key == barrier_key ? plan_barrier(r, size()) : plan_all_to_all(r, size(), key, tuning));
-  const auto lock = engine()->lock();
-  cached = {key, tuning.inline_copy, made};
-  return made;
-}
-
 void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) {
   const std::uint32_t src = envelope.src, dst = envelope.dst;
   if (src >= size() || ranks_[src].peer.get() != &peer) return;
   const std::size_t at = local_index(dst);
   if (at == local_.size() || local_[at] != dst) return;
   const std::uint64_t sequence = sequence_of(tag);
-  for (CollectiveWork* work : running_) {
-    if (work->rank() == dst && work->sequence() == sequence) {
-      if (work->call_differs(call)) work->mismatch(src, call);
-      return;
-    }
-  }
-  if (sequence < sequence_[at]) return;
-  Early& early = early_[at][sequence % early_entries];
-  if (early.sequence != sequence) {
-    early = {sequence, {src, 0}, {call, 0}};
-  } else if (early.call[1] == 0 && ((early.call[0] ^ call) & call_kind_mask) != 0) {
-    early.rank[1] = src;
-    early.call[1] = call;
+  if (CollectiveWork* const work = running_.find(dst, sequence)) {
+    if (different_kinds(work->call(), call)) work->mismatch(src, call);
+  } else if (sequence >= sequence_[at]) {
+    early_[at].note(sequence, {src, call});
   }
 }
 
 void Group::compare_early(CollectiveWork& work) {
-  const Early& early = early_[local_index(work.rank())][work.sequence() % early_entries];
-  if (early.sequence != work.sequence()) return;
-  for (const int i : {0, 1}) {
-    if (early.call[i] != 0 && work.call_differs(early.call[i])) return work.mismatch(early.rank[i], early.call[i]);
-  }
+  const auto other = early_[local_index(work.rank())].other_than(work.sequence(), work.call());
+  if (other) work.mismatch(other->rank, other->call);
 }
-
-void Group::started(CollectiveWork& work) { running_.push_back(&work); }
-void Group::finished(CollectiveWork& work) noexcept { std::erase(running_, &work); }
 
 void Group::broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
   if (broken_ || closed_.load(std::memory_order_relaxed)) return;
@@ -189,34 +132,22 @@ void Group::broke(std::uint64_t sequence, const Status& reason, const std::vecto
       if (ready.ok()) World::send_broken(*peer, breakage);
     });
   }
-  fail_running(sequence, reason);
+  running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() >= sequence; }, reason);
 }
 
 void Group::heard_broken(const job::Breakage& breakage) {
   if (broken_) return;
   broken_ = breakage;
-  fail_running(breakage.sequence, breakage.reason.with_context("another rank gave up"));
+  running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= breakage.sequence; },
+                   breakage.reason.with_context("another rank gave up"));
 }
 
 void Group::process_lost(std::uint32_t process, const Status& reason) {
-  std::vector<std::shared_ptr<WorkState>> hit;
-  for (CollectiveWork* work : running_) {
-    if (work->involves(process)) hit.push_back(work->shared_from_this());
-  }
-  if (hit.empty()) return;
   std::string ranks;
   for (std::uint32_t r = 0; r < size(); ++r) {
     if (ranks_[r].process == process) ranks += (ranks.empty() ? "" : ", ") + describe(r);
   }
-  for (const auto& work : hit) static_cast<CollectiveWork&>(*work).fail(reason.with_context(ranks));
-}
-
-void Group::fail_running(std::uint64_t from_sequence, const Status& reason) {
-  std::vector<std::shared_ptr<WorkState>> hit;
-  for (CollectiveWork* work : running_) {
-    if (work->sequence() >= from_sequence) hit.push_back(work->shared_from_this());
-  }
-  for (const auto& work : hit) static_cast<CollectiveWork&>(*work).fail(reason);
+  running_.fail_if([process](const CollectiveWork& work) { return work.involves(process); }, reason.with_context(ranks));
 }
 
 }  // namespace hmc

@@ -89,8 +89,8 @@ Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) co
 
 Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
   HMC_TRY(check(state_));
-  const Group& group = *state_->group;
-  HMC_ASSIGN(const std::uint32_t dst, group.owner_rank(target));
+  Group& group = *state_->group;
+  HMC_ASSIGN(const std::uint32_t dst, group.owners().rank_of(target));
   return as_work(group.context().put(source, target, options, envelope(group, rank_, static_cast<int>(dst))));
 }
 
@@ -107,12 +107,12 @@ Result<BlockBatch> Member::prepare_blocks(std::span<const BlockPair> pairs, std:
 Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& options) const {
   HMC_TRY(check(state_));
   if (!batch.valid()) return Status(Code::invalid_argument, "the BlockBatch is empty; make it with prepare_blocks()");
-  const Group& group = *state_->group;
+  Group& group = *state_->group;
   Envelope notified = envelope(group, rank_, rank_);
   if (!options.notify.empty()) {
     if (batch.state()->pairs.empty())
       return Status(Code::invalid_argument, "a batch without pairs names no rank to notify; use notify()");
-    HMC_ASSIGN(notified.dst, group.owner_rank(RemoteBuffer(batch.state()->pairs.front().remote, 0, 0)));
+    HMC_ASSIGN(notified.dst, group.owners().rank_of(RemoteBuffer(batch.state()->pairs.front().remote, 0, 0)));
   }
   return as_work(group.context().put_blocks(batch, options, notified));
 }

@@ -50,7 +50,7 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
   const std::uint64_t block = in.bytes / group->size();
   const AllToAllTuning tuning = tuning_for(out, in);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  return start_collective(group, rank, encode_call(kind, block), group->schedule(rank, block, tuning), {in, out});
+  return start_collective(group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out});
 }
 
 Status check_layout(const char* which, const Layout& layout, const MemoryView& view, std::size_t size) {
@@ -112,7 +112,7 @@ Started start_barrier(const Member& member) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective(group, rank, encode_call(CallKind::barrier), group->schedule(rank, Group::barrier_key, {}), {});
+  return start_collective(group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {});
 }
 
 Status finish(const Started& started, Deadline deadline) {
