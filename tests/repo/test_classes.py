@@ -14,7 +14,6 @@ FRONTS = {"communicator.h:Member", "path.h:Path", "peer.h:Peer"}
 
 # Classes still to be split, with their methods and data members. A line may be lowered or removed, never raised or added.
 TO_SPLIT = {
-    "collective/execute.h:CollectiveWork": (25, 19),
     "comm/context_impl.h:ContextImpl": (86, 32),
     "comm/context_state.h:ContextState": (31, 2),
     "comm/peer_impl.h:PeerImpl": (48, 21),

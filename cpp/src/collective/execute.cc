@@ -27,18 +27,15 @@ class CollectiveWork::Gate final : public PendingOp {
 };
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                               std::shared_ptr<const Schedule> schedule, CollectiveBuffers buffers)
+                               const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers)
     : WorkState(group->engine()),
       group_(std::move(group)),
       rank_(rank),
       call_(call),
       what_(name_of(static_cast<CallKind>(call & call_kind_mask))),
-      schedule_(std::move(schedule)),
-      buffers_(std::move(buffers)),
-      progress_(schedule_->steps.size()),
-      left_(static_cast<std::uint32_t>(schedule_->steps.size())) {
-  if (schedule_->scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule_->scratch);
-  for (std::size_t i = 0; i < progress_.size(); ++i) progress_[i].waits = schedule_->steps[i].waits;
+      run_(schedule),
+      buffers_(std::move(buffers)) {
+  if (schedule->scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule->scratch);
 }
 
 CollectiveWork::~CollectiveWork() = default;
@@ -47,11 +44,7 @@ Status CollectiveWork::start() {
   HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
   group_->running().add(*this);
   accepted();
-  for (std::uint32_t i = 0; i < progress_.size(); ++i) {
-    if (progress_[i].waits == 0) ready_.push_back(i);
-  }
-  // Popped from the back; the plan's order is the order of posting.
-  std::reverse(ready_.begin(), ready_.end());
+  run_.begin();
   if (group_->context().fenced_peers() != 0) [[unlikely]]
     wait_for_fences();
   if (fences_ == 0) advance();
@@ -85,20 +78,16 @@ void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
   posting_ = true;
-  while (!ready_.empty() && !failing_) {
-    const std::uint32_t index = ready_.back();
-    ready_.pop_back();
-    post(index);
-  }
+  while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
 
 void CollectiveWork::post(std::uint32_t index) {
-  const Step& step = schedule_->steps[index];
+  const Step& step = run_.steps()[index];
   if (step.kind == StepKind::copy) {
     const Status copied = copy(step);
-    finish(index);
+    run_.finish(index);
     if (!copied.ok()) fail(copied);
   } else {
     post_message(index);
@@ -106,28 +95,25 @@ void CollectiveWork::post(std::uint32_t index) {
 }
 
 void CollectiveWork::post_message(std::uint32_t index) {
-  const Step& step = schedule_->steps[index];
-  Progress& progress = progress_[index];
+  const Step& step = run_.steps()[index];
   const bool sends = step.kind == StepKind::send;
   const Envelope envelope{group_->collective_scope(), sends ? rank_ : step.peer, sends ? step.peer : rank_};
-  const std::uint64_t bytes = sends && progress.poisoned ? 0 : step.bytes;
+  const std::uint64_t bytes = sends && run_.poisoned(index) ? 0 : step.bytes;
   const MemoryView view = slice(sends ? step.from : step.to, bytes);
   const Target target{group_->rank(step.peer).peer, envelope, call_};
   auto posted = sends ? group_->messenger().isend_locked(target, tag_of(sequence_, step.round), view)
                       : group_->messenger().irecv_locked(target, tag_of(sequence_, step.round), view);
   if (!posted) {
-    progress.phase = Phase::done;
-    --left_;
+    run_.give_up(index);
     fail(posted.status().with_context(group_->describe(step.peer)));
     return;
   }
-  progress.phase = Phase::posted;
-  progress.work = std::move(posted).value();
-  ++under_way_;
-  if (progress.work->done()) {
-    on_message(index, progress.work->status());
+  run_.posted(index, std::move(posted).value());
+  WorkState& message = *run_.message(index);
+  if (message.done()) {
+    on_message(index, message.status());
   } else {
-    progress.work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
+    message.on_complete_locked([this, index](const Status& status) { on_message(index, status); });
   }
 }
 
@@ -143,24 +129,22 @@ Status CollectiveWork::copy(const Step& step) const {
 
 // Inside a completion, or right after the post: nothing is posted from here.
 void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
-  const Step& step = schedule_->steps[index];
-  Progress& progress = progress_[index];
-  const auto work = std::move(progress.work);  // its own completion may be on the stack: dropped on the way out
-  std::shared_ptr<WorkState> keep;             // fail() may complete this, and a waiter on another thread then drops it
-  --under_way_;
+  const Step& step = run_.steps()[index];
+  const auto message = run_.take_message(index);  // its own completion may be on the stack: dropped on the way out
+  std::shared_ptr<WorkState> keep;                // fail() may complete this, and a waiter on another thread then drops it
   if (step.kind == StepKind::receive && !failing_) {
     if (mismatched_) {
-      progress.poisoned = true;
+      run_.poison(index);
     } else if (status.code() == Code::invalid_argument) {
-      progress.poisoned = true;
+      run_.poison(index);
       soft_error(step, "more");
-    } else if (status.ok() && work->info().bytes != step.bytes) {
-      progress.poisoned = true;
-      soft_error(step, std::to_string(work->info().bytes));
+    } else if (status.ok() && message->info().bytes != step.bytes) {
+      run_.poison(index);
+      soft_error(step, std::to_string(message->info().bytes));
     }
   }
-  finish(index);
-  if (!status.ok() && !progress.poisoned) {
+  run_.finish(index);
+  if (!status.ok() && !run_.poisoned(index)) {
     keep = shared_from_this();
     const Status failure = status.with_context(group_->describe(step.peer));
     if (status.code() == Code::cancelled && !failing_) {
@@ -170,9 +154,9 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     }
   }
   if (posting_) return;  // advance() goes on with what has become ready
-  if (left_ == 0 || failing_) {
+  if (run_.all_done() || failing_) {
     end_if_done();
-  } else if (!ready_.empty()) {
+  } else if (run_.has_ready()) {
     advance_soon();
   }
 }
@@ -200,18 +184,6 @@ void CollectiveWork::soft_error(const Step& step, const std::string& found) {
                                          std::to_string(step.bytes) + " were expected; both sides must agree on every size");
 }
 
-void CollectiveWork::finish(std::uint32_t index) {
-  const Step& step = schedule_->steps[index];
-  progress_[index].phase = Phase::done;
-  --left_;
-  for (std::uint32_t n = 0; n < step.next_count; ++n) {
-    const std::uint32_t next = schedule_->next[step.first_next + n];
-    // The size of one message says nothing about another: a window of sends is not poisoned by an earlier receive.
-    if (progress_[index].poisoned) progress_[next].poisoned = true;
-    if (--progress_[next].waits == 0) ready_.push_back(next);
-  }
-}
-
 void CollectiveWork::fail(const Status& reason) {
   if (done() || failing_) return;
   const auto self = shared_from_this();
@@ -219,14 +191,14 @@ void CollectiveWork::fail(const Status& reason) {
   outcome_ = reason.with_context(what_);
   const Status failure = outcome_;
   std::vector<std::uint32_t> owed;
-  for (std::uint32_t i = 0; i < progress_.size(); ++i) {
-    if (progress_[i].phase != Phase::done && schedule_->steps[i].kind == StepKind::send) owed.push_back(schedule_->steps[i].peer);
+  for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
+    if (!run_.done(i) && run_.steps()[i].kind == StepKind::send) owed.push_back(run_.steps()[i].peer);
   }
   const bool posting = std::exchange(posting_, true);  // completions inside this call do not end the collective yet
-  for (auto& progress : progress_) {
-    if (progress.phase != Phase::posted) continue;
-    const auto work = progress.work;
-    static_cast<void>(work->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
+  for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
+    const std::shared_ptr<WorkState> message = run_.message(i);
+    if (message)
+      static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
   group_->broke(sequence_, failure, owed);
   posting_ = posting;
@@ -234,7 +206,7 @@ void CollectiveWork::fail(const Status& reason) {
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || under_way_ > 0 || ((left_ > 0 || awaiting_reason_ || mismatched_) && !failing_)) return;
+  if (done() || run_.in_flight() || ((!run_.all_done() || awaiting_reason_ || mismatched_) && !failing_)) return;
   const auto self = shared_from_this();
   group_->running().remove(*this);
   complete(std::move(outcome_));
@@ -251,18 +223,18 @@ Status CollectiveWork::cancel_locked() {
 }
 
 bool CollectiveWork::involves(std::uint32_t process) const {
-  for (std::size_t i = 0; i < progress_.size(); ++i) {
-    const Step& step = schedule_->steps[i];
-    if (progress_[i].phase != Phase::done && step.kind != StepKind::copy && group_->rank(step.peer).process == process) return true;
+  for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
+    const Step& step = run_.steps()[i];
+    if (!run_.done(i) && step.kind != StepKind::copy && group_->rank(step.peer).process == process) return true;
   }
   return false;
 }
 
 std::string CollectiveWork::missing() const {
   std::vector<std::uint32_t> ranks;
-  for (std::size_t i = 0; i < progress_.size(); ++i) {
-    const Step& step = schedule_->steps[i];
-    if (progress_[i].phase == Phase::posted && step.peer != rank_) ranks.push_back(step.peer);
+  for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
+    const Step& step = run_.steps()[i];
+    if (run_.message(i) && step.peer != rank_) ranks.push_back(step.peer);
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -288,9 +260,9 @@ void CollectiveWork::released() noexcept {
 }
 
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::uint32_t call, std::shared_ptr<const Schedule> schedule,
+                                                         std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
                                                          CollectiveBuffers buffers) {
-  auto work = std::make_shared<CollectiveWork>(group, rank, call, std::move(schedule), std::move(buffers));
+  auto work = std::make_shared<CollectiveWork>(group, rank, call, schedule, std::move(buffers));
   const auto lock = group->engine()->lock();
   HMC_TRY(work->start());
   return work;

@@ -14,6 +14,7 @@
 #include "collective/call.h"
 #include "collective/group.h"
 #include "collective/plan.h"
+#include "collective/schedule_run.h"
 #include "hmc/peer.h"
 #include "progress/work_state.h"
 
@@ -33,8 +34,8 @@ struct CollectiveBuffers {
 class CollectiveWork final : public WorkState {
  public:
   // `call`: of encode_call().
-  CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call, std::shared_ptr<const Schedule> schedule,
-                 CollectiveBuffers buffers);
+  CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
+                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers);
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
@@ -57,19 +58,10 @@ class CollectiveWork final : public WorkState {
 
  private:
   class Gate;
-  enum class Phase : std::uint8_t { blocked, posted, done };
-  struct Progress {
-    std::uint32_t waits = 0;
-    Phase phase = Phase::blocked;
-    bool poisoned = false;  // builds on a message of the wrong size
-    std::shared_ptr<WorkState> work;
-  };
-
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
   Status copy(const Step& step) const;
   void on_message(std::uint32_t index, const Status& status);
-  void finish(std::uint32_t index);
   void advance();
   void end_if_done();
   // Waits for the fences to any of the group's ranks: what a rank passes on may reach one before this rank's own message does.
@@ -85,17 +77,13 @@ class CollectiveWork final : public WorkState {
   const std::uint32_t rank_;
   const std::uint32_t call_;
   const std::string_view what_;
-  std::shared_ptr<const Schedule> schedule_;
+  ScheduleRun run_;
   CollectiveBuffers buffers_;
   std::unique_ptr<std::byte[]> scratch_;
-  std::vector<Progress> progress_;
-  std::vector<std::uint32_t> ready_;
   std::uint64_t sequence_ = 0;
-  std::uint32_t left_ = 0;       // steps not done
-  std::uint32_t under_way_ = 0;  // messages posted and not complete
-  std::uint32_t fences_ = 0;     // pending; nothing is posted before they are released
-  bool posting_ = false;         // advance() is on the stack
-  bool deferred_ = false;        // advance() will be called by the engine
+  std::uint32_t fences_ = 0;  // pending; nothing is posted before they are released
+  bool posting_ = false;      // advance() is on the stack
+  bool deferred_ = false;     // advance() will be called by the engine
   bool failing_ = false;
   bool mismatched_ = false;       // about to fail: another rank is in another collective
   bool awaiting_reason_ = false;  // a peer withdrew: the collective has failed, its reason is on the way
@@ -104,7 +92,7 @@ class CollectiveWork final : public WorkState {
 
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::uint32_t call, std::shared_ptr<const Schedule> schedule,
+                                                         std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
                                                          CollectiveBuffers buffers);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);

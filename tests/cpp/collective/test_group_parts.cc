@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "collective/early_calls.h"
+#include "collective/schedule_builder.h"
 #include "collective/schedule_cache.h"
+#include "collective/schedule_run.h"
 
 namespace hmc {
 namespace {
@@ -54,6 +56,75 @@ TEST(ScheduleCache, KeepsTheLastOfEachRank) {
   EXPECT_NE(other, cache.all_to_all(5, 101, tuning));
   EXPECT_NE(cache.all_to_all(2, 100, tuning), cache.all_to_all(5, 100, tuning));
   EXPECT_EQ(barrier, cache.barrier(2));
+}
+
+// Two receives, a copy that waits for both, a send that waits for the copy, and one that waits for nothing.
+std::shared_ptr<const Schedule> diamond() {
+  ScheduleBuilder plan;
+  const auto first = plan.receive(1, 0, {Area::out, 0}, 8), second = plan.receive(2, 0, {Area::out, 8}, 8);
+  const auto copied = plan.copy(0, {Area::out, 0}, {Area::out, 16}, 16);
+  const auto sent = plan.send(1, 1, {Area::out, 16}, 16);
+  static_cast<void>(plan.send(2, 0, {Area::in, 0}, 8));
+  plan.order(first, copied);
+  plan.order(second, copied);
+  plan.order(copied, sent);
+  return std::make_shared<const Schedule>(plan.finish());
+}
+
+std::vector<std::uint32_t> take_all(ScheduleRun& run) {
+  std::vector<std::uint32_t> taken;
+  while (run.has_ready()) taken.push_back(run.take_ready());
+  return taken;
+}
+
+TEST(ScheduleRun, StepsBecomeReadyInOrder) {
+  ScheduleRun run(diamond());
+  EXPECT_FALSE(run.has_ready());
+  run.begin();
+  EXPECT_EQ(take_all(run), (std::vector<std::uint32_t>{0, 1, 4}));
+  const auto engine = Engine::create(Progress::manual).value();
+  for (const std::uint32_t index : {0U, 1U, 4U}) run.posted(index, completed_work(engine, {}));
+  EXPECT_TRUE(run.in_flight());
+  for (const std::uint32_t index : {1U, 4U}) {
+    EXPECT_NE(run.take_message(index), nullptr);
+    EXPECT_EQ(run.message(index), nullptr);
+    run.finish(index);
+    EXPECT_FALSE(run.has_ready());
+  }
+  EXPECT_TRUE(run.in_flight());
+  static_cast<void>(run.take_message(0));
+  run.finish(0);
+  EXPECT_FALSE(run.in_flight());
+  EXPECT_EQ(take_all(run), (std::vector<std::uint32_t>{2}));
+  run.finish(2);
+  EXPECT_EQ(take_all(run), (std::vector<std::uint32_t>{3}));
+  EXPECT_FALSE(run.all_done());
+  EXPECT_FALSE(run.poisoned(3));
+  run.finish(3);
+  EXPECT_TRUE(run.all_done());
+}
+
+TEST(ScheduleRun, PoisonSpreadsToWhatWaits) {
+  ScheduleRun run(diamond());
+  run.begin();
+  static_cast<void>(take_all(run));
+  run.poison(1);
+  for (const std::uint32_t index : {1U, 0U, 2U}) run.finish(index);
+  EXPECT_TRUE(run.poisoned(2));
+  EXPECT_TRUE(run.poisoned(3));
+  EXPECT_FALSE(run.poisoned(4));
+}
+
+TEST(ScheduleRun, WhatWaitsForAStepThatWasGivenUpNeverRuns) {
+  ScheduleRun run(diamond());
+  run.begin();
+  static_cast<void>(take_all(run));
+  run.give_up(0);
+  EXPECT_TRUE(run.done(0));
+  run.finish(1);
+  run.finish(4);
+  EXPECT_FALSE(run.has_ready());
+  EXPECT_FALSE(run.all_done());
 }
 
 }  // namespace

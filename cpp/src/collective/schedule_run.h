@@ -1,0 +1,59 @@
+// ScheduleRun: which steps of one Schedule are ready, in flight and done. Engine lock held throughout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/plan.h"
+#include "progress/work_state.h"
+
+namespace hmc {
+
+class ScheduleRun {
+ public:
+  using Index = std::uint32_t;
+  explicit ScheduleRun(std::shared_ptr<const Schedule> schedule);
+
+  [[nodiscard]] std::span<const Step> steps() const noexcept { return schedule_->steps; }
+
+  // The steps that wait for nothing, in the order in which the schedule has them. Once.
+  void begin();
+  [[nodiscard]] bool has_ready() const noexcept { return !ready_.empty(); }
+  [[nodiscard]] Index take_ready() noexcept;
+
+  void posted(Index index, std::shared_ptr<WorkState> message);
+  // Of a step in flight, which is no longer.
+  [[nodiscard]] std::shared_ptr<WorkState> take_message(Index index) noexcept;
+  // Null unless the step is in flight.
+  [[nodiscard]] const std::shared_ptr<WorkState>& message(Index index) const noexcept { return progress_[index].message; }
+  // The step is done, and those that wait for it alone are ready.
+  void finish(Index index);
+  // The step is done with, and those that wait for it never run.
+  void give_up(Index index) noexcept;
+  [[nodiscard]] bool done(Index index) const noexcept { return progress_[index].done; }
+
+  // A poisoned step has not brought what was expected; when it is finished, those that wait for it are poisoned too.
+  void poison(Index index) noexcept { progress_[index].poisoned = true; }
+  [[nodiscard]] bool poisoned(Index index) const noexcept { return progress_[index].poisoned; }
+
+  [[nodiscard]] bool all_done() const noexcept { return left_ == 0; }
+  [[nodiscard]] bool in_flight() const noexcept { return in_flight_ > 0; }
+
+ private:
+  struct Progress {
+    std::uint32_t waits = 0;  // steps that must be done before
+    bool done = false;
+    bool poisoned = false;
+    std::shared_ptr<WorkState> message;
+  };
+
+  std::shared_ptr<const Schedule> schedule_;
+  std::vector<Progress> progress_;
+  std::vector<Index> ready_;  // taken from the back
+  std::uint32_t left_ = 0;    // steps not done
+  std::uint32_t in_flight_ = 0;
+};
+
+}  // namespace hmc
