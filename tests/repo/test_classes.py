@@ -26,7 +26,6 @@ TO_SPLIT = {
     "device/vendor_calls.h:VendorCalls": (40, 0),
     "progress/engine_impl.h:EngineImpl": (55, 31),
     "transport/tcp/endpoint.h:TcpEndpoint": (58, 24),
-    "transport/tcp/stream.h:Stream": (10, 20),
 }
 
 HEAD = re.compile(r"\b(?:class|struct)\s+(?:HMC_API\s+)?(\w+)(?:\s+final)?(?:\s*:\s*[^;{}()]*)?\s*\{")

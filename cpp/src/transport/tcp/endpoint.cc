@@ -52,8 +52,8 @@ void TcpEndpoint::on_ready(Stream& stream, std::uint32_t events) {
   std::size_t budget = 1 << 20;
   if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) read(stream, budget);
   if (!ready()) return;
-  if (stream.watches_out && (events & EPOLLOUT) != 0) {
-    stream.watches_out = false;
+  if (stream.watch == Stream::Watch::input_and_room && (events & EPOLLOUT) != 0) {
+    stream.watch = Stream::Watch::input;
     engine_->modify(stream.fd.get(), EPOLLIN);
     stream.blocked = false;
   }
@@ -72,12 +72,12 @@ bool TcpEndpoint::has_output() const noexcept {
 bool TcpEndpoint::arm() {
   if (!ready() || !has_output()) return true;
   for (const auto& stream : streams_) {
-    if (stream->shut || stream->watches_out) continue;
+    if (stream->shut || stream->watch == Stream::Watch::input_and_room) continue;
     if (!stream->blocked) {
       if (!stream->burst.head.empty() || !stream->small.empty() || ack_count_ != 0 || can_build(*stream)) return false;
       continue;
     }
-    stream->watches_out = true;
+    stream->watch = Stream::Watch::input_and_room;
     engine_->modify(stream->fd.get(), EPOLLIN | EPOLLOUT);
   }
   return true;
@@ -93,7 +93,7 @@ void TcpEndpoint::end(Op& op) {
 Status TcpEndpoint::withdraw(kit::Operation& operation) {
   if (operation.is_put) HMC_TRY(EndpointBase::withdraw(operation));
   for (const auto& stream : streams_) {
-    for (Request& request : stream->requests) {
+    for (Request& request : stream->requests.queue) {
       if (request.op == operation.number) request.op = 0;
     }
   }
@@ -105,7 +105,7 @@ void TcpEndpoint::lost(Stream& stream, const Status& reason) {
   if (stream.dead) return;
   stream.shut = stream.dead = true;
   stream.heat = 0;
-  if (std::exchange(stream.watched, false)) engine_->unwatch(stream.fd.get());
+  if (std::exchange(stream.watch, Stream::Watch::none) != Stream::Watch::none) engine_->unwatch(stream.fd.get());
   fail_soon(reason);
 }
 

@@ -123,7 +123,7 @@ void TcpEndpoint::maybe_ready() {
   streams_.resize(count_);
   for (const auto& stream : streams_) {
     if (const Status watched = engine_->watch(stream->fd.get(), EPOLLIN, *stream); !watched.ok()) return connect_failed(watched);
-    stream->watched = true;
+    stream->watch = Stream::Watch::input;
   }
   if (timer_ != 0) engine_->cancel_timer(std::exchange(timer_, 0));
   if (deadline_ != 0) engine_->cancel_timer(std::exchange(deadline_, 0));

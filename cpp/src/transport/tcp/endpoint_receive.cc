@@ -26,10 +26,10 @@ bool TcpEndpoint::read(Stream& stream, std::size_t& budget) {
     const std::size_t expected = stream.payload.left;
     if (expected != 0) targets(stream, vectors_);
     std::size_t bytes = 0;
-    const Stream::Io io = stream.receive(vectors_, expected, bytes);
-    if (io == Stream::Io::blocked) break;
-    if (io == Stream::Io::failed || bytes == 0) {
-      const int code = io == Stream::Io::failed ? errno : 0;
+    const Io io = stream.received.receive(stream.fd.get(), vectors_, expected, bytes);
+    if (io == Io::blocked) break;
+    if (io == Io::failed || bytes == 0) {
+      const int code = io == Io::failed ? errno : 0;
       lost(stream, Status(Code::peer_lost,
                           code == 0 ? "the peer closed the data connection"
                                     : std::string("the data connection broke: ") + std::strerror(code),
@@ -52,7 +52,7 @@ bool TcpEndpoint::read(Stream& stream, std::size_t& budget) {
 // Frames in the buffer. False when the link is over.
 bool TcpEndpoint::parse(Stream& stream) {
   while (ready()) {
-    const std::span<std::byte> unread = stream.unread();
+    const std::span<std::byte> unread = stream.received.unread();
     if (stream.payload.left != 0) {
       if (unread.empty()) return true;
       vectors_.clear();
@@ -64,12 +64,12 @@ bool TcpEndpoint::parse(Stream& stream) {
         copied += step;
         if (copied == unread.size()) break;
       }
-      stream.consume(copied);
+      stream.received.consume(copied);
       payload_arrived(stream, copied);
       continue;
     }
     if (unread.size() < header_bytes) {
-      stream.make_room(header_bytes);
+      stream.received.make_room(header_bytes);
       return true;
     }
     Header header;
@@ -79,12 +79,12 @@ bool TcpEndpoint::parse(Stream& stream) {
     }
     const std::size_t whole = header_bytes + inline_bytes(header);
     if (unread.size() < whole) {
-      stream.make_room(whole);
+      stream.received.make_room(whole);
       return true;
     }
     // Consumed first: what the frame causes may not look at the buffer, nor move it.
     const ByteSpan inline_part(unread.data() + header_bytes, whole - header_bytes);
-    stream.consume(whole);
+    stream.received.consume(whole);
     if (!on_frame(stream, header, inline_part)) {
       if (ready()) broken("a frame out of place");
       return false;
@@ -122,8 +122,8 @@ bool TcpEndpoint::begin_payload(Stream& stream, const Header& header, ByteSpan e
   payload.offset = 0;
   payload.left = header.length;
   if (header.type == FrameType::get_data) {
-    return !stream.requests.empty() && stream.requests.front().id == header.op && stream.requests.front().length == header.length &&
-           std::exchange(stream.answered, true) == false;
+    return !stream.requests.queue.empty() && stream.requests.queue.front().id == header.op &&
+           stream.requests.queue.front().length == header.length && std::exchange(stream.requests.answered, true) == false;
   }
   if (!decode_extents(header, extents, payload.extents)) return false;
   const auto [place, fresh] = incoming_.try_emplace(header.op);
@@ -151,7 +151,7 @@ void TcpEndpoint::targets(Stream& stream, std::vector<iovec>& out) {
       if (refusal == Refusal::none) base = region->data();
     }
   }
-  const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.front() : nullptr;
+  const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   if (base == nullptr && (request == nullptr || request->op == 0)) {
     out.push_back({shared_->scratch.data(), std::min(payload.left, shared_->scratch.size())});
     return;
@@ -170,7 +170,7 @@ void TcpEndpoint::payload_arrived(Stream& stream, std::size_t bytes) {
   Payload& payload = stream.payload;
   payload.left -= bytes;
   if (payload.left == 0) return payload_ended(stream);
-  const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.front() : nullptr;
+  const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   while (bytes != 0) {
     const std::size_t length = request != nullptr ? request->pieces[payload.piece].iov_len : payload.extents[payload.piece].length;
     const std::size_t step = std::min(bytes, length - payload.offset);
@@ -253,20 +253,20 @@ bool TcpEndpoint::on_refuse(std::uint64_t number, Refusal refusal) {
 
 bool TcpEndpoint::on_get(Stream& stream, const Header& header, ByteSpan extents) {
   Serving serving;
-  if (!decode_extents(header, extents, serving.extents) || stream.serving.size() >= max_serving) return false;
+  if (!decode_extents(header, extents, serving.extents) || stream.servings.queue.size() >= max_serving) return false;
   serving.id = header.op;
   serving.region = header.a;
   serving.length = header.length;
-  stream.serving.push_back(std::move(serving));
+  stream.servings.queue.push_back(std::move(serving));
   return true;
 }
 
 bool TcpEndpoint::on_get_end(Stream& stream, const Header& header) {
-  if (stream.requests.empty() || stream.requests.front().id != header.op) return false;
+  if (stream.requests.queue.empty() || stream.requests.queue.front().id != header.op) return false;
   const auto refusal = static_cast<Refusal>(header.a);
-  if ((refusal == Refusal::none) != std::exchange(stream.answered, false)) return false;
-  const Request request = std::move(stream.requests.front());
-  stream.requests.pop_front();
+  if ((refusal == Refusal::none) != std::exchange(stream.requests.answered, false)) return false;
+  const Request request = std::move(stream.requests.queue.front());
+  stream.requests.queue.pop_front();
   Op* const found = request.op == 0 ? nullptr : find(request.op);
   if (found == nullptr) return true;
   Op& op = *found;

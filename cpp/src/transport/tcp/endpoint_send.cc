@@ -147,15 +147,15 @@ bool TcpEndpoint::write_all(std::size_t& budget) {
 // One burst of the stream. True if anything moved.
 bool TcpEndpoint::write(Stream& stream, std::size_t& budget) {
   if (stream.writing || stream.shut) return false;
-  if (stream.blocked && stream.watches_out) return false;  // the engine says when
+  if (stream.blocked && stream.watch == Stream::Watch::input_and_room) return false;  // the engine says when
   if (stream.burst.head.empty() && !next_burst(stream)) return false;
   stream.writing = true;
   const std::size_t before = stream.burst.sent;
-  const Stream::Io io = stream.send_burst();
+  const Io io = stream.send_burst();
   const std::size_t sent = stream.burst.sent - before;
   budget -= std::min(budget, sent);
-  stream.blocked = io == Stream::Io::blocked || (io == Stream::Io::moved && !stream.burst.done());
-  if (io == Stream::Io::failed) {
+  stream.blocked = io == Io::blocked || (io == Io::moved && !stream.burst.done());
+  if (io == Io::failed) {
     stream.shut = true;  // what has come in is still read
     fail_soon(Status(Code::peer_lost, std::string("the data connection broke: ") + std::strerror(errno), errno));
   } else if (stream.burst.done()) {
@@ -166,9 +166,9 @@ bool TcpEndpoint::write(Stream& stream, std::size_t& budget) {
 }
 
 bool TcpEndpoint::can_build(const Stream& stream) const noexcept {
-  if (!stream.serving.empty()) return true;
+  if (!stream.servings.queue.empty()) return true;
   if (turns_.empty()) return false;
-  if (stream.requests.size() < max_requests) return true;
+  if (stream.requests.queue.size() < max_requests) return true;
   return std::ranges::any_of(turns_, [&](const Op* op) { return op->is_put && may_send(*op); });
 }
 
@@ -194,12 +194,12 @@ void TcpEndpoint::append_acks(Bytes& out) {
 
 bool TcpEndpoint::build_slice(Stream& stream) {
   // Replies and own operations alternate.
-  if (!stream.serving.empty() && (turns_.empty() || stream.serve_first)) {
-    stream.serve_first = false;
+  if (!stream.servings.queue.empty() && (turns_.empty() || stream.servings.first)) {
+    stream.servings.first = false;
     build_reply(stream);
     return true;
   }
-  stream.serve_first = true;
+  stream.servings.first = true;
   const std::size_t looks = std::min(turns_.size(), max_begun);
   for (std::size_t i = 0; i < looks; ++i) {
     Op& op = *turns_.front();
@@ -210,7 +210,7 @@ bool TcpEndpoint::build_slice(Stream& stream) {
     if (more) turns_.insert(turns_.begin() + static_cast<std::ptrdiff_t>(std::min(turns_.size(), max_begun - 1)), &op);
     if (built) return true;
   }
-  if (stream.serving.empty()) return false;
+  if (stream.servings.queue.empty()) return false;
   build_reply(stream);
   return true;
 }
@@ -247,7 +247,7 @@ bool TcpEndpoint::build_put(Stream& stream, Op& op) {
 }
 
 bool TcpEndpoint::build_request(Stream& stream, Op& op) {
-  if (stream.requests.size() >= max_requests) return false;
+  if (stream.requests.queue.size() >= max_requests) return false;
   op.started = true;
   cut(op.cursor, scratch_slice);
   Request request;
@@ -256,15 +256,15 @@ bool TcpEndpoint::build_request(Stream& stream, Op& op) {
   request.length = static_cast<std::uint32_t>(scratch_slice.bytes);
   append_request(stream.burst.head, FrameType::get, request.id, scratch_slice);
   request.pieces = scratch_slice.pieces;
-  stream.requests.push_back(std::move(request));
+  stream.requests.queue.push_back(std::move(request));
   ++op.in_flight;
   return true;
 }
 
 void TcpEndpoint::build_reply(Stream& stream) {
   Burst& burst = stream.burst;
-  const Serving serving = std::move(stream.serving.front());
-  stream.serving.pop_front();
+  const Serving serving = std::move(stream.servings.queue.front());
+  stream.servings.queue.pop_front();
   Refusal refusal = Refusal::none;
   auto held = shared_->regions->hold(serving.region, false);
   ServedRegion* const region = held.ok() ? held->get() : nullptr;

@@ -1,5 +1,4 @@
-// Stream: one socket of a link. It writes bursts (whole frames) and reads into a small buffer and, past it, straight to where the
-// payload belongs. The TcpEndpoint interprets frames.
+// Stream: one socket of an endpoint. It writes bursts (whole frames). The TcpEndpoint interprets what it reads.
 #pragma once
 
 #include <sys/uio.h>
@@ -8,13 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "base/fd.h"
 #include "progress/engine.h"
 #include "transport/kit/served_regions.h"
 #include "transport/tcp/frames.h"
+#include "transport/tcp/receive_buffer.h"
 
 namespace hmc::tcp {
 
@@ -44,12 +43,24 @@ struct Request {
   std::uint32_t length = 0;
 };
 
+// The gets that the peer has been asked for on one stream, oldest first.
+struct Requests {
+  std::deque<Request> queue;
+  bool answered = false;  // the bytes of the oldest are here; its end is not
+};
+
 // A peer's get, to be answered on this stream.
 struct Serving {
   std::uint64_t id = 0;
   std::uint64_t region = 0;
   std::vector<Extent> extents;
   std::uint32_t length = 0;
+};
+
+// The peer's gets on one stream, oldest first.
+struct Servings {
+  std::deque<Serving> queue;
+  bool first = true;  // the next slice is one of these, not one of this side's puts
 };
 
 // The frame whose payload is being read.
@@ -66,18 +77,8 @@ class Stream final : public FdHandler, private ServedCopies {
   Stream(TcpEndpoint& endpoint, UniqueFd socket) noexcept : fd(std::move(socket)), endpoint_(&endpoint) {}
   void on_ready(std::uint32_t events) override;
 
-  enum class Io : std::uint8_t { moved, blocked, failed };
   // Writes what it can of the burst. `failed`: errno says why.
   Io send_burst();
-  // Reads into `targets` and, when these are all of the `expected` payload, on into the buffer. `bytes` in all; 0 with `moved`: the
-  // peer closed.
-  Io receive(std::span<const iovec> targets, std::size_t expected, std::size_t& bytes);
-
-  [[nodiscard]] std::span<std::byte> unread() noexcept { return {buffer.data() + begin, end - begin}; }
-  void consume(std::size_t bytes) noexcept { begin += bytes; }
-  // Makes room for `bytes` of one frame in the buffer.
-  void make_room(std::size_t bytes);
-
   // The burst's pieces lie in `region`; once that ends, in a copy of them.
   void reply_from(std::shared_ptr<ServedRegion> region);
   void end_burst();
@@ -89,24 +90,20 @@ class Stream final : public FdHandler, private ServedCopies {
   bool blocked = false;  // the socket took no more
   bool writing = false;  // in TcpEndpoint::write, further up the call chain
   bool reading = false;
-  bool serve_first = true;
-  bool answered = false;     // the bytes of the oldest request are here; its end is not
-  bool watched = false;      // the engine reports it
-  bool watches_out = false;  // ... for room, too
-  int heat = 0;              // polls for which reading without being asked to may be worth it
-  Bytes small;               // frames to go out with the next burst
+  enum class Watch : std::uint8_t { none, input, input_and_room };
+  Watch watch = Watch::none;  // what the engine reports
+  int heat = 0;               // polls for which reading without being asked to may be worth it
+  Bytes small;                // frames to go out with the next burst
   Burst burst;
-  std::deque<Request> requests;
-  std::deque<Serving> serving;
+  Requests requests;
+  Servings servings;
+  ReceiveBuffer received;
   Payload payload;
 
  private:
   void see_out() override;
 
   TcpEndpoint* endpoint_;
-  std::vector<std::byte> buffer;
-  std::size_t begin = 0;
-  std::size_t end = 0;
 };
 
 }  // namespace hmc::tcp
