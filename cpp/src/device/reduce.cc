@@ -1,5 +1,9 @@
 #include "device/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <array>
 #include <string>
 
@@ -34,6 +38,14 @@ constexpr std::array<std::string_view, reduce_ops> operations{"sum",  "product",
                                                               "band", "bor",     "bxor", "premul_sum"};
 
 const TypeRow& row(DataType type) noexcept { return types[static_cast<std::size_t>(type)]; }
+
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports() knows f16c.
+bool has_f16c() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 ReduceFunction fastest() noexcept {
   ReduceFunction found = nullptr;
@@ -74,8 +86,7 @@ Status check_reduction(DataType type, const Reduction& reduction) {
 std::span<const ReduceVariant> reduce_variants() noexcept {
 #if defined(__x86_64__)
   static const std::array<ReduceVariant, 2> all{
-      {{"baseline", reduce_baseline, true},
-       {"avx2", reduce_avx2, __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0}}};
+      {{"baseline", reduce_baseline, true}, {"avx2", reduce_avx2, __builtin_cpu_supports("avx2") != 0 && has_f16c()}}};
 #else
   static const std::array<ReduceVariant, 1> all{{{"baseline", reduce_baseline, true}}};
 #endif

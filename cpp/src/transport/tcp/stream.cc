@@ -9,6 +9,7 @@
 #include "transport/tcp/endpoint.h"
 
 namespace hmc::tcp {
+
 void Burst::clear() noexcept {
   head.clear();
   pieces.clear();
