@@ -18,7 +18,6 @@ TO_SPLIT = {
     "comm/context_state.h:ContextState": (31, 2),
     "comm/peer_impl.h:PeerImpl": (48, 21),
     "comm/onesided/transfer.h:TransferWork": (29, 28),
-    "control/handshake.h:Handshake": (43, 32),
     "device/accelerator.h:Accelerator": (34, 7),
     "device/cnrt.cc:Cnrt": (31, 2),
     "device/cuda_driver.cc:CudaDriver": (41, 6),

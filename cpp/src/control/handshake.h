@@ -16,7 +16,6 @@
 // has the server's identity reconnects, with exponential backoff.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,19 +23,13 @@
 #include <string>
 #include <string_view>
 
+#include "control/connect_attempts.h"
+#include "control/exchange.h"
+#include "control/linger.h"
 #include "control/process.h"
-#include "control/stream.h"
-#include "progress/connecting.h"
+#include "control/socket_watch.h"
 
 namespace hmc::control {
-
-// What this Context is to its peers; shared by everything that shakes hands for it.
-struct LocalSide {
-  ControlOptions options;  // the key text wiped
-  std::optional<PresharedKey> key;
-  mutable std::shared_ptr<TlsContext> tls;  // made at first use: a Context that never meets TCP does not pay for it
-  std::uint64_t epoch = 0;
-};
 
 struct Established {
   std::unique_ptr<Stream> stream;  // may hold frames that came right behind the handshake
@@ -70,100 +63,66 @@ class HandshakeHost {
 
 class Handshake final : public FdHandler, public std::enable_shared_from_this<Handshake> {
  public:
-  using Done = std::function<void(Result<Established>)>;  // once; may destroy the plane
+  // `remote`: the other end, for people. Called once; may destroy the plane.
+  using Done = std::function<void(Result<Established>, const std::string& remote)>;
+  enum class Standing : std::uint8_t { client, silent, greeted, authenticated };  // of the last three, which a server's client has
 
   Handshake(std::shared_ptr<Engine> engine, std::shared_ptr<const LocalSide> local, HandshakeHost& host, Done done);
-  ~Handshake();
+  ~Handshake() { limit_.stop(); }
 
-  void set_done(Done done) { done_ = std::move(done); }
   void start_server(AcceptedSocket socket);
   void start_client(std::string_view address, Deadline deadline);
   // Over to the Unix socket of a server met over TCP.
-  void start_move(const HandshakeHost::Offer& offer, const ContextId& expected, std::string_view shown_address, Deadline deadline);
+  void start_move(std::string_view address, const MoveTicket& ticket, std::string_view shown_address, Deadline deadline);
   // Drops everything; `reason` goes to Done if nothing has yet.
   void abandon(const Status& reason);
-  // The channel moved: this TCP connection has done its duty.
-  void superseded();
-  [[nodiscard]] bool authenticated() const noexcept { return authenticated_; }
-  [[nodiscard]] bool server() const noexcept { return server_; }
-  [[nodiscard]] bool greeted() const noexcept { return accepted_; }  // the hellos are done
-  [[nodiscard]] Source source() const noexcept { return source_; }   // of a server's client
-  [[nodiscard]] const std::string& remote() const noexcept { return remote_; }
+  [[nodiscard]] Standing standing() const noexcept;
+  [[nodiscard]] Source source() const noexcept { return remote_.source; }  // of a server's client
+  [[nodiscard]] const std::string& remote() const noexcept { return remote_.address; }
 
   void on_ready(std::uint32_t events) override;
 
  private:
-  enum class State : std::uint8_t { idle, connecting, hello, tls, identity, moving, decision, linger, over };
+  enum class State : std::uint8_t { idle, connecting, exchange, moving, linger, over };
+  // Who is at the other end, before it has said so.
+  struct Remote {
+    std::string address;  // for people
+    Source source = 0;
+    PeerProcess process;
+  };
 
-  // ---- mechanics (handshake.cc) ----
-  void open(UniqueFd socket);
+  void connected(Result<UniqueFd> socket);
+  void open(UniqueFd socket, bool unix_socket);
   void limit_time(Deadline deadline);
-  void connected();
   void receive();
   void advance();
-  void discard_input();
+  void serve_identity();
+  void choose_connection();
+  void moved(Result<Established> outcome);
+  void stay(const Status& reason);
   bool retry(const Status& reason);
   void watch();
-  void unwatch();
-  // Ends with an error. refuse: tells the peer first and stays until it has had time to read it. False, for use in return.
-  bool refuse(const Status& reason);
-  bool fail(const Status& reason);
-  void linger();
-  void tell(Result<Established> outcome);
-  void succeed();
-  void release();
   [[nodiscard]] const char* waiting_for() const noexcept;
-
-  // ---- protocol (handshake_steps.cc) ----
-  // Each handles what has arrived; true if there may be more to handle.
-  bool take_magic();
-  bool take_hello();
-  bool hello_from_client(const Hello& hello);
-  bool hello_from_server(const Hello& hello);
-  bool after_hello();
-  bool take_frame();
-  bool identity_from_peer(const Stream::Frame& frame);
-  bool serve_identity();
-  bool choose_connection();
-  void moved(Result<Established> outcome);
-  bool commit();
-  void send_hello(HelloKind kind, std::uint8_t detail, std::string_view text);
-  Status send_identity(const std::optional<Secret>& ticket, std::string_view move_address);
-  [[nodiscard]] bool secured() const noexcept { return local_->key && !stream_->passes_fds(); }
-  [[nodiscard]] std::uint8_t own_flags() const noexcept;
+  // ---- the ways it ends ----
+  void succeed();
+  void refuse(const Status& reason);  // tells the peer
+  void end(Result<Established> outcome);
+  void tell(Result<Established> outcome);
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const LocalSide> local_;
   HandshakeHost* host_;
-  Done done_;
+  Done done_;  // empty once it has been called
   State state_ = State::idle;
-  bool server_ = false;
-  bool authenticated_ = false;
-  bool must_move_ = false;  // TCP without a key, and not both ends insecure
-  bool magic_seen_ = false;
-  bool accepted_ = false;                 // hellos are done: refusals go as frames from here on
-  bool told_ = false;                     // Done has been called
-  std::optional<Connecting> connecting_;  // client
-  bool unix_ = false;
-  std::unique_ptr<Stream> stream_;
-  int watched_fd_ = -1;
-  std::uint32_t watched_ = 0;
-  std::optional<Engine::TimerId> timer_;
-  Deadline deadline_ = Deadline::never();
-  Source source_ = 0;
-  bool heard_ = false;                            // client: a server has said hello, if only before a retry
-  unsigned retries_ = 0;                          // client
-  Deadline client_deadline_ = Deadline::never();  // for all of them
-  std::size_t discarded_ = 0;
-  std::string target_;  // client: what we connect to
-  std::string remote_;  // for people
-  PeerProcess process_;
-  HelloKind kind_ = HelloKind::connect;
-  Identity peer_;
-  std::optional<Secret> presented_;    // client, moving: the ticket that we show
-  std::optional<ContextId> expected_;  // the context that the ticket binds us to
-  std::weak_ptr<Handshake> parent_;    // server: the TCP handshake that this one replaces
-  std::shared_ptr<Handshake> child_;   // client: the move under way
+  Remote remote_;
+  std::optional<ConnectAttempts> attempts_;  // client
+  std::optional<MoveTicket> ticket_;         // client, moving
+  std::optional<Exchange> exchange_;         // on the current connection
+  std::optional<Linger> linger_;
+  SocketWatch watch_;  // after what owns the socket: ends before it
+  OneShotTimer limit_;
+  std::weak_ptr<Handshake> parent_;   // server: the TCP handshake that this one replaces
+  std::shared_ptr<Handshake> child_;  // client: the move in progress
 };
 
 }  // namespace hmc::control

@@ -44,8 +44,8 @@ class Plane final : public ControlPlane, public HandshakeHost {
 
   void connect(std::string_view address, Deadline deadline, Ready ready) override {
     // Touches nothing of the plane's: it may be gone by the time that `ready` returns.
-    auto done = [engine = engine_, local = local_, lingering = std::weak_ptr(lingering_),
-                 ready = std::move(ready)](Result<Established> outcome) {
+    auto done = [engine = engine_, local = local_, lingering = std::weak_ptr(lingering_), ready = std::move(ready)](
+                    Result<Established> outcome, const std::string&) {
       if (!outcome.ok()) return ready(outcome.status());
       ready(make_channel(engine, std::move(outcome).value(), local->options.heartbeat_seconds, lingering));
     };
@@ -112,11 +112,8 @@ class Plane final : public ControlPlane, public HandshakeHost {
 
   void serve(AcceptedSocket socket) {
     make_room();
-    const auto handshake = std::make_shared<Handshake>(engine_, local_, *this, Handshake::Done());
-    handshake->set_done([this, weak = std::weak_ptr(handshake)](Result<Established> outcome) {
-      const auto self = weak.lock();
-      served(self ? self->remote() : std::string(), std::move(outcome));
-    });
+    auto done = [this](Result<Established> outcome, const std::string& remote) { served(remote, std::move(outcome)); };
+    const auto handshake = std::make_shared<Handshake>(engine_, local_, *this, std::move(done));
     handshakes_.push_back(handshake);
     handshake->start_server(std::move(socket));
   }
@@ -138,19 +135,21 @@ class Plane final : public ControlPlane, public HandshakeHost {
   // Makes room for one more. Of clients without authentication those that have not said hello go first: an honest client's hello
   // comes with its first bytes.
   void make_room() {
-    const auto limit = [this](auto counts, std::size_t most) {
+    using Standing = Handshake::Standing;
+    const auto limit = [this](Standing highest, std::size_t most) {
       std::vector<Handshake*> counted;
       for (const auto& handshake : handshakes_) {
-        if (handshake->server() && counts(*handshake)) counted.push_back(handshake.get());
+        const Standing standing = handshake->standing();
+        if (standing != Standing::client && standing <= highest) counted.push_back(handshake.get());
       }
       if (counted.size() < most) return;
       std::vector<Source> sources;
       for (const Handshake* each : counted) sources.push_back(each->source());
       counted[choose_discarded(sources)]->abandon(Status(Code::timeout, "too many handshakes at once; this one was discarded"));
     };
-    limit([](const Handshake& each) { return !each.authenticated() && !each.greeted(); }, max_ungreeted);
-    limit([](const Handshake& each) { return !each.authenticated(); }, max_unauthenticated);
-    limit([](const Handshake&) { return true; }, max_handshakes);
+    limit(Standing::silent, max_ungreeted);
+    limit(Standing::greeted, max_unauthenticated);
+    limit(Standing::authenticated, max_handshakes);
   }
 
   void drop_stale_tickets() {

@@ -15,10 +15,11 @@ class OneShotTimer {
   OneShotTimer(const OneShotTimer&) = delete;
   OneShotTimer& operator=(const OneShotTimer&) = delete;
 
-  // Replaces the action that is pending. `action` may start the timer again.
+  // Replaces the action that is pending; with Deadline::never() none is. `action` may start the timer again.
   void start(Deadline due, std::function<void()> action) {
     stop();
     due_ = due;
+    if (due.is_never()) return;
     id_ = engine_.at(due, [this, action = std::move(action)] {
       id_ = 0;
       action();
