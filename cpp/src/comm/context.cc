@@ -84,7 +84,7 @@ Status ContextImpl::start_locked() {
   polled_ = true;
   auto self = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(shared_from_this()), 0, true);
   self_ = self;
-  self->become_self();
+  self->handshake().join_self();
   return {};
 }
 
@@ -102,7 +102,7 @@ const std::shared_ptr<WorkState>& ContextState::done_work() {
 bool ContextImpl::poll() {
   bool moved = run_tossed();
   if (to_pump_.empty()) return moved;
-  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->pump() || moved;
+  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
   return moved;
 }
 
@@ -201,9 +201,9 @@ Status ContextImpl::close(Deadline deadline, bool force) {
     const auto lock = engine_->lock();
     bool held = false;
     for (const auto& peer : ending_) {
-      const std::string what = peer->unfinished();
+      const std::string what = peer->closing().unfinished();
       if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
-      held = held || peer->holds();
+      held = held || peer->link().holds();
     }
     if (held && !force) {
       return Status(Code::timeout, "the Context is closed, but " + lost +
@@ -229,11 +229,11 @@ void ContextImpl::shut_down() {
     {
       const auto lock = engine_->lock();
       for (const auto& peer : std::vector(ending_)) {
-        peer->tear_down_now(held);
+        peer->closing().tear_down_now(held);
         peers.push_back(peer);
       }
       if (self_) {
-        static_cast<PeerImpl&>(*self_).tear_down_now(held);
+        static_cast<PeerImpl&>(*self_).closing().tear_down_now(held);
         peers.push_back(std::static_pointer_cast<PeerImpl>(self_));
       }
       if (messenger_) messenger_->on_context_over(closed_status());

@@ -36,12 +36,20 @@ enum class PeerPhase : std::uint8_t {
 // All members with the engine lock held.
 class PeerState : public std::enable_shared_from_this<PeerState> {
  public:
+  explicit PeerState(bool self) noexcept : self_(self) {}
   virtual ~PeerState() = default;
   [[nodiscard]] virtual ContextState& context() noexcept = 0;
-  [[nodiscard]] virtual PeerPhase phase() const noexcept = 0;
-  [[nodiscard]] virtual const Status& failure() const noexcept = 0;  // why it is lost or closed
-  [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
-  [[nodiscard]] virtual bool is_self() const noexcept = 0;  // this very Context (Members of one process)
+  [[nodiscard]] PeerPhase phase() const noexcept { return phase_; }
+  [[nodiscard]] const Status& failure() const noexcept { return failure_; }  // why it is lost or closed
+  // `failure`: of lost and closed. Everything else that the phase implies is up to the caller.
+  void enter(PeerPhase phase, Status failure = {}) noexcept {
+    phase_ = phase;
+    failure_ = std::move(failure);
+  }
+  [[nodiscard]] const PeerIdentity& identity() const noexcept { return identity_; }
+  void identify(PeerIdentity identity) noexcept { identity_ = std::move(identity); }
+  [[nodiscard]] bool is_self() const noexcept { return self_; }  // this very Context (Members of one process)
+  [[nodiscard]] std::string describe() const;                    // "peer host:42 (unix:pid 42)", for people
   // Ready, or closing: operations that have begun still run, and their signals are still sent.
   [[nodiscard]] virtual bool carries() const noexcept = 0;
   // An operation of its messages has ended: a closing peer may be quiet now.
@@ -83,10 +91,14 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   virtual Endpoint* endpoint(std::string_view transport_name) noexcept = 0;
   // Opaque control message (100..255). Errors as Channel::send.
   virtual Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
-  // Ends the peer now, as if it had died, because it broke the protocol.
+  // Ends the peer now, as lost: its pending operations complete with `reason`.
   virtual void fail(const Status& reason) = 0;
 
  private:
+  const bool self_;
+  PeerPhase phase_ = PeerPhase::idle;
+  Status failure_;
+  PeerIdentity identity_;
   std::string job_ranks_;
   std::uint32_t fences_ = 0;
 };

@@ -150,9 +150,8 @@ void Connections::on_note(const wire::EndpointNote& note, bool ready) {
   if (slot->state == EndpointSlot::State::failed) return;
   if (slot->state == EndpointSlot::State::ready) {
     if (ready) return;  // its first signal was faster
-    return peer_.end(
-        Status(Code::peer_lost, "the " + note.transport + " connection to " + peer_.describe() + " failed there: " + note.message),
-        PeerPhase::lost);
+    return peer_.fail(
+        Status(Code::peer_lost, "the " + note.transport + " connection to " + peer_.describe() + " failed there: " + note.message));
   }
   if (ready) return on_connected_there(*slot);
   failed(*slot, Status(note.code == Code::ok ? Code::transport : note.code, "the peer reports: " + note.message), false);
@@ -204,7 +203,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   peer_.routes().retire(&slot);
   if (peer_.closing().in_progress()) {
     peer_.messages().detach(slot);
-    if (slot.unflushed || peer_.messages().last_carried_by(slot)) return peer_.end(peer_.failure(), PeerPhase::lost);
+    if (slot.unflushed || peer_.messages().last_carried_by(slot)) return peer_.fail(peer_.failure());
     return peer_.impl().needs_pump(peer_);
   }
   if (peer_.phase() == PeerPhase::connecting) {
@@ -214,7 +213,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   }
   if (peer_.phase() != PeerPhase::ready) return;
   peer_.impl().count("endpoints.failed." + slot.transport().name, 1);
-  if (const Status fatal = fatal_for_peer(slot); !fatal.ok()) return peer_.end(fatal, PeerPhase::lost);
+  if (const Status fatal = fatal_for_peer(slot); !fatal.ok()) return peer_.fail(fatal);
   if (!slot.connected.here && tell_peer && !peer_.is_self()) send_note(slot, reason);
   quarantine(slot, in_use);
   peer_.messages().on_slot_failed(slot);
@@ -329,6 +328,14 @@ void Connections::tear_down(const Status& reason) {
     if (slot->failure.ok()) slot->failure = reason;
     slot->endpoint.reset();
   }
+}
+
+void Connections::operation_done(EndpointSlot& slot) {
+  --slot.operations;
+  if (peer_.imports().withdrawing()) [[unlikely]]
+    peer_.imports().settle_withdrawn();
+  const bool waited = !peer_.posts().passable() && peer_.phase() == PeerPhase::ready;
+  if (slot.operations == 0 && (waited || peer_.closing().in_progress())) peer_.impl().needs_pump(peer_);
 }
 
 }  // namespace hmc

@@ -41,6 +41,9 @@ class Connections {
   // The other side has the connection, by its word or by its first signal.
   void on_connected_there(EndpointSlot& slot);
 
+  // An operation of this side that was posted by `slot` has ended.
+  void operation_done(EndpointSlot& slot);
+
   // ---- from the peer, over control ----
   void on_address(const wire::Address& address, std::vector<UniqueFd> fds);
   void on_note(const wire::EndpointNote& note, bool ready);

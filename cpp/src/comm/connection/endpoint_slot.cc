@@ -13,7 +13,7 @@ namespace hmc {
 EndpointSlot::EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32_t attempt)
     : retry(*peer.impl().engine()), peer_(peer), transport_(transport), attempt_(attempt) {}
 
-void EndpointSlot::on_signal(ByteSpan signal) { peer_.on_signal(*this, signal); }
+void EndpointSlot::on_signal(ByteSpan signal) { peer_.input().on_signal(*this, signal); }
 void EndpointSlot::on_failed(const Status& reason) { peer_.connections().on_failed(*this, reason); }
 void EndpointSlot::complete(Status status) noexcept { peer_.connections().on_connected(*this, status); }
 

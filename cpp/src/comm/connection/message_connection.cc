@@ -50,9 +50,8 @@ bool MessageConnection::pump() {
   while (slot_ != nullptr && !outbox_.at_end()) {
     const Status sent = slot_->endpoint->signal(outbox_.current(), {});
     if (sent.code() == Code::invalid_argument) {
-      peer_.end(Status(Code::peer_lost,
-                       "a message under way to " + peer_.describe() + " cannot be sent again: " + std::string(sent.message())),
-                PeerPhase::lost);
+      peer_.fail(Status(Code::peer_lost,
+                        "a message under way to " + peer_.describe() + " cannot be sent again: " + std::string(sent.message())));
       return true;
     }
     if (!sent.ok()) break;
@@ -81,9 +80,8 @@ void MessageConnection::on_slot_failed(const EndpointSlot& slot) {
   slot_ = next_ = nullptr;
   if (first) {
     timer_.start(Deadline::after_seconds(takeover_seconds), [this] {
-      peer_.end(Status(Code::peer_lost, "no connection to " + peer_.describe() +
-                                            " took over from the one that failed: " + std::string(last_->failure.message())),
-                PeerPhase::lost);
+      peer_.fail(Status(Code::peer_lost, "no connection to " + peer_.describe() +
+                                             " took over from the one that failed: " + std::string(last_->failure.message())));
     });
   }
   if (peer_.handshake().accepting()) choose();
@@ -112,7 +110,7 @@ void MessageConnection::choose() {
   if (slot != nullptr) return carry_by(*slot);
   std::string message = "the last connection to " + peer_.describe() + " failed:";
   for (const auto& reason : rejected) message += "\n  " + reason;
-  peer_.end(Status(Code::peer_lost, std::move(message), last_->failure.native()), PeerPhase::lost);
+  peer_.fail(Status(Code::peer_lost, std::move(message), last_->failure.native()));
 }
 
 void MessageConnection::carry_by(EndpointSlot& slot) {

@@ -45,6 +45,20 @@ void PostQueue::grant(std::uint64_t total) {
   peer_.impl().needs_pump(peer_);
 }
 
+bool PostQueue::pump() {
+  if (pumping_ || !peer_.carries()) return false;
+  const auto keep = peer_.shared_from_this();
+  pumping_ = true;
+  bool moved = peer_.messages().pump();
+  bool blocked = false;
+  if (post(blocked)) moved = true;
+  pumping_ = false;
+  const bool owes = peer_.messages().owes() || (credit_to_send_ != 0 && peer_.messages().has_connection());
+  if (peer_.carries() && (owes || blocked)) peer_.impl().needs_pump(peer_);
+  peer_.closing().advance();
+  return moved;
+}
+
 // A blocked endpoint blocks all behind it; an operation out of credit lets those behind it pass (a fence does not).
 bool PostQueue::post(bool& blocked) {
   bool moved = false;
@@ -124,7 +138,7 @@ Status PostQueue::fence() {
   });
   if (!outstanding) return {};
   add(std::make_shared<FenceOp>(peer_));
-  peer_.pump();
+  pump();
   return {};
 }
 

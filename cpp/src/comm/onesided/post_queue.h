@@ -30,16 +30,18 @@ class PostQueue {
   bool flushed();
   // Tells the peer soon that payloads of cost `total` have been consumed.
   void grant(std::uint64_t total);
-  [[nodiscard]] bool owes_credit() const noexcept { return credit_to_send_ != 0; }
 
-  // Posts what can be posted. True if anything moved; `blocked`: an endpoint has no room for the next.
-  bool post(bool& blocked);
+  // Sends again the signals that were lost, then posts what can be posted. True if anything moved.
+  bool pump();
   void abandon(const Status& reason);
   // Those of which nothing was sent and that end when this side begins to close.
   void abandon_unsent(const Status& reason);
 
  private:
-  PeerImpl& peer_;                                     // its phase, endpoints, signals, and its Context's list of peers to pump
+  bool post(bool& blocked);  // `blocked`: an endpoint has no room for the next
+
+  PeerImpl& peer_;  // its phase, connections, messages, closing, and its Context's list of peers to pump
+  bool pumping_ = false;
   std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
   bool flushing_ = false;                              // for the fence at the head of pending_

@@ -23,7 +23,7 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
   if (!status.ok() && failure_.ok()) failure_ = peer.meaning_of(std::move(status), breaks);
   if (open_parts_ == 0 && failure_.code() == Code::unsupported && stop_reason_.ok() && peer.phase() == PeerPhase::ready) {
     failure_ = go_another_way(slot);
-    if (failure_.ok()) return peer.operation_done(slot);
+    if (failure_.ok()) return peer.connections().operation_done(slot);
   }
   if (open_parts_ == 0) {
     bool all = true;
@@ -31,14 +31,14 @@ void TransferWork::part_done(EndpointSlot& slot, Status status) {
     if (silent) {
       undecided_ = true;  // the peer's word of the connection's end, or its own end, decides
     } else if (awaits_proof_of_life(failure_)) {
-      return peer.operation_done(slot);
+      return peer.connections().operation_done(slot);
     } else if (!failure_.ok() || (all && notified_) || (all && notify_.empty())) {
       finish(failure_);
     } else if (all) {
       peer.posts().add_first(std::static_pointer_cast<TransferWork>(shared_from_this()));  // the notification, before any fence
     }
   }
-  peer.operation_done(slot);
+  peer.connections().operation_done(slot);
 }
 
 Status TransferWork::go_another_way(EndpointSlot& slot) {

@@ -22,20 +22,29 @@ void Closing::leave() {
   if (state_ != State::open) return;
   const auto keep = peer_.shared_from_this();
   const Status reason(Code::closed, peer_.describe() + " was closed by this process");
-  if (peer_.phase() != PeerPhase::ready || peer_.is_self()) return peer_.end(reason, PeerPhase::closed);
+  if (peer_.phase() != PeerPhase::ready || peer_.is_self()) return end(reason, PeerPhase::closed);
   // Without a goodbye where messages are still to be sent again: the other side must not take it for all that there was.
-  if (!peer_.messages().current()) return peer_.end(reason, PeerPhase::lost);
+  if (!peer_.messages().current()) return peer_.fail(reason);
   begin(reason);
   // What this side was fetching is of no use any more, and each get says how it ended.
   peer_.works().stop(reason, [](const TransferWork& work) { return !work.is_put(); });
   advance();
 }
 
+// Nothing new is posted or asked for; what was posted goes on.
 void Closing::begin(const Status& reason) {
   state_ = State::draining;
-  peer_.stop_posting(reason);
+  ContextImpl& context = peer_.impl();
+  peer_.enter(PeerPhase::closed, reason);
+  peer_.routes().changed();
+  context.peer_ended(peer_);
+  peer_.imports().end_requests(reason);
+  peer_.notify_slot()->end(reason);
+  context.notify_table().wake_waiters();
+  peer_.posts().abandon_unsent(reason);
+  context.messenger().on_peer_closing(peer_, reason);
   advance();
-  peer_.impl().engine()->wake_waiters();
+  context.engine()->wake_waiters();
 }
 
 void Closing::on_bye() {
@@ -45,7 +54,7 @@ void Closing::on_bye() {
   const Status reason(Code::closed, peer_.describe() + " said goodbye");
   peer_.posts().abandon(reason);
   if (in_progress()) return advance();
-  if (peer_.phase() != PeerPhase::ready) return peer_.end(reason, PeerPhase::closed);
+  if (peer_.phase() != PeerPhase::ready) return end(reason, PeerPhase::closed);
   begin(reason);
 }
 
@@ -58,16 +67,16 @@ void Closing::advance_soon() { peer_.impl().needs_pump(peer_); }
 void Closing::advance() {
   if (state_ == State::draining) {
     if (!quiet()) return;
-    if (!peer_.messages().current()) return peer_.end(peer_.failure(), PeerPhase::lost);
+    if (!peer_.messages().current()) return peer_.fail(peer_.failure());
     const Status said = peer_.signal(signal_head(NotifyKind::bye, {}), {});
     if (said.code() == Code::would_block) return advance_soon();
-    if (!said.ok()) return peer_.end(peer_.failure(), PeerPhase::closed);
+    if (!said.ok()) return end(peer_.failure(), PeerPhase::closed);
     state_ = State::said;
-    if (!bye_received_ && !peer_.holds()) {
-      timer_.start(Deadline::after_seconds(acknowledge_seconds), [this] { peer_.end(peer_.failure(), PeerPhase::closed); });
+    if (!bye_received_ && !peer_.link().holds()) {
+      timer_.start(Deadline::after_seconds(acknowledge_seconds), [this] { end(peer_.failure(), PeerPhase::closed); });
     }
   }
-  if (state_ == State::said && bye_received_) peer_.end(peer_.failure(), PeerPhase::closed);
+  if (state_ == State::said && bye_received_) end(peer_.failure(), PeerPhase::closed);
 }
 
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
@@ -76,22 +85,89 @@ bool Closing::quiet() {
   return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().flushed();
 }
 
-bool Closing::complete_with_channel(bool goodbye) const noexcept {
-  return state_ == State::said || (state_ == State::draining && goodbye);
+void Closing::on_channel_closed(const Status& reason) {
+  const bool goodbye = reason.code() == Code::closed;
+  if (state_ == State::torn_down) {
+    peer_.link().drop();  // the peer has ended its side, or our goodbye is out
+  } else if (state_ == State::said || (state_ == State::draining && goodbye)) {
+    end(peer_.failure(), PeerPhase::closed);
+  } else if (goodbye && peer_.phase() == PeerPhase::connecting && peer_.handshake().has_tried()) {
+    peer_.fail(peer_.handshake().no_transport());  // it gave up for the same reason
+  } else if (goodbye) {
+    end(Status(Code::closed, peer_.describe() + " said goodbye"), PeerPhase::closed);
+  } else {
+    peer_.fail(Status(reason.code(), peer_.describe() + ": " + std::string(reason.message()), reason.native()));
+  }
 }
 
-bool Closing::end() {
-  if (ended()) return false;
+void Closing::end(const Status& why, PeerPhase phase) {
+  if (ended()) return;
+  const auto keep = peer_.shared_from_this();
+  const Status reason = why;
   cut_short_ = state_ == State::draining;
   state_ = State::ended;
   timer_.stop();
-  return true;
+  ContextImpl& context = peer_.impl();
+  peer_.enter(phase, reason);
+  peer_.routes().changed();
+  peer_.messages().end();
+  peer_.connections().stop_retries();
+  context.peer_ended(peer_);
+  peer_.posts().abandon(reason);
+  peer_.imports().end_requests(reason);
+  peer_.liveness().end();
+  peer_.notify_slot()->end(reason);
+  context.notify_table().wake_waiters();
+  peer_.handshake().end(reason);
+  // We may be inside a callback of the channel or of an endpoint: they go once it has returned.
+  context.engine()->defer([this, keep] { tear_down(); });
+  context.engine()->wake_waiters();
 }
 
-bool Closing::tear_down() noexcept {
-  if (torn_down()) return false;
+// The second half of the end, outside the call chain of the first.
+void Closing::tear_down() {
+  if (state_ == State::torn_down) return;
   state_ = State::torn_down;
-  return true;
+  const auto keep = peer_.shared_from_this();
+  const Status& reason = peer_.failure();
+  ContextImpl& context = peer_.impl();
+  peer_.liveness().end();
+  // Endpoints first: their end completes what is under way, after which nothing touches regions or buffers.
+  peer_.connections().tear_down(reason);
+  peer_.works().abandon(reason);
+  peer_.imports().tear_down(reason);
+  context.messenger().on_peer_gone(peer_, reason);
+  context.notify_table().remove_peer(peer_.notify_slot(), reason);
+  peer_.grants().drop(false);
+  peer_.routes().clear();
+  // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory.
+  peer_.link().end(peer_.phase() == PeerPhase::closed);
+  context.peer_torn_down(peer_, reason);
+  context.engine()->wake_waiters();
+}
+
+void Closing::tear_down_now(std::vector<std::shared_ptr<const void>>& kept) {
+  if (!ended()) {
+    end(peer_.phase() == PeerPhase::closed ? peer_.failure() : Status(Code::closed, "the Context is closed"), PeerPhase::closed);
+  }
+  tear_down();
+  if (peer_.link().holds()) {
+    peer_.grants().keep(kept);
+    peer_.impl().messenger().abandon(peer_, kept);
+  }
+  peer_.link().drop_now();
+}
+
+bool Closing::gone() const noexcept { return state_ == State::torn_down && peer_.link().gone(); }
+
+std::string Closing::unfinished() const {
+  if (peer_.link().holds()) {
+    return peer_.describe() + " has not let go of memory of this process, which it may still read and write";
+  }
+  if (cut_short_ || state_ == State::draining) {
+    return "what was posted to " + peer_.describe() + " has not all arrived, and what has not is lost";
+  }
+  return {};
 }
 
 }  // namespace hmc

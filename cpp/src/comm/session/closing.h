@@ -1,10 +1,15 @@
-// Closing: the states in which one peer ends, in order by a goodbye of both sides, or at once. Owned by PeerImpl. Engine lock held
-// throughout.
+// Closing: the end of one peer, in order by a goodbye of both sides, or at once. Owned by PeerImpl. Engine lock held throughout.
+//
+// Memory that the peer's process accesses by itself (LocalRegion::peer_moves) outlives end(): operations and imports on it end when
+// the peer has ended its side of the control channel, which it does after its endpoints, or when its process is dead.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "comm/peer_state.h"
 #include "hmc/status.h"
 #include "progress/one_shot_timer.h"
 
@@ -24,17 +29,16 @@ class Closing {
   void advance_soon();
   void on_bye();
   void on_bye_ack();
-  // Whether the peer's end of the control channel is the end in order. `goodbye`: it said so, and did not die.
-  [[nodiscard]] bool complete_with_channel(bool goodbye) const noexcept;
-  // What was posted has not all arrived, and will not unless a close in progress ends well.
-  [[nodiscard]] bool loses() const noexcept { return cut_short_ || state_ == State::draining; }
+  void on_channel_closed(const Status& reason);
 
-  // The end, in order or not. False: it has ended before.
-  bool end();
-  // Everything is freed. False: it was before.
-  bool tear_down() noexcept;
-  [[nodiscard]] bool ended() const noexcept { return state_ == State::ended || torn_down(); }
-  [[nodiscard]] bool torn_down() const noexcept { return state_ == State::torn_down; }
+  // Ends at once: pending operations complete with `reason`, the rest is taken down outside the current call chain.
+  void end(const Status& reason, PeerPhase phase);
+  // The Context is going away: nothing is awaited. Memory that the peer may still write goes to `kept`.
+  void tear_down_now(std::vector<std::shared_ptr<const void>>& kept);
+  // Nothing of the peer is left but the object: everything freed, and its process has let go of this one's memory.
+  [[nodiscard]] bool gone() const noexcept;
+  // While it closes, or after: what has not ended yet, as text for people; empty if nothing.
+  [[nodiscard]] std::string unfinished() const;
 
  private:
   enum class State : std::uint8_t {
@@ -44,10 +48,12 @@ class Closing {
     ended,      // every operation has its result
     torn_down,  // and nothing is left of connections, imports and grants but what the peer's process may still access
   };
+  [[nodiscard]] bool ended() const noexcept { return state_ == State::ended || state_ == State::torn_down; }
   void begin(const Status& reason);
   [[nodiscard]] bool quiet();
+  void tear_down();
 
-  PeerImpl& peer_;  // its phase, messages and everything that may be in flight
+  PeerImpl& peer_;  // its phase, and all its parts: what may be in flight, and what ends with it
   State state_ = State::open;
   bool bye_received_ = false;  // nothing of the peer is in flight any more
   bool cut_short_ = false;     // it ended while it was draining

@@ -18,9 +18,10 @@ class SilentSink final : public ChannelSink {
 
 }  // namespace
 
-void ControlLink::attach(std::unique_ptr<Channel> channel, ChannelSink& sink) {
+void ControlLink::attach(std::unique_ptr<Channel> channel) {
   channel_ = std::move(channel);
-  channel_->set_sink(sink);
+  peer_.identify(channel_->identity());
+  channel_->set_sink(peer_.input());
 }
 
 void ControlLink::refuse() {
@@ -35,9 +36,14 @@ void ControlLink::on_closed(const Status& reason) {
   broken_ = reason.code() != Code::closed && reason.code() != Code::peer_lost;
 }
 
+bool ControlLink::holds() const {
+  if (peer_.is_self() || !peer_.identity().same_host) return false;
+  return peer_.grants().accessible() || peer_.impl().messenger().holds(peer_);
+}
+
 void ControlLink::end(bool goodbye) {
   const bool open = channel_ && !over_;
-  if (open && peer_.holds()) {
+  if (open && holds()) {
     channel_->await_end(goodbye);  // the sink's on_closed() follows
   } else if (open && goodbye) {
     channel_->close();
@@ -50,7 +56,7 @@ void ControlLink::end(bool goodbye) {
 void ControlLink::drop() {
   const auto engine = peer_.impl().engine();
   timer_.stop();
-  if (broken_ && peer_.holds() && !death_) {
+  if (broken_ && holds() && !death_) {
     auto death = ProcessEnd::watch(engine, peer_.identity().pid, [this] {
       const auto keep = peer_.shared_from_this();
       broken_ = false;
@@ -59,7 +65,10 @@ void ControlLink::drop() {
     });
     if (death) death_ = std::move(death);  // null: it is dead already
   }
-  if (!death_) peer_.let_go();
+  if (!death_) {
+    peer_.impl().messenger().on_peer_let_go(peer_);
+    peer_.grants().drop(true);
+  }
   if (channel_) {
     engine->defer([channel = std::shared_ptr<Channel>(std::move(channel_)), keep = peer_.shared_from_this()] {});
     channel_ = nullptr;

@@ -20,10 +20,13 @@ class ControlLink {
   ControlLink(PeerImpl& peer, Engine& engine) noexcept : peer_(peer), timer_(engine) {}
 
   [[nodiscard]] Channel* channel() noexcept { return channel_.get(); }
-  void attach(std::unique_ptr<Channel> channel, ChannelSink& sink);
+  void attach(std::unique_ptr<Channel> channel);  // which names the peer
   // Another channel is used instead: nothing more is read from this one.
   void refuse();
   void on_closed(const Status& reason);
+
+  // Whether the process of the peer may still read or write memory of this one by itself.
+  [[nodiscard]] bool holds() const;
 
   // Ends this side, after its endpoints. `goodbye`: the peer is told that this is the end in order.
   void end(bool goodbye);

@@ -29,7 +29,7 @@ std::shared_ptr<PeerState> ContextImpl::expect_peer(const ContextId& id, std::ve
   if (id == id_) return self_;
   auto found = peers_.find(id);
   const auto peer = found != peers_.end() ? found->second : new_peer(id, false);
-  peer->expect(id, std::move(addresses), std::move(name));
+  peer->handshake().expect(id, std::move(addresses), std::move(name));
   return peer;
 }
 
@@ -59,12 +59,12 @@ void ContextImpl::peer_torn_down(PeerImpl& peer, const Status& reason) {
     engine_->dispatch([callback = options_.on_left, shared, outcome] { callback(Peer(shared), outcome); });
   }
   std::erase(to_pump_, &peer);
-  if (peer.gone()) forget(peer);
+  if (peer.closing().gone()) forget(peer);
 }
 
 void ContextImpl::forget(PeerImpl& peer) {
   std::erase(to_pump_, &peer);
-  if (!peer.gone()) return;
+  if (!peer.closing().gone()) return;
   const auto found = std::find_if(ending_.begin(), ending_.end(), [&](const auto& p) { return p.get() == &peer; });
   if (found == ending_.end()) return;
   engine_->defer([last = std::move(*found)] {});
@@ -153,7 +153,7 @@ void ContextImpl::deliver_control(PeerImpl& peer, MessageType type, ByteSpan pay
     return;
   }
   if (held_control_.size() >= max_held_control) {
-    peer.end(Status(Code::protocol, peer.describe() + " sends group messages, and no group was formed here"), PeerPhase::lost);
+    peer.fail(Status(Code::protocol, peer.describe() + " sends group messages, and no group was formed here"));
     return;
   }
   held_control_.push_back({peer.shared_from_this(), type, Bytes(payload.begin(), payload.end())});

@@ -222,7 +222,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
       return drop_pending(pending);
     }
     // It has given the old connection up, which we have not heard yet.
-    peer->end(Status(Code::closed, peer->describe() + " came back by a new connection"), PeerPhase::closed);
+    peer->closing().end(Status(Code::closed, peer->describe() + " came back by a new connection"), PeerPhase::closed);
     peer = nullptr;
   }
   if (peer && peer->link().channel() != nullptr) {

@@ -20,7 +20,11 @@ constexpr double crossing_seconds = 10;
 
 }  // namespace
 
-void PeerHandshake::expect(std::vector<std::string> addresses) {
+void PeerHandshake::expect(const ContextId& id, std::vector<std::string> addresses, std::string name) {
+  PeerIdentity identity = peer_.identity();
+  identity.context_id = id;
+  if (identity.name.empty()) identity.name = std::move(name);
+  peer_.identify(std::move(identity));
   expected_ = true;
   if (addresses_.empty()) addresses_ = std::move(addresses);
 }
@@ -36,7 +40,7 @@ void PeerHandshake::try_next_address(const Status& last) {
   if (next_address_ >= addresses_.size()) {
     if (addresses_.empty()) return;  // it must come to us; the caller's deadline bounds the wait
     const std::string why = peer_.describe() + " cannot be reached: " + std::string(last.message());
-    return peer_.end(Status(Code::peer_lost, why, last.native()), PeerPhase::lost);
+    return peer_.fail(Status(Code::peer_lost, why, last.native()));
   }
   const std::string address = addresses_[next_address_++];
   peer_.impl().joins().control().connect(
@@ -61,7 +65,7 @@ void PeerHandshake::on_channel(const std::string& address, Result<std::unique_pt
 wire::Hello PeerHandshake::own_hello(std::string choice) const {
   wire::Hello hello;
   hello.version = wire_version;
-  hello.session = peer_.session();
+  hello.session = session_;
   hello.choice = std::move(choice);
   for (const auto& slot : peer_.impl().transports()) {
     if (!slot->transport || !slot->capabilities.available || slot->self_only || hello.transports.size() >= wire::max_transports)
@@ -74,20 +78,22 @@ wire::Hello PeerHandshake::own_hello(std::string choice) const {
 
 void PeerHandshake::start_timer() {
   timer_.start(Deadline::after_seconds(handshake_seconds),
-               [this] { peer_.end(Status(Code::timeout, peer_.describe() + " did not finish the handshake"), PeerPhase::lost); });
+               [this] { peer_.fail(Status(Code::timeout, peer_.describe() + " did not finish the handshake")); });
 }
 
 void PeerHandshake::attach_outgoing(std::unique_ptr<Channel> channel) {
-  peer_.adopt(std::move(channel));
+  peer_.enter(PeerPhase::connecting);
+  peer_.link().attach(std::move(channel));
   outgoing_ = true;
   greeted_ = false;
   accepting_ = false;
   start_timer();
-  if (const Status sent = peer_.send_control(wire::hello, encode(own_hello({}))); !sent.ok()) peer_.end(sent, PeerPhase::lost);
+  if (const Status sent = peer_.send_control(wire::hello, encode(own_hello({}))); !sent.ok()) peer_.fail(sent);
 }
 
 void PeerHandshake::attach_incoming(std::unique_ptr<Channel> channel, const wire::Hello& hello) {
-  peer_.adopt(std::move(channel));
+  peer_.enter(PeerPhase::connecting);
+  peer_.link().attach(std::move(channel));
   outgoing_ = false;
   greeted_ = true;
   accepting_ = true;
@@ -106,17 +112,15 @@ void PeerHandshake::on_refused() {
   if (!outgoing_ || greeted_ || peer_.phase() != PeerPhase::connecting) return peer_.broken("an unexpected refusal");
   drop_outgoing();
   timer_.start(Deadline::after_seconds(crossing_seconds), [this] {
-    peer_.end(Status(Code::peer_lost, peer_.describe() + " refused this connection in favour of its own, which never came"),
-              PeerPhase::lost);
+    peer_.fail(Status(Code::peer_lost, peer_.describe() + " refused this connection in favour of its own, which never came"));
   });
 }
 
 bool PeerHandshake::take_hello(const wire::Hello& hello) {
   if (hello.version != wire_version) {
-    peer_.end(Status(Code::protocol, peer_.describe() + " speaks wire version " + std::to_string(hello.version) +
-                                         ", this library version " + std::to_string(wire_version) +
-                                         ": use one HMC version on both sides"),
-              PeerPhase::lost);
+    peer_.fail(Status(Code::protocol, peer_.describe() + " speaks wire version " + std::to_string(hello.version) +
+                                          ", this library version " + std::to_string(wire_version) +
+                                          ": use one HMC version on both sides"));
     return false;
   }
   remote_session_ = hello.session;
@@ -131,7 +135,7 @@ void PeerHandshake::on_reply(const wire::Hello& hello) {
   if (!take_hello(hello)) return;
   if (hello.choice.empty()) {
     peer_.routes().rank(Device::cpu(), Device::cpu(), 0, tried_);
-    peer_.end(no_transport(), PeerPhase::lost);
+    peer_.fail(no_transport());
   }
 }
 
@@ -150,10 +154,17 @@ void PeerHandshake::choose_message_transport() {
   if (unanswered) static_cast<void>(peer_.send_control(wire::hello, encode(own_hello({}))));
   tried_.insert(tried_.end(), rejected.begin(), rejected.end());
   if (peer_.link().channel() != nullptr) peer_.link().channel()->close();
-  peer_.end(no_transport(), PeerPhase::lost);
+  peer_.fail(no_transport());
 }
 
 void PeerHandshake::join_self() {
+  PeerIdentity identity;
+  identity.context_id = peer_.impl().id();
+  identity.name = peer_.impl().options().name;
+  identity.address = "self";
+  identity.same_host = true;
+  identity.epoch = session_;
+  peer_.identify(std::move(identity));
   peer_.enter(PeerPhase::connecting);
   std::vector<wire::Hello::TransportDomain> own;
   for (const auto& slot : peer_.impl().transports()) own.push_back({slot->name, slot->domain});
@@ -169,7 +180,7 @@ void PeerHandshake::join_self() {
   std::string message = "no transport moves memory within this Context:";
   for (const auto& reason : rejected) message += "\n  " + reason;
   for (const auto& reason : tried_) message += "\n  " + reason;
-  peer_.end(Status(Code::unsupported, std::move(message)), PeerPhase::lost);
+  peer_.fail(Status(Code::unsupported, std::move(message)));
 }
 
 void PeerHandshake::on_slot_failed(const EndpointSlot& slot) {
@@ -197,7 +208,7 @@ void PeerHandshake::complete() {
     joined_ = true;
     peer_.impl().peer_ready(peer_, !outgoing_);
   }
-  peer_.pump();
+  peer_.posts().pump();
   peer_.impl().engine()->wake_waiters();
 }
 

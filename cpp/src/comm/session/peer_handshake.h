@@ -22,18 +22,19 @@ class PeerHandshake {
  public:
   using Action = std::function<void(const Status&)>;
 
-  PeerHandshake(PeerImpl& peer, Engine& engine) noexcept : peer_(peer), timer_(engine) {}
+  // `session`: names this side's connection to the peer.
+  PeerHandshake(PeerImpl& peer, Engine& engine, std::uint64_t session) noexcept : peer_(peer), session_(session), timer_(engine) {}
 
   // ---- how it begins ----
-  // The peer is a known rank: nobody accepts it.
-  void expect(std::vector<std::string> addresses);
+  // The peer is a known rank, before it is connected: nobody accepts it.
+  void expect(const ContextId& id, std::vector<std::string> addresses, std::string name);
   [[nodiscard]] bool expected() const noexcept { return expected_; }
   void connect();  // to the addresses, one after the other
   void attach_outgoing(std::unique_ptr<Channel> channel);
   void attach_incoming(std::unique_ptr<Channel> channel, const wire::Hello& hello);
   // The other Context prefers the connection that it made; ours goes away.
   void drop_outgoing();
-  void join_self();
+  void join_self();  // the peer is this very Context
 
   // ---- its course ----
   void on_refused();  // the other side's own connection is on its way and wins
@@ -62,6 +63,7 @@ class PeerHandshake {
   void start_timer();
 
   PeerImpl& peer_;  // its phase, control channel, connections and end
+  const std::uint64_t session_;
   bool expected_ = false;
   std::vector<std::string> addresses_;  // of an expected peer
   std::size_t next_address_ = 0;
