@@ -97,7 +97,8 @@ class HMC_API Peer {
   // One-sided. Sizes of source and target must be equal; zero bytes are allowed (a notification still arrives).
   // A stream of the local buffer's device: the transfer starts after what is queued on it, and the call does not wait for that.
   // Errors: invalid_argument (sizes, a buffer of another peer or Context, read-only target, a stream with CPU memory), stale,
-  // closed, unsupported (no path), timeout (the first use of a path may wait for a peer that lives, at most 30 s).
+  // closed, unsupported (no path). The first operation between two buffers asks the peer for what it requires; the call does not
+  // wait for the answer, and errors of it are the Work's.
   [[nodiscard]] Result<Work> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options = {}) const;
   [[nodiscard]] Result<Work> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream = no_stream) const;
   // Validates offsets against the slices, `block` bytes each, and against the peer. Overlapping targets: last writer unspecified.

@@ -124,14 +124,14 @@ class ContextImpl final : public ContextState, private Pollable {
   void forget(PeerImpl& peer);  // gone for good
   void deliver_control(PeerImpl& peer, MessageType type, ByteSpan payload);
   void needs_pump(PeerImpl& peer);
-  // Prepares the way of `work`, whose connection failed before it was posted, over another: between the two buffers, or of the
-  // batch.
-  void find_another_way(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
-                        const std::shared_ptr<RemoteBufferState>& remote, const std::shared_ptr<BlockBatchState>& batch);
+  // Prepares what `work` requires to be posted: between the two buffers, or for the batch. Its prepared() has the outcome.
+  void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
+               const std::shared_ptr<RemoteBufferState>& remote);
+  void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BlockBatchState>& batch);
+  [[nodiscard]] Worker& mover() noexcept { return mover_; }
   void end_native(std::uint64_t id) { native_links_.erase(id); }
 
  private:
-  friend class ImportWait;
   bool poll() override;
   bool arm() override;
   [[nodiscard]] bool busy() const override;
@@ -142,20 +142,7 @@ class ContextImpl final : public ContextState, private Pollable {
   void end_waits(const Status& reason);
   bool run_tossed();
 
-  struct Wanted {
-    std::shared_ptr<PeerImpl> peer;
-    std::shared_ptr<RemoteImport> record;
-    EndpointSlot* slot = nullptr;
-    Device local;  // that operations with it will use here
-  };
-  Status fetch(std::span<const Wanted> wanted, Deadline deadline);
-  Status fetch_own(const Wanted& wanted, Deadline deadline);
-  Status prepare(const Wanted& wanted, Deadline deadline);
-  Status once_alive(PeerImpl& peer, Status status, Deadline deadline);  // lock not held
-  // All that operations between the buffers need, by the best transport that reaches both. `registration` null: of the remote only.
-  Status obtain(Wanted wanted, Registration* registration, Deadline deadline);
   Result<Transport*> usable_transport(std::string_view name);
-  static Status check_descriptor(PeerImpl& peer, const Descriptor& descriptor);
   // Waits until the route between two devices is there (lock not held).
   Result<Route*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused, Deadline deadline);
 
@@ -167,10 +154,10 @@ class ContextImpl final : public ContextState, private Pollable {
   Result<std::shared_ptr<WorkState>> post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit);
   Status check_open(const Exposure& exposure, bool is_put) const;
   Status check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const;
-  // The route for one pair of buffers with the regions it needs. Lock held on entry and on return, released in between when
-  // something is missing; then `looked_again` is set and the caller starts over.
-  Result<Route*> usable_route(Engine::Lock& lock, BufferState& local, RemoteBufferState& remote, bool& look_again);
-  Status resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bool is_put);
+  // The route between two buffers if all that operations on it require is there, else null: to be prepared.
+  static Result<Route*> prepared_route(const BufferState& local, const RemoteBufferState& remote);
+  // Groups the pairs by the endpoints that carry them. `missing`: the first pair that is to be prepared before.
+  static Status resolve_batch(BlockBatchState& batch, const BlockBatchState::Pair*& missing);
 
   ContextOptions options_;
   ContextId id_{};
@@ -213,7 +200,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::mutex toss_mutex_;
   std::vector<std::function<void()>> tossed_;
   std::atomic<bool> has_tossed_{false};
-  Worker mover_;  // waits for answers of peers, which the worker of the regions must not: peers wait for it
+  Worker mover_;  // for Preparation; not the worker of the regions, since a preparation may wait for a region to give way
 };
 
 // Lock guard for public calls: refuses closed and forked Contexts first.

@@ -56,6 +56,14 @@ template <class T>
 class ResultWork : public WaitWork {
  public:
   using WaitWork::WaitWork;
+  // Waits for the end, then delivers. Where the waiting thread is interrupted the operation is withdrawn.
+  Result<T> await() {
+    if (const Status ended = wait(Deadline::never()); !done()) {
+      static_cast<void>(withdraw());
+      return ended;
+    }
+    return take();
+  }
   Result<T> take() {
     if (engine()->forked()) return forked_status();
     const auto lock = engine()->lock();

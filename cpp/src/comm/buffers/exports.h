@@ -56,7 +56,7 @@ class Exports {
   [[nodiscard]] std::vector<std::shared_ptr<Exposure>> close_all();
 
  private:
-  void serve_lookups(std::string_view name, const Bytes& descriptor);  // import_wait.cc
+  void serve_lookups(std::string_view name, const Bytes& descriptor);  // importing.cc
 
   struct Slot {
     std::uint64_t generation = 0;

@@ -11,8 +11,6 @@ namespace {
 void answered(Request& request, Status status) {
   request.id = 0;
   request.status = std::move(status);
-  if (request.remaining != nullptr && request.remaining->fetch_sub(1) == 1) request.all_done->store(1);
-  request.remaining = request.all_done = nullptr;
   if (request.on_answer) std::exchange(request.on_answer, nullptr)();
 }
 
@@ -52,9 +50,8 @@ void Imports::forget(Request& request) {
     static_cast<void>(peer_.send_control(wire::lookup_cancel, wire::encode_request(id)));
     requests_.erase(id);
   } else {
-    request.remaining = request.all_done = nullptr;  // a late answer is released at once
     request.on_answer = nullptr;
-    request.record = nullptr;
+    request.record = nullptr;  // a late answer is released at once
   }
 }
 
@@ -102,8 +99,14 @@ void Imports::on_found(const wire::Answer& m) {
   answered(*request, m.code == Code::ok ? Status() : Status(m.code, "lookup at " + peer_.describe() + ": " + m.message));
 }
 
-void Imports::end_requests(const Status& reason) {
-  for (const auto& [id, request] : std::exchange(requests_, {})) answered(*request, reason);
+void Imports::end_requests(const Status& reason, bool draining) {
+  std::vector<std::shared_ptr<Request>> ended;
+  std::erase_if(requests_, [&](const auto& entry) {
+    if (draining && entry.second->for_operation) return false;
+    ended.push_back(entry.second);
+    return true;
+  });
+  for (const auto& request : ended) answered(*request, reason);
 }
 
 std::shared_ptr<RemoteBufferState> Imports::known(const Descriptor& d) const {

@@ -2,7 +2,6 @@
 // held.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,12 +20,11 @@ struct Request {
   std::shared_ptr<RemoteImport> record;  // import: where the region goes; null for a lookup
   EndpointSlot* slot = nullptr;
   Status status;
-  Bytes bytes;                                      // lookup: the descriptor
-  std::atomic<std::uint32_t>* remaining = nullptr;  // counted down when answered; `all_done` set at zero
-  std::atomic<std::uint32_t>* all_done = nullptr;
+  Bytes bytes;                      // lookup: the descriptor
   std::function<void()> on_answer;  // called once when answered
   std::uint64_t id = 0;             // while the answer is awaited
   bool lookup = false;
+  bool for_operation = false;  // a put or get waits for it, which a close of this side drains
 };
 
 class Imports {
@@ -38,7 +36,8 @@ class Imports {
   Status start_lookup(const std::shared_ptr<Request>& request, std::string_view name);
   // No answer is waited for any more.
   void forget(Request& request);
-  void end_requests(const Status& reason);
+  // Answers all with `reason`. `draining`: but for those that operations wait for.
+  void end_requests(const Status& reason, bool draining);
 
   void add(const std::shared_ptr<RemoteImport>& record) { records_.push_back(record); }
   std::shared_ptr<RemoteBufferState> known(const Descriptor& descriptor) const;

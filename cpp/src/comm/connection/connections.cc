@@ -84,9 +84,10 @@ void Connections::connect_self(EndpointSlot& slot) {
 }
 
 void Connections::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
-  if (peer_.phase() == PeerPhase::closed) return;
   MessageConnection& messages = peer_.messages();
   EndpointSlot* slot = find(address.transport);
+  // A side that closes makes only those connections that its own operations wait for.
+  if (peer_.phase() == PeerPhase::closed && (slot == nullptr || slot->state != EndpointSlot::State::waiting)) return;
   if (slot != nullptr && address.attempt < slot->attempt()) return;  // it has failed here meanwhile, which the peer knows by now
   const bool anew = slot != nullptr && slot->state == EndpointSlot::State::failed && address.attempt > slot->attempt();
   if (slot == nullptr || anew) {

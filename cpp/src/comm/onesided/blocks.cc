@@ -79,31 +79,30 @@ Result<BlockBatch> ContextImpl::prepare_blocks(std::span<const BlockPair> pairs,
   return BlockBatch(std::move(batch));
 }
 
-// Finds the endpoints that carry the pairs and the regions they need. Lock held on entry and on return.
-Status ContextImpl::resolve_batch(Engine::Lock& lock, BlockBatchState& batch, bool is_put) {
-  while (true) {
-    HMC_TRY(usable());
-    for (const BufferState* local : batch.locals) HMC_TRY(check_open(*local->exposure, is_put));
-    for (const RemoteBufferState* remote : batch.remotes) HMC_TRY(check_remote(*batch.peer, *remote->record, is_put));
-    if (batch.blocks == 0 || batch.resolved_epoch == batch.peer->routes().epoch()) return {};
-    std::vector<BlockBatchState::Group> groups;
-    bool look_again = false;
-    for (const auto& pair : batch.pairs) {
-      if (pair.local_offsets.empty()) continue;
-      HMC_ASSIGN(Route * route, usable_route(lock, *pair.local, *pair.remote, look_again));
-      if (look_again) break;
-      auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.slot == route->slot; });
-      if (group == groups.end()) group = groups.insert(groups.end(), BlockBatchState::Group{route->slot, route, {}, 0});
-      const std::size_t count = pair.local_offsets.size();
-      group->runs.push_back(Run{pair.local->registration->find(route->transport)->get(),
-                                pair.remote->record->find(route->slot)->region.get(), pair.local_offsets.data(),
-                                pair.remote_offsets.data(), count, batch.block});
-      group->bytes += count * batch.block;
-    }
-    if (look_again) continue;
-    batch.groups = std::make_shared<const std::vector<BlockBatchState::Group>>(std::move(groups));
-    batch.resolved_epoch = batch.peer->routes().epoch();
+Status ContextImpl::resolve_batch(BlockBatchState& batch, const BlockBatchState::Pair*& missing) {
+  for (const RemoteBufferState* remote : batch.remotes) {
+    if (!remote->record->alive.load(std::memory_order_relaxed)) return remote->record->dead;
   }
+  if (batch.blocks == 0 || batch.resolved_epoch == batch.peer->routes().epoch()) return {};
+  std::vector<BlockBatchState::Group> groups;
+  for (const auto& pair : batch.pairs) {
+    if (pair.local_offsets.empty()) continue;
+    HMC_ASSIGN(Route * route, prepared_route(*pair.local, *pair.remote));
+    if (route == nullptr) {
+      missing = &pair;
+      return {};
+    }
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.slot == route->slot; });
+    if (group == groups.end()) group = groups.insert(groups.end(), BlockBatchState::Group{route->slot, route, {}, 0});
+    const std::size_t count = pair.local_offsets.size();
+    group->runs.push_back(Run{pair.local->registration->find(route->transport)->get(),
+                              pair.remote->record->find(route->slot)->region.get(), pair.local_offsets.data(),
+                              pair.remote_offsets.data(), count, batch.block});
+    group->bytes += count * batch.block;
+  }
+  batch.groups = std::make_shared<const std::vector<BlockBatchState::Group>>(std::move(groups));
+  batch.resolved_epoch = batch.peer->routes().epoch();
+  return {};
 }
 
 Result<std::shared_ptr<WorkState>> ContextImpl::transfer_blocks(bool is_put, const BlockBatch& batch, const PutOptions& options,
@@ -128,8 +127,13 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer_blocks(bool is_put, con
   const bool pays_credit = notify.cost() != 0;
   const auto work = std::make_shared<TransferWork>(is_put, state, batch.bytes(), options.complete, std::move(notify));
   work->start_after(std::move(after));
-  auto lock = engine_->lock();
-  HMC_TRY(resolve_batch(lock, *state, is_put));
+  const auto lock = engine_->lock();
+  HMC_TRY(usable());
+  const BlockBatchState::Pair* missing = nullptr;
+  for (const BufferState* local : state->locals) HMC_TRY(check_open(*local->exposure, is_put));
+  for (const RemoteBufferState* remote : state->remotes) HMC_TRY(check_remote(*state->peer, *remote->record, is_put));
+  HMC_TRY(resolve_batch(*state, missing));
+  if (missing != nullptr) work->prepare();
   return post_work(work, pays_credit);
 }
 

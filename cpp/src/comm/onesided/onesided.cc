@@ -1,6 +1,7 @@
 // ContextImpl: put, get, notify, fence and waiting for notifications. Lock not held on entry.
 #include <array>
 
+#include "comm/buffers/preparation.h"
 #include "comm/context_impl.h"
 #include "comm/onesided/transfer.h"
 #include "comm/waits.h"
@@ -8,8 +9,6 @@
 namespace hmc {
 namespace {
 
-// Regions that an operation lacks (first use of a path) are fetched within this time.
-constexpr double fetch_seconds = 30;
 // Notifications without data that may wait for room at one peer before notify() waits too.
 constexpr std::size_t max_waiting_notifies = 4096;
 
@@ -29,23 +28,13 @@ Status ContextImpl::check_remote(PeerImpl& peer, const RemoteImport& record, boo
   return {};
 }
 
-Result<Route*> ContextImpl::usable_route(Engine::Lock& lock, BufferState& local, RemoteBufferState& remote, bool& look_again) {
-  PeerImpl& peer = *remote.peer;
-  auto route = peer.routes().find(local, remote);
-  if (!route.ok() && route.status().code() != Code::would_block) return route;
-  look_again = false;
-  if (route.ok()) {
-    const auto* region = local.registration->find_for((*route)->transport, remote.record->device);
-    const auto* entry = remote.record->find((*route)->slot);
-    if (region != nullptr && entry != nullptr && entry->prepared_for(local.exposure->device)) [[likely]]
-      return route;
-  }
-  look_again = true;
-  const Deadline deadline = Deadline::after_seconds(fetch_seconds);
-  lock.unlock();
-  const Status fetched = obtain({remote.peer, remote.record, nullptr, local.exposure->device}, local.registration.get(), deadline);
-  lock = engine_->lock();
-  if (!fetched.ok()) return fetched;
+Result<Route*> ContextImpl::prepared_route(const BufferState& local, const RemoteBufferState& remote) {
+  const auto route = remote.peer->routes().find(local, remote);
+  if (!route.ok()) return route.status().code() == Code::would_block ? Result<Route*>(nullptr) : route.status();
+  const auto* region = local.registration->find_for((*route)->transport, remote.record->device);
+  const auto* entry = remote.record->find((*route)->slot);
+  if (region != nullptr && entry != nullptr && entry->prepared_for(local.exposure->device)) [[likely]]
+    return route;
   return static_cast<Route*>(nullptr);
 }
 
@@ -75,14 +64,11 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
   EncodedNotify notify(options.notify, envelope);
   auto lock = engine_->lock();
   Route* route = nullptr;
-  while (true) {
-    HMC_TRY(usable());
-    HMC_TRY(check_open(*mine->exposure, is_put));
-    HMC_TRY(check_remote(*theirs->peer, *theirs->record, is_put));
-    if (local.size() == 0) break;
-    bool look_again = false;
-    HMC_ASSIGN(route, usable_route(lock, *mine, *theirs, look_again));
-    if (!look_again) break;
+  HMC_TRY(usable());
+  HMC_TRY(check_open(*mine->exposure, is_put));
+  HMC_TRY(check_remote(*theirs->peer, *theirs->record, is_put));
+  if (local.size() != 0) {
+    HMC_ASSIGN(route, prepared_route(*mine, *theirs));
   }
   if (is_put && route != nullptr && put_short(*route, local, remote, notify)) return done_work();
   const bool pays_credit = notify.cost() != 0;
@@ -90,6 +76,7 @@ Result<std::shared_ptr<WorkState>> ContextImpl::transfer(bool is_put, const Conn
                                                    options.complete, std::move(notify));
   work->start_after(std::move(after));
   work->use_route(route);
+  if (local.size() != 0 && route == nullptr) work->prepare();
   return post_work(work, pays_credit);
 }
 
@@ -121,25 +108,17 @@ Result<std::shared_ptr<WorkState>> ContextImpl::post_work(const std::shared_ptr<
   return std::shared_ptr<WorkState>(work);
 }
 
-// Held by its own references: the Work lets go of its buffers when it is cancelled meanwhile.
-void ContextImpl::find_another_way(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
-                                   const std::shared_ptr<RemoteBufferState>& remote,
-                                   const std::shared_ptr<BlockBatchState>& batch) {
-  count("operations.moved", 1);
-  mover_.run([context = shared_from_this(), this, work, local, remote, batch] {
-    auto lock = engine_->lock();
-    Status found;
-    bool look_again = true;
-    while (found.ok() && look_again) {
-      found = usable();
-      if (found.ok()) found = work->peer().failure();
-      look_again = false;
-      if (found.ok())
-        found = batch ? resolve_batch(lock, *batch, work->is_put()) : usable_route(lock, *local, *remote, look_again).status();
-    }
-    work->moved(std::move(found));
-    if (work->peer().carries()) needs_pump(work->peer());
-  });
+void ContextImpl::prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
+                          const std::shared_ptr<RemoteBufferState>& remote) {
+  std::make_shared<Preparation>(local, remote, [work](Status status) { work->prepared(std::move(status)); })->start();
+}
+
+void ContextImpl::prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BlockBatchState>& batch) {
+  const BlockBatchState::Pair* missing = nullptr;
+  Status resolved = resolve_batch(*batch, missing);
+  if (missing == nullptr) return work->prepared(std::move(resolved));
+  const auto next = [this, work, batch](Status status) { status.ok() ? prepare(work, batch) : work->prepared(std::move(status)); };
+  std::make_shared<Preparation>(missing->local, missing->remote, next)->start();
 }
 
 Result<std::shared_ptr<WorkState>> ContextImpl::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,

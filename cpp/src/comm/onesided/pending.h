@@ -16,6 +16,7 @@ class PendingOp {
   enum class Outcome : std::uint8_t {
     posted,     // nothing left to do here (also when it failed: it has told its owner)
     blocked,    // no room now
+    waits,      // for an event that has the queue posted again
     no_credit,  // the peer must consume payload notifications first
   };
   virtual ~PendingOp() = default;

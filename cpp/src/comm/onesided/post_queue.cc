@@ -102,7 +102,8 @@ bool PostQueue::post(bool& blocked) {
       credit_wait_.push_back(op);
     } else {
       pending_.push_front(op);
-      blocked = true;
+      blocked = outcome == PendingOp::Outcome::blocked;
+      break;
     }
   }
   return moved;

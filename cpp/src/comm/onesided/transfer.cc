@@ -110,7 +110,7 @@ PendingOp::Outcome TransferWork::post() {
     finish(status);
     return Outcome::posted;
   }
-  if (blocked) return Outcome::blocked;
+  if (blocked) return preparing_ ? Outcome::waits : Outcome::blocked;
   if (bytes_ == 0) finish({});
   return Outcome::posted;
 }
@@ -120,10 +120,10 @@ Status TransferWork::post_single(bool& blocked) {
   if (!remote_->record->alive.load(std::memory_order_relaxed)) return remote_->record->dead;
   Route* known = std::exchange(known_route_, nullptr);
   if (known == nullptr) {
+    if (!preparation_error_.ok()) return preparation_error_;
     const auto found = peer_->routes().find(*local_, *remote_);
     if (!found.ok()) {
-      blocked = found.status().code() == Code::would_block;
-      return blocked ? Status() : found.status();
+      return found.status().code() == Code::would_block ? move(blocked) : found.status();
     }
     known = *found;
   }
@@ -246,16 +246,24 @@ void TransferWork::spend_attached(EndpointSlot& slot) {
 
 // Blocked until the buffers are known to the connection that takes over.
 Status TransferWork::move(bool& blocked) {
-  if (!move_error_.ok()) return move_error_;
+  if (!preparation_error_.ok()) return preparation_error_;
   blocked = true;
-  if (!std::exchange(moving_, true))
-    peer_->impl().find_another_way(std::static_pointer_cast<TransferWork>(shared_from_this()), local_, remote_, batch_);
+  if (preparing_) return {};
+  peer_->impl().count("operations.moved", 1);
+  prepare();
   return {};
 }
 
-void TransferWork::moved(Status status) {
-  moving_ = false;
-  move_error_ = std::move(status);
+void TransferWork::prepare() {
+  preparing_ = true;
+  const auto self = std::static_pointer_cast<TransferWork>(shared_from_this());
+  batch_ ? peer_->impl().prepare(self, batch_) : peer_->impl().prepare(self, local_, remote_);
+}
+
+void TransferWork::prepared(Status status) {
+  preparing_ = false;
+  preparation_error_ = std::move(status);
+  if (peer_->carries()) peer_->impl().needs_pump(*peer_);
 }
 
 bool TransferWork::decide() {

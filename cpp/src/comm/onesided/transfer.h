@@ -56,7 +56,6 @@ class TransferWork final : public WorkState, public PendingOp {
 
   [[nodiscard]] PeerImpl& peer() noexcept { return *peer_; }
   [[nodiscard]] bool is_put() const noexcept { return is_put_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
   // Counts itself on the buffers and takes its place among the peer's operations.
   void begin();
@@ -77,9 +76,11 @@ class TransferWork final : public WorkState, public PendingOp {
   // Once posted: would it stand still if nobody polled?
   [[nodiscard]] bool needs_polling() const noexcept { return slot_ == nullptr || !slot_->transport().capabilities.rings; }
   [[nodiscard]] const Status& post_error() const noexcept { return post_error_; }
+  // Prepares the way that it lacks (first use of two buffers); it is posted after that, and other operations behind it.
+  void prepare();
+  // What it lacked is there, or is not to be had.
+  void prepared(Status status);
   // ---- its connection failed ----
-  // It was not posted: the regions of another one are there, or are not to be had.
-  void moved(Status status);
   // The peer is known to live. True: it ended here, where only the peer's silence had failed it.
   bool decide();
 
@@ -129,9 +130,9 @@ class TransferWork final : public WorkState, public PendingOp {
   Route* known_route_ = nullptr;
   std::vector<Part> parts_;
   std::shared_ptr<const std::vector<BlockBatchState::Group>> groups_;  // of parts_
-  bool moving_ = false;                                                // a way by another connection is being prepared
+  bool preparing_ = false;                                             // what it lacks to be posted
   bool undecided_ = false;                                             // over, but for whether its peer is lost
-  Status move_error_;
+  Status preparation_error_;
   std::size_t open_parts_ = 0;
   Status failure_;  // first of the parts
   Status post_error_;

@@ -85,7 +85,7 @@ Result<Route*> PeerRoutes::find(const Device& local, const Device& remote, Trans
   for (const auto& route : routes_) {
     if (route->path.source == local && route->path.target == remote && route->without == refused) return route.get();
   }
-  if (peer_.phase() != PeerPhase::ready) {
+  if (!peer_.carries()) {
     if (!peer_.failure().ok()) return peer_.failure();
     return Status(Code::would_block, peer_.describe() + " is not ready");
   }

@@ -38,7 +38,7 @@ class PeerRoutes {
   std::vector<Candidate> rank(const Device& local, const Device& remote, TransportSet refused, std::vector<std::string>& rejected,
                               std::vector<Candidate>* resting = nullptr);
 
-  // ---- ready only ----
+  // ---- ready, or closing: operations that were posted before are sent ----
   // The best without `refused`. Errors: unsupported with every candidate's reason; would_block: it is being made; ask again when
   // epoch() has changed.
   Result<Route*> find(const Device& local, const Device& remote, TransportSet refused);

@@ -38,7 +38,7 @@ void Closing::begin(const Status& reason) {
   peer_.enter(PeerPhase::closed, reason);
   peer_.routes().changed();
   context.peer_ended(peer_);
-  peer_.imports().end_requests(reason);
+  peer_.imports().end_requests(reason, true);
   peer_.notify_slot()->end(reason);
   context.notify_table().wake_waiters();
   peer_.posts().abandon_unsent(reason);
@@ -114,7 +114,7 @@ void Closing::end(const Status& why, PeerPhase phase) {
   peer_.connections().stop_retries();
   context.peer_ended(peer_);
   peer_.posts().abandon(reason);
-  peer_.imports().end_requests(reason);
+  peer_.imports().end_requests(reason, false);
   peer_.liveness().end();
   peer_.notify_slot()->end(reason);
   context.notify_table().wake_waiters();
