@@ -5,6 +5,7 @@
 
 #include "collective/execute.h"
 #include "comm/messages/messenger.h"
+#include "comm/session/rank_scopes.h"
 
 namespace hmc {
 namespace {
@@ -51,8 +52,8 @@ void Group::join() {
   owners.reserve(ranks_.size());
   for (const auto& rank : ranks_) owners.push_back(rank.peer);
   const auto lock = engine()->lock();
-  context().add_scope(scope_, owners);
-  context().add_scope(collective_scope(), std::move(owners));
+  context().scopes().add(scope_, owners);
+  context().scopes().add(collective_scope(), std::move(owners));
   if (scope_ == world_scope) {
     for (const auto& [peer, owned] : owners_.all())
       ranks_[owned.first].peer->set_job_ranks(name_ranks(*this, peer, owned.count) + " of the job");

@@ -5,6 +5,7 @@
 
 #include "collective/bootstrap.h"
 #include "collective/group.h"
+#include "comm/session/group_events.h"
 
 namespace hmc {
 namespace {
@@ -15,9 +16,9 @@ constexpr std::size_t max_told = 65536;  // groups that can break in the life of
 
 void World::attach(const std::shared_ptr<World>& world) {
   const auto lock = world->engine_->lock();
-  world->context_.set_control_handler(
+  world->context_.group_events().set_message_handler(
       [world](PeerState& peer, MessageType type, ByteSpan payload) { world->on_control(peer, type, payload); });
-  world->context_.on_peer_gone([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
+  world->context_.group_events().watch_peers([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
 }
 
 void World::set_processes(std::vector<Process> processes) {

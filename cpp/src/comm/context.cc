@@ -32,9 +32,8 @@ ContextImpl::ContextImpl(ContextOptions options)
     : options_(std::move(options)),
       fork_epoch_(fork_epoch()),
       notify_([this](std::uint32_t scope, std::uint32_t rank, const NotifySlot& slot) {
-        const auto found = scopes_.find(scope);
-        if (found == scopes_.end() || rank >= found->second.size() || !found->second[rank]) return false;
-        return static_cast<PeerImpl&>(*found->second[rank]).notify_slot().get() == &slot;
+        PeerState* const owner = scopes_.owner(scope, rank);
+        return owner != nullptr && static_cast<PeerImpl*>(owner)->notify_slot().get() == &slot;
       }) {}
 
 ContextImpl::~ContextImpl() = default;
@@ -100,14 +99,14 @@ const std::shared_ptr<WorkState>& ContextState::done_work() {
 }
 
 bool ContextImpl::poll() {
-  bool moved = run_tossed();
+  bool moved = tasks_.run();
   if (to_pump_.empty()) return moved;
   for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
   return moved;
 }
 
 bool ContextImpl::arm() { return !busy(); }
-bool ContextImpl::busy() const { return !to_pump_.empty() || has_tossed_.load(); }
+bool ContextImpl::busy() const { return !to_pump_.empty() || tasks_.pending(); }
 
 // Peers stay in peers_ or ending_ until they are gone, and forget() strikes them from this list.
 void ContextImpl::needs_pump(PeerImpl& peer) {
@@ -118,27 +117,7 @@ void ContextImpl::needs_pump(PeerImpl& peer) {
 
 void ContextImpl::toss(std::function<void()> task) {
   if (fork_epoch_ != fork_epoch()) return;
-  bool first = false;
-  {
-    const std::scoped_lock lock(toss_mutex_);
-    if (shut_down_.load()) return;
-    first = tossed_.empty();
-    tossed_.push_back(std::move(task));
-    has_tossed_.store(true);
-  }
-  if (first) engine_->wake();
-}
-
-bool ContextImpl::run_tossed() {
-  if (!has_tossed_.load(std::memory_order_relaxed)) return false;
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::scoped_lock lock(toss_mutex_);
-    tasks.swap(tossed_);
-    has_tossed_.store(false);
-  }
-  for (auto& task : tasks) task();
-  return !tasks.empty();
+  if (tasks_.add(std::move(task))) engine_->wake();
 }
 
 bool ContextImpl::progress() {
@@ -181,7 +160,7 @@ std::map<std::string, std::uint64_t> ContextImpl::counters() {
 Status ContextImpl::close(Deadline deadline, bool force) {
   if (fork_epoch_ != fork_epoch()) return forked_status();
   const std::scoped_lock closing(closing_mutex_);
-  if (shut_down_.load()) return {};
+  if (tasks_.stopped()) return {};
   closed_.store(true);
   std::string lost;
   if (engine_) {
@@ -240,13 +219,11 @@ void ContextImpl::shut_down() {
       ending_.clear();
       peers_.clear();
       scopes_.clear();
-      control_handler_ = nullptr;
-      gone_watchers_.clear();
-      held_control_.clear();
-      run_tossed();
+      group_events_.end();
+      tasks_.run();
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.
       for (int round = 0; round < 3; ++round) engine_->poll_once();
-      native_links_.clear();
+      native_links_.end_all();
       exposures = exports_.close_all();
       if (polled_) engine_->remove(*this);
       for (const auto& slot : transports_) {
@@ -263,12 +240,7 @@ void ContextImpl::shut_down() {
     const std::scoped_lock lock(kept_mutex);
     kept.insert(kept.end(), held.begin(), held.end());
   }
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::scoped_lock lock(toss_mutex_);
-    shut_down_.store(true);
-    tasks.swap(tossed_);
-  }
+  const auto discarded = tasks_.stop();
 }
 
 }  // namespace hmc

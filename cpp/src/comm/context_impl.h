@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -11,18 +10,21 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/pollable.h"
+#include "comm/api/native_links.h"
 #include "comm/buffers/exports.h"
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
 #include "comm/onesided/notify.h"
 #include "comm/peer_impl.h"
 #include "comm/routing/filter.h"
+#include "comm/session/deferred_tasks.h"
+#include "comm/session/group_events.h"
 #include "comm/session/joins.h"
+#include "comm/session/rank_scopes.h"
 #include "progress/worker.h"
 
 namespace hmc {
@@ -54,12 +56,9 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] NotifyTable& notify_table() noexcept override { return notify_; }
   [[nodiscard]] const std::shared_ptr<PeerState>& self() noexcept override { return self_; }
   std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) override;
-  void add_scope(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) override;
+  [[nodiscard]] RankScopes& scopes() noexcept override { return scopes_; }
   void remove_scope(std::uint32_t scope) override;
-  [[nodiscard]] bool scope_has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept override;
-  [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank) const override;
-  void set_control_handler(ControlHandler handler) override;
-  void on_peer_gone(std::function<void(PeerState& peer, const Status& reason)> watcher) override;
+  [[nodiscard]] GroupEvents& group_events() noexcept override { return group_events_; }
   void count(std::string_view counter, std::uint64_t n) override;
 
   Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
@@ -95,14 +94,12 @@ class ContextImpl final : public ContextState, private Pollable {
   Result<Path> path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
   Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
   void leave(const std::shared_ptr<PeerImpl>& peer);
-  Result<std::vector<NativeFields>> native(const ConnBuffer& buffer, std::string_view transport);
-  Result<std::shared_ptr<NativeState>> connect_native(std::string_view transport, const NativeFields& peer);
   std::map<std::string, std::uint64_t> counters();
   bool progress();
   // Timeout: a peer may still access memory of this process, and the Context lives on (not with `force`); or something was lost.
   Status close(Deadline deadline, bool force = false);
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  [[nodiscard]] bool is_shut_down() const noexcept { return shut_down_.load(); }
+  [[nodiscard]] bool is_shut_down() const noexcept { return tasks_.stopped(); }
   // Runs `task` soon under the engine lock; from destructors: any thread, lock held or not. Once the Context is shut down the task
   // is destroyed instead.
   void toss(std::function<void()> task);
@@ -111,6 +108,7 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Joins& joins() noexcept { return joins_; }
   [[nodiscard]] Exports& exports() noexcept { return exports_; }
   [[nodiscard]] Regions& regions() noexcept { return regions_; }
+  [[nodiscard]] NativeLinks& native_links() noexcept { return native_links_; }
   [[nodiscard]] const std::map<ContextId, std::shared_ptr<PeerImpl>>& peers() const noexcept { return peers_; }
   [[nodiscard]] std::vector<std::unique_ptr<TransportSlot>>& transports() noexcept { return transports_; }
   [[nodiscard]] TransportSlot* find_transport(std::string_view name) noexcept;
@@ -122,14 +120,12 @@ class ContextImpl final : public ContextState, private Pollable {
   void peer_ended(PeerImpl& peer);  // at once: it is no longer found
   void peer_torn_down(PeerImpl& peer, const Status& reason);
   void forget(PeerImpl& peer);  // gone for good
-  void deliver_control(PeerImpl& peer, MessageType type, ByteSpan payload);
   void needs_pump(PeerImpl& peer);
   // Prepares what `work` requires to be posted: between the two buffers, or for the batch. Its prepared() has the outcome.
   void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
                const std::shared_ptr<RemoteBufferState>& remote);
   void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BlockBatchState>& batch);
   [[nodiscard]] Worker& mover() noexcept { return mover_; }
-  void end_native(std::uint64_t id) { native_links_.erase(id); }
 
  private:
   bool poll() override;
@@ -140,9 +136,7 @@ class ContextImpl final : public ContextState, private Pollable {
   Status start_locked();
   void shut_down();
   void end_waits(const Status& reason);
-  bool run_tossed();
 
-  Result<Transport*> usable_transport(std::string_view name);
   // Waits until the route between two devices is there (lock not held).
   Result<Route*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused, Deadline deadline);
 
@@ -164,7 +158,6 @@ class ContextImpl final : public ContextState, private Pollable {
   const std::uint32_t fork_epoch_;
   std::shared_ptr<Engine> engine_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> shut_down_{false};
   bool polled_ = false;       // added to the engine
   std::mutex closing_mutex_;  // one thread closes, others wait for it
 
@@ -182,24 +175,14 @@ class ContextImpl final : public ContextState, private Pollable {
   Exports exports_{*this};
   Regions regions_{*this};
 
-  std::unordered_map<std::uint64_t, std::unique_ptr<NativeLink>> native_links_;
-  std::uint64_t last_native_ = 0;
+  NativeLinks native_links_{*this};
 
-  std::unordered_map<std::uint32_t, std::vector<std::shared_ptr<PeerState>>> scopes_;
-  ControlHandler control_handler_;
-  struct HeldControl {
-    std::weak_ptr<PeerState> peer;
-    MessageType type;
-    Bytes payload;
-  };
-  std::deque<HeldControl> held_control_;  // came before the collective layer set its handler
-  std::vector<std::function<void(PeerState&, const Status&)>> gone_watchers_;
+  RankScopes scopes_;
+  GroupEvents group_events_;
   std::map<std::string, std::uint64_t, std::less<>> counters_;
 
   std::vector<PeerImpl*> to_pump_;
-  std::mutex toss_mutex_;
-  std::vector<std::function<void()>> tossed_;
-  std::atomic<bool> has_tossed_{false};
+  DeferredTasks tasks_;
   Worker mover_;  // for Preparation; not the worker of the regions, since a preparation may wait for a region to give way
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,7 +17,9 @@
 
 namespace hmc {
 
+class GroupEvents;  // comm/session/group_events.h
 class NotifyTable;  // comm/onesided/notify.h
+class RankScopes;   // comm/session/rank_scopes.h
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
  public:
@@ -37,17 +38,11 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // The peer with that id, made idle if unknown: it connects to one of `addresses` at first use, or is met when it connects to us
   // (simultaneous connects between two Contexts end in one Peer).
   virtual std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) = 0;
-  // Ranks of a Communicator: which peer owns which rank of `scope`. Signals that claim another's rank are never matched.
-  virtual void add_scope(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) = 0;
+  // Ranks of Communicators.
+  [[nodiscard]] virtual RankScopes& scopes() noexcept = 0;
+  // The scope with its unread notifications and messages.
   virtual void remove_scope(std::uint32_t scope) = 0;
-  [[nodiscard]] virtual bool scope_has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept = 0;
-  // ok while another rank of the scope than `rank` may still send to it, or there never was one. Else why the last one ended.
-  [[nodiscard]] virtual Status senders_left(std::uint32_t scope, std::uint32_t rank) const = 0;
-  // Messages 200..255, for the collective layer.
-  using ControlHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload)>;
-  virtual void set_control_handler(ControlHandler handler) = 0;
-  // Called when a peer is lost or closed, after its operations ended.
-  virtual void on_peer_gone(std::function<void(PeerState& peer, const Status& reason)> watcher) = 0;
+  [[nodiscard]] virtual GroupEvents& group_events() noexcept = 0;
   virtual void count(std::string_view counter, std::uint64_t n) = 0;
 
   // Peers with pending fences: collectives wait for those of their ranks.

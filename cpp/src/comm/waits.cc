@@ -99,7 +99,7 @@ class NotificationsWait final : public ResultWork<std::vector<Notification>>, pr
   }
   void fail(const Status& reason) override { complete(reason); }
   [[nodiscard]] Status over() const override {
-    return slot_ ? NotifyTable::ended(*slot_) : context_.senders_left(envelope_.scope, envelope_.dst);
+    return slot_ ? NotifyTable::ended(*slot_) : context_.scopes().senders_left(envelope_.scope, envelope_.dst);
   }
   void leave() noexcept override { table_.remove_taker(*this); }
   void expire() override { end({}); }  // an empty list

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "comm/context_state.h"
+#include "comm/session/group_events.h"
+#include "comm/session/rank_scopes.h"
 #include "support.h"
 
 namespace hmc {
@@ -215,11 +217,11 @@ TEST(Peers, ScopesTellWhoseRankItIs) {
   const auto ba = *b.accept(soon());
   {
     const auto lock = b.state()->engine()->lock();
-    b.state()->add_scope(5, {ba.state(), b.state()->self()});
-    EXPECT_TRUE(b.state()->scope_has(5, 0, *ba.state()));
-    EXPECT_FALSE(b.state()->scope_has(5, 1, *ba.state()));
-    EXPECT_FALSE(b.state()->scope_has(5, 2, *ba.state()));
-    EXPECT_FALSE(b.state()->scope_has(6, 0, *ba.state()));
+    b.state()->scopes().add(5, {ba.state(), b.state()->self()});
+    EXPECT_TRUE(b.state()->scopes().has(5, 0, *ba.state()));
+    EXPECT_FALSE(b.state()->scopes().has(5, 1, *ba.state()));
+    EXPECT_FALSE(b.state()->scopes().has(5, 2, *ba.state()));
+    EXPECT_FALSE(b.state()->scopes().has(6, 0, *ba.state()));
   }
   const auto payload = pattern(5, 1);
   HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 1, 1}, soon()));  // claims b's own rank
@@ -246,7 +248,7 @@ TEST(Peers, ControlMessagesWaitForTheirHandler) {
   std::vector<std::pair<int, std::size_t>> seen;
   {
     const auto lock = b.state()->engine()->lock();
-    b.state()->set_control_handler([&](PeerState& peer, MessageType type, ByteSpan payload) {
+    b.state()->group_events().set_message_handler([&](PeerState& peer, MessageType type, ByteSpan payload) {
       EXPECT_EQ(&peer, ba.state().get());
       seen.emplace_back(type, payload.size());
     });
@@ -254,7 +256,7 @@ TEST(Peers, ControlMessagesWaitForTheirHandler) {
   EXPECT_TRUE(b.state()->engine()->drive(soon(), [&] { return seen.size() == 2; }));
   EXPECT_EQ(seen, (std::vector<std::pair<int, std::size_t>>{{200, 10}, {255, 20}}));
   const auto lock = b.state()->engine()->lock();
-  b.state()->set_control_handler(nullptr);
+  b.state()->group_events().set_message_handler(nullptr);
 }
 
 TEST(Peers, ManualProgress) {

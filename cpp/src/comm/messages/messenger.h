@@ -28,7 +28,7 @@ class Messenger {
   // ---- engine lock NOT held (they take it) ----
   // Sends wait for the fences of the peer that are pending when they are posted.
   virtual Result<std::shared_ptr<WorkState>> isend(const Target& to, std::int64_t tag, const MemoryView& view) = 0;
-  // From any source of a scope: checked against ContextState::scope_has.
+  // From any source of a scope: checked against RankScopes.
   virtual Result<std::shared_ptr<WorkState>> irecv(const Target& from, std::int64_t tag, const MemoryView& view) = 0;
   // Blocking forms: the hot path for small messages allocates nothing. A timed-out send or recv is cancelled where that is still
   // possible; the message says whether it was (so that nothing lands in the caller's memory after a timeout that says so).

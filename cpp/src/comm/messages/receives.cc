@@ -6,6 +6,7 @@
 #include "comm/context_state.h"
 #include "comm/messages/messenger_impl.h"
 #include "comm/onesided/transfer.h"
+#include "comm/session/rank_scopes.h"
 #include "device/runtime.h"
 
 namespace hmc::messaging {
@@ -26,7 +27,7 @@ Status copy_in(const MemoryView& view, ByteSpan payload) {
 
 Receives::Receives(MessengerImpl& messenger, ContextState& context, Lanes& lanes, Rendezvous& rendezvous)
     : messenger_(messenger), context_(context), lanes_(lanes), rendezvous_(rendezvous), matcher_([this](const Address& from) {
-        return from.envelope.scope == 0 || context_.scope_has(from.envelope.scope, from.envelope.src, *from.peer);
+        return from.envelope.scope == 0 || context_.scopes().has(from.envelope.scope, from.envelope.src, *from.peer);
       }) {}
 
 Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64_t tag, const MemoryView& view) {
@@ -42,7 +43,7 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
     return peer->failure().with_context(Operation::describe(false, from, tag, view.bytes));
   if (message == nullptr) {
     if (peer == nullptr && departures_ != 0) {
-      if (Status nobody = context_.senders_left(envelope.scope, envelope.dst); !nobody.ok()) return nobody;
+      if (Status nobody = context_.scopes().senders_left(envelope.scope, envelope.dst); !nobody.ok()) return nobody;
     }
     receive->accepted();
     receive->posted = matcher_.post(wanted, tag, receive);

@@ -2,6 +2,7 @@
 // receives that nobody will send to.
 #include "comm/context_state.h"
 #include "comm/messages/receives.h"
+#include "comm/session/rank_scopes.h"
 
 namespace hmc::messaging {
 
@@ -57,7 +58,7 @@ void Receives::end_receives_from_nobody() {
   Status reason;
   const auto ended = matcher_.posted().take_if([&](const Address& wanted, const auto&) {
     if (!wanted.any()) return false;
-    const Status left = context_.senders_left(wanted.envelope.scope, wanted.envelope.dst);
+    const Status left = context_.scopes().senders_left(wanted.envelope.scope, wanted.envelope.dst);
     if (!left.ok()) reason = left;
     return !left.ok();
   });

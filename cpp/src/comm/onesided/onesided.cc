@@ -208,7 +208,7 @@ Result<std::vector<Notification>> ContextImpl::notifications(const std::shared_p
     }
     HMC_TRY(usable());
     if (slot != nullptr) HMC_TRY(NotifyTable::ended(*slot));
-    if (slot == nullptr) HMC_TRY(senders_left(envelope.scope, envelope.dst));
+    if (slot == nullptr) HMC_TRY(scopes_.senders_left(envelope.scope, envelope.dst));
     if (over) return taken;
     waiter.ready.store(0);
     notify_.add_waiter(waiter);

@@ -4,11 +4,6 @@
 #include "comm/context_impl.h"
 
 namespace hmc {
-namespace {
-
-constexpr std::size_t max_held_control = 4096;
-
-}  // namespace
 
 std::shared_ptr<PeerImpl> ContextImpl::new_peer(const ContextId& id, bool self) {
   auto peer = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(shared_from_this()), next_session_++, self);
@@ -53,7 +48,7 @@ void ContextImpl::peer_ended(PeerImpl& peer) {
 
 void ContextImpl::peer_torn_down(PeerImpl& peer, const Status& reason) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
-  for (const auto& watcher : std::vector(gone_watchers_)) watcher(peer, reason);
+  group_events_.peer_gone(peer, reason);
   if (options_.on_left && peer.handshake().joined() && !closed()) {
     const Status outcome = reason.code() == Code::closed ? Status() : reason;
     engine_->dispatch([callback = options_.on_left, shared, outcome] { callback(Peer(shared), outcome); });
@@ -109,58 +104,11 @@ void ContextImpl::leave(const std::shared_ptr<PeerImpl>& peer) {
   engine_->kick();
 }
 
-void ContextImpl::add_scope(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) {
-  scopes_[scope] = std::move(owner_by_rank);
-}
-
 void ContextImpl::remove_scope(std::uint32_t scope) {
-  scopes_.erase(scope);
+  scopes_.remove(scope);
   notify_.drop_scope(scope);
   messenger_->drop_scope(scope);
   engine_->wake_waiters();
-}
-
-bool ContextImpl::scope_has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept {
-  const auto found = scopes_.find(scope);
-  return found != scopes_.end() && rank < found->second.size() && found->second[rank].get() == &peer;
-}
-
-Status ContextImpl::senders_left(std::uint32_t scope, std::uint32_t rank) const {
-  Status last;
-  const auto found = scopes_.find(scope);
-  if (found == scopes_.end()) return last;
-  for (std::uint32_t r = 0; r < found->second.size(); ++r) {
-    const PeerState& peer = *found->second[r];
-    if (r == rank) continue;
-    if (peer.phase() != PeerPhase::lost && peer.phase() != PeerPhase::closed) return {};
-    if (last.ok() || last.code() == Code::closed) last = peer.failure();
-  }
-  return last.with_context("no other rank is left to send");
-}
-
-void ContextImpl::set_control_handler(ControlHandler handler) {
-  control_handler_ = std::move(handler);
-  if (!control_handler_) return;
-  for (const auto& held : std::exchange(held_control_, {})) {
-    if (const auto peer = held.peer.lock(); peer && control_handler_) control_handler_(*peer, held.type, held.payload);
-  }
-}
-
-void ContextImpl::deliver_control(PeerImpl& peer, MessageType type, ByteSpan payload) {
-  if (control_handler_) {
-    control_handler_(peer, type, payload);
-    engine_->wake_waiters();
-    return;
-  }
-  if (held_control_.size() >= max_held_control) {
-    peer.fail(Status(Code::protocol, peer.describe() + " sends group messages, and no group was formed here"));
-    return;
-  }
-  held_control_.push_back({peer.shared_from_this(), type, Bytes(payload.begin(), payload.end())});
-}
-
-void ContextImpl::on_peer_gone(std::function<void(PeerState&, const Status&)> watcher) {
-  gone_watchers_.push_back(std::move(watcher));
 }
 
 }  // namespace hmc

@@ -21,10 +21,10 @@ void PeerInput::on_message(MessageType type, ByteSpan payload, std::vector<Uniqu
   }
   if (!peer_.handshake().greeted()) return peer_.broken("a message before its hello");
   if (type >= 200) {
-    peer_.impl().deliver_control(peer_, type, payload);
-    return;
+    peer_.impl().group_events().deliver(peer_, type, payload);
+  } else {
+    dispatch(type, payload, std::move(fds));
   }
-  dispatch(type, payload, std::move(fds));
   peer_.impl().engine()->wake_waiters();
 }
 

@@ -1,0 +1,41 @@
+// GroupEvents: what the collective layer receives from a Context: control messages 200..255 and ended peers. Owned by ContextImpl.
+// Engine lock held.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/peer_state.h"
+
+namespace hmc {
+
+class GroupEvents {
+ public:
+  using MessageHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload)>;
+  using PeerWatcher = std::function<void(PeerState& peer, const Status& reason)>;
+
+  // Receives the held messages immediately. Null: messages are held again.
+  void set_message_handler(MessageHandler handler);
+  // Called when a peer is lost or closed, after its operations ended.
+  void watch_peers(PeerWatcher watcher);
+
+  // A peer that sends more messages than are held without a handler fails.
+  void deliver(PeerState& peer, MessageType type, ByteSpan payload);
+  void peer_gone(PeerState& peer, const Status& reason) const;
+  void end();
+
+ private:
+  struct HeldMessage {
+    std::weak_ptr<PeerState> peer;
+    MessageType type;
+    Bytes payload;
+  };
+
+  MessageHandler handler_;
+  std::deque<HeldMessage> held_;  // came before the handler was set
+  std::vector<PeerWatcher> watchers_;
+};
+
+}  // namespace hmc
