@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "base/env.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -99,21 +97,12 @@ const std::shared_ptr<WorkState>& ContextState::done_work() {
 }
 
 bool ContextImpl::poll() {
-  bool moved = tasks_.run();
-  if (to_pump_.empty()) return moved;
-  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
-  return moved;
+  const bool ran = tasks_.run();
+  return peers_.pump() || ran;
 }
 
 bool ContextImpl::arm() { return !busy(); }
-bool ContextImpl::busy() const { return !to_pump_.empty() || tasks_.pending(); }
-
-// Peers stay in peers_ or ending_ until they are gone, and forget() strikes them from this list.
-void ContextImpl::needs_pump(PeerImpl& peer) {
-  if (std::find(to_pump_.begin(), to_pump_.end(), &peer) != to_pump_.end()) return;
-  to_pump_.push_back(&peer);
-  engine_->kick();
-}
+bool ContextImpl::busy() const { return peers_.to_pump() || tasks_.pending(); }
 
 void ContextImpl::toss(std::function<void()> task) {
   if (fork_epoch_ != fork_epoch()) return;
@@ -169,17 +158,17 @@ Status ContextImpl::close(Deadline deadline, bool force) {
       const auto lock = engine_->lock();
       published = exports_.unpublish_all();
       if (messenger_) messenger_->on_context_closing(closed_status());
-      for (const auto& [id, peer] : std::map(peers_)) peer->closing().leave();
+      for (const auto& [id, peer] : std::map(peers_.by_id())) peer->closing().leave();
       if (self_) static_cast<PeerImpl&>(*self_).closing().leave();
       joins_.end();
       end_waits(closed_status());
       engine_->wake_waiters();
     }
     published.clear();
-    engine_->drive(deadline, [this] { return ending_.empty() && peers_.empty(); });
+    engine_->drive(deadline, [this] { return peers_.empty(); });
     const auto lock = engine_->lock();
     bool held = false;
-    for (const auto& peer : ending_) {
+    for (const auto& peer : peers_.ending()) {
       const std::string what = peer->closing().unfinished();
       if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
       held = held || peer->link().holds();
@@ -207,7 +196,7 @@ void ContextImpl::shut_down() {
   if (engine_) {
     {
       const auto lock = engine_->lock();
-      for (const auto& peer : std::vector(ending_)) {
+      for (const auto& peer : std::vector(peers_.ending())) {
         peer->closing().tear_down_now(held);
         peers.push_back(peer);
       }
@@ -216,7 +205,6 @@ void ContextImpl::shut_down() {
         peers.push_back(std::static_pointer_cast<PeerImpl>(self_));
       }
       if (messenger_) messenger_->on_context_over(closed_status());
-      ending_.clear();
       peers_.clear();
       scopes_.clear();
       group_events_.end();

@@ -24,6 +24,7 @@
 #include "comm/session/deferred_tasks.h"
 #include "comm/session/group_events.h"
 #include "comm/session/joins.h"
+#include "comm/session/peer_table.h"
 #include "comm/session/rank_scopes.h"
 #include "progress/worker.h"
 
@@ -85,7 +86,6 @@ class ContextImpl final : public ContextState, private Pollable {
                                                std::span<const Descriptor> descriptors, Deadline deadline) override;
 
   // ---- public handles' side, lock not held ----
-  std::vector<std::shared_ptr<PeerImpl>> connected_peers();
   Result<RemoteBuffer> lookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline);
   // As Works that deliver a RemoteBuffer.
   Result<std::shared_ptr<WorkState>> ilookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline);
@@ -109,18 +109,12 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Exports& exports() noexcept { return exports_; }
   [[nodiscard]] Regions& regions() noexcept { return regions_; }
   [[nodiscard]] NativeLinks& native_links() noexcept { return native_links_; }
-  [[nodiscard]] const std::map<ContextId, std::shared_ptr<PeerImpl>>& peers() const noexcept { return peers_; }
+  [[nodiscard]] PeerTable& peers() noexcept { return peers_; }
   [[nodiscard]] std::vector<std::unique_ptr<TransportSlot>>& transports() noexcept { return transports_; }
   [[nodiscard]] TransportSlot* find_transport(std::string_view name) noexcept;
-  std::shared_ptr<PeerImpl> new_peer(const ContextId& id, bool self);
   // self() for users: keeps the Context's object alive, as other peers do.
   std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
-  void peer_ready(PeerImpl& peer, bool connected_to_us);
-  void peer_ended(PeerImpl& peer);  // at once: it is no longer found
-  void peer_torn_down(PeerImpl& peer, const Status& reason);
-  void forget(PeerImpl& peer);  // gone for good
-  void needs_pump(PeerImpl& peer);
   // Prepares what `work` requires to be posted: between the two buffers, or for the batch. Its prepared() has the outcome.
   void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
                const std::shared_ptr<RemoteBufferState>& remote);
@@ -167,9 +161,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::unique_ptr<Messenger> messenger_;
   NotifyTable notify_;
   std::shared_ptr<PeerState> self_;
-  std::map<ContextId, std::shared_ptr<PeerImpl>> peers_;
-  std::vector<std::shared_ptr<PeerImpl>> ending_;  // ended, not torn down
-  std::uint64_t next_session_ = 1;
+  PeerTable peers_{*this};
   std::list<WaitWork*> waits_;  // every unfinished one
 
   Exports exports_{*this};
@@ -181,7 +173,6 @@ class ContextImpl final : public ContextState, private Pollable {
   GroupEvents group_events_;
   std::map<std::string, std::uint64_t, std::less<>> counters_;
 
-  std::vector<PeerImpl*> to_pump_;
   DeferredTasks tasks_;
   Worker mover_;  // for Preparation; not the worker of the regions, since a preparation may wait for a region to give way
 };

@@ -70,8 +70,9 @@ Result<WorkOf<Peer>> Context::iaccept(Deadline deadline) const {
 
 std::vector<Peer> Context::peers() const {
   std::vector<Peer> result;
-  if (!state_) return result;
-  for (auto& peer : impl(state_).connected_peers()) result.emplace_back(std::move(peer));
+  if (!state_ || !state_->usable().ok()) return result;
+  const auto lock = state_->engine()->lock();
+  for (auto& peer : impl(state_).peers().connected()) result.emplace_back(std::move(peer));
   return result;
 }
 

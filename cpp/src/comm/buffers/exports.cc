@@ -161,7 +161,7 @@ Status Exports::publish(std::string_view name, const ConnBuffer& buffer) {
     return Status(Code::invalid_argument, "the name \"" + std::string(name) + "\" is taken; unpublish it first");
   }
   const auto descriptor = descriptor_of(*buffer.state()->exposure).serialise();
-  for (const auto& [id, peer] : std::map(context_.peers())) peer->grants().publish(name, descriptor);
+  for (const auto& [id, peer] : std::map(context_.peers().by_id())) peer->grants().publish(name, descriptor);
   serve_lookups(name, descriptor);
   context_.engine()->kick();
   context_.engine()->wake_waiters();

@@ -88,7 +88,7 @@ bool Regions::evict(const Transport& transport, const Device& device, std::size_
     if (!victim.registration || victim.together < least) return false;
     context_.count("registrations.evicted", 1);
     victim.registration->begin_leaving(victim.region);
-    for (const auto& [id, peer] : context_.peers()) peer->grants().withdraw(*victim.registration, victim.region);
+    for (const auto& [id, peer] : context_.peers().by_id()) peer->grants().withdraw(*victim.registration, victim.region);
     all_routes_changed();  // batches have it among their runs
     context_.engine()->kick();
   }
@@ -138,7 +138,7 @@ Regions::Victim Regions::pick_victim(const Transport& transport, const Device& d
 }
 
 void Regions::all_routes_changed() {
-  for (const auto& [id, peer] : context_.peers()) peer->routes().changed();
+  for (const auto& [id, peer] : context_.peers().by_id()) peer->routes().changed();
   if (context_.self()) static_cast<PeerImpl&>(*context_.self()).routes().changed();
 }
 

@@ -181,7 +181,7 @@ void Connections::on_failed(EndpointSlot& slot, const Status& reason) {
   if (slot.state == EndpointSlot::State::failed) return;
   const auto keep = peer_.shared_from_this();
   failed(slot, reason, true);
-  if (peer_.phase() == PeerPhase::ready) peer_.impl().needs_pump(peer_);
+  if (peer_.phase() == PeerPhase::ready) peer_.impl().peers().pump_soon(peer_);
 }
 
 // The connection is of no use (any more). Operations on it have been completed by the transport.
@@ -205,7 +205,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   if (peer_.closing().in_progress()) {
     peer_.messages().detach(slot);
     if (slot.unflushed || peer_.messages().last_carried_by(slot)) return peer_.fail(peer_.failure());
-    return peer_.impl().needs_pump(peer_);
+    return peer_.impl().peers().pump_soon(peer_);
   }
   if (peer_.phase() == PeerPhase::connecting) {
     if (tell_peer && !peer_.is_self()) send_note(slot, reason);
@@ -253,7 +253,7 @@ void Connections::retry_at(EndpointSlot& slot, Deadline when) {
     if (slot.closing) return retry_at(slot, Deadline::after_seconds(closing_pause_seconds));
     reopen(slot);
     peer_.messages().choose_if_none();
-    if (peer_.phase() == PeerPhase::ready) peer_.impl().needs_pump(peer_);
+    if (peer_.phase() == PeerPhase::ready) peer_.impl().peers().pump_soon(peer_);
   });
 }
 
@@ -289,7 +289,7 @@ void Connections::closed(EndpointSlot& slot) {
     static_cast<void>(peer_.send_control(wire::stopped, encode(stopped)));
   }
   peer_.messages().choose_if_none();
-  if (peer_.phase() == PeerPhase::ready) peer_.impl().needs_pump(peer_);
+  if (peer_.phase() == PeerPhase::ready) peer_.impl().peers().pump_soon(peer_);
 }
 
 void Connections::on_stopped(const wire::Stopped& m) {
@@ -313,7 +313,7 @@ void Connections::on_stopped(const wire::Stopped& m) {
   // The peer lives: what failed for want of its answer failed with the connection.
   peer_.works().decide();
   peer_.messages().resume();
-  if (peer_.phase() == PeerPhase::ready) peer_.impl().needs_pump(peer_);
+  if (peer_.phase() == PeerPhase::ready) peer_.impl().peers().pump_soon(peer_);
 }
 
 // ---- the end ----
@@ -336,7 +336,7 @@ void Connections::operation_done(EndpointSlot& slot) {
   if (peer_.imports().withdrawing()) [[unlikely]]
     peer_.imports().settle_withdrawn();
   const bool waited = !peer_.posts().passable() && peer_.phase() == PeerPhase::ready;
-  if (slot.operations == 0 && (waited || peer_.closing().in_progress())) peer_.impl().needs_pump(peer_);
+  if (slot.operations == 0 && (waited || peer_.closing().in_progress())) peer_.impl().peers().pump_soon(peer_);
 }
 
 }  // namespace hmc

@@ -42,7 +42,7 @@ void MessageConnection::count_received(std::size_t bytes) {
   bytes_ += bytes;
   if (received_ - acknowledged_ < acknowledge_signals && bytes_ < acknowledge_bytes) return;
   acknowledge_ = true;
-  peer_.impl().needs_pump(peer_);
+  peer_.impl().peers().pump_soon(peer_);
 }
 
 bool MessageConnection::pump() {
@@ -136,7 +136,7 @@ void MessageConnection::resume() {
   outbox_.rewind();
   peer_.impl().count("messages.moved", 1);
   log(LogLevel::info, "messages with " + peer_.describe() + " go by " + slot_->transport().name + " now");
-  peer_.impl().needs_pump(peer_);
+  peer_.impl().peers().pump_soon(peer_);
   peer_.impl().engine()->wake_waiters();
 }
 

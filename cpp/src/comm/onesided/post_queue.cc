@@ -27,12 +27,12 @@ class FenceOp final : public PendingOp {
 
 void PostQueue::add(std::shared_ptr<PendingOp> op) {
   pending_.push_back(std::move(op));
-  if (peer_.phase() == PeerPhase::ready) peer_.impl().needs_pump(peer_);
+  if (peer_.phase() == PeerPhase::ready) peer_.impl().peers().pump_soon(peer_);
 }
 
 void PostQueue::add_first(std::shared_ptr<PendingOp> op) {
   pending_.push_front(std::move(op));
-  peer_.impl().needs_pump(peer_);
+  peer_.impl().peers().pump_soon(peer_);
 }
 
 bool PostQueue::remove(const PendingOp* op) {
@@ -42,7 +42,7 @@ bool PostQueue::remove(const PendingOp* op) {
 
 void PostQueue::grant(std::uint64_t total) {
   credit_to_send_ = total;
-  peer_.impl().needs_pump(peer_);
+  peer_.impl().peers().pump_soon(peer_);
 }
 
 bool PostQueue::pump() {
@@ -54,7 +54,7 @@ bool PostQueue::pump() {
   if (post(blocked)) moved = true;
   pumping_ = false;
   const bool owes = peer_.messages().owes() || (credit_to_send_ != 0 && peer_.messages().has_connection());
-  if (peer_.carries() && (owes || blocked)) peer_.impl().needs_pump(peer_);
+  if (peer_.carries() && (owes || blocked)) peer_.impl().peers().pump_soon(peer_);
   peer_.closing().advance();
   return moved;
 }
@@ -121,7 +121,7 @@ bool PostQueue::flushed() {
     const auto on_end = [this, at = slot.get()](const Status& status) {
       flushing_ = false;
       if (!status.ok()) at->unflushed = true;  // its connection is ending
-      if (peer_.carries()) peer_.impl().needs_pump(peer_);
+      if (peer_.carries()) peer_.impl().peers().pump_soon(peer_);
     };
     if (!when_flushed(*slot, on_end)) {
       flushing_ = false;

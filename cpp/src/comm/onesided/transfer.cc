@@ -263,7 +263,7 @@ void TransferWork::prepare() {
 void TransferWork::prepared(Status status) {
   preparing_ = false;
   preparation_error_ = std::move(status);
-  if (peer_->carries()) peer_->impl().needs_pump(*peer_);
+  if (peer_->carries()) peer_->impl().peers().pump_soon(*peer_);
 }
 
 bool TransferWork::decide() {

@@ -37,7 +37,7 @@ void Closing::begin(const Status& reason) {
   ContextImpl& context = peer_.impl();
   peer_.enter(PeerPhase::closed, reason);
   peer_.routes().changed();
-  context.peer_ended(peer_);
+  context.peers().on_ended(peer_);
   peer_.imports().end_requests(reason, true);
   peer_.notify_slot()->end(reason);
   context.notify_table().wake_waiters();
@@ -62,7 +62,7 @@ void Closing::on_bye_ack() {
   if (state_ == State::said) timer_.stop();  // it lives, and ends what it has in flight
 }
 
-void Closing::advance_soon() { peer_.impl().needs_pump(peer_); }
+void Closing::advance_soon() { peer_.impl().peers().pump_soon(peer_); }
 
 void Closing::advance() {
   if (state_ == State::draining) {
@@ -112,7 +112,7 @@ void Closing::end(const Status& why, PeerPhase phase) {
   peer_.routes().changed();
   peer_.messages().end();
   peer_.connections().stop_retries();
-  context.peer_ended(peer_);
+  context.peers().on_ended(peer_);
   peer_.posts().abandon(reason);
   peer_.imports().end_requests(reason, false);
   peer_.liveness().end();
@@ -142,7 +142,7 @@ void Closing::tear_down() {
   peer_.routes().clear();
   // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory.
   peer_.link().end(peer_.phase() == PeerPhase::closed);
-  context.peer_torn_down(peer_, reason);
+  context.peers().on_torn_down(peer_, reason);
   context.engine()->wake_waiters();
 }
 

@@ -73,7 +73,7 @@ void ControlLink::drop() {
     engine->defer([channel = std::shared_ptr<Channel>(std::move(channel_)), keep = peer_.shared_from_this()] {});
     channel_ = nullptr;
   }
-  peer_.impl().forget(peer_);
+  peer_.impl().peers().forget(peer_);
   engine->wake_waiters();
 }
 

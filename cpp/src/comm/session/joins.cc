@@ -213,8 +213,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
   const auto hello = wire::decode_hello(payload);
   const ContextId id = pending.channel().identity().context_id;
   if (!hello || id == context_.id() || context_.closed()) return drop_pending(pending);
-  std::shared_ptr<PeerImpl> peer;
-  if (const auto found = context_.peers().find(id); found != context_.peers().end()) peer = found->second;
+  auto peer = context_.peers().find(id);
   if (peer && peer->link().channel() != nullptr && peer->handshake().greeted()) {
     if (peer->handshake().remote_session() == hello->session) {
       static_cast<void>(pending.channel().send(wire::duplicate, {}));
@@ -233,7 +232,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
     }
     peer->handshake().drop_outgoing();
   }
-  if (!peer) peer = context_.new_peer(id, false);
+  if (!peer) peer = context_.peers().make(id);
   auto channel = pending.take();
   drop_pending(pending);
   peer->handshake().attach_incoming(std::move(channel), *hello);
@@ -282,10 +281,8 @@ void Joins::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, Result<
   std::shared_ptr<PeerImpl> peer;
   if (id == context_.id()) {
     peer = context_.self_handle();
-  } else if (const auto found = context_.peers().find(id); found != context_.peers().end()) {
-    peer = found->second;
-  } else {
-    peer = context_.new_peer(id, false);
+  } else if (peer = context_.peers().find(id); !peer) {
+    peer = context_.peers().make(id);
   }
   attempt->peer = peer;
   if (peer->is_self() || peer->link().channel() != nullptr) {

@@ -206,7 +206,7 @@ void PeerHandshake::complete() {
   if (peer_.phase() != PeerPhase::ready) return;
   if (!peer_.is_self()) {
     joined_ = true;
-    peer_.impl().peer_ready(peer_, !outgoing_);
+    peer_.impl().peers().on_ready(peer_, !outgoing_);
   }
   peer_.posts().pump();
   peer_.impl().engine()->wake_waiters();

@@ -142,7 +142,7 @@ void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool 
       return peer_.closing().on_bye();
   }
   // What waits for credit, or for room to keep a signal, may be sent now.
-  if (!peer_.posts().empty()) peer_.impl().needs_pump(peer_);
+  if (!peer_.posts().empty()) peer_.impl().peers().pump_soon(peer_);
 }
 
 }  // namespace hmc

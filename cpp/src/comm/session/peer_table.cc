@@ -1,0 +1,84 @@
+#include "comm/session/peer_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/context_impl.h"
+
+namespace hmc {
+
+std::shared_ptr<PeerImpl> PeerTable::find(const ContextId& id) const {
+  const auto found = by_id_.find(id);
+  return found != by_id_.end() ? found->second : nullptr;
+}
+
+std::shared_ptr<PeerImpl> PeerTable::make(const ContextId& id) {
+  auto peer =
+      std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(context_.shared_from_this()), next_session_++, false);
+  by_id_[id] = peer;
+  return peer;
+}
+
+std::vector<std::shared_ptr<PeerImpl>> PeerTable::connected() const {
+  std::vector<std::shared_ptr<PeerImpl>> result;
+  for (const auto& [id, peer] : by_id_) {
+    if (peer->phase() == PeerPhase::ready) result.push_back(peer);
+  }
+  return result;
+}
+
+void PeerTable::clear() {
+  ending_.clear();
+  by_id_.clear();
+}
+
+void PeerTable::on_ready(PeerImpl& peer, bool connected_to_us) {
+  auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
+  if (connected_to_us && !peer.handshake().expected()) context_.joins().add(shared);
+  if (const auto& callback = context_.options().on_joined) {
+    context_.engine()->dispatch([callback = callback, shared] { callback(Peer(shared)); });
+  }
+}
+
+void PeerTable::on_ended(PeerImpl& peer) {
+  auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
+  if (const auto found = by_id_.find(peer.identity().context_id); found != by_id_.end() && found->second == shared)
+    by_id_.erase(found);
+  context_.joins().peer_ended(shared);
+  if (!peer.is_self() && std::find(ending_.begin(), ending_.end(), shared) == ending_.end()) ending_.push_back(std::move(shared));
+}
+
+void PeerTable::on_torn_down(PeerImpl& peer, const Status& reason) {
+  auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
+  context_.group_events().peer_gone(peer, reason);
+  if (const auto& callback = context_.options().on_left; callback && peer.handshake().joined() && !context_.closed()) {
+    const Status outcome = reason.code() == Code::closed ? Status() : reason;
+    context_.engine()->dispatch([callback = callback, shared, outcome] { callback(Peer(shared), outcome); });
+  }
+  std::erase(to_pump_, &peer);
+  if (peer.closing().gone()) forget(peer);
+}
+
+void PeerTable::forget(PeerImpl& peer) {
+  std::erase(to_pump_, &peer);
+  if (!peer.closing().gone()) return;
+  const auto found = std::find_if(ending_.begin(), ending_.end(), [&](const auto& p) { return p.get() == &peer; });
+  if (found == ending_.end()) return;
+  context_.engine()->defer([last = std::move(*found)] {});
+  ending_.erase(found);
+}
+
+void PeerTable::pump_soon(PeerImpl& peer) {
+  if (std::find(to_pump_.begin(), to_pump_.end(), &peer) != to_pump_.end()) return;
+  to_pump_.push_back(&peer);
+  context_.engine()->kick();
+}
+
+bool PeerTable::pump() {
+  if (to_pump_.empty()) return false;
+  bool moved = false;
+  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
+  return moved;
+}
+
+}  // namespace hmc

@@ -1,0 +1,52 @@
+// PeerTable: every peer of a Context from its first sight until nothing of it is left, and which of them have something to post.
+// Owned by ContextImpl. Engine lock held.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "control/channel.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+class ContextImpl;
+class PeerImpl;
+
+class PeerTable {
+ public:
+  explicit PeerTable(ContextImpl& context) noexcept : context_(context) {}
+
+  // Peers that have not ended.
+  [[nodiscard]] const std::map<ContextId, std::shared_ptr<PeerImpl>>& by_id() const noexcept { return by_id_; }
+  [[nodiscard]] std::shared_ptr<PeerImpl> find(const ContextId& id) const;  // null: unknown
+  std::shared_ptr<PeerImpl> make(const ContextId& id);
+  [[nodiscard]] std::vector<std::shared_ptr<PeerImpl>> connected() const;
+  // Ended peers of which something is left.
+  [[nodiscard]] const std::vector<std::shared_ptr<PeerImpl>>& ending() const noexcept { return ending_; }
+  [[nodiscard]] bool empty() const noexcept { return by_id_.empty() && ending_.empty(); }
+  void clear();
+
+  // ---- the life of a peer, in order ----
+  void on_ready(PeerImpl& peer, bool connected_to_us);
+  void on_ended(PeerImpl& peer);  // it is no longer found
+  void on_torn_down(PeerImpl& peer, const Status& reason);
+  void forget(PeerImpl& peer);  // if nothing of it is left
+
+  // ---- posting ----
+  // The next poll posts what the peer has pending.
+  void pump_soon(PeerImpl& peer);
+  bool pump();  // true if anything moved
+  [[nodiscard]] bool to_pump() const noexcept { return !to_pump_.empty(); }
+
+ private:
+  ContextImpl& context_;
+  std::map<ContextId, std::shared_ptr<PeerImpl>> by_id_;
+  std::vector<std::shared_ptr<PeerImpl>> ending_;
+  std::vector<PeerImpl*> to_pump_;  // all of them in by_id_ or ending_, or the Context itself as a peer
+  std::uint64_t next_session_ = 1;
+};
+
+}  // namespace hmc
