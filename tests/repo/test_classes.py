@@ -14,8 +14,8 @@ FRONTS = {"communicator.h:Member", "path.h:Path", "peer.h:Peer"}
 
 # Classes still to be split, with their methods and data members. A line may be lowered or removed, never raised or added.
 TO_SPLIT = {
-    "comm/context_impl.h:ContextImpl": (67, 23),
-    "comm/context_state.h:ContextState": (28, 2),
+    "comm/context_impl.h:ContextImpl": (60, 23),
+    "comm/context_state.h:ContextState": (26, 2),
     "comm/onesided/transfer.h:TransferWork": (29, 28),
     "device/accelerator.h:Accelerator": (34, 7),
     "device/cnrt.cc:Cnrt": (31, 2),

@@ -10,6 +10,7 @@
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "collective/records.h"
+#include "comm/buffers/importing.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
@@ -145,7 +146,7 @@ Result<std::vector<RemoteBuffer>> exchange_of(const std::shared_ptr<Group>& grou
     descriptors.push_back(offer->descriptor);
     parsed.push_back(std::move(*offer));
   }
-  HMC_ASSIGN(const auto imported, group->context().import_all(peers, descriptors, deadline));
+  HMC_ASSIGN(const auto imported, import_buffers(peers, descriptors, deadline));
   std::vector<RemoteBuffer> remotes;
   for (std::uint32_t r = 0; r < group->size(); ++r) {
     auto slice = imported[r].slice(parsed[r].offset, parsed[r].size);

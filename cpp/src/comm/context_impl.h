@@ -32,7 +32,6 @@ namespace hmc {
 
 class EncodedNotify;
 class TransferWork;
-class ImportWait;
 class WaitWork;
 
 // ContextId as text, 32 hex digits.
@@ -81,17 +80,8 @@ class ContextImpl final : public ContextState, private Pollable {
                                                   std::uint64_t id, std::uint64_t count, Deadline deadline) override;
   Result<std::shared_ptr<WorkState>> inotifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
                                                     Deadline deadline) override;
-  Result<RemoteBuffer> import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) override;
-  Result<std::vector<RemoteBuffer>> import_all(std::span<const std::shared_ptr<PeerState>> peers,
-                                               std::span<const Descriptor> descriptors, Deadline deadline) override;
 
   // ---- public handles' side, lock not held ----
-  Result<RemoteBuffer> lookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline);
-  // As Works that deliver a RemoteBuffer.
-  Result<std::shared_ptr<WorkState>> ilookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline);
-  Result<std::shared_ptr<WorkState>> iimport(const std::shared_ptr<PeerImpl>& peer, const Descriptor& descriptor,
-                                             Deadline deadline);
-  Result<Path> path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
   Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
   void leave(const std::shared_ptr<PeerImpl>& peer);
   std::map<std::string, std::uint64_t> counters();
@@ -130,9 +120,6 @@ class ContextImpl final : public ContextState, private Pollable {
   Status start_locked();
   void shut_down();
   void end_waits(const Status& reason);
-
-  // Waits until the route between two devices is there (lock not held).
-  Result<Route*> wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused, Deadline deadline);
 
   Result<std::shared_ptr<WorkState>> transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote,
                                               const PutOptions& options, const Envelope& envelope);

@@ -75,10 +75,6 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
                                                           std::uint64_t id, std::uint64_t count, Deadline deadline) = 0;
   virtual Result<std::shared_ptr<WorkState>> inotifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
                                                             Deadline deadline) = 0;
-  virtual Result<RemoteBuffer> import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) = 0;
-  // Several imports at once (one round trip per peer); entry i belongs to peers[i].
-  virtual Result<std::vector<RemoteBuffer>> import_all(std::span<const std::shared_ptr<PeerState>> peers,
-                                                       std::span<const Descriptor> descriptors, Deadline deadline) = 0;
 
  private:
   friend class PeerState;

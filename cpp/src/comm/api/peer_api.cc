@@ -1,5 +1,7 @@
 // The public Peer over PeerImpl.
+#include "comm/buffers/importing.h"
 #include "comm/context_impl.h"
+#include "comm/routing/paths.h"
 
 namespace hmc {
 namespace {
@@ -57,22 +59,22 @@ bool Peer::alive() const {
 
 Result<RemoteBuffer> Peer::lookup(std::string_view name, Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().lookup(shared(state_), name, deadline);
+  return lookup_buffer(state_, name, deadline);
 }
 
 Result<RemoteBuffer> Peer::import(const Descriptor& descriptor, Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().import(state_, descriptor, deadline);
+  return import_buffer(state_, descriptor, deadline);
 }
 
 Result<WorkOf<RemoteBuffer>> Peer::ilookup(std::string_view name, Deadline deadline) const {
   if (!state_) return no_peer();
-  return to_work<WorkOf<RemoteBuffer>>(impl(state_).impl().ilookup(shared(state_), name, deadline));
+  return to_work<WorkOf<RemoteBuffer>>(ilookup_buffer(state_, name, deadline));
 }
 
 Result<WorkOf<RemoteBuffer>> Peer::iimport(const Descriptor& descriptor, Deadline deadline) const {
   if (!state_) return no_peer();
-  return to_work<WorkOf<RemoteBuffer>>(impl(state_).impl().iimport(shared(state_), descriptor, deadline));
+  return to_work<WorkOf<RemoteBuffer>>(iimport_buffer(state_, descriptor, deadline));
 }
 
 Result<Work> Peer::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
@@ -158,7 +160,7 @@ Result<Work> Peer::irecv(const MemoryView& view, std::int64_t tag) const {
 
 Result<Path> Peer::path(Device source, Device target, Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().path(shared(state_), source, target, deadline);
+  return path_to(shared(state_), source, target, deadline);
 }
 
 void Peer::close() const {

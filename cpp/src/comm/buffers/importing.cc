@@ -1,4 +1,6 @@
 // Importing a buffer of a peer, or of one's own, by its published name or by its descriptor: a Work, for which blocking calls wait.
+#include "comm/buffers/importing.h"
+
 #include <string>
 
 #include "comm/buffers/preparation.h"
@@ -144,45 +146,49 @@ void Exports::serve_lookups(std::string_view name, const Bytes& descriptor) {
   }
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::ilookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name,
-                                                        Deadline deadline) {
-  HMC_TRY(usable());
+Result<std::shared_ptr<WorkState>> ilookup_buffer(const std::shared_ptr<PeerState>& state, std::string_view name,
+                                                  Deadline deadline) {
+  const auto peer = std::static_pointer_cast<PeerImpl>(state);
+  ContextImpl& context = peer->impl();
+  HMC_TRY(context.usable());
   HMC_TRY(check_published_name(name));
-  const auto lock = engine_->lock();
-  HMC_TRY(usable());
+  const auto lock = context.engine()->lock();
+  HMC_TRY(context.usable());
   const auto work = std::make_shared<ImportWait>(peer, name, Descriptor());
   work->start(deadline);
   return std::shared_ptr<WorkState>(work);
 }
 
-Result<std::shared_ptr<WorkState>> ContextImpl::iimport(const std::shared_ptr<PeerImpl>& peer, const Descriptor& descriptor,
-                                                        Deadline deadline) {
-  HMC_TRY(usable());
-  const auto lock = engine_->lock();
-  HMC_TRY(usable());
+Result<std::shared_ptr<WorkState>> iimport_buffer(const std::shared_ptr<PeerState>& state, const Descriptor& descriptor,
+                                                  Deadline deadline) {
+  const auto peer = std::static_pointer_cast<PeerImpl>(state);
+  ContextImpl& context = peer->impl();
+  HMC_TRY(context.usable());
+  const auto lock = context.engine()->lock();
+  HMC_TRY(context.usable());
   HMC_TRY(check_descriptor(*peer, descriptor));
   const auto work = std::make_shared<ImportWait>(peer, std::string_view(), descriptor);
   work->start(deadline);
   return std::shared_ptr<WorkState>(work);
 }
 
-Result<RemoteBuffer> ContextImpl::import(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) {
-  HMC_ASSIGN(const auto work, iimport(std::static_pointer_cast<PeerImpl>(peer), descriptor, deadline));
+Result<RemoteBuffer> import_buffer(const std::shared_ptr<PeerState>& peer, const Descriptor& descriptor, Deadline deadline) {
+  HMC_ASSIGN(const auto work, iimport_buffer(peer, descriptor, deadline));
   return static_cast<ImportWait&>(*work).await();
 }
 
-Result<RemoteBuffer> ContextImpl::lookup(const std::shared_ptr<PeerImpl>& peer, std::string_view name, Deadline deadline) {
-  HMC_ASSIGN(const auto work, ilookup(peer, name, deadline));
+Result<RemoteBuffer> lookup_buffer(const std::shared_ptr<PeerState>& peer, std::string_view name, Deadline deadline) {
+  HMC_ASSIGN(const auto work, ilookup_buffer(peer, name, deadline));
   return static_cast<ImportWait&>(*work).await();
 }
 
-Result<std::vector<RemoteBuffer>> ContextImpl::import_all(std::span<const std::shared_ptr<PeerState>> peers,
-                                                          std::span<const Descriptor> descriptors, Deadline deadline) {
+Result<std::vector<RemoteBuffer>> import_buffers(std::span<const std::shared_ptr<PeerState>> peers,
+                                                 std::span<const Descriptor> descriptors, Deadline deadline) {
   if (peers.size() != descriptors.size()) return Status(Code::invalid_argument, "one peer for each descriptor is needed");
   std::vector<std::shared_ptr<WorkState>> works;
   Status failure;
   for (std::size_t i = 0; i < peers.size() && failure.ok(); ++i) {
-    auto started = iimport(std::static_pointer_cast<PeerImpl>(peers[i]), descriptors[i], deadline);
+    auto started = iimport_buffer(peers[i], descriptors[i], deadline);
     failure = started.status();
     if (started.ok()) works.push_back(std::move(*started));
   }

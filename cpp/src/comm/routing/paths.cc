@@ -101,30 +101,23 @@ std::vector<TransportInfo> list_transports() {
   return infos;
 }
 
-Result<Route*> ContextImpl::wait_route(PeerImpl& peer, const Device& local, const Device& remote, TransportSet refused,
-                                       Deadline deadline) {
+Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline) {
+  ContextImpl& context = peer->impl();
+  HMC_TRY(context.wait_ready(peer, deadline));
   while (true) {
     std::uint64_t epoch = 0;
     {
-      const auto lock = engine_->lock();
-      auto found = peer.routes().find(local, remote, refused);
-      if (found.ok() || found.status().code() != Code::would_block) return found;
-      epoch = peer.routes().epoch();
+      const auto lock = context.engine()->lock();
+      const auto found = peer->routes().find(source, target, 0);
+      if (found.ok()) return (*found)->path;
+      if (found.status().code() != Code::would_block) return found.status();
+      epoch = peer->routes().epoch();
     }
-    if (!engine_->drive(deadline, [&] { return peer.routes().epoch() != epoch; })) {
-      HMC_TRY(usable());
-      return Status(Code::timeout, "no path to " + peer.describe() + " was ready in time");
+    if (!context.engine()->drive(deadline, [&] { return peer->routes().epoch() != epoch; })) {
+      HMC_TRY(context.usable());
+      return Status(Code::timeout, "no path to " + peer->describe() + " was ready in time");
     }
   }
-}
-
-Result<Path> ContextImpl::path(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target,
-                               Deadline deadline) {
-  HMC_TRY(wait_ready(peer, deadline));
-  HMC_TRY(wait_route(*peer, source, target, 0, deadline).status());
-  const auto lock = engine_->lock();
-  HMC_ASSIGN(const Route* route, peer->routes().find(source, target, 0));
-  return route->path;
 }
 
 double hardware_bandwidth(const Device& local, const Device& remote) {

@@ -1,16 +1,23 @@
 // What a path could be, and when to say that it is not.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "hmc/deadline.h"
 #include "hmc/path.h"
+#include "hmc/status.h"
 
 namespace hmc {
 
+class PeerImpl;
 struct TransportFactory;
 
 // The transports of this build, and behind them what a test has added. Additions are made before the first Context.
 std::vector<const TransportFactory*>& all_transports();
+
+// The path between memory here and memory of the peer, once it is connected and the path is known. Engine lock not held.
+Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
 
 // What the hardware between two memories of one host could carry, bytes per second; 0 where nobody says.
 double hardware_bandwidth(const Device& local, const Device& remote);
