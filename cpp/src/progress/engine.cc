@@ -91,21 +91,12 @@ void EngineImpl::stop() {
 }
 
 void EngineImpl::add(Pollable& pollable) {
-  pollables_.push_back(&pollable);
+  pollables_.add(pollable);
   need_watcher();
-  if (armed_) take_over();  // it is not armed yet
+  if (pollables_.armed()) take_over();  // it is not armed yet
 }
 
-void EngineImpl::remove(Pollable& pollable) {
-  const auto found = std::find(pollables_.begin(), pollables_.end(), &pollable);
-  if (found == pollables_.end()) return;
-  if (in_round_) {
-    *found = nullptr;
-    holes_ = true;
-  } else {
-    pollables_.erase(found);
-  }
-}
+void EngineImpl::remove(Pollable& pollable) { pollables_.remove(pollable); }
 
 Status EngineImpl::watch(int fd, std::uint32_t events, FdHandler& handler) {
   if (forked()) return forked_status();
@@ -125,7 +116,7 @@ void EngineImpl::unwatch(int fd) {
 Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
   const TimerId id = timers_.add(when.when(), std::move(callback));
   need_watcher();
-  if (armed_ && when.when() < armed_until_) {
+  if (pollables_.armed() && when.when() < armed_until_) {
     armed_until_ = when.when();
     wake_watcher();
   }
@@ -135,8 +126,8 @@ Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
 void EngineImpl::cancel_timer(TimerId id) { timers_.cancel(id); }
 
 void EngineImpl::defer(std::function<void()> function) {
-  deferred_.push_back(std::move(function));
-  if (!in_round_) kick();
+  deferred_.add(std::move(function));
+  if (!pollables_.in_round()) kick();
 }
 
 void EngineImpl::kick() {
@@ -154,18 +145,21 @@ void EngineImpl::kick() {
 }
 
 void EngineImpl::retire(std::shared_ptr<const void> owner) {
-  retired_.push_back(std::move(owner));
+  retired_.add(std::move(owner));
   // Counts as driving: the watcher comes by a tick later, and is not woken again for every operation of a busy poster.
   driven_.fetch_add(1, std::memory_order_relaxed);
   need_watcher();
-  if (armed_) take_over();
+  if (pollables_.armed()) take_over();
 }
 
 void EngineImpl::drop_retired() {
   if (forked()) return;
-  std::vector<std::shared_ptr<const void>> owners;
-  const Lock held = lock();
-  owners.swap(retired_);
+  RetiredOwners::Owners owners;
+  {
+    const Lock held = lock();
+    owners = retired_.take();
+  }
+  owners.clear();  // may take the lock
 }
 
 void EngineImpl::dispatch(std::function<void()> function) {
@@ -173,34 +167,27 @@ void EngineImpl::dispatch(std::function<void()> function) {
 }
 
 bool EngineImpl::poll_once() {
-  if (in_round_ || forked()) return false;
+  if (pollables_.in_round() || forked()) return false;
   driven_.fetch_add(1, std::memory_order_relaxed);
   if (unanswered_.load(std::memory_order_relaxed)) answer_kick();
-  if (armed_) take_over();
+  if (pollables_.armed()) take_over();
   return round(Deadline::Clock::now() - descriptors_polled_ >= outside_interval) != nothing;
 }
 
 unsigned EngineImpl::round(bool with_descriptors) {
-  in_round_ = true;
-  bool any = false;
-  // By index: poll() may add.
-  for (std::size_t i = 0; i < pollables_.size(); ++i) {
-    if (Pollable* pollable = pollables_[i]; pollable != nullptr && pollable->poll()) any = true;
+  unsigned moved = nothing;
+  {
+    const Pollables::Round round(pollables_);
+    if (pollables_.poll()) moved |= pollables;
+    if (with_descriptors || --descriptor_countdown_ == 0 || pollables_.empty()) {
+      moved |= poll_descriptors();
+      with_descriptors = true;
+    }
+    if (!deferred_.empty()) {
+      run_deferred();
+      moved |= pollables;
+    }
   }
-  unsigned moved = any ? pollables : nothing;
-  if (with_descriptors || --descriptor_countdown_ == 0 || pollables_.empty()) {
-    moved |= poll_descriptors();
-    with_descriptors = true;
-  }
-  if (!deferred_.empty()) {
-    run_deferred();
-    moved |= pollables;
-  }
-  if (holes_) {
-    std::erase(pollables_, nullptr);
-    holes_ = false;
-  }
-  in_round_ = false;
   if (has_sleepers_ && (moved != nothing || with_descriptors)) wake_satisfied();
   return moved;
 }
@@ -214,12 +201,7 @@ unsigned EngineImpl::poll_descriptors() {
 }
 
 void EngineImpl::run_deferred() {
-  // What these defer in turn runs in the next round.
-  auto batch = std::exchange(deferred_, {});
-  for (auto& function : batch) {
-    function();
-    function = nullptr;
-  }
+  deferred_.run();
   if (!deferred_.empty()) {
     linger_ = true;
     kicked_.store(true);
@@ -232,12 +214,8 @@ void EngineImpl::finish_deferred() {
   if (self == nullptr) return;  // our end: nothing owns us any more
   constexpr int most = 64;      // functions that defer others for ever are left to whoever still drives
   const Lock held = lock();
-  for (int i = 0; i < most && !deferred_.empty(); ++i) {
-    in_round_ = true;
-    run_deferred();
-    in_round_ = false;
-  }
-  if (std::exchange(holes_, false)) std::erase(pollables_, nullptr);
+  const Pollables::Round round(pollables_);
+  for (int i = 0; i < most && !deferred_.empty(); ++i) run_deferred();
 }
 
 void EngineImpl::unlink(Sleeper& sleeper) noexcept {
@@ -263,23 +241,18 @@ void EngineImpl::wake_sleepers() {
     Sleeper& sleeper = *sleeping_[i];
     if (sleeper.flag != nullptr) {
       if (sleeper.flag->load(std::memory_order_relaxed) != 0) wake_one(sleeper, Sleeper::satisfied);
-    } else if (!in_round_) {
+    } else if (!pollables_.in_round()) {
       wake_one(sleeper, Sleeper::look_again);
     }
   }
 }
 
 void EngineImpl::wake_satisfied() {
-  in_round_ = true;  // predicates must not start rounds or wake others
+  const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
   for (std::size_t i = sleeping_.size(); i-- > 0;) {
     Sleeper& sleeper = *sleeping_[i];
     const bool satisfied = sleeper.flag != nullptr ? sleeper.flag->load(std::memory_order_relaxed) != 0 : (*sleeper.done)();
     if (satisfied) wake_one(sleeper, Sleeper::satisfied);
-  }
-  in_round_ = false;
-  if (holes_) {
-    std::erase(pollables_, nullptr);
-    holes_ = false;
   }
 }
 

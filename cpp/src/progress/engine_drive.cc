@@ -80,7 +80,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
       if (!finished) {
         driver_present_.store(true, std::memory_order_relaxed);
         driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-        if (armed_) take_over();
+        if (pollables_.armed()) take_over();
         moved = round(empty > spin_rounds && empty % 4 == 0) != nothing;
         finished = done.locked();
         // Taking the lock anew for every look would double what a look costs. Whoever wants it says so in contenders_.
@@ -151,7 +151,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
   }
   // The deadline has passed: one look at everything, also for those who only ever poll with a deadline of zero.
   Lock held = lock();
-  if (armed_) take_over();
+  if (pollables_.armed()) take_over();
   round(true);
   const bool finished = done.locked();
   const bool owners = leave_locked();

@@ -16,10 +16,13 @@
 #include <thread>
 #include <vector>
 
+#include "progress/deferred_functions.h"
 #include "progress/descriptors.h"
 #include "progress/dispatcher.h"
 #include "progress/doorbell.h"
 #include "progress/engine.h"
+#include "progress/pollables.h"
+#include "progress/retired_owners.h"
 #include "progress/timers.h"
 #include "progress/wait_policy.h"
 
@@ -97,7 +100,6 @@ class EngineImpl final : public Engine {
   void unlink(Sleeper& sleeper) noexcept;
   // ---- lock held: engine_watch.cc ----
   bool arm_all();
-  void disarm_all();
   void take_over();
   void need_watcher();
   void end_watch();
@@ -128,14 +130,11 @@ class EngineImpl final : public Engine {
   void give_way() noexcept;
 
   // Guarded by mutex_; touched by every round.
-  std::vector<Pollable*> pollables_;  // null: removed during the round
-  bool in_round_ = false;
-  bool holes_ = false;   // pollables_ has nulls
-  bool armed_ = false;   // every Pollable is armed
+  Pollables pollables_;
   bool linger_ = false;  // something was kicked since the watcher looked last
   unsigned descriptor_countdown_ = 1;
-  std::vector<std::function<void()>> deferred_;
-  std::vector<std::shared_ptr<const void>> retired_;
+  DeferredFunctions deferred_;
+  RetiredOwners retired_;
   std::vector<Sleeper*> sleeping_;
   bool watcher_present_ = false;
   TimePoint armed_until_{};  // when the armed watcher wakes by itself

@@ -57,10 +57,7 @@ bool EngineImpl::watcher_wanted() const noexcept {
   return !drivers_are_prompt() || (unanswered_.load() && Deadline::Clock::now() - kicked_at_.load() > prompt_time);
 }
 
-bool EngineImpl::anything_busy() const {
-  return !deferred_.empty() ||
-         std::ranges::any_of(pollables_, [](const Pollable* pollable) { return pollable != nullptr && pollable->busy(); });
-}
+bool EngineImpl::anything_busy() const { return !deferred_.empty() || pollables_.any_busy(); }
 
 // A driver is here.
 void EngineImpl::answer_kick() {
@@ -70,48 +67,15 @@ void EngineImpl::answer_kick() {
 }
 
 bool EngineImpl::arm_all() {
-  if (!deferred_.empty()) return false;
-  in_round_ = true;
-  std::size_t armed = 0;
-  bool all = true;
-  for (; armed < pollables_.size(); ++armed) {
-    Pollable* pollable = pollables_[armed];
-    if (pollable != nullptr && !pollable->arm()) {
-      all = false;
-      break;
-    }
-  }
-  if (!all) {
-    for (std::size_t i = 0; i < armed; ++i) {
-      if (pollables_[i] != nullptr) pollables_[i]->disarm();
-    }
-  }
-  in_round_ = false;
-  if (holes_) {
-    std::erase(pollables_, nullptr);
-    holes_ = false;
-  }
-  armed_ = all && deferred_.empty();
-  if (all && !armed_) disarm_all();
-  return armed_;
-}
-
-void EngineImpl::disarm_all() {
-  armed_ = false;
-  in_round_ = true;
-  for (std::size_t i = 0; i < pollables_.size(); ++i) {
-    if (pollables_[i] != nullptr) pollables_[i]->disarm();
-  }
-  in_round_ = false;
-  if (holes_) {
-    std::erase(pollables_, nullptr);
-    holes_ = false;
-  }
+  if (!deferred_.empty() || !pollables_.arm()) return false;
+  if (deferred_.empty()) return true;
+  pollables_.disarm();
+  return false;
 }
 
 // Somebody else polls from now on: peers need not ring, and the watcher, whose sleep they would have ended, goes on standby.
 void EngineImpl::take_over() {
-  disarm_all();
+  pollables_.disarm();
   wake_watcher();
 }
 
@@ -131,7 +95,7 @@ void EngineImpl::need_watcher() {
 void EngineImpl::end_watch() {
   watcher_present_ = false;
   watcher_.store(Watcher::none);
-  if (armed_) disarm_all();
+  if (pollables_.armed()) pollables_.disarm();
   if (has_sleepers_) wake_one(*sleeping_.back(), Sleeper::look_again);
 }
 
@@ -204,10 +168,9 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   Lock held(mutex_, std::adopt_lock);
   nudged_.store(false, std::memory_order_relaxed);
   if (unanswered_.exchange(false)) prompt_.store(0, std::memory_order_relaxed);
-  if (armed_) disarm_all();
+  if (pollables_.armed()) pollables_.disarm();
   const unsigned moved = round(true);
-  std::vector<std::shared_ptr<const void>> owners;
-  owners.swap(retired_);
+  RetiredOwners::Owners owners = retired_.take();
   const TimePoint now = Deadline::Clock::now();
   if ((moved & pollables) != 0 || linger_) {
     state.linger_until = now + linger_time;
