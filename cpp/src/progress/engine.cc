@@ -51,7 +51,7 @@ Engine::Lock Engine::lock_contended() {
 Status EngineImpl::open(std::weak_ptr<EngineImpl> self) {
   self_ = std::move(self);
   HMC_TRY(descriptors_.open());
-  return doorbell_.open();
+  return role_.open();
 }
 
 EngineImpl::~EngineImpl() {
@@ -78,7 +78,7 @@ void EngineImpl::stop() {
     *background_gone_ = true;
     thread->detach();
   } else if (thread) {
-    doorbell_.ring();
+    role_.ring();
     thread->join();
   }
   finish_deferred();
@@ -86,7 +86,7 @@ void EngineImpl::stop() {
   dispatcher_.stop();
   drop_retired();  // what the last callbacks let go
   const Lock held = lock();
-  doorbell_.close();
+  role_.close();
   descriptors_.close();
 }
 
@@ -116,10 +116,7 @@ void EngineImpl::unwatch(int fd) {
 Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
   const TimerId id = timers_.add(when.when(), std::move(callback));
   need_watcher();
-  if (pollables_.armed() && when.when() < armed_until_) {
-    armed_until_ = when.when();
-    wake_watcher();
-  }
+  if (pollables_.armed()) role_.wake_by(when.when());
   return id;
 }
 
@@ -132,14 +129,10 @@ void EngineImpl::defer(std::function<void()> function) {
 
 void EngineImpl::kick() {
   if (forked()) return;
-  linger_ = true;
-  kicked_.store(true);
-  // A driver looks at kicked_ when it leaves.
+  kicks_.kick();
+  // A driver looks for kicks when it leaves.
   if (driver_present_.load()) return;
-  if (!unanswered_.load()) {
-    kicked_at_.store(Deadline::Clock::now());
-    unanswered_.store(true);
-  }
+  if (!kicks_.unanswered()) kicks_.expect_answer(Deadline::Clock::now());
   need_watcher();
   wake_watcher_unless_prompt();
 }
@@ -169,7 +162,7 @@ void EngineImpl::dispatch(std::function<void()> function) {
 bool EngineImpl::poll_once() {
   if (pollables_.in_round() || forked()) return false;
   driven_.fetch_add(1, std::memory_order_relaxed);
-  if (unanswered_.load(std::memory_order_relaxed)) answer_kick();
+  if (kicks_.unanswered(std::memory_order_relaxed)) kicks_.answer(Deadline::Clock::now());
   if (pollables_.armed()) take_over();
   return round(Deadline::Clock::now() - descriptors_polled_ >= outside_interval) != nothing;
 }
@@ -188,7 +181,10 @@ unsigned EngineImpl::round(bool with_descriptors) {
       moved |= pollables;
     }
   }
-  if (has_sleepers_ && (moved != nothing || with_descriptors)) wake_satisfied();
+  if (!sleepers_.empty() && (moved != nothing || with_descriptors)) {
+    const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
+    sleepers_.wake_satisfied(role_);
+  }
   return moved;
 }
 
@@ -202,10 +198,7 @@ unsigned EngineImpl::poll_descriptors() {
 
 void EngineImpl::run_deferred() {
   deferred_.run();
-  if (!deferred_.empty()) {
-    linger_ = true;
-    kicked_.store(true);
-  }
+  if (!deferred_.empty()) kicks_.kick();
 }
 
 // What the last round left. A deferred function may own, through what it ends, this engine: unrun, neither would ever go.
@@ -218,42 +211,9 @@ void EngineImpl::finish_deferred() {
   for (int i = 0; i < most && !deferred_.empty(); ++i) run_deferred();
 }
 
-void EngineImpl::unlink(Sleeper& sleeper) noexcept {
-  std::erase(sleeping_, &sleeper);
-  has_sleepers_ = !sleeping_.empty();
-}
-
-void EngineImpl::wake_one(Sleeper& sleeper, Sleeper::Word word) noexcept {
-  unlink(sleeper);
-  const bool watching = sleeper.watching;
-  sleeper.word.store(word);
-  // From here on the sleeper may return and its word be gone; waking a stale address is harmless.
-  if (watching) {
-    wake_watcher();
-  } else {
-    futex_wake(&sleeper.word);
-  }
-}
-
 void EngineImpl::wake_sleepers() {
   // Inside somebody's update: predicates may not be evaluated here. In a round its end does that; else their owners look again.
-  for (std::size_t i = sleeping_.size(); i-- > 0;) {
-    Sleeper& sleeper = *sleeping_[i];
-    if (sleeper.flag != nullptr) {
-      if (sleeper.flag->load(std::memory_order_relaxed) != 0) wake_one(sleeper, Sleeper::satisfied);
-    } else if (!pollables_.in_round()) {
-      wake_one(sleeper, Sleeper::look_again);
-    }
-  }
-}
-
-void EngineImpl::wake_satisfied() {
-  const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
-  for (std::size_t i = sleeping_.size(); i-- > 0;) {
-    Sleeper& sleeper = *sleeping_[i];
-    const bool satisfied = sleeper.flag != nullptr ? sleeper.flag->load(std::memory_order_relaxed) != 0 : (*sleeper.done)();
-    if (satisfied) wake_one(sleeper, Sleeper::satisfied);
-  }
+  sleepers_.wake_flagged(!pollables_.in_round(), role_);
 }
 
 }  // namespace hmc

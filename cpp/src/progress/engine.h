@@ -16,6 +16,7 @@
 #include "hmc/context.h"
 #include "hmc/deadline.h"
 #include "hmc/status.h"
+#include "progress/sleepers.h"
 
 namespace hmc {
 
@@ -61,7 +62,7 @@ class Engine {
   virtual void kick() = 0;
   // A condition that a drive() waits for changed outside a round (WorkState::complete calls it; rounds see by themselves).
   void wake_waiters() {
-    if (has_sleepers_) wake_sleepers();
+    if (!sleepers_.empty()) wake_sleepers();
   }
   // Drops `owner` soon, with the engine lock not held: for owners whose end runs user code (a Python reference) or takes other
   // locks. It ends on a waiter's thread or the dispatcher, never on the background thread. Without either (manual progress, nobody
@@ -87,6 +88,8 @@ class Engine {
   // thread, which ends by itself once it has unwound. Waiters may still drive afterwards, as in manual mode, but no descriptor is
   // watched any more.
   virtual void stop() = 0;
+  // For tests: sleeping waiters that found their condition true without having been woken for it.
+  [[nodiscard]] std::uint64_t late_wakeups() const noexcept { return sleepers_.late_wakeups(); }
 
  protected:
   Lock lock_contended();
@@ -94,7 +97,7 @@ class Engine {
 
   std::mutex mutex_;
   std::atomic<std::uint32_t> contenders_{0};  // threads inside lock_contended()
-  bool has_sleepers_ = false;                 // guarded by mutex_
+  Sleepers sleepers_;                         // guarded by mutex_
   const std::uint32_t epoch_ = fork_epoch();
 };
 

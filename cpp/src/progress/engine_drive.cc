@@ -76,7 +76,7 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
     bool moved = false;
     if (mutex_.try_lock()) {
       bool finished = done.locked();
-      if (unanswered_.load(std::memory_order_relaxed)) answer_kick();
+      if (kicks_.unanswered(std::memory_order_relaxed)) kicks_.answer(Deadline::Clock::now());
       if (!finished) {
         driver_present_.store(true, std::memory_order_relaxed);
         driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -163,8 +163,8 @@ bool EngineImpl::drive_loop(Deadline deadline, const Done& done, Interruptible* 
 // Lock held: this waiter stops driving. True if there are owners to drop once the lock is released.
 bool EngineImpl::leave_locked() {
   driver_present_.store(false, std::memory_order_relaxed);  // kick() reads it under the lock
-  if (kicked_.load(std::memory_order_relaxed) && !(drivers_are_prompt() && !anything_busy())) wake_watcher();
-  if (has_sleepers_ && !watcher_present_) wake_one(*sleeping_.back(), Sleeper::look_again);
+  if (kicks_.kicked(std::memory_order_relaxed) && !(kicks_.drivers_are_prompt() && !anything_busy())) role_.wake();
+  if (!role_.taken()) sleepers_.wake_one(role_);
   return !retired_.empty();
 }
 
@@ -179,7 +179,7 @@ void EngineImpl::leave() {
     return;
   }
   driver_present_.exchange(false);  // ordered before the load: kick() stores, then loads, the other way round
-  if (kicked_.load()) wake_watcher_unless_prompt();
+  if (kicks_.kicked()) wake_watcher_unless_prompt();
 }
 
 // Their ends may wait for other threads.
@@ -209,10 +209,9 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoin
   }
   driver_present_.store(false, std::memory_order_relaxed);
   const bool owners = !retired_.empty();
-  sleeping_.push_back(&sleeper);
-  has_sleepers_ = true;
-  if (!watcher_present_ && threadless_.load(std::memory_order_relaxed)) {
-    watcher_present_ = true;
+  sleepers_.link(sleeper);
+  if (!role_.taken() && threadless_.load(std::memory_order_relaxed)) {
+    role_.take();
     sleeper.watching = true;
     held.unlock();
     if (owners) drop_owners();
@@ -220,8 +219,8 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoin
     held = lock();
   } else {
     need_watcher();
-    nudged_.store(true);
-    wake_watcher();
+    kicks_.nudge();
+    role_.wake();
     held.unlock();
     if (owners) drop_owners();
     for (;;) {
@@ -233,15 +232,13 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoin
       held = lock();
       if (sleeper.word.load(std::memory_order_relaxed) != Sleeper::asleep) break;
       if (done.locked()) {
-        unlink(sleeper);
-        sleeper.word.store(Sleeper::satisfied, std::memory_order_relaxed);
-        late_wakeups_.fetch_add(1, std::memory_order_relaxed);
+        sleepers_.unlink_satisfied(sleeper);
         break;
       }
       if (now >= deadline.when()) break;
-      if (!watcher_present_) {
+      if (!role_.taken()) {
         sleeper.word.store(Sleeper::look_again, std::memory_order_relaxed);
-        unlink(sleeper);
+        sleepers_.unlink(sleeper);
         break;
       }
       held.unlock();
@@ -250,7 +247,7 @@ EngineImpl::Wake EngineImpl::sleep(Deadline deadline, const Done& done, TimePoin
   const auto word = sleeper.word.load(std::memory_order_acquire);
   if (word == Sleeper::satisfied) wait_policy_.slept(Deadline::Clock::now() - asleep_since);
   if (word == Sleeper::asleep) {
-    unlink(sleeper);
+    sleepers_.unlink(sleeper);
     if (!done.locked()) return Wake::timed_out;
     return Wake::done;
   }

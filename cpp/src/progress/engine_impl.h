@@ -19,25 +19,17 @@
 #include "progress/deferred_functions.h"
 #include "progress/descriptors.h"
 #include "progress/dispatcher.h"
-#include "progress/doorbell.h"
 #include "progress/engine.h"
+#include "progress/kicks.h"
 #include "progress/pollables.h"
 #include "progress/retired_owners.h"
 #include "progress/timers.h"
 #include "progress/wait_policy.h"
+#include "progress/watcher_role.h"
 
 namespace hmc {
 
 class Interruptible;
-
-// A waiter that sleeps. Linked into the engine under its lock; whoever sets `word` unlinks it first.
-struct Sleeper {
-  enum Word : std::uint32_t { asleep = 0, satisfied = 1, look_again = 2 };
-  const std::atomic<std::uint32_t>* flag = nullptr;  // either this ...
-  const std::function<bool()>* done = nullptr;       // ... or this
-  bool watching = false;                             // sleeps in ppoll as the watcher, not on `word`
-  std::atomic<std::uint32_t> word{asleep};
-};
 
 class EngineImpl final : public Engine {
  public:
@@ -60,17 +52,13 @@ class EngineImpl final : public Engine {
   bool drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) override;
   void drop_retired() override;
   void dispatch(std::function<void()> function) override;
-  void wake() noexcept override { doorbell_.ring(); }
+  void wake() noexcept override { role_.ring(); }
   void stop() override;
-
-  // For tests: sleeping waiters that found their condition true without having been woken for it.
-  [[nodiscard]] std::uint64_t late_wakeups() const noexcept { return late_wakeups_.load(std::memory_order_relaxed); }
 
  private:
   using TimePoint = Deadline::Clock::time_point;
   enum Moved : unsigned { nothing = 0, pollables = 1, descriptors = 2, timers = 4 };
   enum class Wake { done, again, timed_out };
-  enum class Watcher : std::uint32_t { none, active, standby, armed };
 
   struct Nap {
     bool descriptors;  // wake for watched descriptors too
@@ -86,7 +74,7 @@ class EngineImpl final : public Engine {
     unsigned refusals = 0;         // arm() said no this many times in a row
     TimePoint locked_since{};      // when it first found the lock taken, in a row
     TimePoint moved_at{};          // when something last moved
-    unsigned kicked_standbys = 0;  // standbys in a row with kicked_ set
+    unsigned kicked_standbys = 0;  // standbys in a row with a kick pending
   };
 
   // ---- lock held: engine.cc ----
@@ -94,22 +82,15 @@ class EngineImpl final : public Engine {
   unsigned poll_descriptors();
   void run_deferred();
   void finish_deferred();  // lock not held
-  void wake_one(Sleeper& sleeper, Sleeper::Word word) noexcept;
   void wake_sleepers() override;
-  void wake_satisfied();  // after a round: also evaluates predicates
-  void unlink(Sleeper& sleeper) noexcept;
   // ---- lock held: engine_watch.cc ----
   bool arm_all();
   void take_over();
   void need_watcher();
   void end_watch();
   [[nodiscard]] bool anything_busy() const;
-  void answer_kick();
   // ---- any thread, lock held or not: engine_watch.cc ----
-  void wake_watcher() noexcept;
   void wake_watcher_unless_prompt() noexcept;
-  [[nodiscard]] bool drivers_are_prompt() const noexcept;
-  [[nodiscard]] bool watcher_wanted() const noexcept;
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
   static void relax(WatchState& state) noexcept;
@@ -131,13 +112,9 @@ class EngineImpl final : public Engine {
 
   // Guarded by mutex_; touched by every round.
   Pollables pollables_;
-  bool linger_ = false;  // something was kicked since the watcher looked last
   unsigned descriptor_countdown_ = 1;
   DeferredFunctions deferred_;
   RetiredOwners retired_;
-  std::vector<Sleeper*> sleeping_;
-  bool watcher_present_ = false;
-  TimePoint armed_until_{};  // when the armed watcher wakes by itself
   TimePoint descriptors_polled_{};
   Descriptors descriptors_;
   Timers timers_;
@@ -149,18 +126,12 @@ class EngineImpl final : public Engine {
   alignas(64) std::atomic<bool> driver_present_{false};
   std::atomic<std::uint64_t> driven_{0};
 
-  alignas(64) std::atomic<bool> kicked_{false};  // work was queued that somebody must poll
-  std::atomic<bool> unanswered_{false};          // no driver has come since ...
-  std::atomic<TimePoint> kicked_at_{};           // ... this first kick
-  std::atomic<unsigned> prompt_{0};              // kicks in a row that a driver answered at once
-  std::atomic<bool> nudged_{false};              // a waiter went to sleep: poll once, then arm
-  std::atomic<Watcher> watcher_{Watcher::none};
+  alignas(64) Kicks kicks_;
+  WatcherRole role_;
   std::atomic<std::uint32_t> stopping_{0};
   std::atomic<bool> threadless_;  // no background thread will take over from a waiter
-  std::atomic<std::uint64_t> late_wakeups_{0};
   WaitPolicy wait_policy_;
   const Progress progress_;
-  Doorbell doorbell_;
   Dispatcher dispatcher_;
 };
 

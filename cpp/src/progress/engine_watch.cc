@@ -21,10 +21,6 @@ constexpr auto linger_time = std::chrono::milliseconds(1);
 // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
 constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
 constexpr unsigned spin_rounds = 100;
-// A driver that comes this soon after a kick leaves the watcher nothing to do ...
-constexpr auto prompt_time = std::chrono::microseconds(20);
-// ... and after that many in a row it stands aside up to a tick: its looks would take the lock, and the vendor's, from the driver.
-constexpr unsigned prompt_answers = 4;
 // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done) is
 // polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
 // noticed a percent or two late at most.
@@ -38,33 +34,12 @@ constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20
 
 }  // namespace
 
-// To be called after the store that the watcher is to see: it announces its sleep, then looks at those stores again.
-void EngineImpl::wake_watcher() noexcept {
-  const Watcher state = watcher_.load();
-  if (state == Watcher::standby || state == Watcher::armed) doorbell_.ring();
-}
-
 void EngineImpl::wake_watcher_unless_prompt() noexcept {
   // An armed watcher sleeps until something wakes it; on standby it looks at the end of the tick.
-  if (!drivers_are_prompt() || watcher_.load() == Watcher::armed) wake_watcher();
-}
-
-bool EngineImpl::drivers_are_prompt() const noexcept { return prompt_.load(std::memory_order_relaxed) >= prompt_answers; }
-
-bool EngineImpl::watcher_wanted() const noexcept {
-  if (nudged_.load()) return true;
-  if (!kicked_.load()) return false;
-  return !drivers_are_prompt() || (unanswered_.load() && Deadline::Clock::now() - kicked_at_.load() > prompt_time);
+  if (!kicks_.drivers_are_prompt() || role_.armed()) role_.wake();
 }
 
 bool EngineImpl::anything_busy() const { return !deferred_.empty() || pollables_.any_busy(); }
-
-// A driver is here.
-void EngineImpl::answer_kick() {
-  unanswered_.store(false, std::memory_order_relaxed);
-  const bool prompt = Deadline::Clock::now() - kicked_at_.load() <= prompt_time;
-  prompt_.store(prompt ? std::min(prompt_.load(std::memory_order_relaxed) + 1, prompt_answers) : 0, std::memory_order_relaxed);
-}
 
 bool EngineImpl::arm_all() {
   if (!deferred_.empty() || !pollables_.arm()) return false;
@@ -76,27 +51,25 @@ bool EngineImpl::arm_all() {
 // Somebody else polls from now on: peers need not ring, and the watcher, whose sleep they would have ended, goes on standby.
 void EngineImpl::take_over() {
   pollables_.disarm();
-  wake_watcher();
+  role_.wake();
 }
 
 void EngineImpl::need_watcher() {
   if (progress_ == Progress::manual || background_ || stopping_.load(std::memory_order_relaxed) != 0) return;
-  watcher_.store(Watcher::active);
+  role_.take();
   background_ = start_thread("hmc-progress", [this, weak = self_] { background(this, weak); });
-  watcher_present_ = background_ != nullptr;
-  threadless_.store(!watcher_present_);
+  threadless_.store(background_ == nullptr);
   if (!background_) {
-    watcher_.store(Watcher::none);
+    role_.give_up();
     warn_once("progress-thread",
               "no background thread could be started (limit of processes reached?): only waiting calls make progress");
   }
 }
 
 void EngineImpl::end_watch() {
-  watcher_present_ = false;
-  watcher_.store(Watcher::none);
+  role_.give_up();
   if (pollables_.armed()) pollables_.disarm();
-  if (has_sleepers_) wake_one(*sleeping_.back(), Sleeper::look_again);
+  sleepers_.wake_one(role_);
 }
 
 void EngineImpl::background(EngineImpl* engine, const std::weak_ptr<EngineImpl>& weak) {
@@ -129,19 +102,18 @@ void EngineImpl::watch_as_waiter(Sleeper& sleeper, Deadline deadline) {
   WatchState state;
   state.leave = &sleeper.word;
   state.limit = deadline.when();
-  watcher_.store(Watcher::active);
   while (sleeper.word.load(std::memory_order_acquire) == Sleeper::asleep && !deadline.passed()) {
     if (const auto nap = watch_round(state)) sleep_as_watcher(*nap);
   }
   const Lock held = lock();
-  if (sleeper.word.load(std::memory_order_relaxed) == Sleeper::asleep) unlink(sleeper);
+  if (sleeper.word.load(std::memory_order_relaxed) == Sleeper::asleep) sleepers_.unlink(sleeper);
   end_watch();
 }
 
 // One step of the watcher; what it returns is to be slept. It may take the lock only when no driver wants it.
 std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
-  const bool kicked = kicked_.load();
-  const bool wanted = watcher_wanted();
+  const bool kicked = kicks_.kicked();
+  const bool wanted = kicks_.watcher_wanted();
   const std::uint64_t driven = driven_.load(std::memory_order_relaxed);
   if (driver_present_.load() || (driven != state.driven && !wanted)) {
     state.driven = driven;
@@ -150,7 +122,7 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
     state.refusals = 0;
     state.locked_since = {};
     // Drivers go on moving what was kicked: once they have for a while, they need not ring whenever one leaves.
-    if (kicked && ++state.kicked_standbys > patient_standbys) kicked_.store(false);
+    if (kicked && ++state.kicked_standbys > patient_standbys) kicks_.clear();
     if (!kicked) state.kicked_standbys = 0;
     return standby(state, Nap{false, Deadline::Clock::now() + tick});
   }
@@ -166,15 +138,14 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   }
   state.locked_since = {};
   Lock held(mutex_, std::adopt_lock);
-  nudged_.store(false, std::memory_order_relaxed);
-  if (unanswered_.exchange(false)) prompt_.store(0, std::memory_order_relaxed);
+  kicks_.answer_as_watcher();
   if (pollables_.armed()) pollables_.disarm();
   const unsigned moved = round(true);
   RetiredOwners::Owners owners = retired_.take();
   const TimePoint now = Deadline::Clock::now();
-  if ((moved & pollables) != 0 || linger_) {
+  const bool kicked_since = kicks_.take_linger();
+  if ((moved & pollables) != 0 || kicked_since) {
     state.linger_until = now + linger_time;
-    linger_ = false;
     state.kicked_standbys = 0;
   } else if ((moved & descriptors) != 0) {
     state.linger_until = std::max(state.linger_until, now + descriptor_linger_time);
@@ -187,12 +158,11 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   std::optional<Nap> nap;
   bool refused = false;
   if (moved == nothing && now >= state.linger_until) {
-    kicked_.store(false, std::memory_order_relaxed);  // kick() stores it under the lock
+    kicks_.clear(std::memory_order_relaxed);  // kick() stores it under the lock
     if (arm_all()) {
       state.refusals = 0;
-      armed_until_ = std::min(timers_.next(), state.limit);
-      watcher_.store(Watcher::armed);
-      nap = Nap{true, armed_until_};
+      nap = Nap{true, std::min(timers_.next(), state.limit)};
+      role_.announce_armed(nap->until);
     } else {
       refused = true;
       ++state.refusals;
@@ -226,18 +196,15 @@ void EngineImpl::relax(WatchState& state) noexcept {
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
 std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap nap) {
-  watcher_.exchange(Watcher::standby);
-  if (state.leave->load() != 0 || (!driver_present_.load() && watcher_wanted())) {
-    watcher_.store(Watcher::active);
+  role_.announce_standby();
+  if (state.leave->load() != 0 || (!driver_present_.load() && kicks_.watcher_wanted())) {
+    role_.stay_awake();
     return std::nullopt;
   }
   nap.until = std::min(nap.until, state.limit);
   return nap;
 }
 
-void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
-  doorbell_.sleep(nap.descriptors ? &descriptors_ : nullptr, nap.until);
-  watcher_.store(Watcher::active);
-}
+void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept { role_.sleep(nap.descriptors ? &descriptors_ : nullptr, nap.until); }
 
 }  // namespace hmc
