@@ -360,6 +360,7 @@ void bind_communicator(py::module_& module) {
   fast_method(comm, "all_to_all", Collectives<Communicator>::all_to_all,
               "all_to_all($self, out, inp=None, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
               "Several local Members: all_to_all({member: (out, inp), ...}). Collective.");
+  bind_reductions(member, comm);
 }
 
 }  // namespace hmc::bindings

@@ -692,6 +692,129 @@ class Member:
     def __eq__(self, arg0: typing.Any) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
+    def all_reduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before. Each element is reduced once, in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        """
+    def iall_reduce(
+        self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None
+    ) -> Work:
+        """
+        As all_reduce of arrays, but returns a Work at once.
+        """
+    def reduce_scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        counts: typing.Any = None,
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def ireduce_scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any,
+        op: str = "sum",
+        counts: typing.Any = None,
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+    ) -> Work:
+        """
+        As reduce_scatter of arrays, but returns a Work at once.
+        """
+    def reduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def ireduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+    ) -> Work:
+        """
+        As reduce of arrays, but returns a Work at once.
+        """
+    def all_gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def iall_gather(self, out: typing.Any, inp: typing.Any, counts: typing.Any = None, displacements: typing.Any = None) -> Work:
+        """
+        As all_gather of arrays, but returns a Work at once.
+        """
+    def broadcast(self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None) -> None:
+        """
+        array of root becomes array of every rank. Several local Members: {member: array}. Collective.
+        """
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0) -> Work:
+        """
+        As broadcast of an array, but returns a Work at once.
+        """
+    def gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        inp of rank r becomes block r of out of root; other ranks may pass None as out. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0) -> Work:
+        """
+        As gather of equal blocks, but returns a Work at once.
+        """
+    def scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the blocks of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0) -> Work:
+        """
+        As scatter of equal blocks, but returns a Work at once.
+        """
     def all_to_all(self, out: typing.Any, inp: typing.Any, timeout: float | None = None) -> None:
         """
         Block r of inp goes to rank r, block r of out comes from it. Collective.
@@ -1086,6 +1209,129 @@ class Communicator:
     def __enter__(self) -> Communicator: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
+    def all_reduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before. Each element is reduced once, in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        """
+    def iall_reduce(
+        self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None
+    ) -> Work:
+        """
+        As all_reduce of arrays, but returns a Work at once.
+        """
+    def reduce_scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        counts: typing.Any = None,
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def ireduce_scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any,
+        op: str = "sum",
+        counts: typing.Any = None,
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+    ) -> Work:
+        """
+        As reduce_scatter of arrays, but returns a Work at once.
+        """
+    def reduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def ireduce(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+    ) -> Work:
+        """
+        As reduce of arrays, but returns a Work at once.
+        """
+    def all_gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def iall_gather(self, out: typing.Any, inp: typing.Any, counts: typing.Any = None, displacements: typing.Any = None) -> Work:
+        """
+        As all_gather of arrays, but returns a Work at once.
+        """
+    def broadcast(self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None) -> None:
+        """
+        array of root becomes array of every rank. Several local Members: {member: array}. Collective.
+        """
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0) -> Work:
+        """
+        As broadcast of an array, but returns a Work at once.
+        """
+    def gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        inp of rank r becomes block r of out of root; other ranks may pass None as out. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0) -> Work:
+        """
+        As gather of equal blocks, but returns a Work at once.
+        """
+    def scatter(
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        root: typing.SupportsInt = 0,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """
+        Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the blocks of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        """
+    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0) -> Work:
+        """
+        As scatter of equal blocks, but returns a Work at once.
+        """
     def all_to_all(self, out: typing.Any, inp: typing.Any = None, timeout: float | None = None) -> None:
         """
         Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.

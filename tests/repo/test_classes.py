@@ -10,7 +10,7 @@ FOLDERS = [ROOT / "cpp" / "src", ROOT / "cpp" / "include" / "hmc"]
 MAX_METHODS, MAX_MEMBERS = 25, 15
 
 # Public fronts: many shallow calls of the same few functions.
-FRONTS = {"communicator.h:Member", "path.h:Path", "peer.h:Peer"}
+FRONTS = {"communicator.h:Communicator", "communicator.h:Member", "path.h:Path", "peer.h:Peer"}
 
 # Classes still to be split, with their methods and data members. A line may be lowered or removed, never raised or added.
 TO_SPLIT = {

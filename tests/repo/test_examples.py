@@ -21,6 +21,7 @@ BIN = Path(sys.executable).parent
 OPTIONS = {
     "first_transfer.py": ["-n", "2"],
     "all_to_all.py": ["-n", "4"],
+    "all_reduce.py": ["-n", "4"],
     "over_hosts.py": ["-n", "3"],
     "several_cards.py": ["-n", "2", "--simulate", "cuda,mlu,musa"],
     "mixed_vendors.py": ["-n", "2", "--simulate", "cuda,rocm"],

@@ -15,11 +15,14 @@ TALKING = {"CompletionQueue", "Communicator", "ConnBuffer", "Context", "Member",
 
 LOCAL = "looks at this process alone"
 POSTS = "returns a Work at once, which is waited for, awaited or cancelled"
-FIRST_USE = "posts; the first operation on a path fetches what it lacks, within 30 s"
 HARDWARE = "allocates, registers or copies here; no peer is asked"
 EXCEPTIONS = {
-    **dict.fromkeys(("put", "get", "put_blocks", "get_blocks", "prepare_blocks"), FIRST_USE),
-    **dict.fromkeys(("isend", "irecv", "iall_to_all", "iall_to_all_v"), POSTS),
+    **dict.fromkeys(("put", "get", "put_blocks", "get_blocks", "prepare_blocks"), POSTS),
+    **dict.fromkeys(
+        ("isend", "irecv", "iall_to_all", "iall_to_all_v", "iall_reduce", "ireduce_scatter", "ireduce_scatter_v"), POSTS
+    ),
+    **dict.fromkeys(("ireduce", "iall_gather", "iall_gather_v", "ibroadcast", "igather", "igather_v"), POSTS),
+    **dict.fromkeys(("iscatter", "iscatter_v"), POSTS),
     **dict.fromkeys(
         ("buffer", "register", "register_memory", "numpy", "native", "connect_native", "slice", "descriptor"), HARDWARE
     ),

@@ -15,6 +15,7 @@
 #include "hmc/deadline.h"
 #include "hmc/export.h"
 #include "hmc/peer.h"
+#include "hmc/reduce.h"
 #include "hmc/status.h"
 #include "hmc/topology.h"
 #include "hmc/work.h"
@@ -95,6 +96,51 @@ class HMC_API Member {
   [[nodiscard]] Result<Work> iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                                            const Layout& in_layout) const;
 
+  // Reductions. Each element is reduced once, from all ranks in rank order: the result has the same bits on every rank and in every
+  // run (hmc/reduce.h has the arithmetic). `out` may be `in`. Device memory is reduced by the CPU, in host memory.
+  // Errors besides those above: invalid_argument (sizes, also no whole number of elements; an operation that the type does not
+  // have; on every rank: another type, operation, size or root than another rank's, in all but 1 of 256 cases of sizes and roots).
+  // `in` of every rank to `out` of every rank; both have the same size.
+  [[nodiscard]] Status all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                  Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
+  // `in` is size() equal blocks; block r of every rank goes to `out` of rank r, which may be its block of `in`.
+  [[nodiscard]] Status reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                      Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
+  // Uneven: the blocks of `in` in bytes, alike on every rank.
+  [[nodiscard]] Status reduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
+                                        const Reduction& reduction, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ireduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
+                                               const Reduction& reduction) const;
+  // `in` of every rank to `out` of `root`; other ranks' `out` is not looked at.
+  [[nodiscard]] Status reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction,
+                              Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction) const;
+
+  // `in` of rank r to block r of `out` of every rank; `in` may be that block.
+  [[nodiscard]] Status all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iall_gather(const MemoryView& out, const MemoryView& in) const;
+  // Uneven: the blocks of `out` in bytes, the counts alike on every rank.
+  [[nodiscard]] Status all_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                    Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in) const;
+  // `view` of `root` to `view` of every rank.
+  [[nodiscard]] Status broadcast(const MemoryView& view, int root, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> ibroadcast(const MemoryView& view, int root) const;
+  // `in` of rank r to block r of `out` of `root`; other ranks' `out` and layout are not looked at.
+  [[nodiscard]] Status gather(const MemoryView& out, const MemoryView& in, int root, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> igather(const MemoryView& out, const MemoryView& in, int root) const;
+  [[nodiscard]] Status gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root,
+                                Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> igather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root) const;
+  // Block r of `in` of `root` to `out` of rank r; other ranks' `in` and layout are not looked at.
+  [[nodiscard]] Status scatter(const MemoryView& out, const MemoryView& in, int root, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iscatter(const MemoryView& out, const MemoryView& in, int root) const;
+  [[nodiscard]] Status scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root,
+                                 Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Result<Work> iscatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root) const;
+
   // From this Member's device to that one's; connects if need be. Errors: as Peer::path.
   [[nodiscard]] Result<Path> path(int dst, Deadline deadline = Deadline::after_seconds(30)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
@@ -157,6 +203,17 @@ class HMC_API Communicator {
   [[nodiscard]] Result<Work> ibarrier(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status all_reduce(std::span<const MemberBuffers> members, const Reduction& reduction,
+                                  Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status reduce_scatter(std::span<const MemberBuffers> members, const Reduction& reduction,
+                                      Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status reduce(std::span<const MemberBuffers> members, int root, const Reduction& reduction,
+                              Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status all_gather(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status broadcast(std::span<const MemberBuffers> members, int root,  // of each one's `out`
+                                 Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status gather(std::span<const MemberBuffers> members, int root, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status scatter(std::span<const MemberBuffers> members, int root, Deadline deadline = Deadline::never()) const;
   // One RemoteBuffer per rank, for all of this process's Members.
   [[nodiscard]] Result<std::vector<RemoteBuffer>> exchange(std::span<const MemberBuffer> members,
                                                            Deadline deadline = Deadline::never()) const;

@@ -12,6 +12,7 @@
 #include "hmc/native.h"
 #include "hmc/path.h"
 #include "hmc/peer.h"
+#include "hmc/reduce.h"
 #include "hmc/status.h"
 #include "hmc/topology.h"
 #include "hmc/version.h"

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "comm/target.h"
+#include "hmc/reduce.h"
 
 namespace hmc {
 
@@ -18,7 +20,14 @@ enum class CallKind : std::uint8_t {
   exchange,
   exchange_bytes,
   split,
-  topology
+  topology,
+  all_reduce = first_exact_kind,
+  reduce_scatter,
+  reduce,
+  all_gather,
+  broadcast,
+  gather,
+  scatter,
 };
 
 // The name, for errors: "all_to_all". For a peer's number that is none, "an unknown collective".
@@ -26,9 +35,11 @@ enum class CallKind : std::uint8_t {
 
 // 24 bits: the kind, and the size of an all_to_all's blocks, exact as far as 10 leading bits say it.
 [[nodiscard]] std::uint32_t encode_call(CallKind kind, std::uint64_t block = 0) noexcept;
-// Of two encoded calls.
-[[nodiscard]] constexpr bool different_kinds(std::uint32_t a, std::uint32_t b) noexcept { return ((a ^ b) & call_kind_mask) != 0; }
-// "all_to_all with blocks of 64 bytes"
+// 24 bits: the kind, and a digest of what every rank passes alike: sizes, the root.
+[[nodiscard]] std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike) noexcept;
+// 24 bits: the kind, the type and the operation, and a digest of what else every rank passes alike.
+[[nodiscard]] std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike) noexcept;
+// "all_to_all with blocks of 64 bytes", "all_reduce of f32, sum"
 [[nodiscard]] std::string describe_call(std::uint32_t call);
 
 }  // namespace hmc

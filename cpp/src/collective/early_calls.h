@@ -23,7 +23,7 @@ class EarlyCalls {
     Entry& entry = entries_[sequence % entries_.size()];
     if (entry.sequence != sequence) {
       entry = {sequence, {call, Call{}}};
-    } else if (entry.calls[1].call == 0 && different_kinds(entry.calls[0].call, call.call)) {
+    } else if (entry.calls[1].call == 0 && different_calls(entry.calls[0].call, call.call)) {
       entry.calls[1] = call;
     }
   }
@@ -33,7 +33,7 @@ class EarlyCalls {
     const Entry& entry = entries_[sequence % entries_.size()];
     if (entry.sequence != sequence) return std::nullopt;
     for (const Call& noted : entry.calls) {
-      if (noted.call != 0 && different_kinds(noted.call, call)) return noted;
+      if (noted.call != 0 && different_calls(noted.call, call)) return noted;
     }
     return std::nullopt;
   }

@@ -34,7 +34,8 @@ Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr
     auto schedule = std::make_shared<const Schedule>(plan_all_gather(ranks[i], group->size(), counts));
     data.push_back(std::make_shared<Gathered>(Gathered{std::move(mine[i]), Bytes(total)}));
     CollectiveBuffers buffers{MemoryView(data.back()->in.data(), data.back()->in.size()),
-                              MemoryView(data.back()->out.data(), data.back()->out.size())};
+                              MemoryView(data.back()->out.data(), data.back()->out.size()),
+                              {}};
     buffers.in.owner = data.back();
     buffers.out.owner = data.back();
     HMC_ASSIGN(auto work, start_collective(group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)));

@@ -6,10 +6,18 @@
 #include <utility>
 
 #include "collective/interruption.h"
+#include "collective/reducer.h"
 #include "comm/messages/messenger.h"
 #include "device/runtime.h"
 
 namespace hmc {
+namespace {
+
+// Bytes of all sources together that are reduced with the engine lock held: about as long as a post that copies its message, and
+// less than a thread takes to wake up.
+constexpr std::uint64_t reduced_at_once = 512 << 10;
+
+}  // namespace
 
 // Stands among the one-sided operations to one peer, behind its fences.
 class CollectiveWork::Gate final : public PendingOp {
@@ -89,9 +97,28 @@ void CollectiveWork::post(std::uint32_t index) {
     const Status copied = copy(step);
     run_.finish(index);
     if (!copied.ok()) fail(copied);
+  } else if (step.kind == StepKind::reduce) {
+    reduce(index);
   } else {
     post_message(index);
   }
+}
+
+// Short ones here; others without the engine lock, like a message that takes its time.
+void CollectiveWork::reduce(std::uint32_t index) {
+  const Step& step = run_.steps()[index];
+  if (step.bytes == 0 || run_.poisoned(index)) return run_.finish(index);
+  const auto* const first = run_.sources().data() + step.first_source;
+  std::vector<const void*> sources(group_->size());
+  for (std::size_t r = 0; r < sources.size(); ++r) sources[r] = slice(first[r], step.bytes).data;
+  void* const to = slice(step.to, step.bytes).data;
+  if (step.bytes * sources.size() <= reduced_at_once) {
+    reduce_on_cpu(to, sources, step.bytes / size_of(buffers_.reduction.type), buffers_.reduction);
+    return run_.finish(index);
+  }
+  const auto work = reduce_in_background(engine(), to, std::move(sources), step.bytes, buffers_.reduction);
+  run_.posted(index, work);
+  work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
 }
 
 void CollectiveWork::post_message(std::uint32_t index) {
@@ -105,8 +132,7 @@ void CollectiveWork::post_message(std::uint32_t index) {
                       : group_->messenger().irecv_locked(target, tag_of(sequence_, step.round), view);
   if (!posted) {
     run_.give_up(index);
-    fail(posted.status().with_context(group_->describe(step.peer)));
-    return;
+    return on_failure(posted.status().with_context(group_->describe(step.peer)));
   }
   run_.posted(index, std::move(posted).value());
   WorkState& message = *run_.message(index);
@@ -121,6 +147,7 @@ void CollectiveWork::post_message(std::uint32_t index) {
 Status CollectiveWork::copy(const Step& step) const {
   if (step.bytes == 0) return {};
   const MemoryView to = slice(step.to, step.bytes), from = slice(step.from, step.bytes);
+  if (to.data == from.data) return {};  // in place
   if (!to.device.is_cpu() || !from.device.is_cpu())
     return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
   std::memcpy(to.data, from.data, step.bytes);
@@ -146,12 +173,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   run_.finish(index);
   if (!status.ok() && !run_.poisoned(index)) {
     keep = shared_from_this();
-    const Status failure = status.with_context(group_->describe(step.peer));
-    if (status.code() == Code::cancelled && !failing_) {
-      await_reason(failure);
-    } else {
-      fail(failure);
-    }
+    on_failure(status.with_context(group_->describe(step.peer)));
   }
   if (posting_) return;  // advance() goes on with what has become ready
   if (run_.all_done() || failing_) {
@@ -163,15 +185,20 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
 
 void CollectiveWork::mismatch(std::uint32_t other_rank, std::uint32_t other_call) {
   if (std::exchange(mismatched_, true)) return;
-  const Status reason(Code::invalid_argument, group_->describe(rank_) + " called " + describe_call(call_) + " where " +
-                                                  group_->describe(other_rank) + " called " + describe_call(other_call) +
+  const std::string mine = describe_call(call_), theirs = describe_call(other_call);
+  const Status reason(Code::invalid_argument, group_->describe(rank_) + " called " + mine + " where " +
+                                                  group_->describe(other_rank) + " called " + theirs +
+                                                  (mine == theirs ? " with another size or root" : "") +
                                                   "; every rank makes the same collective calls in the same order");
   engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), reason] { self->fail(reason); });
 }
 
-// The peer withdrew its message because the collective failed there. It tells why over control, which may come later.
-void CollectiveWork::await_reason(const Status& failure) {
+// A peer that withdrew its message, or left, did so because the collective failed there. Why, it tells over control, or another
+// rank's death shows here: either may come later.
+void CollectiveWork::on_failure(const Status& failure) {
   constexpr auto patience = std::chrono::seconds(1);
+  if (failing_) return;
+  if (failure.code() != Code::cancelled && failure.code() != Code::closed) return fail(failure);
   if (std::exchange(awaiting_reason_, true)) return;
   group_->engine()->at(Deadline::after(patience),
                        [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] { self->fail(failure); });
@@ -225,7 +252,9 @@ Status CollectiveWork::cancel_locked() {
 bool CollectiveWork::involves(std::uint32_t process) const {
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
-    if (!run_.done(i) && step.kind != StepKind::copy && group_->rank(step.peer).process == process) return true;
+    if (!run_.done(i) && (step.kind == StepKind::send || step.kind == StepKind::receive) &&
+        group_->rank(step.peer).process == process)
+      return true;
   }
   return false;
 }

@@ -15,6 +15,7 @@
 #include "collective/group.h"
 #include "collective/plan.h"
 #include "collective/schedule_run.h"
+#include "device/reduce.h"
 #include "hmc/peer.h"
 #include "progress/work_state.h"
 
@@ -29,6 +30,7 @@ constexpr std::uint64_t sequence_of(std::int64_t tag) noexcept { return static_c
 struct CollectiveBuffers {
   MemoryView in;
   MemoryView out;
+  ReduceStep reduction = {};  // of reduce steps
 };
 
 class CollectiveWork final : public WorkState {
@@ -60,6 +62,7 @@ class CollectiveWork final : public WorkState {
   class Gate;
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
+  void reduce(std::uint32_t index);
   Status copy(const Step& step) const;
   void on_message(std::uint32_t index, const Status& status);
   void advance();
@@ -69,7 +72,7 @@ class CollectiveWork final : public WorkState {
   void fence_passed();
   void advance_soon();
   [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
-  void await_reason(const Status& failure);
+  void on_failure(const Status& failure);
   void soft_error(const Step& step, const std::string& found);
   void released() noexcept override;
 

@@ -110,7 +110,7 @@ void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_
   if (at == local_.size() || local_[at] != dst) return;
   const std::uint64_t sequence = sequence_of(tag);
   if (CollectiveWork* const work = running_.find(dst, sequence)) {
-    if (different_kinds(work->call(), call)) work->mismatch(src, call);
+    if (different_calls(work->call(), call)) work->mismatch(src, call);
   } else if (sequence >= sequence_[at]) {
     early_[at].note(sequence, {src, call});
   }

@@ -7,18 +7,13 @@
 
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
+#include "collective/member_calls.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
 namespace {
 
-using Started = Result<std::shared_ptr<CollectiveWork>>;
 using Layout = Member::Layout;
-
-Status check(const std::shared_ptr<CommunicatorState>& state) {
-  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
-  return state->group->open();
-}
 
 Status check_memory(const MemoryView& out, const MemoryView& in) {
   if ((out.bytes > 0 && out.data == nullptr) || (in.bytes > 0 && in.data == nullptr)) {
@@ -53,47 +48,12 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
   return start_collective(group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out});
 }
 
-Status check_layout(const char* which, const Layout& layout, const MemoryView& view, std::size_t size) {
-  if (layout.counts.size() != size || layout.displacements.size() != size) {
-    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " layout has " +
-                                        std::to_string(layout.counts.size()) + " counts and " +
-                                        std::to_string(layout.displacements.size()) + " displacements; the Communicator has " +
-                                        std::to_string(size) + " ranks"};
-  }
-  for (std::size_t r = 0; r < size; ++r) {
-    if (layout.displacements[r] <= view.bytes && layout.counts[r] <= view.bytes - layout.displacements[r]) continue;
-    return {Code::invalid_argument, std::string("all_to_all_v: the ") + which + " block of rank " + std::to_string(r) + " (" +
-                                        std::to_string(layout.counts[r]) + " bytes at " + std::to_string(layout.displacements[r]) +
-                                        ") does not lie in its buffer of " + std::to_string(view.bytes) + " bytes"};
-  }
-  return {};
-}
-
-Status check_disjoint(const Layout& layout) {
-  std::vector<std::uint32_t> order(layout.counts.size());
-  std::iota(order.begin(), order.end(), 0U);
-  const auto before = [&](std::uint32_t a, std::uint32_t b) { return layout.displacements[a] < layout.displacements[b]; };
-  if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
-  std::uint64_t end = 0;
-  std::uint32_t last = 0;
-  for (const std::uint32_t r : order) {
-    if (layout.counts[r] == 0) continue;
-    if (layout.displacements[r] < end) {
-      return {Code::invalid_argument,
-              "all_to_all_v: the output blocks of ranks " + std::to_string(last) + " and " + std::to_string(r) + " overlap"};
-    }
-    end = layout.displacements[r] + layout.counts[r];
-    last = r;
-  }
-  return {};
-}
-
 Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                           const Layout& in_layout) {
   HMC_TRY(check_memory(out, in));
-  HMC_TRY(check_layout("output", out_layout, out, group.size()));
-  HMC_TRY(check_layout("input", in_layout, in, group.size()));
-  return check_disjoint(out_layout);
+  HMC_TRY(check_layout("all_to_all_v", "output", out_layout, out, group.size()));
+  HMC_TRY(check_layout("all_to_all_v", "input", in_layout, in, group.size()));
+  return check_disjoint("all_to_all_v", out_layout);
 }
 
 Started start_all_to_all_v(const Member& member, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
@@ -113,16 +73,6 @@ Started start_barrier(const Member& member) {
   const auto& group = member.state()->group;
   const auto rank = static_cast<std::uint32_t>(member.rank());
   return start_collective(group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {});
-}
-
-Status finish(const Started& started, Deadline deadline) {
-  if (!started) return started.status();
-  return finish_collectives(std::span(&started.value(), 1), deadline);
-}
-
-Result<Work> as_work(Started started) {
-  if (!started) return started.status();
-  return Work(std::move(started).value());
 }
 
 // A barrier of one or several Members. It has no memory, so it ends at once when it is cancelled or at its deadline; that breaks
@@ -183,11 +133,6 @@ Result<Work> start_barriers(std::span<const Member> members, Deadline deadline) 
   const auto lock = engine->lock();
   work->start(deadline);
   return Work(work);
-}
-
-Status check(const Communicator& communicator) {
-  if (!communicator.valid()) return {Code::invalid_argument, "the Communicator is empty"};
-  return communicator.state()->group->open();
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace hmc {
 
-enum class StepKind : std::uint8_t { send, receive, copy };
+enum class StepKind : std::uint8_t { send, receive, copy, reduce };
 enum class Area : std::uint8_t { in, out, scratch };  // the caller's two buffers, and memory of the collective itself
 
 struct Slice {
@@ -20,17 +20,19 @@ struct Slice {
 struct Step {
   StepKind kind = StepKind::copy;
   std::uint8_t round = 0;
-  std::uint32_t peer = 0;  // rank; own for copies
+  std::uint32_t peer = 0;  // rank; own for copies and reductions
   std::uint64_t bytes = 0;
   Slice from;                                    // send, copy
-  Slice to;                                      // receive, copy
+  Slice to;                                      // receive, copy, reduce
   std::uint32_t waits = 0;                       // steps that must be complete before
   std::uint32_t first_next = 0, next_count = 0;  // in Schedule::next: steps that wait for this one
+  std::uint32_t first_source = 0;                // reduce: in Schedule::sources, one for each rank, `bytes` each
 };
 
 struct Schedule {
   std::vector<Step> steps;  // those without predecessors are posted in this order
   std::vector<std::uint32_t> next;
+  std::vector<Slice> sources;
   std::uint64_t scratch = 0;  // bytes of Area::scratch
 };
 

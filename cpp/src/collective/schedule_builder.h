@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,12 @@ class ScheduleBuilder {
   }
   Index copy(std::uint32_t own, Slice from, Slice to, std::uint64_t bytes) {
     return add({.kind = StepKind::copy, .round = 0, .peer = own, .bytes = bytes, .from = from, .to = to});
+  }
+  // `sources`: one for each rank, in rank order.
+  Index reduce(std::uint32_t own, std::span<const Slice> sources, Slice to, std::uint64_t bytes) {
+    const auto first = static_cast<std::uint32_t>(schedule_.sources.size());
+    schedule_.sources.insert(schedule_.sources.end(), sources.begin(), sources.end());
+    return add({.kind = StepKind::reduce, .round = 0, .peer = own, .bytes = bytes, .from = {}, .to = to, .first_source = first});
   }
   // `second` waits for `first`. Each pair once.
   void order(Index first, Index second) {

@@ -7,38 +7,38 @@ namespace hmc {
 
 ScheduleCache::ScheduleCache(std::shared_ptr<Engine> engine, std::uint32_t size, std::span<const std::uint32_t> local)
     : engine_(std::move(engine)), size_(size) {
-  entries_.reserve(local.size());
-  for (const std::uint32_t rank : local) entries_.push_back({.rank = rank, .barrier = nullptr, .all_to_all = nullptr});
+  recent_.reserve(local.size());
+  for (const std::uint32_t rank : local) recent_.push_back({.rank = rank, .entries = {}});
 }
 
-ScheduleCache::Entry& ScheduleCache::entry_of(std::uint32_t rank) noexcept {
-  return *std::ranges::lower_bound(entries_, rank, {}, &Entry::rank);
+ScheduleCache::Recent& ScheduleCache::recent_of(std::uint32_t rank) noexcept {
+  return *std::ranges::lower_bound(recent_, rank, {}, &Recent::rank);
+}
+
+std::shared_ptr<const Schedule> ScheduleCache::find(std::uint32_t rank, const Key& key) {
+  Recent& recent = recent_of(rank);
+  const auto lock = engine_->lock();
+  const auto known = std::ranges::find(recent.entries, key, &Entry::key);
+  return known == recent.entries.end() ? nullptr : known->schedule;
+}
+
+void ScheduleCache::keep(std::uint32_t rank, const Key& key, const std::shared_ptr<const Schedule>& schedule) {
+  Recent& recent = recent_of(rank);
+  const auto lock = engine_->lock();
+  if (recent.entries.size() < kept) {
+    recent.entries.push_back({key, schedule});
+  } else {
+    recent.entries[recent.oldest++ % kept] = {key, schedule};
+  }
 }
 
 std::shared_ptr<const Schedule> ScheduleCache::barrier(std::uint32_t rank) {
-  Entry& entry = entry_of(rank);
-  {
-    const auto lock = engine_->lock();
-    if (entry.barrier) return entry.barrier;
-  }
-  auto made = std::make_shared<const Schedule>(plan_barrier(rank, size_));
-  const auto lock = engine_->lock();
-  entry.barrier = made;
-  return made;
+  return get(rank, {.kind = CallKind::barrier}, [&] { return plan_barrier(rank, size_); });
 }
 
 std::shared_ptr<const Schedule> ScheduleCache::all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning) {
-  Entry& entry = entry_of(rank);
-  {
-    const auto lock = engine_->lock();
-    if (entry.all_to_all && entry.block == block && entry.inline_copy == tuning.inline_copy) return entry.all_to_all;
-  }
-  auto made = std::make_shared<const Schedule>(plan_all_to_all(rank, size_, block, tuning));
-  const auto lock = engine_->lock();
-  entry.all_to_all = made;
-  entry.block = block;
-  entry.inline_copy = tuning.inline_copy;
-  return made;
+  return get(rank, {.kind = CallKind::all_to_all, .bytes = block, .more = tuning.inline_copy},
+             [&] { return plan_all_to_all(rank, size_, block, tuning); });
 }
 
 }  // namespace hmc

@@ -1,4 +1,4 @@
-// ScheduleCache: the barrier's Schedule of each local rank, and that of its last all_to_all.
+// ScheduleCache: the Schedules that each local rank used last.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/call.h"
 #include "collective/plan.h"
 #include "progress/engine.h"
 
@@ -19,20 +20,40 @@ class ScheduleCache {
   // Any thread, engine lock not held.
   [[nodiscard]] std::shared_ptr<const Schedule> barrier(std::uint32_t rank);
   [[nodiscard]] std::shared_ptr<const Schedule> all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning);
+  // What a Schedule depends on, besides the rank and the size of the group.
+  struct Key {
+    CallKind kind;
+    std::uint64_t bytes = 0;
+    std::uint64_t more = 0;  // the root, how the memory is used: as the call chooses
+    bool operator==(const Key&) const = default;
+  };
+  // The Schedule of `key`, or what `make()` returns.
+  template <class Make>
+  [[nodiscard]] std::shared_ptr<const Schedule> get(std::uint32_t rank, const Key& key, const Make& make) {
+    if (auto known = find(rank, key)) return known;
+    auto made = std::make_shared<const Schedule>(make());
+    keep(rank, key, made);
+    return made;
+  }
 
  private:
   struct Entry {
-    std::uint32_t rank;
-    std::shared_ptr<const Schedule> barrier;
-    std::shared_ptr<const Schedule> all_to_all;
-    std::uint64_t block = 0;        // of all_to_all
-    std::uint64_t inline_copy = 0;  // its tuning's
+    Key key;
+    std::shared_ptr<const Schedule> schedule;
   };
-  [[nodiscard]] Entry& entry_of(std::uint32_t rank) noexcept;
+  static constexpr std::size_t kept = 8;
+  struct Recent {
+    std::uint32_t rank;
+    std::vector<Entry> entries;  // at most `kept`
+    std::size_t oldest = 0;
+  };
+  [[nodiscard]] std::shared_ptr<const Schedule> find(std::uint32_t rank, const Key& key);
+  void keep(std::uint32_t rank, const Key& key, const std::shared_ptr<const Schedule>& schedule);
+  [[nodiscard]] Recent& recent_of(std::uint32_t rank) noexcept;
 
   const std::shared_ptr<Engine> engine_;
   const std::uint32_t size_;
-  std::vector<Entry> entries_;  // by rank; their schedules are guarded by the engine lock
+  std::vector<Recent> recent_;  // by rank; their entries are guarded by the engine lock
 };
 
 }  // namespace hmc

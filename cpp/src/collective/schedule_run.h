@@ -17,6 +17,7 @@ class ScheduleRun {
   explicit ScheduleRun(std::shared_ptr<const Schedule> schedule);
 
   [[nodiscard]] std::span<const Step> steps() const noexcept { return schedule_->steps; }
+  [[nodiscard]] std::span<const Slice> sources() const noexcept { return schedule_->sources; }
 
   // The steps that wait for nothing, in the order in which the schedule has them. Once.
   void begin();

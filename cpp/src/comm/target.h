@@ -22,6 +22,12 @@ struct Target {
 
 inline constexpr std::uint32_t call_kind_mask = 0xff;
 inline constexpr std::uint32_t max_call = 0xffffff;
+// Calls from this kind on belong together only where all three bytes are equal.
+inline constexpr std::uint32_t first_exact_kind = 16;
+
+[[nodiscard]] constexpr bool different_calls(std::uint32_t a, std::uint32_t b) noexcept {
+  return a != b && (((a ^ b) & call_kind_mask) != 0 || (a & call_kind_mask) >= first_exact_kind);
+}
 
 // Told of messages of a scope that belong to another call than the receive that they met, or that met none. Engine lock held; it
 // posts nothing from there.

@@ -76,7 +76,8 @@ std::optional<ReduceOp> reduce_op(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-Status check_reduction(DataType type, const Reduction& reduction) {
+Status check_reduction(const Reduction& reduction) {
+  const DataType type = reduction.type;
   const bool bitwise = reduction.op == ReduceOp::band || reduction.op == ReduceOp::bor || reduction.op == ReduceOp::bxor;
   if (bitwise ? !is_floating(type) : reduction.op != ReduceOp::premul_sum || is_floating(type)) return {};
   return {Code::invalid_argument, std::string(name_of(reduction.op)) + " of " + std::string(name_of(type)) + ": it takes " +

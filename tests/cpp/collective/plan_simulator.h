@@ -17,10 +17,16 @@ namespace hmc::testing {
 struct SimulatedRank {
   Schedule schedule;
   std::vector<std::byte> in, out, scratch;
+  bool in_place = false;  // Area::in is Area::out
 };
 
 class PlanSimulator {
  public:
+  // What it reduces with.
+  static std::byte fold(std::byte so_far, std::byte next) {
+    return static_cast<std::byte>(std::to_integer<unsigned>(so_far) * 31 + std::to_integer<unsigned>(next));
+  }
+
   PlanSimulator(std::vector<SimulatedRank> ranks, unsigned seed) : ranks_(std::move(ranks)), random_(seed) {}
 
   // Empty, or what is wrong: an area overrun, a message of the wrong size, a deadlock, messages left over.
@@ -59,7 +65,7 @@ class PlanSimulator {
 
   std::byte* at(std::uint32_t rank, const Slice& where, std::uint64_t bytes) {
     auto& one = ranks_[rank];
-    auto& area = where.area == Area::in ? one.in : where.area == Area::out ? one.out : one.scratch;
+    auto& area = where.area == Area::in && !one.in_place ? one.in : where.area != Area::scratch ? one.out : one.scratch;
     if (where.offset > area.size() || bytes > area.size() - where.offset) error_ = "a slice runs over its area";
     return area.data() + where.offset;
   }
@@ -74,6 +80,10 @@ class PlanSimulator {
       std::byte* to = at(rank, step.to, step.bytes);
       const std::byte* from = at(rank, step.from, step.bytes);
       if (error_.empty() && step.bytes > 0) std::memcpy(to, from, step.bytes);
+      return finish(rank, index);
+    }
+    if (step.kind == StepKind::reduce) {
+      reduce(rank, step);
       return finish(rank, index);
     }
     const bool sends = step.kind == StepKind::send;
@@ -97,6 +107,18 @@ class PlanSimulator {
     if (error_.empty() && in.bytes > 0) std::memcpy(target, source, in.bytes);
     finish(from.rank, from.index);
     finish(to.rank, to.index);
+  }
+
+  // Depends on the order of the sources.
+  void reduce(std::uint32_t rank, const Step& step) {
+    std::vector<std::byte> result(step.bytes);
+    for (std::size_t source = 0; source < ranks_.size(); ++source) {
+      const std::byte* from = at(rank, ranks_[rank].schedule.sources[step.first_source + source], step.bytes);
+      if (!error_.empty()) return;
+      for (std::uint64_t i = 0; i < step.bytes; ++i) result[i] = fold(result[i], from[i]);
+    }
+    std::byte* to = at(rank, step.to, step.bytes);
+    if (error_.empty()) std::copy(result.begin(), result.end(), to);
   }
 
   void finish(std::uint32_t rank, std::uint32_t index) {

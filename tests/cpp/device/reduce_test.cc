@@ -289,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(All, ReduceTest,
 TEST_P(ReduceTest, EveryOperationAndSize) {
   for (std::size_t op = 0; op < reduce_ops; ++op) {
     ReduceStep step{type(), static_cast<ReduceOp>(op), 1, 1};
-    if (!check_reduction(step.type, {step.op, 1}).ok()) continue;
+    if (!check_reduction({step.type, step.op, 1}).ok()) continue;
     for (const std::size_t count : {0U, 1U, 7U, 8U, 1023U, 1024U, 1025U, 3001U}) check(step, 2, count, 0, -1);
     for (const std::size_t sources : {1U, 3U, 5U}) check(step, sources, 1100, 3, -1);
   }
@@ -313,9 +313,9 @@ TEST(Reduce, NamesAndSizes) {
   for (std::size_t i = 0; i < reduce_ops; ++i) EXPECT_EQ(reduce_op(name_of(static_cast<ReduceOp>(i))), static_cast<ReduceOp>(i));
   EXPECT_EQ(data_type("f33"), std::nullopt);
   EXPECT_EQ(reduce_op(""), std::nullopt);
-  EXPECT_TRUE(check_reduction(DataType::u8, {ReduceOp::bxor, 1}).ok());
-  EXPECT_EQ(check_reduction(DataType::bf16, {ReduceOp::band, 1}).code(), Code::invalid_argument);
-  EXPECT_EQ(check_reduction(DataType::i32, {ReduceOp::premul_sum, 2}).code(), Code::invalid_argument);
+  EXPECT_TRUE(check_reduction({DataType::u8, ReduceOp::bxor, 1}).ok());
+  EXPECT_EQ(check_reduction({DataType::bf16, ReduceOp::band, 1}).code(), Code::invalid_argument);
+  EXPECT_EQ(check_reduction({DataType::i32, ReduceOp::premul_sum, 2}).code(), Code::invalid_argument);
 }
 
 }  // namespace

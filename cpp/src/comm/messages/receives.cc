@@ -135,7 +135,7 @@ void Receives::stash(Lane& lane, std::unique_ptr<Unexpected> message) {
 }
 
 bool Receives::of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head) {
-  if (((receive.call ^ head.call) & call_kind_mask) == 0) return false;
+  if (!different_calls(receive.call, head.call)) return false;
   receive.stage = Stage::matched;  // cancelling it has nothing left to withdraw
   watchers_.tell(*lane.owner(), head);
   receive.complete(Status(Code::invalid_argument, "the message is of another call than its receive; nothing was written"));

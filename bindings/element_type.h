@@ -1,0 +1,16 @@
+// The element types of arrays, for collectives that reduce.
+#pragma once
+
+#include "common.h"
+#include "hmc/reduce.h"
+
+namespace hmc::bindings {
+
+// What `array` holds, or `dtype` where it is given: a name ("f32", "float32", "bfloat16"), or a dtype of NumPy or torch.
+// Throws TypeError: no type is known (Memory and ConnBuffer), or none that can be reduced.
+DataType element_type_of(py::handle array, py::handle dtype);
+
+// From the arguments of a call. `factor`: None, or a number with op="premul_sum".
+Reduction reduction_of(py::handle array, std::string_view op, py::handle factor, py::handle dtype);
+
+}  // namespace hmc::bindings

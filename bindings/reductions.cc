@@ -1,0 +1,319 @@
+// all_reduce, reduce_scatter, reduce, all_gather, broadcast, gather and scatter of Member and Communicator.
+#include "collectives.h"
+#include "element_type.h"
+#include "members.h"
+
+namespace hmc::bindings {
+namespace {
+
+using Timeout = std::optional<double>;
+
+// inp=None: in place.
+py::object input_of(const py::object& out, const py::object& inp) { return inp.is_none() ? out : inp; }
+// None: a rank that has no such buffer.
+MemoryView maybe_view(const py::object& array, bool writable) { return array.is_none() ? MemoryView{} : view_of(array, writable); }
+
+// Of {member: (out, inp)}, or {member: array} in place.
+std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
+  std::vector<MemberBuffers> buffers;
+  for (const auto& [who, value] : by_member) {
+    if (!py::isinstance<Member>(who)) throw py::type_error("the keys must be Members, as in {comm.local[0]: array}");
+    const bool both = py::isinstance<py::tuple>(value);
+    if (both && py::len(value) != 2) refuse("each Member needs an array, or a pair (out, inp)");
+    const py::object out = both ? py::object(py::cast<py::tuple>(value)[0]) : py::reinterpret_borrow<py::object>(value);
+    const py::object inp = both ? py::object(py::cast<py::tuple>(value)[1]) : out;
+    buffers.push_back({who.cast<Member>(), maybe_view(out, true), maybe_view(inp, false)});
+  }
+  return buffers;
+}
+
+// The array by which the element type of {member: ...} is known.
+py::object first_input(const py::dict& by_member) {
+  for (const auto& [who, value] : by_member) {
+    if (py::isinstance<py::tuple>(value) && py::len(value) == 2) return py::cast<py::tuple>(value)[1];
+    return py::reinterpret_borrow<py::object>(value);
+  }
+  refuse("name every local Member, as in {comm.local[0]: array}");
+}
+
+// Calls `many(buffers)` for {member: ...}. False: `out` is one array.
+template <class T, class Many>
+bool for_members(const T&, const py::object& out, const Timeout& timeout, const Many& many) {
+  if constexpr (std::is_same_v<T, Communicator>) {
+    if (!py::isinstance<py::dict>(out)) return false;
+    const std::vector<MemberBuffers> buffers = buffers_of(out);
+    const Deadline deadline = deadline_of(timeout);
+    interruptible([&] { return many(buffers, deadline); });
+    return true;
+  }
+  return false;
+}
+
+template <class T>
+Reduction reduction_for(const py::object& inp, const std::string& op, const py::object& factor, const py::object& dtype) {
+  if (std::is_same_v<T, Communicator> && py::isinstance<py::dict>(inp)) return reduction_of(first_input(inp), op, factor, dtype);
+  return reduction_of(inp, op, factor, dtype);
+}
+
+template <class T, class Class>
+void bind_reducing(Class& cls) {
+  using py::arg;
+  cls.def(
+         "all_reduce",
+         [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
+            const py::object& dtype, const Timeout& timeout) {
+           const py::object source = input_of(out, inp);
+           const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+           const auto many = [&](const auto& buffers, Deadline deadline) { return self.all_reduce(buffers, reduction, deadline); };
+           if constexpr (std::is_same_v<T, Communicator>) {
+             if (for_members(self, out, timeout, many)) return;
+           }
+           const BorrowedView to(out, true), from(source, false);
+           const Deadline deadline = deadline_of(timeout);
+           const Member member = member_of(self);
+           interruptible([&] { return member.all_reduce(*to, *from, reduction, deadline); }, gil_for(to->bytes));
+         },
+         arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
+         arg("timeout") = py::none(),
+         "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
+         "bxor, or premul_sum, which multiplies by factor before. Each element is reduced once, in rank order: every rank gets the "
+         "same "
+         "bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.")
+      .def(
+          "iall_reduce",
+          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
+             const py::object& dtype) {
+            const py::object source = input_of(out, inp);
+            const Reduction reduction = reduction_of(source, op, factor, dtype);
+            const MemoryView to = view_of(out, true), from = view_of(source, false);
+            const ReleasedGil nogil;
+            return check(member_of(self).iall_reduce(to, from, reduction));
+          },
+          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
+          "As all_reduce of arrays, but returns a Work at once.")
+      .def(
+          "reduce_scatter",
+          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
+             const py::object& factor, const py::object& dtype, const Timeout& timeout) {
+            const py::object source = input_of(out, inp);
+            const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+            const auto many = [&](const auto& buffers, Deadline deadline) {
+              return self.reduce_scatter(buffers, reduction, deadline);
+            };
+            if constexpr (std::is_same_v<T, Communicator>) {
+              if (for_members(self, out, timeout, many)) return;
+            }
+            const BorrowedView to(out, true), from(source, false);
+            const Deadline deadline = deadline_of(timeout);
+            const Member member = member_of(self);
+            if (counts.is_none()) {
+              interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline); });
+            } else {
+              const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
+              interruptible([&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline); });
+            }
+          },
+          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
+          arg("dtype") = py::none(), arg("timeout") = py::none(),
+          "Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. "
+          "op, "
+          "factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
+      .def(
+          "ireduce_scatter",
+          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
+             const py::object& factor, const py::object& dtype) {
+            const Reduction reduction = reduction_of(inp, op, factor, dtype);
+            const MemoryView to = view_of(out, true), from = view_of(inp, false);
+            if (counts.is_none()) {
+              const ReleasedGil nogil;
+              return check(member_of(self).ireduce_scatter(to, from, reduction));
+            }
+            const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
+            const ReleasedGil nogil;
+            return check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction));
+          },
+          arg("out"), arg("inp"), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
+          arg("dtype") = py::none(), "As reduce_scatter of arrays, but returns a Work at once.")
+      .def(
+          "reduce",
+          [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
+             const py::object& dtype, const Timeout& timeout) {
+            const py::object source = input_of(out, inp);
+            const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+            const auto many = [&](const auto& buffers, Deadline deadline) {
+              return self.reduce(buffers, root, reduction, deadline);
+            };
+            if constexpr (std::is_same_v<T, Communicator>) {
+              if (for_members(self, out, timeout, many)) return;
+            }
+            const MemoryView to = maybe_view(out, true), from = view_of(source, false);
+            const Deadline deadline = deadline_of(timeout);
+            const Member member = member_of(self);
+            interruptible([&] { return member.reduce(to, from, root, reduction, deadline); });
+          },
+          arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
+          arg("dtype") = py::none(), arg("timeout") = py::none(),
+          "Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several "
+          "local Members: {member: (out, inp)}. Collective.")
+      .def(
+          "ireduce",
+          [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
+             const py::object& dtype) {
+            const py::object source = input_of(out, inp);
+            const Reduction reduction = reduction_of(source, op, factor, dtype);
+            const MemoryView to = maybe_view(out, true), from = view_of(source, false);
+            const ReleasedGil nogil;
+            return check(member_of(self).ireduce(to, from, root, reduction));
+          },
+          arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
+          arg("dtype") = py::none(), "As reduce of arrays, but returns a Work at once.");
+}
+
+template <class T, class Class>
+void bind_spreading(Class& cls) {
+  using py::arg;
+  cls.def(
+         "all_gather",
+         [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
+            const Timeout& timeout) {
+           const auto many = [&](const auto& buffers, Deadline deadline) { return self.all_gather(buffers, deadline); };
+           if constexpr (std::is_same_v<T, Communicator>) {
+             if (for_members(self, out, timeout, many)) return;
+           }
+           const BorrowedView to(out, true), from(inp, false);
+           const Deadline deadline = deadline_of(timeout);
+           const Member member = member_of(self);
+           if (counts.is_none()) {
+             interruptible([&] { return member.all_gather(*to, *from, deadline); }, gil_for(to->bytes));
+           } else {
+             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+             interruptible([&] { return member.all_gather_v(*to, layout.layout(), *from, deadline); });
+           }
+         },
+         arg("out"), arg("inp") = py::none(), arg("counts") = py::none(), arg("displacements") = py::none(),
+         arg("timeout") = py::none(),
+         "inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks "
+         "of "
+         "out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
+      .def(
+          "iall_gather",
+          [](const T& self, const py::object& out, const py::object& inp, const py::object& counts,
+             const py::object& displacements) {
+            const MemoryView to = view_of(out, true), from = view_of(inp, false);
+            if (counts.is_none()) {
+              const ReleasedGil nogil;
+              return check(member_of(self).iall_gather(to, from));
+            }
+            const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+            const ReleasedGil nogil;
+            return check(member_of(self).iall_gather_v(to, layout.layout(), from));
+          },
+          arg("out"), arg("inp"), arg("counts") = py::none(), arg("displacements") = py::none(),
+          "As all_gather of arrays, but returns a Work at once.")
+      .def(
+          "broadcast",
+          [](const T& self, const py::object& array, int root, const Timeout& timeout) {
+            const auto many = [&](const auto& buffers, Deadline deadline) { return self.broadcast(buffers, root, deadline); };
+            if constexpr (std::is_same_v<T, Communicator>) {
+              if (for_members(self, array, timeout, many)) return;
+            }
+            const Member member = member_of(self);
+            const BorrowedView view(array, member.rank() != root);
+            const Deadline deadline = deadline_of(timeout);
+            interruptible([&] { return member.broadcast(*view, root, deadline); }, gil_for(view->bytes));
+          },
+          arg("array"), arg("root") = 0, arg("timeout") = py::none(),
+          "array of root becomes array of every rank. Several local Members: {member: array}. Collective.")
+      .def(
+          "ibroadcast",
+          [](const T& self, const py::object& array, int root) {
+            const Member member = member_of(self);
+            const MemoryView view = view_of(array, member.rank() != root);
+            const ReleasedGil nogil;
+            return check(member.ibroadcast(view, root));
+          },
+          arg("array"), arg("root") = 0, "As broadcast of an array, but returns a Work at once.");
+}
+
+template <class T, class Class>
+void bind_rooted(Class& cls) {
+  using py::arg;
+  cls.def(
+         "gather",
+         [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& counts,
+            const py::object& displacements, const Timeout& timeout) {
+           const auto many = [&](const auto& buffers, Deadline deadline) { return self.gather(buffers, root, deadline); };
+           if constexpr (std::is_same_v<T, Communicator>) {
+             if (for_members(self, out, timeout, many)) return;
+           }
+           const MemoryView to = maybe_view(out, true), from = view_of(inp, false);
+           const Deadline deadline = deadline_of(timeout);
+           const Member member = member_of(self);
+           if (counts.is_none() || out.is_none()) {
+             interruptible([&] {
+               return counts.is_none() ? member.gather(to, from, root, deadline) : member.gather_v(to, {}, from, root, deadline);
+             });
+           } else {
+             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+             interruptible([&] { return member.gather_v(to, layout.layout(), from, root, deadline); });
+           }
+         },
+         arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("counts") = py::none(), arg("displacements") = py::none(),
+         arg("timeout") = py::none(),
+         "inp of rank r becomes block r of out of root; other ranks may pass None as out. counts, displacements: elements of the "
+         "blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
+      .def(
+          "igather",
+          [](const T& self, const py::object& out, const py::object& inp, int root) {
+            const MemoryView to = maybe_view(out, true), from = view_of(inp, false);
+            const ReleasedGil nogil;
+            return check(member_of(self).igather(to, from, root));
+          },
+          arg("out"), arg("inp"), arg("root") = 0, "As gather of equal blocks, but returns a Work at once.")
+      .def(
+          "scatter",
+          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& counts,
+             const py::object& displacements, const Timeout& timeout) {
+            const auto many = [&](const auto& buffers, Deadline deadline) { return self.scatter(buffers, root, deadline); };
+            if constexpr (std::is_same_v<T, Communicator>) {
+              if (for_members(self, out, timeout, many)) return;
+            }
+            const MemoryView to = view_of(out, true), from = maybe_view(inp, false);
+            const Deadline deadline = deadline_of(timeout);
+            const Member member = member_of(self);
+            if (counts.is_none() || inp.is_none()) {
+              interruptible([&] {
+                return counts.is_none() ? member.scatter(to, from, root, deadline) : member.scatter_v(to, from, {}, root, deadline);
+              });
+            } else {
+              const LayoutArrays layout(counts, displacements, item_size_of(inp), "counts");
+              interruptible([&] { return member.scatter_v(to, from, layout.layout(), root, deadline); });
+            }
+          },
+          arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("counts") = py::none(), arg("displacements") = py::none(),
+          arg("timeout") = py::none(),
+          "Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the "
+          "blocks "
+          "of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
+      .def(
+          "iscatter",
+          [](const T& self, const py::object& out, const py::object& inp, int root) {
+            const MemoryView to = view_of(out, true), from = maybe_view(inp, false);
+            const ReleasedGil nogil;
+            return check(member_of(self).iscatter(to, from, root));
+          },
+          arg("out"), arg("inp") = py::none(), arg("root") = 0, "As scatter of equal blocks, but returns a Work at once.");
+}
+
+}  // namespace
+
+void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
+  bind_reducing<Member>(member);
+  bind_spreading<Member>(member);
+  bind_rooted<Member>(member);
+  bind_reducing<Communicator>(comm);
+  bind_spreading<Communicator>(comm);
+  bind_rooted<Communicator>(comm);
+}
+
+}  // namespace hmc::bindings

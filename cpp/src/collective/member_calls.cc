@@ -1,0 +1,97 @@
+#include "collective/member_calls.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hmc {
+
+Status check(const std::shared_ptr<CommunicatorState>& state) {
+  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  return state->group->open();
+}
+
+Status check(const Communicator& communicator) {
+  if (!communicator.valid()) return {Code::invalid_argument, "the Communicator is empty"};
+  return communicator.state()->group->open();
+}
+
+Status check_root(const Group& group, std::string_view call, int root) {
+  if (root >= 0 && static_cast<std::uint32_t>(root) < group.size()) return {};
+  return {Code::invalid_argument, std::string(call) + ": root " + std::to_string(root) + " is no rank; the Communicator has " +
+                                      std::to_string(group.size()) + " ranks"};
+}
+
+bool in_place(const MemoryView& out, const MemoryView& in, std::uint64_t in_at) noexcept {
+  return out.device == in.device && in.bytes != 0 && out.data != nullptr &&
+         static_cast<std::byte*>(out.data) + in_at == static_cast<std::byte*>(in.data);
+}
+
+Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::uint64_t in_at) {
+  if ((out.bytes > 0 && out.data == nullptr) || (in.bytes > 0 && in.data == nullptr)) {
+    return {Code::invalid_argument, std::string(call) + ": a buffer of more than 0 bytes has no address"};
+  }
+  if (in_place(out, in, in_at)) return {};
+  const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(in.data);
+  if (out.device == in.device && out.bytes > 0 && in.bytes > 0 && a < b + in.bytes && b < a + out.bytes) {
+    return {Code::invalid_argument, std::string(call) + ": the input and the output overlap; use separate buffers"};
+  }
+  return {};
+}
+
+Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
+                    std::size_t size) {
+  if (layout.counts.size() != size || layout.displacements.size() != size) {
+    return {Code::invalid_argument, std::string(call) + ": the " + std::string(which) + " layout has " +
+                                        std::to_string(layout.counts.size()) + " counts and " +
+                                        std::to_string(layout.displacements.size()) + " displacements; the Communicator has " +
+                                        std::to_string(size) + " ranks"};
+  }
+  for (std::size_t r = 0; r < size; ++r) {
+    if (layout.displacements[r] <= view.bytes && layout.counts[r] <= view.bytes - layout.displacements[r]) continue;
+    return {Code::invalid_argument, std::string(call) + ": the " + std::string(which) + " block of rank " + std::to_string(r) +
+                                        " (" + std::to_string(layout.counts[r]) + " bytes at " +
+                                        std::to_string(layout.displacements[r]) + ") does not lie in its buffer of " +
+                                        std::to_string(view.bytes) + " bytes"};
+  }
+  return {};
+}
+
+Status check_disjoint(std::string_view call, const Member::Layout& layout) {
+  std::vector<std::uint32_t> order(layout.counts.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto before = [&](std::uint32_t a, std::uint32_t b) { return layout.displacements[a] < layout.displacements[b]; };
+  if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
+  std::uint64_t end = 0;
+  std::uint32_t last = 0;
+  for (const std::uint32_t r : order) {
+    if (layout.counts[r] == 0) continue;
+    if (layout.displacements[r] < end) {
+      return {Code::invalid_argument, std::string(call) + ": the output blocks of ranks " + std::to_string(last) + " and " +
+                                          std::to_string(r) + " overlap"};
+    }
+    end = layout.displacements[r] + layout.counts[r];
+    last = r;
+  }
+  return {};
+}
+
+Started start(Result<Share> share) {
+  if (!share.ok()) return share.status();
+  return start_collective(share->group, share->rank, share->call, share->schedule, std::move(share->buffers));
+}
+
+Status finish(const Started& started, Deadline deadline) {
+  if (!started) return started.status();
+  return finish_collectives(std::span(&started.value(), 1), deadline);
+}
+
+Result<Work> as_work(Started started) {
+  if (!started) return started.status();
+  return Work(std::move(started).value());
+}
+
+}  // namespace hmc

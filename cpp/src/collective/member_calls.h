@@ -1,0 +1,65 @@
+// What the collectives of Member and Communicator have in common.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+
+using Started = Result<std::shared_ptr<CollectiveWork>>;
+
+// Errors: invalid_argument (an empty handle), closed.
+Status check(const std::shared_ptr<CommunicatorState>& state);
+Status check(const Communicator& communicator);
+// Errors: invalid_argument (no such rank).
+Status check_root(const Group& group, std::string_view call, int root);
+// The two buffers of one call, `in` beginning where byte `in_at` of `out` does if the call is in place.
+// Errors: invalid_argument (bytes without an address, an overlap that is not in place).
+Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::uint64_t in_at);
+[[nodiscard]] bool in_place(const MemoryView& out, const MemoryView& in, std::uint64_t in_at) noexcept;
+
+// Whether each of the layout's blocks lies in `view`. `which`: "input" or "output", for errors.
+Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
+                    std::size_t size);
+// Whether no two blocks of a layout that is written overlap.
+Status check_disjoint(std::string_view call, const Member::Layout& layout);
+
+// One Member's share of a collective, checked and planned, not started.
+struct Share {
+  std::shared_ptr<Group> group;
+  std::uint32_t rank = 0;
+  std::uint32_t call = 0;
+  std::shared_ptr<const Schedule> schedule;
+  CollectiveBuffers buffers;
+};
+Started start(Result<Share> share);
+Status finish(const Started& started, Deadline deadline);
+Result<Work> as_work(Started started);
+// The shares of every local Member, by `share_of(entry)`: nothing is started unless all are well.
+template <class Entry, class ShareOf>
+Status run_all(const Communicator& communicator, std::string_view call, std::span<const Entry> entries, Deadline deadline,
+               const ShareOf& share_of) {
+  HMC_TRY(check(communicator));
+  HMC_TRY(each_local_once(communicator, call, entries).status());
+  std::vector<Share> shares;
+  for (const Entry& entry : entries) {
+    HMC_ASSIGN(auto share, share_of(entry));
+    shares.push_back(std::move(share));
+  }
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (Share& share : shares) {
+    HMC_ASSIGN(auto work, start(std::move(share)));
+    works.push_back(std::move(work));
+  }
+  return finish_collectives(works, deadline);
+}
+
+}  // namespace hmc

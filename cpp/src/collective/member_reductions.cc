@@ -1,0 +1,173 @@
+// all_reduce, reduce_scatter and reduce, of one Member and of several that join by one call.
+#include <array>
+#include <string>
+#include <vector>
+
+#include "collective/member_calls.h"
+#include "collective/plan_reduce.h"
+
+namespace hmc {
+namespace {
+
+Result<ReduceStep> step_of(std::string_view call, const Group& group, const Reduction& reduction, std::uint64_t bytes) {
+  if (const Status fits = check_reduction(reduction); !fits.ok()) return fits.with_context(call);
+  const std::size_t element = size_of(reduction.type);
+  if (bytes % element != 0) {
+    return Status(Code::invalid_argument, std::string(call) + ": " + std::to_string(bytes) + " bytes are no whole number of " +
+                                              std::string(name_of(reduction.type)) + ", which have " + std::to_string(element));
+  }
+  ReduceStep step{.type = reduction.type, .op = reduction.op};
+  if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
+  if (reduction.op == ReduceOp::avg) step.divisor = group.size();
+  return step;
+}
+
+ReduceTuning tuning_for(const MemoryView& out, const MemoryView& in) {
+  ReduceTuning tuning;
+  tuning.staged = !out.device.is_cpu() || !in.device.is_cpu();
+  return tuning;
+}
+
+std::uint64_t how(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
+  return root << 8 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
+}
+
+std::uint32_t rank_of(const Member& member) { return static_cast<std::uint32_t>(member.rank()); }
+
+Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  if (out.bytes != in.bytes) {
+    return Status(Code::invalid_argument, "all_reduce: the input has " + std::to_string(in.bytes) + " bytes, the output " +
+                                              std::to_string(out.bytes) + "; both need the same size");
+  }
+  HMC_TRY(check_memory("all_reduce", out, in, 0));
+  HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
+  const ReduceTuning tuning = tuning_for(out, in);
+  const std::uint32_t rank = rank_of(member), size = group->size();
+  auto schedule = group->schedules().get(rank, {CallKind::all_reduce, in.bytes, how(tuning, reduction)},
+                                         [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
+  return Share{group,
+               rank,
+               encode_call(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
+               std::move(schedule),
+               {in, out, step}};
+}
+
+Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
+                                   const Reduction& reduction) {
+  const auto& group = member.state()->group;
+  const std::uint32_t rank = rank_of(member), size = group->size();
+  HMC_TRY(check_layout("reduce_scatter", "input", layout, in, size));
+  if (out.bytes != layout.counts[rank]) {
+    return Status(Code::invalid_argument, "reduce_scatter: the output has " + std::to_string(out.bytes) + " bytes, block " +
+                                              std::to_string(rank) + " of the input " + std::to_string(layout.counts[rank]) +
+                                              "; both need the same size");
+  }
+  const MemoryView own{static_cast<std::byte*>(in.data) + layout.displacements[rank], out.bytes, in.device};
+  if (!in_place(own, out, 0)) HMC_TRY(check_memory("reduce_scatter", out, in, 0));
+  ReduceStep step;
+  for (const std::uint64_t count : layout.counts) {
+    HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
+  }
+  const ReduceTuning tuning = tuning_for(out, in);
+  auto schedule = std::make_shared<const Schedule>(
+      plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
+  return Share{group, rank, encode_call(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
+}
+
+Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
+                                         const Reduction& reduction) {
+  HMC_TRY(check(member.state()));
+  const std::uint64_t size = member.state()->group->size();
+  if (in.bytes != out.bytes * size) {
+    return Status(Code::invalid_argument, "reduce_scatter among " + std::to_string(size) +
+                                              " ranks needs an input of that many blocks of the output's size; the input has " +
+                                              std::to_string(in.bytes) + " bytes, the output " + std::to_string(out.bytes));
+  }
+  std::vector<std::uint64_t> counts(size, out.bytes), displacements(size);
+  for (std::uint64_t r = 0; r < size; ++r) displacements[r] = r * out.bytes;
+  return reduce_scatter_share(member, out, in, {counts, displacements}, reduction);
+}
+
+Result<Share> uneven_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
+                                          const Member::Layout& layout, const Reduction& reduction) {
+  HMC_TRY(check(member.state()));
+  return reduce_scatter_share(member, out, in, layout, reduction);
+}
+
+Result<Share> reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, int root,
+                           const Reduction& reduction) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  HMC_TRY(check_root(*group, "reduce", root));
+  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const MemoryView target = rank == at ? out : MemoryView{nullptr, 0, in.device};
+  if (rank == at && out.bytes != in.bytes) {
+    return Status(Code::invalid_argument, "reduce: the input has " + std::to_string(in.bytes) + " bytes, the root's output " +
+                                              std::to_string(out.bytes) + "; both need the same size");
+  }
+  HMC_TRY(check_memory("reduce", target, in, 0));
+  HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
+  const ReduceTuning tuning = tuning_for(target, in);
+  auto schedule = group->schedules().get(rank, {CallKind::reduce, in.bytes, how(tuning, reduction, at)},
+                                         [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
+  return Share{group,
+               rank,
+               encode_call(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}, std::uint64_t{at}}),
+               std::move(schedule),
+               {in, target, step}};
+}
+
+}  // namespace
+
+Status Member::all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
+  return finish(start(all_reduce_share(*this, out, in, reduction)), deadline);
+}
+
+Result<Work> Member::iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
+  return as_work(start(all_reduce_share(*this, out, in, reduction)));
+}
+
+Status Member::reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
+  return finish(start(equal_reduce_scatter_share(*this, out, in, reduction)), deadline);
+}
+
+Result<Work> Member::ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
+  return as_work(start(equal_reduce_scatter_share(*this, out, in, reduction)));
+}
+
+Status Member::reduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, const Reduction& reduction,
+                                Deadline deadline) const {
+  return finish(start(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction)), deadline);
+}
+
+Result<Work> Member::ireduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
+                                       const Reduction& reduction) const {
+  return as_work(start(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction)));
+}
+
+Status Member::reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction, Deadline deadline) const {
+  return finish(start(reduce_share(*this, out, in, root, reduction)), deadline);
+}
+
+Result<Work> Member::ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction) const {
+  return as_work(start(reduce_share(*this, out, in, root, reduction)));
+}
+
+Status Communicator::all_reduce(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline) const {
+  return run_all(*this, "all_reduce", members, deadline,
+                 [&](const MemberBuffers& one) { return all_reduce_share(one.member, one.out, one.in, reduction); });
+}
+
+Status Communicator::reduce_scatter(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline) const {
+  return run_all(*this, "reduce_scatter", members, deadline,
+                 [&](const MemberBuffers& one) { return equal_reduce_scatter_share(one.member, one.out, one.in, reduction); });
+}
+
+Status Communicator::reduce(std::span<const MemberBuffers> members, int root, const Reduction& reduction, Deadline deadline) const {
+  return run_all(*this, "reduce", members, deadline,
+                 [&](const MemberBuffers& one) { return reduce_share(one.member, one.out, one.in, root, reduction); });
+}
+
+}  // namespace hmc

@@ -1,0 +1,228 @@
+// all_gather, broadcast, gather and scatter, of one Member and of several that join by one call.
+#include <array>
+#include <string>
+#include <vector>
+
+#include "collective/member_calls.h"
+#include "collective/plan_spread.h"
+
+namespace hmc {
+namespace {
+
+using Layout = Member::Layout;
+
+SpreadTuning tuning_for(const MemoryView& out, const MemoryView& in, bool own_is_there) {
+  SpreadTuning tuning;
+  if (!out.device.is_cpu() || !in.device.is_cpu()) tuning.inline_copy = 0;
+  tuning.in_place = own_is_there;
+  return tuning;
+}
+
+// Equal blocks, one after the other.
+struct EqualBlocks {
+  EqualBlocks(std::uint32_t size, std::uint64_t each) : counts(size, each), displacements(size) {
+    for (std::uint32_t r = 0; r < size; ++r) displacements[r] = r * each;
+  }
+  [[nodiscard]] Layout layout() const { return {counts, displacements}; }
+  std::vector<std::uint64_t> counts, displacements;
+};
+
+Status bad_total(std::string_view call, std::string_view whole, const MemoryView& all, std::string_view part, const MemoryView& one,
+                 std::uint32_t size) {
+  return {Code::invalid_argument, std::string(call) + " among " + std::to_string(size) + " ranks: the " + std::string(whole) +
+                                      " needs that many blocks of the " + std::string(part) + "'s size; it has " +
+                                      std::to_string(all.bytes) + " bytes, the " + std::string(part) + " " +
+                                      std::to_string(one.bytes)};
+}
+
+Status bad_block(std::string_view call, std::string_view part, const MemoryView& one, std::uint32_t rank, std::uint64_t count) {
+  return {Code::invalid_argument, std::string(call) + ": the " + std::string(part) + " has " + std::to_string(one.bytes) +
+                                      " bytes, block " + std::to_string(rank) + " of the layout " + std::to_string(count) +
+                                      "; both need the same size"};
+}
+
+std::uint32_t rank_of(const Member& member) { return static_cast<std::uint32_t>(member.rank()); }
+
+Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  const std::uint32_t rank = rank_of(member);
+  HMC_TRY(check_layout("all_gather", "output", layout, out, group->size()));
+  HMC_TRY(check_disjoint("all_gather", layout));
+  if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
+  HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = tuning_for(out, in, in_place(out, in, layout.displacements[rank]));
+  auto schedule =
+      std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
+  return Share{group, rank, encode_call(CallKind::all_gather, layout.counts), std::move(schedule), {in, out, {}}};
+}
+
+Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out, const MemoryView& in) {
+  HMC_TRY(check(member.state()));
+  const std::uint32_t size = member.state()->group->size();
+  if (out.bytes != in.bytes * size) return bad_total("all_gather", "output", out, "input", in, size);
+  return all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in);
+}
+
+Result<Share> broadcast_share(const Member& member, const MemoryView& view, int root) {
+  HMC_TRY(check(member.state()));
+  const auto& group = member.state()->group;
+  HMC_TRY(check_root(*group, "broadcast", root));
+  HMC_TRY(check_memory("broadcast", view, {}, 0));
+  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, at},
+                                         [&] { return plan_broadcast(rank, size, at, view.bytes); });
+  const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
+  return Share{group, rank, encode_call(CallKind::broadcast, alike), std::move(schedule), {{}, view, {}}};
+}
+
+// `layout`: of the root's output; other ranks pass none.
+Result<Share> gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in, int root) {
+  const auto& group = member.state()->group;
+  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::array alike{std::uint64_t{at}};
+  const std::uint32_t call = encode_call(CallKind::gather, alike);
+  if (rank != at) {
+    HMC_TRY(check_memory("gather", {}, in, 0));
+    const EqualBlocks blocks(size, in.bytes);
+    auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {blocks.counts, blocks.displacements}));
+    return Share{group, rank, call, std::move(schedule), {in, {}, {}}};
+  }
+  HMC_TRY(check_layout("gather", "output", layout, out, size));
+  HMC_TRY(check_disjoint("gather", layout));
+  if (in.bytes != layout.counts[rank]) return bad_block("gather", "input", in, rank, layout.counts[rank]);
+  HMC_TRY(check_memory("gather", out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = tuning_for(out, in, in_place(out, in, layout.displacements[rank]));
+  auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {layout.counts, layout.displacements}, tuning));
+  return Share{group, rank, call, std::move(schedule), {in, out, {}}};
+}
+
+Result<Share> equal_gather_share(const Member& member, const MemoryView& out, const MemoryView& in, int root) {
+  HMC_TRY(check(member.state()));
+  HMC_TRY(check_root(*member.state()->group, "gather", root));
+  const std::uint32_t size = member.state()->group->size();
+  if (member.rank() == root && out.bytes != in.bytes * size) return bad_total("gather", "root's output", out, "input", in, size);
+  return gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, root);
+}
+
+Result<Share> uneven_gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in,
+                                  int root) {
+  HMC_TRY(check(member.state()));
+  HMC_TRY(check_root(*member.state()->group, "gather", root));
+  return gather_share(member, out, layout, in, root);
+}
+
+// `layout`: of the root's input; other ranks pass none.
+Result<Share> scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Layout& layout, int root) {
+  const auto& group = member.state()->group;
+  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::array alike{std::uint64_t{at}};
+  const std::uint32_t call = encode_call(CallKind::scatter, alike);
+  if (rank != at) {
+    HMC_TRY(check_memory("scatter", out, {}, 0));
+    const EqualBlocks blocks(size, out.bytes);
+    auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {blocks.counts, blocks.displacements}));
+    return Share{group, rank, call, std::move(schedule), {{}, out, {}}};
+  }
+  HMC_TRY(check_layout("scatter", "input", layout, in, size));
+  if (out.bytes != layout.counts[rank]) return bad_block("scatter", "output", out, rank, layout.counts[rank]);
+  HMC_TRY(check_memory("scatter", in, out, layout.displacements[rank]));
+  const SpreadTuning tuning = tuning_for(out, in, in_place(in, out, layout.displacements[rank]));
+  auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {layout.counts, layout.displacements}, tuning));
+  return Share{group, rank, call, std::move(schedule), {in, out, {}}};
+}
+
+Result<Share> equal_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, int root) {
+  HMC_TRY(check(member.state()));
+  HMC_TRY(check_root(*member.state()->group, "scatter", root));
+  const std::uint32_t size = member.state()->group->size();
+  if (member.rank() == root && in.bytes != out.bytes * size) return bad_total("scatter", "root's input", in, "output", out, size);
+  return scatter_share(member, out, in, EqualBlocks(size, out.bytes).layout(), root);
+}
+
+Result<Share> uneven_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Layout& layout,
+                                   int root) {
+  HMC_TRY(check(member.state()));
+  HMC_TRY(check_root(*member.state()->group, "scatter", root));
+  return scatter_share(member, out, in, layout, root);
+}
+
+}  // namespace
+
+Status Member::all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline) const {
+  return finish(start(equal_all_gather_share(*this, out, in)), deadline);
+}
+
+Result<Work> Member::iall_gather(const MemoryView& out, const MemoryView& in) const {
+  return as_work(start(equal_all_gather_share(*this, out, in)));
+}
+
+Status Member::all_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, Deadline deadline) const {
+  return finish(start(all_gather_share(*this, out, out_layout, in)), deadline);
+}
+
+Result<Work> Member::iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in) const {
+  return as_work(start(all_gather_share(*this, out, out_layout, in)));
+}
+
+Status Member::broadcast(const MemoryView& view, int root, Deadline deadline) const {
+  return finish(start(broadcast_share(*this, view, root)), deadline);
+}
+
+Result<Work> Member::ibroadcast(const MemoryView& view, int root) const {
+  return as_work(start(broadcast_share(*this, view, root)));
+}
+
+Status Member::gather(const MemoryView& out, const MemoryView& in, int root, Deadline deadline) const {
+  return finish(start(equal_gather_share(*this, out, in, root)), deadline);
+}
+
+Result<Work> Member::igather(const MemoryView& out, const MemoryView& in, int root) const {
+  return as_work(start(equal_gather_share(*this, out, in, root)));
+}
+
+Status Member::gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root, Deadline deadline) const {
+  return finish(start(uneven_gather_share(*this, out, out_layout, in, root)), deadline);
+}
+
+Result<Work> Member::igather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root) const {
+  return as_work(start(uneven_gather_share(*this, out, out_layout, in, root)));
+}
+
+Status Member::scatter(const MemoryView& out, const MemoryView& in, int root, Deadline deadline) const {
+  return finish(start(equal_scatter_share(*this, out, in, root)), deadline);
+}
+
+Result<Work> Member::iscatter(const MemoryView& out, const MemoryView& in, int root) const {
+  return as_work(start(equal_scatter_share(*this, out, in, root)));
+}
+
+Status Member::scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root, Deadline deadline) const {
+  return finish(start(uneven_scatter_share(*this, out, in, in_layout, root)), deadline);
+}
+
+Result<Work> Member::iscatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root) const {
+  return as_work(start(uneven_scatter_share(*this, out, in, in_layout, root)));
+}
+
+Status Communicator::all_gather(std::span<const MemberBuffers> members, Deadline deadline) const {
+  return run_all(*this, "all_gather", members, deadline,
+                 [&](const MemberBuffers& one) { return equal_all_gather_share(one.member, one.out, one.in); });
+}
+
+Status Communicator::broadcast(std::span<const MemberBuffers> members, int root, Deadline deadline) const {
+  return run_all(*this, "broadcast", members, deadline,
+                 [&](const MemberBuffers& one) { return broadcast_share(one.member, one.out, root); });
+}
+
+Status Communicator::gather(std::span<const MemberBuffers> members, int root, Deadline deadline) const {
+  return run_all(*this, "gather", members, deadline,
+                 [&](const MemberBuffers& one) { return equal_gather_share(one.member, one.out, one.in, root); });
+}
+
+Status Communicator::scatter(std::span<const MemberBuffers> members, int root, Deadline deadline) const {
+  return run_all(*this, "scatter", members, deadline,
+                 [&](const MemberBuffers& one) { return equal_scatter_share(one.member, one.out, one.in, root); });
+}
+
+}  // namespace hmc

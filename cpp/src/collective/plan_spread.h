@@ -1,0 +1,30 @@
+// Schedules of broadcast, gather, scatter and the public all_gather. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "collective/plan.h"
+
+namespace hmc {
+
+struct SpreadTuning {
+  // Up to this size broadcast goes along a tree, and so do all blocks of an all_gather together.
+  std::uint64_t tree = 64 << 10;
+  std::uint64_t chunk = 256 << 10;      // larger broadcasts go in chunks
+  std::uint64_t inline_copy = 1 << 20;  // a rank's own block above this size goes as a message
+  bool in_place = false;                // the own block is where it belongs
+};
+
+// all_gather: Area::in of rank r to block r, `blocks` in bytes, of Area::out of every rank.
+Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning = {});
+// broadcast: `bytes` of Area::out of `root` to Area::out of every rank.
+Schedule plan_broadcast(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes,
+                        const SpreadTuning& tuning = {});
+// gather: Area::in of rank r to block r of Area::out of `root`. Other ranks need their own block only.
+Schedule plan_gather(std::uint32_t rank, std::uint32_t size, std::uint32_t root, const BlockLayout& blocks,
+                     const SpreadTuning& tuning = {});
+// scatter: block r of Area::in of `root` to Area::out of rank r. Other ranks need their own block only.
+Schedule plan_scatter(std::uint32_t rank, std::uint32_t size, std::uint32_t root, const BlockLayout& blocks,
+                      const SpreadTuning& tuning = {});
+
+}  // namespace hmc

@@ -1,0 +1,39 @@
+#include "collective/reducer.h"
+
+#include <mutex>
+#include <utility>
+
+#include "base/fork.h"
+#include "progress/worker.h"
+
+namespace hmc {
+namespace {
+
+// Never ends: the last reference to a Work, and with it to a whole job, may be dropped on its thread. A forked child has its own.
+Worker& reducer() {
+  static std::mutex mutex;
+  static Worker* worker = nullptr;
+  static std::uint32_t epoch = 0;
+  const std::scoped_lock lock(mutex);
+  if (worker == nullptr || epoch != fork_epoch()) {
+    worker = new Worker;
+    epoch = fork_epoch();
+  }
+  return *worker;
+}
+
+}  // namespace
+
+std::shared_ptr<WorkState> reduce_in_background(const std::shared_ptr<Engine>& engine, void* target,
+                                                std::vector<const void*> sources, std::size_t bytes, const ReduceStep& step) {
+  const auto work = std::make_shared<WorkState>(engine);
+  work->accepted();
+  reducer().run([work, target, sources = std::move(sources), bytes, step] {
+    reduce_on_cpu(target, sources, bytes / size_of(step.type), step);
+    const auto lock = work->engine()->lock();
+    work->complete({});
+  });
+  return work;
+}
+
+}  // namespace hmc
