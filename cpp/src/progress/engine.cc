@@ -11,14 +11,6 @@
 #include "progress/futex.h"
 
 namespace hmc {
-namespace {
-
-// Empty rounds between looks at descriptors and timers: a look is a system call, a round over shared memory some ten nanoseconds.
-constexpr unsigned quiet_interval = 64;
-constexpr unsigned busy_interval = 8;                            // when the last look found something
-constexpr auto outside_interval = std::chrono::microseconds(5);  // for poll_once(), whose callers come at any rate
-
-}  // namespace
 
 Result<std::shared_ptr<Engine>> Engine::create(Progress progress) {
   install_fork_handler();
@@ -50,7 +42,7 @@ Engine::Lock Engine::lock_contended() {
 
 Status EngineImpl::open(std::weak_ptr<EngineImpl> self) {
   self_ = std::move(self);
-  HMC_TRY(descriptors_.open());
+  HMC_TRY(sources_.descriptors().open());
   return role_.open();
 }
 
@@ -87,7 +79,7 @@ void EngineImpl::stop() {
   drop_retired();  // what the last callbacks let go
   const Lock held = lock();
   role_.close();
-  descriptors_.close();
+  sources_.descriptors().close();
 }
 
 void EngineImpl::add(Pollable& pollable) {
@@ -100,27 +92,27 @@ void EngineImpl::remove(Pollable& pollable) { pollables_.remove(pollable); }
 
 Status EngineImpl::watch(int fd, std::uint32_t events, FdHandler& handler) {
   if (forked()) return forked_status();
-  HMC_TRY(descriptors_.watch(fd, events, handler));
+  HMC_TRY(sources_.descriptors().watch(fd, events, handler));
   need_watcher();
   return {};
 }
 
 void EngineImpl::modify(int fd, std::uint32_t events) {
-  if (!forked()) descriptors_.modify(fd, events);
+  if (!forked()) sources_.descriptors().modify(fd, events);
 }
 
 void EngineImpl::unwatch(int fd) {
-  if (!forked()) descriptors_.unwatch(fd);
+  if (!forked()) sources_.descriptors().unwatch(fd);
 }
 
 Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
-  const TimerId id = timers_.add(when.when(), std::move(callback));
+  const TimerId id = sources_.timers().add(when.when(), std::move(callback));
   need_watcher();
   if (pollables_.armed()) role_.wake_by(when.when());
   return id;
 }
 
-void EngineImpl::cancel_timer(TimerId id) { timers_.cancel(id); }
+void EngineImpl::cancel_timer(TimerId id) { sources_.timers().cancel(id); }
 
 void EngineImpl::defer(std::function<void()> function) {
   deferred_.add(std::move(function));
@@ -164,7 +156,7 @@ bool EngineImpl::poll_once() {
   driven_.fetch_add(1, std::memory_order_relaxed);
   if (kicks_.unanswered(std::memory_order_relaxed)) kicks_.answer(Deadline::Clock::now());
   if (pollables_.armed()) take_over();
-  return round(Deadline::Clock::now() - descriptors_polled_ >= outside_interval) != nothing;
+  return round(sources_.stale(Deadline::Clock::now())) != nothing;
 }
 
 unsigned EngineImpl::round(bool with_descriptors) {
@@ -172,8 +164,10 @@ unsigned EngineImpl::round(bool with_descriptors) {
   {
     const Pollables::Round round(pollables_);
     if (pollables_.poll()) moved |= pollables;
-    if (with_descriptors || --descriptor_countdown_ == 0 || pollables_.empty()) {
-      moved |= poll_descriptors();
+    if (with_descriptors || sources_.count_round() || pollables_.empty()) {
+      const EventSources::Found found = sources_.look();
+      if (found.descriptors) moved |= descriptors;
+      if (found.timers) moved |= timers;
       with_descriptors = true;
     }
     if (!deferred_.empty()) {
@@ -185,14 +179,6 @@ unsigned EngineImpl::round(bool with_descriptors) {
     const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
     sleepers_.wake_satisfied(role_);
   }
-  return moved;
-}
-
-unsigned EngineImpl::poll_descriptors() {
-  unsigned moved = descriptors_.poll() ? descriptors : nothing;
-  descriptor_countdown_ = moved != nothing ? busy_interval : quiet_interval;
-  descriptors_polled_ = Deadline::Clock::now();
-  if (timers_.next() <= descriptors_polled_ && timers_.run(descriptors_polled_)) moved |= timers;
   return moved;
 }
 

@@ -17,13 +17,12 @@
 #include <vector>
 
 #include "progress/deferred_functions.h"
-#include "progress/descriptors.h"
 #include "progress/dispatcher.h"
 #include "progress/engine.h"
+#include "progress/event_sources.h"
 #include "progress/kicks.h"
 #include "progress/pollables.h"
 #include "progress/retired_owners.h"
-#include "progress/timers.h"
 #include "progress/wait_policy.h"
 #include "progress/watcher_role.h"
 
@@ -79,7 +78,6 @@ class EngineImpl final : public Engine {
 
   // ---- lock held: engine.cc ----
   unsigned round(bool with_descriptors);
-  unsigned poll_descriptors();
   void run_deferred();
   void finish_deferred();  // lock not held
   void wake_sleepers() override;
@@ -112,12 +110,9 @@ class EngineImpl final : public Engine {
 
   // Guarded by mutex_; touched by every round.
   Pollables pollables_;
-  unsigned descriptor_countdown_ = 1;
+  EventSources sources_;
   DeferredFunctions deferred_;
   RetiredOwners retired_;
-  TimePoint descriptors_polled_{};
-  Descriptors descriptors_;
-  Timers timers_;
   std::unique_ptr<std::thread> background_;
   std::weak_ptr<EngineImpl> self_;
   bool* background_gone_ = nullptr;  // background thread only

@@ -161,7 +161,7 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
     kicks_.clear(std::memory_order_relaxed);  // kick() stores it under the lock
     if (arm_all()) {
       state.refusals = 0;
-      nap = Nap{true, std::min(timers_.next(), state.limit)};
+      nap = Nap{true, std::min(sources_.timers().next(), state.limit)};
       role_.announce_armed(nap->until);
     } else {
       refused = true;
@@ -205,6 +205,8 @@ std::optional<EngineImpl::Nap> EngineImpl::standby(const WatchState& state, Nap 
   return nap;
 }
 
-void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept { role_.sleep(nap.descriptors ? &descriptors_ : nullptr, nap.until); }
+void EngineImpl::sleep_as_watcher(const Nap& nap) noexcept {
+  role_.sleep(nap.descriptors ? &sources_.descriptors() : nullptr, nap.until);
+}
 
 }  // namespace hmc
