@@ -22,7 +22,7 @@ TO_SPLIT = {
     "device/cuda_driver.cc:CudaDriver": (41, 6),
     "device/cuda_like.cc:CudaLike": (38, 6),
     "device/vendor_calls.h:VendorCalls": (40, 0),
-    "progress/engine_impl.h:EngineImpl": (43, 14),
+    "progress/engine_impl.h:EngineImpl": (42, 14),
     "transport/tcp/endpoint.h:TcpEndpoint": (58, 24),
 }
 

@@ -24,6 +24,7 @@
 #include "progress/pollables.h"
 #include "progress/retired_owners.h"
 #include "progress/wait_policy.h"
+#include "progress/watch_pace.h"
 #include "progress/watcher_role.h"
 
 namespace hmc {
@@ -67,13 +68,7 @@ class EngineImpl final : public Engine {
     const std::atomic<std::uint32_t>* leave = nullptr;  // non-zero: the role is to be given up
     TimePoint limit = TimePoint::max();
     bool background = false;
-    std::uint64_t driven = 0;
-    TimePoint linger_until{};
-    unsigned empty_rounds = 0;
-    unsigned refusals = 0;         // arm() said no this many times in a row
-    TimePoint locked_since{};      // when it first found the lock taken, in a row
-    TimePoint moved_at{};          // when something last moved
-    unsigned kicked_standbys = 0;  // standbys in a row with a kick pending
+    WatchPace pace;
   };
 
   // ---- lock held: engine.cc ----
@@ -91,7 +86,6 @@ class EngineImpl final : public Engine {
   void wake_watcher_unless_prompt() noexcept;
   // ---- watcher only, lock not held: engine_watch.cc ----
   std::optional<Nap> watch_round(WatchState& state);
-  static void relax(WatchState& state) noexcept;
   std::optional<Nap> standby(const WatchState& state, Nap nap);
   void sleep_as_watcher(const Nap& nap) noexcept;
   void watch_as_waiter(Sleeper& sleeper, Deadline deadline);

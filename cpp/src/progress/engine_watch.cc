@@ -2,7 +2,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -14,23 +13,13 @@
 namespace hmc {
 namespace {
 
-// How long drivers must have been away before the watcher polls: a wait that follows within a tick costs nobody a system call.
-constexpr auto tick = std::chrono::milliseconds(1);
-// Polling goes on this long after something moved or was kicked, before every Pollable is armed ...
-constexpr auto linger_time = std::chrono::milliseconds(1);
-// ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
-constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
-constexpr unsigned spin_rounds = 100;
-// A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done) is
-// polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
-// noticed a percent or two late at most.
-constexpr unsigned patient_refusals = 4;
-constexpr unsigned patient_standbys = 2;
-// Who has the lock longer than this is in a system call that moves bytes itself: to look and look would take a processor from what
-// that call sets in motion. Shorter ones are not worth the sleep: over sockets this thread may be the one that receives.
-constexpr auto lock_patience = std::chrono::microseconds(100);
-constexpr int backoff_fraction = 64;
-constexpr Deadline::Clock::duration first_backoff = std::chrono::microseconds(20);
+void relax(WatchPace& pace) noexcept {
+  if (pace.spins()) {
+    cpu_relax();
+  } else {
+    sched_yield();
+  }
+}
 
 }  // namespace
 
@@ -115,28 +104,20 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   const bool kicked = kicks_.kicked();
   const bool wanted = kicks_.watcher_wanted();
   const std::uint64_t driven = driven_.load(std::memory_order_relaxed);
-  if (driver_present_.load() || (driven != state.driven && !wanted)) {
-    state.driven = driven;
-    state.linger_until = {};
-    state.empty_rounds = 0;
-    state.refusals = 0;
-    state.locked_since = {};
-    // Drivers go on moving what was kicked: once they have for a while, they need not ring whenever one leaves.
-    if (kicked && ++state.kicked_standbys > patient_standbys) kicks_.clear();
-    if (!kicked) state.kicked_standbys = 0;
-    return standby(state, Nap{false, Deadline::Clock::now() + tick});
+  WatchPace& pace = state.pace;
+  if (driver_present_.load() || (pace.drivers_came(driven) && !wanted)) {
+    if (pace.stand_aside(driven, kicked)) kicks_.clear();
+    return standby(state, Nap{false, Deadline::Clock::now() + WatchPace::tick});
   }
-  state.driven = driven;
+  pace.go_ahead(driven);
   if (!mutex_.try_lock()) {
-    const TimePoint now = Deadline::Clock::now();
-    if (state.locked_since == TimePoint{}) state.locked_since = now;
-    if (now - state.locked_since < lock_patience) {
-      relax(state);
+    if (pace.looks_again(Deadline::Clock::now())) {
+      relax(pace);
       return std::nullopt;
     }
     mutex_.lock();
   }
-  state.locked_since = {};
+  pace.got_lock();
   Lock held(mutex_, std::adopt_lock);
   kicks_.answer_as_watcher();
   if (pollables_.armed()) pollables_.disarm();
@@ -144,28 +125,17 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
   RetiredOwners::Owners owners = retired_.take();
   const TimePoint now = Deadline::Clock::now();
   const bool kicked_since = kicks_.take_linger();
-  if ((moved & pollables) != 0 || kicked_since) {
-    state.linger_until = now + linger_time;
-    state.kicked_standbys = 0;
-  } else if ((moved & descriptors) != 0) {
-    state.linger_until = std::max(state.linger_until, now + descriptor_linger_time);
-  }
-  if (moved != nothing) {
-    state.empty_rounds = 0;
-    state.refusals = 0;
-    state.moved_at = now;
-  }
+  pace.polled(now, (moved & pollables) != 0 || kicked_since, (moved & descriptors) != 0, moved != nothing);
   std::optional<Nap> nap;
-  bool refused = false;
-  if (moved == nothing && now >= state.linger_until) {
+  std::optional<WatchPace::Duration> backoff;
+  if (moved == nothing && !pace.lingers(now)) {
     kicks_.clear(std::memory_order_relaxed);  // kick() stores it under the lock
     if (arm_all()) {
-      state.refusals = 0;
+      pace.armed();
       nap = Nap{true, std::min(sources_.timers().next(), state.limit)};
       role_.announce_armed(nap->until);
     } else {
-      refused = true;
-      ++state.refusals;
+      backoff = pace.refused(now);
     }
   }
   held.unlock();
@@ -177,21 +147,10 @@ std::optional<EngineImpl::Nap> EngineImpl::watch_round(WatchState& state) {
     }
   }
   if (nap) return nap;
-  if (refused && state.refusals > patient_refusals) {
-    const auto backoff = std::clamp<Deadline::Clock::duration>((now - state.moved_at) / backoff_fraction, first_backoff, tick);
-    return standby(state, Nap{true, now + backoff});
-  }
+  if (backoff) return standby(state, Nap{true, now + *backoff});
   if (contenders_.load(std::memory_order_relaxed) != 0) give_way();
-  if (moved == nothing) relax(state);
+  if (moved == nothing) relax(pace);
   return std::nullopt;
-}
-
-void EngineImpl::relax(WatchState& state) noexcept {
-  if (++state.empty_rounds < spin_rounds) {
-    cpu_relax();
-  } else {
-    sched_yield();
-  }
 }
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.

@@ -1,0 +1,94 @@
+// WatchPace: when the watcher of an engine polls, stands aside, arms every Pollable or backs off. The watcher's thread only.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "hmc/deadline.h"
+
+namespace hmc {
+
+class WatchPace {
+ public:
+  using Duration = Deadline::Clock::duration;
+  using TimePoint = Deadline::Clock::time_point;
+
+  // How long drivers must have been away before the watcher polls: a wait that follows within a tick costs nobody a system call.
+  static constexpr auto tick = std::chrono::milliseconds(1);
+  // Polling goes on this long after something moved or was kicked, before every Pollable is armed ...
+  static constexpr auto linger_time = std::chrono::milliseconds(1);
+  // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
+  static constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
+  static constexpr unsigned spin_rounds = 100;  // empty ones, before the watcher yields its core
+  // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done)
+  // is polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
+  // noticed a percent or two late at most.
+  static constexpr unsigned patient_refusals = 4;
+  static constexpr int backoff_fraction = 64;
+  static constexpr Duration first_backoff = std::chrono::microseconds(20);
+  static constexpr unsigned patient_standbys = 2;
+  // Who has the lock longer than this is in a system call that moves bytes itself: to look and look would take a processor from
+  // what that call sets in motion. Shorter ones are not worth the sleep: over sockets this thread may be the one that receives.
+  static constexpr auto lock_patience = std::chrono::microseconds(100);
+
+  // Whether drivers came since the last call of either function below.
+  [[nodiscard]] bool drivers_came(std::uint64_t driven) const noexcept { return driven != driven_; }
+  // The watcher stands aside for drivers. True once they have moved what was kicked for a while: they need not ring whenever one
+  // leaves, and the kick may be cleared.
+  [[nodiscard]] bool stand_aside(std::uint64_t driven, bool kicked) noexcept {
+    driven_ = driven;
+    linger_until_ = {};
+    empty_rounds_ = 0;
+    refusals_ = 0;
+    locked_since_ = {};
+    if (!kicked) kicked_standbys_ = 0;
+    return kicked && ++kicked_standbys_ > patient_standbys;
+  }
+  void go_ahead(std::uint64_t driven) noexcept { driven_ = driven; }
+
+  // Another thread has the lock. True: look again; false: block on it.
+  [[nodiscard]] bool looks_again(TimePoint now) noexcept {
+    if (locked_since_ == TimePoint{}) locked_since_ = now;
+    return now - locked_since_ < lock_patience;
+  }
+  void got_lock() noexcept { locked_since_ = {}; }
+
+  // A round is over. `worked`: Pollables moved or were kicked; `events`: descriptors were ready; `moved`: anything moved.
+  void polled(TimePoint now, bool worked, bool events, bool moved) noexcept {
+    if (worked) {
+      linger_until_ = now + linger_time;
+      kicked_standbys_ = 0;
+    } else if (events) {
+      linger_until_ = std::max(linger_until_, now + descriptor_linger_time);
+    }
+    if (!moved) return;
+    empty_rounds_ = 0;
+    refusals_ = 0;
+    moved_at_ = now;
+  }
+  [[nodiscard]] bool lingers(TimePoint now) const noexcept { return now < linger_until_; }
+
+  // After a round without a movement: every Pollable is armed.
+  void armed() noexcept { refusals_ = 0; }
+  // After a round without a movement: one Pollable refused. What to sleep before the next round.
+  [[nodiscard]] std::optional<Duration> refused(TimePoint now) noexcept {
+    if (++refusals_ <= patient_refusals) return std::nullopt;
+    return std::clamp<Duration>((now - moved_at_) / backoff_fraction, first_backoff, tick);
+  }
+
+  // Counts an empty round. True: spin; false: yield the core.
+  [[nodiscard]] bool spins() noexcept { return ++empty_rounds_ < spin_rounds; }
+
+ private:
+  std::uint64_t driven_ = 0;
+  TimePoint linger_until_{};
+  unsigned empty_rounds_ = 0;
+  unsigned refusals_ = 0;         // in a row
+  TimePoint locked_since_{};      // when it first found the lock taken, in a row
+  TimePoint moved_at_{};          // when something last moved
+  unsigned kicked_standbys_ = 0;  // standbys in a row with a kick pending
+};
+
+}  // namespace hmc

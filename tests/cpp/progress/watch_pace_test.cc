@@ -1,0 +1,68 @@
+#include "progress/watch_pace.h"
+
+#include <gtest/gtest.h>
+
+namespace hmc {
+namespace {
+
+constexpr WatchPace::TimePoint start = WatchPace::TimePoint{} + std::chrono::hours(1);
+
+TEST(WatchPace, NoticesDrivers) {
+  WatchPace pace;
+  EXPECT_FALSE(pace.drivers_came(0));
+  EXPECT_TRUE(pace.drivers_came(1));
+  EXPECT_FALSE(pace.stand_aside(1, false));
+  EXPECT_FALSE(pace.drivers_came(1));
+  pace.go_ahead(2);
+  EXPECT_FALSE(pace.drivers_came(2));
+}
+
+TEST(WatchPace, ClearsAKickThatDriversKeepServing) {
+  WatchPace pace;
+  for (unsigned i = 0; i < WatchPace::patient_standbys; ++i) EXPECT_FALSE(pace.stand_aside(i, true));
+  EXPECT_TRUE(pace.stand_aside(9, true));
+  EXPECT_FALSE(pace.stand_aside(10, false));
+  EXPECT_FALSE(pace.stand_aside(11, true));
+}
+
+TEST(WatchPace, LooksAgainUntilPatienceEnds) {
+  WatchPace pace;
+  EXPECT_TRUE(pace.looks_again(start));
+  EXPECT_FALSE(pace.looks_again(start + WatchPace::lock_patience));
+  pace.got_lock();
+  EXPECT_TRUE(pace.looks_again(start + WatchPace::lock_patience));
+}
+
+TEST(WatchPace, LingersLongerAfterWorkThanAfterEvents) {
+  WatchPace pace;
+  EXPECT_FALSE(pace.lingers(start));
+  pace.polled(start, false, true, true);
+  EXPECT_TRUE(pace.lingers(start));
+  EXPECT_FALSE(pace.lingers(start + WatchPace::descriptor_linger_time));
+  pace.polled(start, true, false, true);
+  pace.polled(start, false, true, true);  // shortens nothing
+  EXPECT_TRUE(pace.lingers(start + WatchPace::descriptor_linger_time));
+  EXPECT_FALSE(pace.lingers(start + WatchPace::linger_time));
+}
+
+TEST(WatchPace, BacksOffFromARefusalThatLasts) {
+  WatchPace pace;
+  pace.polled(start, true, false, true);
+  for (unsigned i = 0; i < WatchPace::patient_refusals; ++i) EXPECT_FALSE(pace.refused(start));
+  EXPECT_EQ(pace.refused(start), WatchPace::first_backoff);
+  EXPECT_EQ(pace.refused(start + std::chrono::milliseconds(32)), std::chrono::microseconds(500));
+  EXPECT_EQ(pace.refused(start + std::chrono::seconds(10)), WatchPace::tick);
+  pace.armed();
+  EXPECT_FALSE(pace.refused(start));
+}
+
+TEST(WatchPace, SpinsBeforeItYields) {
+  WatchPace pace;
+  for (unsigned i = 1; i < WatchPace::spin_rounds; ++i) EXPECT_TRUE(pace.spins());
+  EXPECT_FALSE(pace.spins());
+  pace.polled(start, true, false, true);
+  EXPECT_TRUE(pace.spins());
+}
+
+}  // namespace
+}  // namespace hmc
