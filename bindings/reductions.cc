@@ -76,7 +76,8 @@ void bind_reducing(Class& cls) {
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
          arg("timeout") = py::none(),
          "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
-         "bxor, or premul_sum, which multiplies by factor before. Each element is reduced once, in rank order: every rank gets the "
+         "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced once, in rank "
+         "order: every rank gets the "
          "same "
          "bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.")
       .def(

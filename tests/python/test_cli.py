@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -256,7 +257,8 @@ def test_a_rank_that_is_killed_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\nif os.environ.get('HMC_RANK') == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    result = run_hmc("bench", "--sizes", "8", environment={"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run_hmc("bench", "--sizes", "8", environment={"PYTHONPATH": path})
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "SIGKILL" in result.stderr or "rank 0" in result.stderr

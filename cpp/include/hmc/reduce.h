@@ -41,7 +41,7 @@ enum class ReduceOp : std::uint8_t {
   band,  // bitwise, integers only
   bor,
   bxor,
-  premul_sum,  // the sum of each rank's elements times Reduction::factor, floating types only
+  premul_sum,  // the sum of all elements, each times Reduction::factor, floating types only
 };
 inline constexpr std::size_t reduce_ops = 9;
 
@@ -53,7 +53,7 @@ inline constexpr std::size_t reduce_ops = 9;
 struct Reduction {
   DataType type = DataType::f32;
   ReduceOp op = ReduceOp::sum;
-  double factor = 1;  // of premul_sum; each rank has its own
+  double factor = 1;  // of premul_sum; alike on every rank
 };
 
 // Bytes of one element.

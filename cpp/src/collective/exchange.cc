@@ -9,6 +9,7 @@
 #include "base/wire.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
+#include "collective/member_calls.h"
 #include "collective/records.h"
 #include "comm/buffers/importing.h"
 #include "hmc/communicator.h"
@@ -85,11 +86,6 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
 }
 
 namespace {
-
-Status check(const std::shared_ptr<CommunicatorState>& state) {
-  if (!state) return {Code::invalid_argument, "the Member or Communicator is empty; init() and Communicator::local() give them"};
-  return state->group->open();
-}
 
 job::Offer offer_of(const ConnBuffer& buffer) {
   const auto descriptor =

@@ -188,7 +188,7 @@ void CollectiveWork::mismatch(std::uint32_t other_rank, std::uint32_t other_call
   const std::string mine = describe_call(call_), theirs = describe_call(other_call);
   const Status reason(Code::invalid_argument, group_->describe(rank_) + " called " + mine + " where " +
                                                   group_->describe(other_rank) + " called " + theirs +
-                                                  (mine == theirs ? " with another size or root" : "") +
+                                                  (mine == theirs ? " with another size, root or factor" : "") +
                                                   "; every rank makes the same collective calls in the same order");
   engine()->defer([self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), reason] { self->fail(reason); });
 }

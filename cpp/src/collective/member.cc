@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "collective/communicator_state.h"
+#include "collective/member_calls.h"
 #include "comm/buffers/buffers.h"
 #include "comm/messages/messenger.h"
 
@@ -10,11 +11,6 @@ namespace hmc {
 namespace {
 
 // Errors: invalid_argument, closed.
-Status check(const std::shared_ptr<CommunicatorState>& state) {
-  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
-  return state->group->open();
-}
-
 Status check(const std::shared_ptr<CommunicatorState>& state, const char* what, int rank) {
   HMC_TRY(check(state));
   const Group& group = *state->group;

@@ -10,7 +10,7 @@
 namespace hmc {
 
 Status check(const std::shared_ptr<CommunicatorState>& state) {
-  if (!state) return {Code::invalid_argument, "the Member is empty; take one from Communicator::local()"};
+  if (!state) return {Code::invalid_argument, "the Member or Communicator is empty; init() and Communicator::local() give them"};
   return state->group->open();
 }
 

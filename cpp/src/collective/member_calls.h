@@ -19,6 +19,7 @@ using Started = Result<std::shared_ptr<CollectiveWork>>;
 // Errors: invalid_argument (an empty handle), closed.
 Status check(const std::shared_ptr<CommunicatorState>& state);
 Status check(const Communicator& communicator);
+[[nodiscard]] inline std::uint32_t rank_in(const Member& member) noexcept { return static_cast<std::uint32_t>(member.rank()); }
 // Errors: invalid_argument (no such rank).
 Status check_root(const Group& group, std::string_view call, int root);
 // The two buffers of one call, `in` beginning where byte `in_at` of `out` does if the call is in place.

@@ -1,5 +1,6 @@
 // all_reduce, reduce_scatter and reduce, of one Member and of several that join by one call.
 #include <array>
+#include <bit>
 #include <string>
 #include <vector>
 
@@ -22,17 +23,23 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
   return step;
 }
 
-ReduceTuning tuning_for(const MemoryView& out, const MemoryView& in) {
+ReduceTuning reduce_tuning(const MemoryView& out, const MemoryView& in) {
   ReduceTuning tuning;
   tuning.staged = !out.device.is_cpu() || !in.device.is_cpu();
   return tuning;
 }
 
-std::uint64_t how(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
+std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
   return root << 8 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
 }
 
-std::uint32_t rank_of(const Member& member) { return static_cast<std::uint32_t>(member.rank()); }
+// What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
+std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> sizes, std::uint64_t root = 0) {
+  std::vector<std::uint64_t> alike(sizes.begin(), sizes.end());
+  alike.push_back(root);
+  if (reduction.op == ReduceOp::premul_sum) alike.push_back(std::bit_cast<std::uint64_t>(reduction.factor));
+  return encode_call(kind, reduction, alike);
+}
 
 Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction) {
   HMC_TRY(check(member.state()));
@@ -43,13 +50,13 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   }
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = tuning_for(out, in);
-  const std::uint32_t rank = rank_of(member), size = group->size();
-  auto schedule = group->schedules().get(rank, {CallKind::all_reduce, in.bytes, how(tuning, reduction)},
+  const ReduceTuning tuning = reduce_tuning(out, in);
+  const std::uint32_t rank = rank_in(member), size = group->size();
+  auto schedule = group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)},
                                          [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
   return Share{group,
                rank,
-               encode_call(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
+               call_of(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
                std::move(schedule),
                {in, out, step}};
 }
@@ -57,7 +64,7 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
 Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
                                    const Reduction& reduction) {
   const auto& group = member.state()->group;
-  const std::uint32_t rank = rank_of(member), size = group->size();
+  const std::uint32_t rank = rank_in(member), size = group->size();
   HMC_TRY(check_layout("reduce_scatter", "input", layout, in, size));
   if (out.bytes != layout.counts[rank]) {
     return Status(Code::invalid_argument, "reduce_scatter: the output has " + std::to_string(out.bytes) + " bytes, block " +
@@ -70,10 +77,10 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
   }
-  const ReduceTuning tuning = tuning_for(out, in);
+  const ReduceTuning tuning = reduce_tuning(out, in);
   auto schedule = std::make_shared<const Schedule>(
       plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
-  return Share{group, rank, encode_call(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
+  return Share{group, rank, call_of(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
 }
 
 Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
@@ -101,7 +108,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   HMC_TRY(check_root(*group, "reduce", root));
-  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   const MemoryView target = rank == at ? out : MemoryView{nullptr, 0, in.device};
   if (rank == at && out.bytes != in.bytes) {
     return Status(Code::invalid_argument, "reduce: the input has " + std::to_string(in.bytes) + " bytes, the root's output " +
@@ -109,12 +116,12 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = tuning_for(target, in);
-  auto schedule = group->schedules().get(rank, {CallKind::reduce, in.bytes, how(tuning, reduction, at)},
+  const ReduceTuning tuning = reduce_tuning(target, in);
+  auto schedule = group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)},
                                          [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
   return Share{group,
                rank,
-               encode_call(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}, std::uint64_t{at}}),
+               call_of(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}}, at),
                std::move(schedule),
                {in, target, step}};
 }

@@ -9,9 +9,7 @@
 namespace hmc {
 namespace {
 
-using Layout = Member::Layout;
-
-SpreadTuning tuning_for(const MemoryView& out, const MemoryView& in, bool own_is_there) {
+SpreadTuning spread_tuning(const MemoryView& out, const MemoryView& in, bool own_is_there) {
   SpreadTuning tuning;
   if (!out.device.is_cpu() || !in.device.is_cpu()) tuning.inline_copy = 0;
   tuning.in_place = own_is_there;
@@ -23,7 +21,7 @@ struct EqualBlocks {
   EqualBlocks(std::uint32_t size, std::uint64_t each) : counts(size, each), displacements(size) {
     for (std::uint32_t r = 0; r < size; ++r) displacements[r] = r * each;
   }
-  [[nodiscard]] Layout layout() const { return {counts, displacements}; }
+  [[nodiscard]] Member::Layout layout() const { return {counts, displacements}; }
   std::vector<std::uint64_t> counts, displacements;
 };
 
@@ -41,17 +39,15 @@ Status bad_block(std::string_view call, std::string_view part, const MemoryView&
                                       "; both need the same size"};
 }
 
-std::uint32_t rank_of(const Member& member) { return static_cast<std::uint32_t>(member.rank()); }
-
-Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in) {
+Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
-  const std::uint32_t rank = rank_of(member);
+  const std::uint32_t rank = rank_in(member);
   HMC_TRY(check_layout("all_gather", "output", layout, out, group->size()));
   HMC_TRY(check_disjoint("all_gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
-  const SpreadTuning tuning = tuning_for(out, in, in_place(out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(out, in, in_place(out, in, layout.displacements[rank]));
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, encode_call(CallKind::all_gather, layout.counts), std::move(schedule), {in, out, {}}};
@@ -69,7 +65,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   const auto& group = member.state()->group;
   HMC_TRY(check_root(*group, "broadcast", root));
   HMC_TRY(check_memory("broadcast", view, {}, 0));
-  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, at},
                                          [&] { return plan_broadcast(rank, size, at, view.bytes); });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
@@ -77,9 +73,10 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
 }
 
 // `layout`: of the root's output; other ranks pass none.
-Result<Share> gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in, int root) {
+Result<Share> gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in,
+                           int root) {
   const auto& group = member.state()->group;
-  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   const std::array alike{std::uint64_t{at}};
   const std::uint32_t call = encode_call(CallKind::gather, alike);
   if (rank != at) {
@@ -92,7 +89,7 @@ Result<Share> gather_share(const Member& member, const MemoryView& out, const La
   HMC_TRY(check_disjoint("gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("gather", out, in, layout.displacements[rank]));
-  const SpreadTuning tuning = tuning_for(out, in, in_place(out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(out, in, in_place(out, in, layout.displacements[rank]));
   auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, call, std::move(schedule), {in, out, {}}};
 }
@@ -105,7 +102,7 @@ Result<Share> equal_gather_share(const Member& member, const MemoryView& out, co
   return gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, root);
 }
 
-Result<Share> uneven_gather_share(const Member& member, const MemoryView& out, const Layout& layout, const MemoryView& in,
+Result<Share> uneven_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in,
                                   int root) {
   HMC_TRY(check(member.state()));
   HMC_TRY(check_root(*member.state()->group, "gather", root));
@@ -113,9 +110,10 @@ Result<Share> uneven_gather_share(const Member& member, const MemoryView& out, c
 }
 
 // `layout`: of the root's input; other ranks pass none.
-Result<Share> scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Layout& layout, int root) {
+Result<Share> scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
+                            int root) {
   const auto& group = member.state()->group;
-  const std::uint32_t rank = rank_of(member), size = group->size(), at = static_cast<std::uint32_t>(root);
+  const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   const std::array alike{std::uint64_t{at}};
   const std::uint32_t call = encode_call(CallKind::scatter, alike);
   if (rank != at) {
@@ -127,7 +125,7 @@ Result<Share> scatter_share(const Member& member, const MemoryView& out, const M
   HMC_TRY(check_layout("scatter", "input", layout, in, size));
   if (out.bytes != layout.counts[rank]) return bad_block("scatter", "output", out, rank, layout.counts[rank]);
   HMC_TRY(check_memory("scatter", in, out, layout.displacements[rank]));
-  const SpreadTuning tuning = tuning_for(out, in, in_place(in, out, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(out, in, in_place(in, out, layout.displacements[rank]));
   auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, call, std::move(schedule), {in, out, {}}};
 }
@@ -140,7 +138,7 @@ Result<Share> equal_scatter_share(const Member& member, const MemoryView& out, c
   return scatter_share(member, out, in, EqualBlocks(size, out.bytes).layout(), root);
 }
 
-Result<Share> uneven_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Layout& layout,
+Result<Share> uneven_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
                                    int root) {
   HMC_TRY(check(member.state()));
   HMC_TRY(check_root(*member.state()->group, "scatter", root));
@@ -157,11 +155,12 @@ Result<Work> Member::iall_gather(const MemoryView& out, const MemoryView& in) co
   return as_work(start(equal_all_gather_share(*this, out, in)));
 }
 
-Status Member::all_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, Deadline deadline) const {
+Status Member::all_gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in,
+                            Deadline deadline) const {
   return finish(start(all_gather_share(*this, out, out_layout, in)), deadline);
 }
 
-Result<Work> Member::iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in) const {
+Result<Work> Member::iall_gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in) const {
   return as_work(start(all_gather_share(*this, out, out_layout, in)));
 }
 
@@ -181,11 +180,12 @@ Result<Work> Member::igather(const MemoryView& out, const MemoryView& in, int ro
   return as_work(start(equal_gather_share(*this, out, in, root)));
 }
 
-Status Member::gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root, Deadline deadline) const {
+Status Member::gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in, int root,
+                        Deadline deadline) const {
   return finish(start(uneven_gather_share(*this, out, out_layout, in, root)), deadline);
 }
 
-Result<Work> Member::igather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, int root) const {
+Result<Work> Member::igather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in, int root) const {
   return as_work(start(uneven_gather_share(*this, out, out_layout, in, root)));
 }
 
@@ -197,11 +197,12 @@ Result<Work> Member::iscatter(const MemoryView& out, const MemoryView& in, int r
   return as_work(start(equal_scatter_share(*this, out, in, root)));
 }
 
-Status Member::scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root, Deadline deadline) const {
+Status Member::scatter_v(const MemoryView& out, const MemoryView& in, const Member::Layout& in_layout, int root,
+                         Deadline deadline) const {
   return finish(start(uneven_scatter_share(*this, out, in, in_layout, root)), deadline);
 }
 
-Result<Work> Member::iscatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root) const {
+Result<Work> Member::iscatter_v(const MemoryView& out, const MemoryView& in, const Member::Layout& in_layout, int root) const {
   return as_work(start(uneven_scatter_share(*this, out, in, in_layout, root)));
 }
 

@@ -230,7 +230,8 @@ TEST(Reductions, MismatchesAreNamedOnEveryRank) {
   };
   for (const Wrong& wrong : {Wrong{{DataType::i32, ReduceOp::sum}, 64, "all_reduce of i32, sum"},
                              Wrong{{DataType::f32, ReduceOp::max}, 64, "all_reduce of f32, max"},
-                             Wrong{{DataType::f32, ReduceOp::sum}, 1 << 20, "another size or root"}}) {
+                             Wrong{{DataType::f32, ReduceOp::sum}, 1 << 20, "another size, root or factor"},
+                             Wrong{{DataType::f32, ReduceOp::premul_sum, 3}, 64, "all_reduce of f32, premul_sum"}}) {
     run_job(3, [&wrong](const Process& process) {
       const Communicator world = process.init();
       const Member me = *world.self();
@@ -243,6 +244,19 @@ TEST(Reductions, MismatchesAreNamedOnEveryRank) {
       EXPECT_NE(status.message().find(wrong.expected), std::string::npos) << status.str();
     });
   }
+}
+
+// Whoever reduces would scale by its own factor, and ranks would differ.
+TEST(Reductions, FactorsThatDifferAreAnErrorOnEveryRank) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    Bytes in(64), out(64);
+    const Status status = me.all_reduce(view(out), view(in), {DataType::f32, ReduceOp::premul_sum, 1.0 + me.rank()}, soon());
+    EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
+    EXPECT_NE(status.message().find("another size, root or factor"), std::string::npos) << status.str();
+  });
 }
 
 TEST(Reductions, ADeadRankIsNamed) {

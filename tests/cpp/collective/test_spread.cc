@@ -131,7 +131,7 @@ TEST(Broadcast, AnotherRootIsNamedWhereItIsAwaited) {
     const Status status = me.broadcast(view(data), me.rank() == 2 ? 1 : 0, soon());
     if (me.rank() == 2) {
       EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
-      EXPECT_NE(status.message().find("another size or root"), std::string::npos) << status.str();
+      EXPECT_NE(status.message().find("another size, root or factor"), std::string::npos) << status.str();
     }
     process.board[0].fetch_add(1);
     EXPECT_TRUE(process.board.wait(0, 3));
