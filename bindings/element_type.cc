@@ -1,6 +1,7 @@
 #include "element_type.h"
 
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -8,7 +9,7 @@ namespace hmc::bindings {
 namespace {
 
 // Names of NumPy, ml_dtypes and torch beside HMC's own.
-constexpr std::array<std::pair<std::string_view, DataType>, 15> names{{
+constexpr std::array<std::pair<std::string_view, DataType>, 15> element_names{{
     {"float64", DataType::f64},
     {"float32", DataType::f32},
     {"float16", DataType::f16},
@@ -26,14 +27,33 @@ constexpr std::array<std::pair<std::string_view, DataType>, 15> names{{
     {"uint8", DataType::u8},
 }};
 
-std::string name_of_dtype(py::handle dtype) {
-  if (py::isinstance<py::str>(dtype)) return dtype.cast<std::string>();
-  if (py::hasattr(dtype, "isnative") && !dtype.attr("isnative").cast<bool>())
+// HMC's own names but for those that NumPy gives to 64 bits.
+std::optional<DataType> own_name(const std::string& name) {
+  if (name == "i8" || name == "u8") {
+    throw py::type_error("dtype \"" + name +
+                         "\" is 8 bits here and 64 bits in NumPy; say \"int8\" or \"int64\", \"uint8\" or \"uint64\"");
+  }
+  return data_type(name);
+}
+
+std::optional<DataType> known_type(const std::string& name) {
+  for (const auto& [known, type] : element_names) {
+    if (known == name) return type;
+  }
+  return std::nullopt;
+}
+
+std::optional<DataType> type_named(py::handle dtype) {
+  std::string text = py::str(dtype).cast<std::string>();
+  if (text.starts_with("torch.")) return known_type(text.substr(6));
+  if (py::isinstance<py::str>(dtype)) {
+    if (const auto type = known_type(text)) return type;
+    if (const auto type = own_name(text)) return type;
+  }
+  const py::object numpy = py::module_::import("numpy").attr("dtype")(dtype);
+  if (!numpy.attr("isnative").cast<bool>())
     throw py::type_error("arrays of another byte order cannot be reduced; convert them before");
-  const py::object name = py::hasattr(dtype, "name") ? py::object(dtype.attr("name")) : py::object(py::str(dtype));
-  std::string text = py::str(name).cast<std::string>();
-  if (text.starts_with("torch.")) text.erase(0, 6);
-  return text;
+  return known_type(numpy.attr("name").cast<std::string>());
 }
 
 }  // namespace
@@ -44,22 +64,25 @@ DataType element_type_of(py::handle array, py::handle dtype) {
     throw py::type_error(std::string("a ") + Py_TYPE(array.ptr())->tp_name +
                          " has no element type; name it, as in dtype=\"float32\"");
   }
-  const std::string name = name_of_dtype(given ? dtype : py::handle(array.attr("dtype")));
-  for (const auto& [known, type] : names) {
-    if (known == name) return type;
-  }
-  if (const auto type = data_type(name)) return *type;
-  throw py::type_error("elements of type " + name + " cannot be reduced; float64 to float8, and integers of 8 to 64 bits can");
+  const py::object asked = given ? py::reinterpret_borrow<py::object>(dtype) : py::object(array.attr("dtype"));
+  if (const auto type = type_named(asked)) return *type;
+  throw py::type_error("elements of type " + py::str(asked).cast<std::string>() +
+                       " cannot be reduced; float64 to float8, and integers of 8 to 64 bits can");
 }
 
-Reduction reduction_of(py::handle array, std::string_view op, py::handle factor, py::handle dtype) {
+Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::handle factor, py::handle dtype) {
   const auto operation = reduce_op(op == "prod" ? "product" : op);
   if (!operation) {
     refuse("op \"" + std::string(op) + "\" is unknown; there are sum, product, min, max, avg, band, bor, bxor and premul_sum");
   }
   const bool scaled = factor && !factor.is_none();
   if (scaled != (*operation == ReduceOp::premul_sum)) refuse("factor= belongs to op=\"premul_sum\", and that needs it");
-  return {element_type_of(array, dtype), *operation, scaled ? factor.cast<double>() : 1.0};
+  const DataType type = element_type_of(inp, dtype);
+  for (const py::handle each : {out, inp}) {
+    if (each.is_none() || !py::hasattr(each, "dtype") || element_type_of(each, {}) == type) continue;
+    throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));
+  }
+  return {type, *operation, scaled ? factor.cast<double>() : 1.0};
 }
 
 }  // namespace hmc::bindings

@@ -1,6 +1,9 @@
 // Collectives that several Members of a process join in one call, and the layouts of uneven ones.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "blocks.h"
@@ -18,6 +21,7 @@ class LayoutArrays {
       std::uint64_t at = 0;
       for (const auto count : counts_) {
         displacements_.push_back(at);
+        if (count > most - at) refuse(std::string(name) + " are together more than any buffer has");
         at += count;
       }
     }
@@ -25,10 +29,15 @@ class LayoutArrays {
   [[nodiscard]] Member::Layout layout() const { return {counts_, displacements_}; }
 
  private:
+  static constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();  // bytes
+
   static std::vector<std::uint64_t> bytes_of(py::handle elements, const char* name, std::size_t item) {
     const Offsets given = offsets_of(elements, name);
     std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
-    for (auto& each : bytes) each *= item;
+    for (auto& each : bytes) {
+      if (each > most / item) refuse(std::string(name) + " has " + std::to_string(each) + ", more than any buffer has");
+      each *= item;
+    }
     return bytes;
   }
 

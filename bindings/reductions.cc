@@ -18,6 +18,7 @@ std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
   std::vector<MemberBuffers> buffers;
   for (const auto& [who, value] : by_member) {
     if (!py::isinstance<Member>(who)) throw py::type_error("the keys must be Members, as in {comm.local[0]: array}");
+    if (value.is_none()) throw py::type_error("each Member needs an array, or a pair (out, inp)");
     const bool both = py::isinstance<py::tuple>(value);
     if (both && py::len(value) != 2) refuse("each Member needs an array, or a pair (out, inp)");
     const py::object out = both ? py::object(py::cast<py::tuple>(value)[0]) : py::reinterpret_borrow<py::object>(value);
@@ -25,15 +26,6 @@ std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
     buffers.push_back({who.cast<Member>(), maybe_view(out, true), maybe_view(inp, false)});
   }
   return buffers;
-}
-
-// The array by which the element type of {member: ...} is known.
-py::object first_input(const py::dict& by_member) {
-  for (const auto& [who, value] : by_member) {
-    if (py::isinstance<py::tuple>(value) && py::len(value) == 2) return py::cast<py::tuple>(value)[1];
-    return py::reinterpret_borrow<py::object>(value);
-  }
-  refuse("name every local Member, as in {comm.local[0]: array}");
 }
 
 // Calls `many(buffers)` for {member: ...}. False: `out` is one array.
@@ -50,9 +42,22 @@ bool for_members(const T&, const py::object& out, const Timeout& timeout, const 
 }
 
 template <class T>
-Reduction reduction_for(const py::object& inp, const std::string& op, const py::object& factor, const py::object& dtype) {
-  if (std::is_same_v<T, Communicator> && py::isinstance<py::dict>(inp)) return reduction_of(first_input(inp), op, factor, dtype);
-  return reduction_of(inp, op, factor, dtype);
+Reduction reduction_for(const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
+                        const py::object& dtype) {
+  if (std::is_same_v<T, Communicator> && py::isinstance<py::dict>(out)) {
+    if (!inp.is_none()) refuse("{member: (out, inp)} has the inputs; leave inp out");
+    std::optional<Reduction> first;
+    for (const auto& [who, value] : py::dict(out)) {
+      const bool both = py::isinstance<py::tuple>(value) && py::len(value) == 2;
+      const py::object to = both ? py::object(py::cast<py::tuple>(value)[0]) : py::reinterpret_borrow<py::object>(value);
+      const Reduction one = reduction_of(to, both ? py::object(py::cast<py::tuple>(value)[1]) : to, op, factor, dtype);
+      if (first && first->type != one.type) throw py::type_error("the Members' arrays are of different types");
+      first = one;
+    }
+    if (!first) refuse("name every local Member, as in {comm.local[0]: array}");
+    return *first;
+  }
+  return reduction_of(out, input_of(out, inp), op, factor, dtype);
 }
 
 template <class T, class Class>
@@ -63,7 +68,7 @@ void bind_reducing(Class& cls) {
          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
             const py::object& dtype, const Timeout& timeout) {
            const py::object source = input_of(out, inp);
-           const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+           const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
            const auto many = [&](const auto& buffers, Deadline deadline) { return self.all_reduce(buffers, reduction, deadline); };
            if constexpr (std::is_same_v<T, Communicator>) {
              if (for_members(self, out, timeout, many)) return;
@@ -85,7 +90,7 @@ void bind_reducing(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
              const py::object& dtype) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_of(source, op, factor, dtype);
+            const Reduction reduction = reduction_of(out, source, op, factor, dtype);
             const MemoryView to = view_of(out, true), from = view_of(source, false);
             const ReleasedGil nogil;
             return check(member_of(self).iall_reduce(to, from, reduction));
@@ -97,7 +102,7 @@ void bind_reducing(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
              const py::object& factor, const py::object& dtype, const Timeout& timeout) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+            const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
             const auto many = [&](const auto& buffers, Deadline deadline) {
               return self.reduce_scatter(buffers, reduction, deadline);
             };
@@ -123,7 +128,7 @@ void bind_reducing(Class& cls) {
           "ireduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
              const py::object& factor, const py::object& dtype) {
-            const Reduction reduction = reduction_of(inp, op, factor, dtype);
+            const Reduction reduction = reduction_of(out, inp, op, factor, dtype);
             const MemoryView to = view_of(out, true), from = view_of(inp, false);
             if (counts.is_none()) {
               const ReleasedGil nogil;
@@ -140,7 +145,7 @@ void bind_reducing(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
              const py::object& dtype, const Timeout& timeout) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_for<T>(source, op, factor, dtype);
+            const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
             const auto many = [&](const auto& buffers, Deadline deadline) {
               return self.reduce(buffers, root, reduction, deadline);
             };
@@ -161,7 +166,7 @@ void bind_reducing(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
              const py::object& dtype) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_of(source, op, factor, dtype);
+            const Reduction reduction = reduction_of(out, source, op, factor, dtype);
             const MemoryView to = maybe_view(out, true), from = view_of(source, false);
             const ReleasedGil nogil;
             return check(member_of(self).ireduce(to, from, root, reduction));
@@ -215,6 +220,7 @@ void bind_spreading(Class& cls) {
           "broadcast",
           [](const T& self, const py::object& array, int root, const Timeout& timeout) {
             const auto many = [&](const auto& buffers, Deadline deadline) { return self.broadcast(buffers, root, deadline); };
+            if (array.is_none()) throw py::type_error("broadcast() needs an array on every rank");
             if constexpr (std::is_same_v<T, Communicator>) {
               if (for_members(self, array, timeout, many)) return;
             }

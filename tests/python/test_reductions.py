@@ -80,6 +80,9 @@ buffer.numpy("f4")[:] = me + 1
 comm.all_reduce(buffer, dtype="float32")
 assert np.array_equal(buffer.numpy("f4"), np.full(1000, n * (n + 1) / 2, "f4"))
 
+for dtype in ("f32", "<f4", "f4", np.float32, np.dtype("f4"), "single"):
+    comm.all_reduce(buffer, op="max", dtype=dtype)
+
 for bad in (
     lambda: comm.all_reduce(np.zeros(4, bool)),
     lambda: comm.all_reduce(np.zeros(4, ">f4")),
@@ -90,10 +93,16 @@ for bad in (
     lambda: comm.all_reduce(np.zeros(4), op="premul_sum"),
     lambda: comm.all_reduce(np.zeros(4), np.zeros(5)),
     lambda: comm.broadcast(np.zeros(4), root=n),
+    lambda: comm.all_reduce(np.zeros(4, "f4"), np.zeros(4, "i4")),
+    lambda: comm.reduce(np.zeros(4, "f4"), np.zeros(4, "i4")),
+    lambda: comm.all_reduce(comm.buffer(16), dtype="i8"),
+    lambda: comm.all_reduce({comm.local[0]: np.zeros(4)}, np.zeros(4)),
+    lambda: comm.broadcast({comm.local[0]: None}),
+    lambda: comm.reduce_scatter(np.zeros(8, "f4"), np.zeros(8 * n, "f4"), counts=[2**62 + 8] * n),
 ):
     try:
         bad()
-    except (TypeError, hmc.InvalidArgumentError):
+    except (TypeError, ValueError, hmc.InvalidArgumentError):
         pass
     else:
         raise SystemExit("accepted")

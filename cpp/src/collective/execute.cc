@@ -242,7 +242,7 @@ void CollectiveWork::end_if_done() {
 Status CollectiveWork::cancel_locked() {
   if (done()) return {Code::invalid_argument, "the collective is already complete"};
   const auto self = shared_from_this();
-  fail(Status(Code::cancelled, "cancelled by this rank; parts of the output may have been written"));
+  fail(Status(Code::cancelled, "cancelled by " + group_->describe(rank_) + "; parts of the output may have been written"));
   if (done()) return {};
   return {Code::unsupported, std::string(what_) +
                                  ": messages under way cannot be stopped; it will end as cancelled, and until then the "

@@ -71,8 +71,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
                                               std::to_string(rank) + " of the input " + std::to_string(layout.counts[rank]) +
                                               "; both need the same size");
   }
-  const MemoryView own{static_cast<std::byte*>(in.data) + layout.displacements[rank], out.bytes, in.device};
-  if (!in_place(own, out, 0)) HMC_TRY(check_memory("reduce_scatter", out, in, 0));
+  HMC_TRY(check_memory("reduce_scatter", in, out, layout.displacements[rank]));
   ReduceStep step;
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));

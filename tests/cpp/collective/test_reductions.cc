@@ -217,6 +217,9 @@ TEST(Reductions, WrongArgumentsAreRefusedByName) {
     refused(me.reduce(view(out), view(in), 1, {}), "root 1 is no rank");
     Bytes both(24);
     refused(me.all_reduce({both.data() + 8, 16}, {both.data(), 16}, {}), "overlap");
+    const std::uint64_t count = 8, at = 8;
+    refused(me.reduce_scatter_v({both.data(), 8}, {both.data(), 24}, {{&count, 1}, {&at, 1}}, {}), "overlap");
+    HMC_EXPECT_OK(me.reduce_scatter_v({both.data() + 8, 8}, {both.data(), 24}, {{&count, 1}, {&at, 1}}, {}));
     HMC_EXPECT_OK(me.all_reduce(view(out), view(in), {DataType::u8}));
   });
 }
