@@ -257,7 +257,7 @@ def test_a_rank_that_is_killed_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\nif os.environ.get('HMC_RANK') == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))  # an empty entry is the working directory
     result = run_hmc("bench", "--sizes", "8", environment={"PYTHONPATH": path})
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
