@@ -32,14 +32,16 @@ void Preparation::advance() {
     return peer().routes().when_changed([self = shared_from_this()] { self->advance(); });
   if (!found.ok()) return finish(found.status());
   route_ = *found;
-  if (peer().is_self() || record().find(route_->slot) != nullptr) return run_slow_part();
+  slot_ = route_->slot;
+  transport_ = slot_->transport().transport.get();
+  if (peer().is_self() || record().find(slot_) != nullptr) return run_slow_part();
   ask_owner();
 }
 
 void Preparation::ask_owner() {
   request_ = std::make_shared<Request>();
   request_->record = remote_->record;
-  request_->slot = route_->slot;
+  request_->slot = slot_;
   request_->for_operation = local_ != nullptr;
   request_->on_answer = [self = shared_from_this()] {
     if (!self->done_) return;
@@ -65,10 +67,9 @@ void Preparation::run_slow_part() {
 
 Status Preparation::register_here() {
   if (!local_) return {};
-  Transport& transport = *route_->slot->transport().transport;
   Regions& regions = peer().impl().regions();
-  HMC_TRY(regions.ensure(*local_->registration, transport, Deadline::never()));
-  regions.prepare(*local_->registration, transport, record().device);
+  HMC_TRY(regions.ensure(*local_->registration, *transport_, Deadline::never()));
+  regions.prepare(*local_->registration, *transport_, record().device);
   return {};
 }
 
@@ -82,26 +83,25 @@ Status Preparation::fetch_own() {
   m.nonce[1] = record().nonce[1];
   m.size = record().size;
   m.access = record().access;
-  EndpointSlot* const slot = route_->slot;
-  Transport* const transport = slot->transport().transport.get();
   std::shared_ptr<Exposure> exposure;
   std::shared_ptr<Registration> registration;
   {
     const auto lock = context.engine()->lock();
-    if (record().find(slot) != nullptr) return {};
+    if (record().find(slot_) != nullptr) return {};
     HMC_ASSIGN(exposure, context.exports().resolve(m));
     registration = exposure->registration;
   }
-  HMC_TRY(context.regions().ensure(*registration, *transport, Deadline::never()));
+  HMC_TRY(context.regions().ensure(*registration, *transport_, Deadline::never()));
   const auto lock = context.engine()->lock();
   if (exposure->closed.load()) return Status(Code::stale, "the buffer was closed while it was being imported");
-  if (slot->state != EndpointSlot::State::ready) return slot->failure;
-  const auto* own = registration->find(transport);
+  if (!peer().carries()) return peer().failure();
+  if (slot_->state != EndpointSlot::State::ready) return slot_->failure;
+  const auto* own = registration->find(transport_);
   if (own == nullptr) return Status(Code::would_block, "the region gave way to another at once");
   HMC_ASSIGN(const Blob blob, (*own)->exported());
-  registration->pin(transport);
-  HMC_ASSIGN(auto region, slot->endpoint->import_region(blob));
-  if (record().find(slot) == nullptr) record().entries.push_back({slot, 0, std::move(region), {}, false});
+  registration->pin(transport_);
+  HMC_ASSIGN(auto region, slot_->endpoint->import_region(blob));
+  if (record().find(slot_) == nullptr) record().entries.push_back({slot_, 0, std::move(region), {}, false});
   return {};
 }
 
@@ -113,7 +113,7 @@ Status Preparation::map() {
   {
     const auto lock = engine.lock();
     if (!record().alive.load()) return record().dead;
-    RemoteImport::Entry* entry = record().find(route_->slot);
+    RemoteImport::Entry* entry = record().find(slot_);
     if (entry == nullptr || entry->prepared_for(device_)) return {};
     entry->preparing = true;
     region = entry->region.get();
@@ -135,9 +135,9 @@ Status Preparation::map() {
 void Preparation::conclude(Status reached, bool failed_here) {
   if (!done_) return;
   if (!peer().carries()) return finish(peer().failure());  // its routes may be gone
-  if (route_->slot->state == EndpointSlot::State::failed) return advance();
+  if (slot_->state == EndpointSlot::State::failed) return advance();
   if (reached.ok()) {
-    const RemoteImport::Entry* entry = record().find(route_->slot);
+    const RemoteImport::Entry* entry = record().find(slot_);
     return entry != nullptr && entry->prepared_for(device_) ? finish({}) : advance();
   }
   if (reached.code() == Code::device && !failed_here) return on_device_error(reached);
@@ -182,7 +182,7 @@ void Preparation::try_next(const Status& status, bool failed_here) {
     }
   } else {
     record().refuse(device_, route_->bit);
-    peer().imports().drop_unused(record(), route_->slot);
+    peer().imports().drop_unused(record(), slot_);
     if (for_now) {
       regions.reconsider_soon([weak = std::weak_ptr(remote_->record), local = device_, bit = route_->bit] {
         if (const auto one = weak.lock()) one->accept(local, bit);

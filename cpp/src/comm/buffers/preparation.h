@@ -50,7 +50,10 @@ class Preparation : public std::enable_shared_from_this<Preparation> {
   const std::shared_ptr<RemoteBufferState> remote_;
   const Device device_;
   Done done_;
-  Route* route_ = nullptr;  // that is being prepared
+  // That is being prepared. The route and the slot live while the peer carries operations; without the lock they are not used.
+  Route* route_ = nullptr;
+  EndpointSlot* slot_ = nullptr;
+  Transport* transport_ = nullptr;  // of the Context
   std::shared_ptr<Request> request_;
 };
 
