@@ -42,7 +42,8 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank,
       call_(call),
       what_(name_of(static_cast<CallKind>(call & call_kind_mask))),
       run_(schedule),
-      buffers_(std::move(buffers)) {
+      buffers_(std::move(buffers)),
+      reason_(*group_->engine()) {
   if (schedule->scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule->scratch);
 }
 
@@ -199,9 +200,9 @@ void CollectiveWork::on_failure(const Status& failure) {
   constexpr auto patience = std::chrono::seconds(1);
   if (failing_) return;
   if (failure.code() != Code::cancelled && failure.code() != Code::closed) return fail(failure);
-  if (std::exchange(awaiting_reason_, true)) return;
-  group_->engine()->at(Deadline::after(patience),
-                       [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] { self->fail(failure); });
+  if (reason_.pending()) return;
+  reason_.start(Deadline::after(patience),
+                [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] { self->fail(failure); });
 }
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
@@ -215,6 +216,7 @@ void CollectiveWork::fail(const Status& reason) {
   if (done() || failing_) return;
   const auto self = shared_from_this();
   failing_ = true;
+  reason_.stop();
   outcome_ = reason.with_context(what_);
   const Status failure = outcome_;
   std::vector<std::uint32_t> owed;
@@ -233,7 +235,7 @@ void CollectiveWork::fail(const Status& reason) {
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || run_.in_flight() || ((!run_.all_done() || awaiting_reason_ || mismatched_) && !failing_)) return;
+  if (done() || run_.in_flight() || ((!run_.all_done() || reason_.pending() || mismatched_) && !failing_)) return;
   const auto self = shared_from_this();
   group_->running().remove(*this);
   complete(std::move(outcome_));

@@ -17,6 +17,7 @@
 #include "collective/schedule_run.h"
 #include "device/reduce.h"
 #include "hmc/peer.h"
+#include "progress/one_shot_timer.h"
 #include "progress/work_state.h"
 
 namespace hmc {
@@ -88,8 +89,8 @@ class CollectiveWork final : public WorkState {
   bool posting_ = false;      // advance() is on the stack
   bool deferred_ = false;     // advance() will be called by the engine
   bool failing_ = false;
-  bool mismatched_ = false;       // about to fail: another rank is in another collective
-  bool awaiting_reason_ = false;  // a peer withdrew: the collective has failed, its reason is on the way
+  bool mismatched_ = false;  // about to fail: another rank is in another collective
+  OneShotTimer reason_;      // pending: a peer withdrew, the collective has failed, its reason is on the way
   Status outcome_;
 };
 
