@@ -137,3 +137,53 @@ with hmc.init() as comm:
         environment=hmc.testing.environment(),
         timeout=110,
     )
+
+
+# Rank 0 notifies by one connection, fences, and then speaks by another: host memory, device memory and messages go different ways.
+ACROSS = """
+import itertools, time
+
+comm = hmc.init()
+target = comm.buffer(SIZE)
+remote = comm.exchange(target, timeout=30)[1]
+host, device, word = comm.buffer(SIZE), comm.register(hmc.Memory(SIZE, device="VENDOR:0")), np.zeros(8, np.uint8)
+say = {
+    "put of host memory": lambda id: comm.put(host, remote, notify=id),
+    "local put of host memory": lambda id: comm.put(host, remote, notify=id, complete="local"),
+    "put of device memory": lambda id: comm.put(device, remote, notify=id),
+    "local put of device memory": lambda id: comm.put(device, remote, notify=id, complete="local"),
+    "notify": lambda id: comm.notify(1, id),
+    "send": lambda id: comm.send(word, 1, tag=id, timeout=30),
+}
+id = 0
+for repeat in range(REPEATS):
+    for first, then in itertools.permutations(say, 2):
+        if first == "send":
+            continue
+        id += 2
+        if comm.rank == 0:
+            works = [say[first](id)]
+            comm.fence(1)
+            works.append(say[then](id + 1))
+            for work in works:
+                if work is not None:
+                    work.wait(30)
+        elif then == "send":
+            comm.recv(word, 0, tag=id + 1, timeout=30)
+        else:
+            comm.wait_notify(0, id + 1, timeout=30)
+        if comm.rank == 1:
+            try:
+                comm.wait_notify(0, id, timeout=0)
+            except hmc.HmcTimeoutError:
+                raise SystemExit(f"{then} was there before {first}, round {repeat}")
+comm.barrier(timeout=30)
+"""
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [40, 100_001])
+def test_notifications_keep_their_order_across_connections(run_job: Callable[..., str], size: int, transports: str) -> None:
+    environment = {**hmc.testing.environment(), "HMC_TRANSPORTS": f"{transports},staging"}
+    source = ACROSS.replace("VENDOR", "rocm").replace("SIZE", str(size)).replace("REPEATS", "20")
+    run_job(source, environment=environment, timeout=110)

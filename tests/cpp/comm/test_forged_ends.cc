@@ -40,6 +40,8 @@ std::vector<Lie> lies() {
       {"the end cut short", true, [](PeerState& to) { control(to, wire::stopped, pattern(7, 2)); }},
       {"the choice cut short", true, [](PeerState& to) { control(to, wire::messages_by, pattern(3, 3)); }},
       {"an answer to what was not asked", true, [](PeerState& to) { control(to, wire::alive, wire::encode_request(1)); }},
+      {"a receipt for what was not sent", true, [](PeerState& to) { control(to, wire::marked, wire::encode_request(7)); }},
+      {"a receipt cut short", false, [](PeerState& to) { control(to, wire::marked, pattern(5, 1)); }},
       {"a question cut short", false, [](PeerState& to) { control(to, wire::are_you_alive, pattern(7, 1)); }},
       {"an acknowledgement of what was never sent", true,
        [](PeerState& to) { HMC_EXPECT_OK(to.signal(number_signal(NotifyKind::received, {}, many), {})); }},

@@ -202,9 +202,10 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
     });
   }
   peer_.routes().retire(&slot);
+  peer_.posts().receipts().on_slot_failed(slot);
   if (peer_.closing().in_progress()) {
     peer_.messages().detach(slot);
-    if (slot.unflushed || peer_.messages().last_carried_by(slot)) return peer_.fail(peer_.failure());
+    if (slot.unflushed || slot.notified || peer_.messages().last_carried_by(slot)) return peer_.fail(peer_.failure());
     return peer_.impl().peers().pump_soon(peer_);
   }
   if (peer_.phase() == PeerPhase::connecting) {

@@ -133,6 +133,7 @@ void MessageConnection::resume() {
   if (next_ == nullptr || next_->state != EndpointSlot::State::ready || !last_->peer_stopped) return;
   slot_ = last_ = std::exchange(next_, nullptr);
   timer_.stop();
+  slot_->notified = true;  // as far as is known here
   outbox_.rewind();
   peer_.impl().count("messages.moved", 1);
   log(LogLevel::info, "messages with " + peer_.describe() + " go by " + slot_->transport().name + " now");

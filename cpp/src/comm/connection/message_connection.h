@@ -22,6 +22,10 @@ class MessageConnection {
     if (!plain) return signal_kept(head, body);
     return slot_->endpoint->signal(head, body);
   }
+  // A notification of its own has gone: Receipts.
+  void notified() noexcept {
+    if (slot_ != nullptr) slot_->notified = true;
+  }
   // Ready only.
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return last_->transport().capabilities; }
 

@@ -16,6 +16,7 @@ std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept {
     case static_cast<std::uint8_t>(NotifyKind::counted):
     case static_cast<std::uint8_t>(NotifyKind::credit):
     case static_cast<std::uint8_t>(NotifyKind::received):
+    case static_cast<std::uint8_t>(NotifyKind::mark):
       m.number = in.u64();
       break;
     case static_cast<std::uint8_t>(NotifyKind::payload):

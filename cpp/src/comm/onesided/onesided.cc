@@ -88,6 +88,7 @@ bool ContextImpl::put_short(Route& route, const ConnBuffer& local, const RemoteB
   const auto* entry = remote.state()->record->find(route.slot);
   const Run run{region->get(), entry->region.get(), &offsets[0], &offsets[1], 1, local.size()};
   if (!route.endpoint->put_short(run, notify.span())) return false;
+  if (!notify.empty()) route.slot->notified = true;
   route.count(true, local.size());
   return true;
 }

@@ -86,7 +86,7 @@ bool PostQueue::post(bool& blocked) {
   while (!blocked && peer_.carries() && !pending_.empty()) {
     const auto op = pending_.front();
     if (op->is_fence()) {
-      if (!flushed()) break;
+      if (!credit_wait_.empty() || !receipts_.complete()) break;
       pending_.pop_front();
       peer_.remove_fence();
       moved = true;
@@ -109,35 +109,9 @@ bool PostQueue::post(bool& blocked) {
   return moved;
 }
 
-bool PostQueue::flushed() {
-  if (!credit_wait_.empty() || flushing_) return false;
-  bool quiet = true;
-  for (const auto& slot : peer_.connections().all()) {
-    if (slot->state != EndpointSlot::State::ready) continue;
-    if (slot->operations != 0) quiet = false;
-    if (!slot->unflushed) continue;
-    flushing_ = true;
-    slot->unflushed = false;
-    const auto on_end = [this, at = slot.get()](const Status& status) {
-      flushing_ = false;
-      if (!status.ok()) at->unflushed = true;  // its connection is ending
-      if (peer_.carries()) peer_.impl().peers().pump_soon(peer_);
-    };
-    if (!when_flushed(*slot, on_end)) {
-      flushing_ = false;
-      slot->unflushed = true;
-    }
-    if (flushing_ || slot->unflushed) return false;
-  }
-  return quiet;
-}
-
 Status PostQueue::fence() {
   if (peer_.phase() == PeerPhase::lost || peer_.phase() == PeerPhase::closed) return peer_.failure();
-  const bool outstanding = !empty() || std::ranges::any_of(peer_.connections().all(), [](const auto& slot) {
-    return slot->state == EndpointSlot::State::ready && (slot->operations != 0 || slot->unflushed);
-  });
-  if (!outstanding) return {};
+  if (empty() && !receipts_.outstanding()) return {};
   add(std::make_shared<FenceOp>(peer_));
   pump();
   return {};

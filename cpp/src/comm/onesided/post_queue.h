@@ -8,12 +8,13 @@
 #include <memory>
 
 #include "comm/onesided/pending.h"
+#include "comm/onesided/receipts.h"
 
 namespace hmc {
 
 class PostQueue {
  public:
-  explicit PostQueue(PeerImpl& peer) noexcept : peer_(peer) {}
+  explicit PostQueue(PeerImpl& peer) noexcept : peer_(peer), receipts_(peer) {}
 
   [[nodiscard]] std::size_t size() const noexcept { return pending_.size() + credit_wait_.size(); }
   [[nodiscard]] bool empty() const noexcept { return pending_.empty() && credit_wait_.empty(); }
@@ -26,8 +27,7 @@ class PostQueue {
   // False: it is not queued (any more).
   bool remove(const PendingOp* op);
   Status fence();
-  // Whether everything posted so far is remotely complete. Starts the flushes that are needed to know.
-  bool flushed();
+  [[nodiscard]] Receipts& receipts() noexcept { return receipts_; }
   // Tells the peer soon that payloads of cost `total` have been consumed.
   void grant(std::uint64_t total);
 
@@ -40,11 +40,11 @@ class PostQueue {
  private:
   bool post(bool& blocked);  // `blocked`: an endpoint has no room for the next
 
-  PeerImpl& peer_;  // its phase, connections, messages, closing, and its Context's list of peers to pump
+  PeerImpl& peer_;  // its phase, messages, closing, and its Context's list of peers to pump
+  Receipts receipts_;
   bool pumping_ = false;
   std::list<std::shared_ptr<PendingOp>> pending_;      // no room, or behind a fence
   std::list<std::shared_ptr<PendingOp>> credit_wait_;  // out of payload credit
-  bool flushing_ = false;                              // for the fence at the head of pending_
   std::uint64_t credit_to_send_ = 0;
 };
 

@@ -156,7 +156,7 @@ Status TransferWork::post_single(bool& blocked) {
     blocked = status.code() == Code::would_block;
     return blocked ? Status() : status;
   }
-  spend_attached(*route.slot);
+  went_with_put(*route.slot);
   route.count(is_put_, bytes_);
   return {};
 }
@@ -208,7 +208,7 @@ Status TransferWork::post_parts(bool& blocked) {
       blocked = status.code() == Code::would_block;
       return blocked ? Status() : status;
     }
-    if (single) spend_attached(*part.slot);
+    if (single) went_with_put(*part.slot);
     group.route->count(is_put_, group.bytes);
     if (finished_ || undecided_) return {};
   }
@@ -232,13 +232,16 @@ Status TransferWork::post_notify(bool& blocked) {
     return {};
   }
   HMC_TRY(status);
+  peer_->messages().notified();
   if (notify_.cost() != 0) peer_->notify_slot()->spend(notify_.cost());
   notified_ = true;
   if (bytes_ != 0) finish({});
   return {};
 }
 
-void TransferWork::spend_attached(EndpointSlot& slot) {
+void TransferWork::went_with_put(EndpointSlot& slot) {
+  if (notify_.empty()) return;
+  slot.notified = true;
   if (notify_.cost() == 0) return;
   peer_->notify_slot()->spend(notify_.cost());
   slot.credit_out += notify_.cost();
@@ -276,6 +279,7 @@ PendingOp::Outcome post_notify(PeerImpl& peer, const EncodedNotify& notify, Stat
   if (notify.cost() != 0 && !peer.notify_slot()->has_credit(notify.cost())) return PendingOp::Outcome::no_credit;
   Status status = peer.signal(notify.span(), {});
   if (status.code() == Code::would_block) return PendingOp::Outcome::blocked;
+  if (status.ok()) peer.messages().notified();
   if (status.ok() && notify.cost() != 0) peer.notify_slot()->spend(notify.cost());
   failure = std::move(status);
   return PendingOp::Outcome::posted;

@@ -101,7 +101,7 @@ class TransferWork final : public WorkState, public PendingOp {
   Status post_parts(bool& blocked);
   Status post_notify(bool& blocked);
   Status move(bool& blocked);
-  void spend_attached(EndpointSlot& slot);
+  void went_with_put(EndpointSlot& slot);
   void part_done(EndpointSlot& slot, Status status);
   // Its transport learned only now that it does not reach the memory here: all of it goes by the next. Errors: there is none.
   Status go_another_way(EndpointSlot& slot);

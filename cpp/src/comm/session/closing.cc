@@ -2,7 +2,8 @@
 //
 // A side drains first: what it has posted ends and is flushed; what the peer has posted is served. Then it says bye, its last
 // signal. A peer that receives bye acknowledges it at once, closes in the same way, and says bye in turn. A side that has said bye
-// and received one ends: two that close at once need nothing else. Bye follows everything, over whichever connection it went.
+// and received one ends: two that close at once need nothing else. Bye follows everything, over whichever connection it went
+// (Receipts).
 #include "comm/session/closing.h"
 
 #include "comm/connection/signals.h"
@@ -82,7 +83,7 @@ void Closing::advance() {
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
 bool Closing::quiet() {
   if (!peer_.posts().empty() || !peer_.works().empty()) return false;
-  return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().flushed();
+  return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().receipts().complete();
 }
 
 void Closing::on_channel_closed(const Status& reason) {

@@ -53,6 +53,12 @@ void PeerInput::dispatch(MessageType type, ByteSpan payload, std::vector<UniqueF
         return;
       }
       break;
+    case wire::marked:
+      if (const auto number = wire::decode_request(payload)) {
+        if (!peer_.posts().receipts().on_marked(*number)) peer_.broken("a receipt for what was not sent");
+        return;
+      }
+      break;
     case wire::import:
       if (const auto m = wire::decode_import(payload)) return peer_.grants().on_import(*m);
       break;
@@ -106,7 +112,8 @@ void PeerInput::on_signal(EndpointSlot& slot, ByteSpan signal) {
   }
   const std::uint8_t kind = signal.empty() ? 0 : signal_kind(signal[0]);
   const bool attached = !signal.empty() && (static_cast<std::uint8_t>(signal[0]) & attached_bit) != 0;
-  if (slot.transport().capabilities.breaks && !attached && kind != static_cast<std::uint8_t>(NotifyKind::received))
+  const auto is = [kind](NotifyKind other) { return kind == static_cast<std::uint8_t>(other); };
+  if (slot.transport().capabilities.breaks && !attached && !is(NotifyKind::received) && !is(NotifyKind::mark))
     peer_.messages().count_received(signal.size());
   if (kind >= messaging_kinds_first && kind <= messaging_kinds_last) {
     peer_.impl().messenger().on_signal(peer_, signal);
@@ -138,11 +145,18 @@ void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool 
     case NotifyKind::received:
       if (!peer_.messages().on_acknowledged(m.number)) return peer_.broken("an acknowledgement of what was never sent");
       break;
+    case NotifyKind::mark:
+      return on_mark(m.number);
     case NotifyKind::bye:
       return peer_.closing().on_bye();
   }
   // What waits for credit, or for room to keep a signal, may be sent now.
   if (!peer_.posts().empty()) peer_.impl().peers().pump_soon(peer_);
+}
+
+void PeerInput::on_mark(std::uint64_t number) {
+  if (!peer_.is_self()) return static_cast<void>(peer_.send_control(wire::marked, wire::encode_request(number)));
+  if (!peer_.posts().receipts().on_marked(number)) peer_.broken("a mark of its own that it did not send");
 }
 
 }  // namespace hmc

@@ -24,6 +24,7 @@ class PeerInput final : public ChannelSink {
  private:
   void dispatch(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_notification(EndpointSlot& slot, const NotifySignal& m, bool attached);
+  void on_mark(std::uint64_t number);
 
   PeerImpl& peer_;  // its parts, which take what is sent
 };

@@ -16,7 +16,7 @@
 namespace hmc::wire {
 
 inline constexpr MessageType hello = 100, address = 101, endpoint_ready = 102, endpoint_failed = 103, duplicate = 104,
-                             stopped = 105, messages_by = 106, are_you_alive = 107, alive = 108;
+                             stopped = 105, messages_by = 106, are_you_alive = 107, alive = 108, marked = 109;
 inline constexpr MessageType import = 110, imported = 111, release = 112, revoke = 113, revoked = 114, withdraw = 115;
 inline constexpr MessageType lookup = 120, found = 121, lookup_cancel = 122;
 inline constexpr MessageType bye_ack = 130;

@@ -1,0 +1,138 @@
+// Order across two connections of one peer: notifications that are on their way on one are there before what follows on another.
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <list>
+#include <memory>
+#include <utility>
+
+#include "comm/routing/paths.h"
+#include "second_tcp.h"
+#include "support.h"
+
+namespace hmc {
+namespace {
+
+using namespace testing;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto delay = std::chrono::milliseconds(30);
+
+// Its signals arrive in order, and 30 ms late.
+class LateSink final : public EndpointSink {
+ public:
+  explicit LateSink(EndpointSink& sink) noexcept : sink_(sink) {}
+  void on_signal(ByteSpan signal) override { held_.emplace_back(Clock::now(), Bytes(signal.begin(), signal.end())); }
+  void on_failed(const Status& reason) override {
+    held_.clear();
+    sink_.on_failed(reason);
+  }
+  bool deliver() {
+    bool moved = false;
+    while (!held_.empty() && Clock::now() - held_.front().first >= delay) {
+      const Bytes signal = std::move(held_.front().second);
+      held_.pop_front();
+      sink_.on_signal(signal);
+      moved = true;
+    }
+    return moved;
+  }
+  [[nodiscard]] bool holds() const noexcept { return !held_.empty(); }
+
+ private:
+  EndpointSink& sink_;
+  std::deque<std::pair<Clock::time_point, Bytes>> held_;
+};
+
+// "late": tcp by another name, whose signals are late. It carries messages; puts go by tcp, for it takes no long-lived memory.
+class Late final : public Transport {
+ public:
+  explicit Late(std::unique_ptr<Transport> tcp) noexcept : tcp_(std::move(tcp)) {}
+  [[nodiscard]] std::string_view name() const noexcept override { return "late"; }
+  [[nodiscard]] Capabilities capabilities() const override { return tcp_->capabilities(); }
+  [[nodiscard]] Bytes domain() const override { return tcp_->domain(); }
+  [[nodiscard]] Reach reach(const PeerDomain& peer, const Device& local, const Device& remote) const override {
+    Reach reach = tcp_->reach(peer, local, remote);
+    reach.bandwidth *= 100;
+    return reach;
+  }
+  Result<std::unique_ptr<LocalRegion>> register_region(const RegionView& view) override {
+    if (!view.transient) return Status(Code::unsupported, "the test's puts go another way");
+    return tcp_->register_region(view);
+  }
+  Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
+    return tcp_->create_endpoint(peer, sinks_.emplace_back(sink));
+  }
+  bool poll() override {
+    bool moved = tcp_->poll();
+    for (LateSink& sink : sinks_) moved = sink.deliver() || moved;
+    return moved;
+  }
+  bool arm() override {
+    return std::ranges::none_of(sinks_, [](const LateSink& sink) { return sink.holds(); }) && tcp_->arm();
+  }
+
+ private:
+  std::list<LateSink> sinks_;
+  std::unique_ptr<Transport> tcp_;
+};
+
+constexpr TransportFactory late_factory{"late", [](const TransportEnvironment& environment) -> Result<std::unique_ptr<Transport>> {
+                                          HMC_ASSIGN(auto tcp, create_second_tcp(environment));
+                                          return std::unique_ptr<Transport>(std::make_unique<Late>(std::move(tcp)));
+                                        }};
+
+class Order : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    static const bool added = [] {
+      all_transports().push_back(&late_factory);
+      return true;
+    }();
+    static_cast<void>(added);
+  }
+  const Pair pair_{"late,tcp"};
+  const ConnBuffer source_ = *pair_.a.buffer(5000), target_ = *pair_.b.buffer(5000);
+  const RemoteBuffer remote_ = *pair_.ab.import(*target_.descriptor(), soon());
+};
+
+TEST_F(Order, AFenceHoldsPutsBackBehindNotifications) {
+  ASSERT_EQ(pair_.ab.path(Device::cpu(), Device::cpu())->transport, "late");
+  for (std::uint64_t round = 1; round < 6; ++round) {
+    SCOPED_TRACE(round);
+    fill_pattern(span_of(source_), round);
+    HMC_ASSERT_OK(pair_.ab.notify(2 * round));
+    HMC_ASSERT_OK(pair_.ab.fence());
+    const auto put = *pair_.ab.put(source_, remote_, {2 * round + 1, round % 2 == 0 ? Complete::local : Complete::remote});
+    HMC_ASSERT_OK(pair_.ba.wait_notify(2 * round + 1, 1, soon()));
+    EXPECT_EQ(first_mismatch(span_of(target_), round), -1);
+    HMC_EXPECT_OK(pair_.ba.wait_notify(2 * round, 1, soon(0)));
+    HMC_ASSERT_OK(put.wait(soon()));
+  }
+  EXPECT_EQ(pair_.a.counters().at("put.bytes.tcp"), 5U * source_.size());
+}
+
+TEST_F(Order, AFenceBesideNothingIsOver) {
+  HMC_ASSERT_OK(pair_.ab.notify(1));
+  HMC_ASSERT_OK(pair_.ab.fence());
+  HMC_ASSERT_OK(pair_.ab.notify(2));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(2, 1, soon()));
+  HMC_EXPECT_OK(pair_.ba.wait_notify(1, 1, soon(0)));
+}
+
+// A mark whose answer is still awaited when either side closes, or the connection goes.
+TEST_F(Order, ACloseAmidAFenceLosesNothing) {
+  HMC_ASSERT_OK(pair_.ab.notify(1));
+  HMC_ASSERT_OK(pair_.ab.fence());
+  fill_pattern(span_of(source_), 7);
+  const auto put = *pair_.ab.put(source_, remote_, {2, Complete::local});
+  pair_.ab.close();
+  HMC_EXPECT_OK(pair_.ba.wait_notify(1, 1, soon()));
+  HMC_EXPECT_OK(pair_.ba.wait_notify(2, 1, soon()));
+  EXPECT_EQ(first_mismatch(span_of(target_), 7), -1);
+  HMC_EXPECT_OK(put.wait(soon()));
+  HMC_EXPECT_OK(pair_.a.close(soon()));
+}
+
+}  // namespace
+}  // namespace hmc
