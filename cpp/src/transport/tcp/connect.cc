@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "progress/address.h"
-#include "transport/tcp/endpoint.h"
+#include "transport/tcp/meeting.h"
 #include "transport/tcp/shared.h"
 
 namespace hmc::tcp {
@@ -84,8 +84,8 @@ std::vector<std::string> dialable(const std::vector<std::string>& listens, bool 
   return all;
 }
 
-Dial::Dial(TcpEndpoint& endpoint, std::size_t index, const Address& peer)
-    : endpoint_(endpoint), shared_(endpoint.shared()), index_(index), peer_(peer) {}
+Dial::Dial(Meeting& meeting, std::shared_ptr<Shared> shared, std::size_t index, const Address& peer)
+    : meeting_(meeting), shared_(std::move(shared)), index_(index), peer_(peer) {}
 
 void Dial::start() { next(""); }
 
@@ -147,12 +147,12 @@ void Dial::stop() {
   said_hello_ = false;
 }
 
-// Deferred: the TcpEndpoint drops this object then.
+// Deferred: the Meeting may destroy this object then.
 void Dial::end(Result<UniqueFd> result) {
   if (timer_ != 0) shared_->engine->cancel_timer(std::exchange(timer_, 0));
   auto kept = std::make_shared<Result<UniqueFd>>(std::move(result));
-  shared_->engine->defer([endpoint = std::weak_ptr(endpoint_.self()), index = index_, kept] {
-    if (const auto alive = endpoint.lock()) alive->dialled(index, std::move(*kept));
+  shared_->engine->defer([meeting = std::weak_ptr(meeting_.self()), index = index_, kept] {
+    if (const auto alive = meeting.lock()) alive->dialled(index, std::move(*kept));
   });
 }
 
@@ -190,14 +190,14 @@ class Arrivals::Arrival final : public FdHandler {
   void welcome_in() {
     Hello hello;
     if (!decode_hello(bytes_.data(), hello)) return;
-    const auto known = shared_->links.find(hello.link);
-    if (known == shared_->links.end()) return;
-    const auto link = known->second.lock();
-    if (!link || !link->wants(hello)) return;
+    const auto known = shared_->meetings.find(hello.link);
+    if (known == shared_->meetings.end()) return;
+    const auto meeting = known->second.lock();
+    if (!meeting || !meeting->wants(hello)) return;
     if (send(socket_.get(), &welcome, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return;
     shared_->engine->unwatch(socket_.get());
     shared_->tune(socket_.get());
-    link->accepted(hello.stream, std::move(socket_));
+    meeting->accepted(hello.stream, std::move(socket_));
   }
 
   Arrivals& owner_;  // gone only after stop()

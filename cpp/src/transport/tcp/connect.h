@@ -15,7 +15,7 @@
 
 namespace hmc::tcp {
 
-class TcpEndpoint;
+class Meeting;
 struct Shared;
 
 // What a data connection starts with.
@@ -24,9 +24,9 @@ inline constexpr Magic data_magic{'H', 'M', 'C', '-', 'D', 'A', 'T', '\n'};
 // One connection on its way out. Engine lock held.
 class Dial final : public FdHandler {
  public:
-  Dial(TcpEndpoint& endpoint, std::size_t index, const Address& peer);
+  Dial(Meeting& meeting, std::shared_ptr<Shared> shared, std::size_t index, const Address& peer);
   ~Dial() { stop(); }
-  // Tries the peer's addresses in turn; ends with TcpEndpoint::dialled, never inside this call.
+  // Tries the peer's addresses in turn; ends with Meeting::dialled, never inside this call.
   void start();
   void stop();
   void on_ready(std::uint32_t events) override;
@@ -35,7 +35,7 @@ class Dial final : public FdHandler {
   void next(const std::string& why);
   void end(Result<UniqueFd> result);
 
-  TcpEndpoint& endpoint_;  // may be gone once stopped
+  Meeting& meeting_;  // may be destroyed once stopped
   std::shared_ptr<Shared> shared_;
   std::size_t index_;
   const Address& peer_;

@@ -22,7 +22,28 @@ constexpr std::size_t drain_bytes = 8 << 20;
 TcpEndpoint::TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, EndpointSink& sink)
     : EndpointBase({"tcp", max_signal_bytes, kit::operation_type<Op>()}, shared->engine, sink),
       shared_(std::move(shared)),
-      same_host_(same_host) {}
+      meeting_(shared_, same_host, *this) {}
+
+Status TcpEndpoint::connect(const Blob& peer_address, Completion* done) {
+  HMC_TRY(begin_connect(done));
+  Status connecting = meeting_.connect(peer_address);
+  if (!connecting.ok()) abandon_connect();
+  return connecting;
+}
+
+void TcpEndpoint::met(Result<std::vector<UniqueFd>> sockets) {
+  if (!sockets.ok()) return connected(sockets.status());
+  for (UniqueFd& socket : *sockets) {
+    Stream& stream = *streams_.emplace_back(std::make_unique<Stream>(*this, std::move(socket)));
+    if (const Status watched = engine_->watch(stream.fd.get(), EPOLLIN, stream); !watched.ok()) {
+      for (const auto& made : streams_) made->stop(*engine_);
+      streams_.clear();
+      return connected(watched);
+    }
+    stream.watch = Stream::Watch::input;
+  }
+  connected({});
+}
 
 Status TcpEndpoint::check(const Run& run, bool is_put) const {
   return is_put && !static_cast<const ServedRemoteRegion&>(*run.remote).writable() ? read_only_target() : Status();
@@ -36,7 +57,7 @@ void TcpEndpoint::warm(Stream& stream) noexcept {
 bool TcpEndpoint::poll(std::size_t& budget) {
   bool moved = false;
   if (heat_ > 0) --heat_;
-  for (std::size_t i = 0; i < count_ && ready() && heat_ > 0 && budget != 0; ++i) {
+  for (std::size_t i = 0; i < streams_.size() && ready() && heat_ > 0 && budget != 0; ++i) {
     Stream& stream = *streams_[i];
     if (i != 0 && stream.heat == 0) continue;
     if (stream.heat > 0) --stream.heat;
@@ -111,8 +132,8 @@ void TcpEndpoint::lost(Stream& stream, const Status& reason) {
 
 void TcpEndpoint::fail_soon(const Status& reason) {
   if (draining_ || std::exchange(lost_, true)) return;
-  timer_ = engine_->at(Deadline::after_seconds(grace_seconds), [this, reason] {
-    timer_ = 0;
+  grace_timer_ = engine_->at(Deadline::after_seconds(grace_seconds), [this, reason] {
+    grace_timer_ = 0;
     const auto keep = shared_from_this();
     drain();
     fail(reason);
@@ -141,11 +162,8 @@ void TcpEndpoint::broken(const std::string& what) {
 }
 
 void TcpEndpoint::stop() {
-  if (timer_ != 0) engine_->cancel_timer(std::exchange(timer_, 0));
-  if (deadline_ != 0) engine_->cancel_timer(std::exchange(deadline_, 0));
-  for (const auto& stream : streams_) {
-    if (stream) stream->stop(*engine_);
-  }
+  if (grace_timer_ != 0) engine_->cancel_timer(std::exchange(grace_timer_, 0));
+  for (const auto& stream : streams_) stream->stop(*engine_);
   turns_.clear();
   incoming_.clear();
   ack_count_ = 0;
@@ -154,8 +172,7 @@ void TcpEndpoint::stop() {
 void TcpEndpoint::close() {
   if (closed()) return;
   drain();
-  give_up_dialling();
-  if (id_ != 0) shared_->links.erase(id_);
+  meeting_.close();
   EndpointBase::close();
 }
 

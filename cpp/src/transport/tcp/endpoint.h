@@ -1,11 +1,10 @@
-// TcpEndpoint: `n` streams to one peer, the operations in flight on them, and how they are connected.
+// TcpEndpoint: `n` streams to one peer, and the operations in flight on them.
 //
 // A put leaves in slices, each on whichever stream has room; the peer counts the bytes of each operation, and acknowledges it (and
 // passes on the attached signal) once all are in place. A get is asked for slice by slice; the reply comes on the stream of the
 // request. Signals keep to stream 0.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -14,7 +13,7 @@
 #include <vector>
 
 #include "transport/kit/endpoint_base.h"
-#include "transport/tcp/connect.h"
+#include "transport/tcp/meeting.h"
 #include "transport/tcp/shared.h"
 #include "transport/tcp/stream.h"
 
@@ -26,7 +25,7 @@ class TcpEndpoint final : public kit::EndpointBase {
   TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, EndpointSink& sink);
 
   // ---- of Endpoint ----
-  Result<Blob> address();
+  Result<Blob> address() { return meeting_.address(); }
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ServedRemoteRegion::import(exported); }
   Status signal(ByteSpan head, ByteSpan body);
@@ -41,16 +40,10 @@ class TcpEndpoint final : public kit::EndpointBase {
   bool arm();
   [[nodiscard]] bool busy() const noexcept { return ready() && has_output(); }
 
-  // ---- of streams and connections in the making ----
+  // ---- of its parts ----
   void on_ready(Stream& stream, std::uint32_t events);
-  // A connection that the peer dialled and that showed stream `index`'s ticket. False: not wanted.
-  [[nodiscard]] bool wants(const Hello& hello) const noexcept;
-  void accepted(std::size_t index, UniqueFd socket);
-  // A connection that this side dialled: the peer said yes, or every address failed.
-  void dialled(std::size_t index, Result<UniqueFd> socket);
+  void met(Result<std::vector<UniqueFd>> sockets);
   [[nodiscard]] std::shared_ptr<TcpEndpoint> self() { return std::static_pointer_cast<TcpEndpoint>(weak_from_this().lock()); }
-  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
-  [[nodiscard]] std::size_t stream_count() const noexcept { return count_; }
 
  private:
   // Puts whose parts are in flight at once. A peer keeps a record of each that it has part of, and takes more than max_incoming for
@@ -86,13 +79,6 @@ class TcpEndpoint final : public kit::EndpointBase {
   [[nodiscard]] Op* find(std::uint64_t number) const { return static_cast<Op*>(operations_.find(number)); }
   void end(Op& op);
 
-  // endpoint_connect.cc
-  void start_dialling();
-  void give_up_dialling();
-  void add_stream(std::size_t index, UniqueFd socket);
-  void maybe_ready();
-  void connect_failed(const Status& reason);
-
   // endpoint_send.cc
   Status start(kit::Operation& operation) override;
   bool send(ByteSpan signal, std::uint64_t put) override;
@@ -124,24 +110,12 @@ class TcpEndpoint final : public kit::EndpointBase {
   bool on_get_end(Stream& stream, const Header& header);
 
   const std::shared_ptr<Shared> shared_;
-  const bool same_host_;
   bool lost_ = false;      // a stream is dead; the rest follows
   bool draining_ = false;  // to end: only what the peer has acknowledged is of interest
-  Status last_try_;        // why the peer could not be dialled
-
-  // Until ready.
-  std::uint64_t id_ = 0;  // names this side to the peer
-  std::uint64_t order_[2] = {0, 0};
-  std::vector<Ticket> tickets_;
-  std::size_t count_ = 0;  // streams of the link; 0: not known yet
-  Address peer_;
-  bool dialling_ = false;
-  std::vector<std::unique_ptr<Dial>> dials_;
-  Engine::TimerId timer_ = 0;
-  Engine::TimerId deadline_ = 0;
-
-  std::vector<std::unique_ptr<Stream>> streams_;
-  std::deque<Op*> turns_;  // operations with something left to send or to ask for
+  Engine::TimerId grace_timer_ = 0;
+  Meeting meeting_;
+  std::vector<std::unique_ptr<Stream>> streams_;  // empty until ready
+  std::deque<Op*> turns_;                         // operations with something left to send or to ask for
   std::uint64_t last_request_ = 0;
   std::size_t split_ = 0;  // puts of several slices that have started and not ended
   std::unordered_map<std::uint64_t, Incoming> incoming_;

@@ -127,9 +127,9 @@ Status TcpEndpoint::signal(ByteSpan head, ByteSpan body) {
 
 // Stays on a stream until its socket is full: a transfer that fits into one does not pay for the others' system calls and wakeups.
 bool TcpEndpoint::write_all(std::size_t& budget) {
-  const auto next_stream = [this] { next_stream_ = next_stream_ + 1 == count_ ? 0 : next_stream_ + 1; };
+  const auto next_stream = [this] { next_stream_ = next_stream_ + 1 == streams_.size() ? 0 : next_stream_ + 1; };
   bool moved = false;
-  for (std::size_t refused = 0; refused < count_ && ready() && budget != 0;) {
+  for (std::size_t refused = 0; refused < streams_.size() && ready() && budget != 0;) {
     Stream& stream = *streams_[next_stream_];
     if (write(stream, budget)) {
       moved = true;

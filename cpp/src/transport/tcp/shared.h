@@ -16,6 +16,7 @@
 
 namespace hmc::tcp {
 
+class Meeting;
 class TcpEndpoint;
 
 struct Shared {
@@ -24,9 +25,9 @@ struct Shared {
   int socket_buffer = 0;               // HMC_TCP_BUFFER; 0: left to the kernel
   std::vector<std::string> addresses;  // where peers on any host reach us
   const std::shared_ptr<ServedRegions> regions = std::make_shared<ServedRegions>();
-  std::unordered_map<std::uint64_t, std::weak_ptr<TcpEndpoint>> links;  // by the id that hellos name
-  std::vector<std::shared_ptr<TcpEndpoint>> open;                       // every link that is not closed
-  std::array<std::byte, 64 << 10> scratch;                              // where refused bytes go
+  std::unordered_map<std::uint64_t, std::weak_ptr<Meeting>> meetings;  // by the link id that hellos name
+  std::vector<std::shared_ptr<TcpEndpoint>> open;                      // every link that is not closed
+  std::array<std::byte, 64 << 10> scratch;                             // where refused bytes go
 
   // Options of a data connection. Errors are ignored: they cost speed only.
   void tune(int fd) const noexcept;
