@@ -6,6 +6,7 @@
 #include "collective/member_calls.h"
 #include "comm/buffers/buffers.h"
 #include "comm/messages/messenger.h"
+#include "comm/onesided/transfers.h"
 
 namespace hmc {
 namespace {
@@ -87,17 +88,17 @@ Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, c
   HMC_TRY(check(state_));
   Group& group = *state_->group;
   HMC_ASSIGN(const std::uint32_t dst, group.owners().rank_of(target));
-  return as_work(group.context().put(source, target, options, envelope(group, rank_, static_cast<int>(dst))));
+  return as_work(group.context().transfers().put(source, target, options, envelope(group, rank_, static_cast<int>(dst))));
 }
 
 Result<Work> Member::get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) const {
   HMC_TRY(check(state_));
-  return as_work(state_->group->context().get(target, source, stream));
+  return as_work(state_->group->context().transfers().get(target, source, stream));
 }
 
 Result<BlockBatch> Member::prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const {
   HMC_TRY(check(state_));
-  return state_->group->context().prepare_blocks(pairs, block);
+  return state_->group->context().transfers().prepare_blocks(pairs, block);
 }
 
 Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& options) const {
@@ -110,13 +111,13 @@ Result<Work> Member::put_blocks(const BlockBatch& batch, const PutOptions& optio
       return Status(Code::invalid_argument, "a batch without pairs names no rank to notify; use notify()");
     HMC_ASSIGN(notified.dst, group.owners().rank_of(RemoteBuffer(batch.state()->pairs.front().remote, 0, 0)));
   }
-  return as_work(group.context().put_blocks(batch, options, notified));
+  return as_work(group.context().transfers().put_blocks(batch, options, notified));
 }
 
 Result<Work> Member::get_blocks(const BlockBatch& batch, StreamHandle stream) const {
   HMC_TRY(check(state_));
   if (!batch.valid()) return Status(Code::invalid_argument, "the BlockBatch is empty; make it with prepare_blocks()");
-  return as_work(state_->group->context().get_blocks(batch, stream));
+  return as_work(state_->group->context().transfers().get_blocks(batch, stream));
 }
 
 Status Member::notify(int dst, const Notify& notify, Deadline deadline) const {

@@ -179,7 +179,7 @@ Status ContextImpl::close(Deadline deadline, bool force) {
                                        "or ends; call close again to go on waiting");
     }
   }
-  mover_.stop();
+  transfers_.worker().stop();
   regions_.worker().stop();
   shut_down();
   return lost.empty() ? Status() : Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);

@@ -19,6 +19,7 @@
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
 #include "comm/onesided/notify.h"
+#include "comm/onesided/transfers.h"
 #include "comm/peer_impl.h"
 #include "comm/routing/filter.h"
 #include "comm/session/deferred_tasks.h"
@@ -26,12 +27,9 @@
 #include "comm/session/joins.h"
 #include "comm/session/peer_table.h"
 #include "comm/session/rank_scopes.h"
-#include "progress/worker.h"
 
 namespace hmc {
 
-class EncodedNotify;
-class TransferWork;
 class WaitWork;
 
 // ContextId as text, 32 hex digits.
@@ -53,6 +51,7 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] const ContextOptions& options() const noexcept override { return options_; }
   [[nodiscard]] Status usable() const override;
   [[nodiscard]] Messenger& messenger() noexcept override { return *messenger_; }
+  [[nodiscard]] Transfers& transfers() noexcept override { return transfers_; }
   [[nodiscard]] NotifyTable& notify_table() noexcept override { return notify_; }
   [[nodiscard]] const std::shared_ptr<PeerState>& self() noexcept override { return self_; }
   std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) override;
@@ -61,13 +60,6 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] GroupEvents& group_events() noexcept override { return group_events_; }
   void count(std::string_view counter, std::uint64_t n) override;
 
-  Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
-                                         const Envelope& envelope) override;
-  Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) override;
-  Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options,
-                                                const Envelope& envelope) override;
-  Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch, StreamHandle stream) override;
-  Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) override;
   Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope, Deadline deadline) override;
   Status fence(const std::shared_ptr<PeerState>& peer) override;
   Status wait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::uint64_t id, std::uint64_t count,
@@ -105,11 +97,6 @@ class ContextImpl final : public ContextState, private Pollable {
   // self() for users: keeps the Context's object alive, as other peers do.
   std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
-  // Prepares what `work` requires to be posted: between the two buffers, or for the batch. Its prepared() has the outcome.
-  void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BufferState>& local,
-               const std::shared_ptr<RemoteBufferState>& remote);
-  void prepare(const std::shared_ptr<TransferWork>& work, const std::shared_ptr<BlockBatchState>& batch);
-  [[nodiscard]] Worker& mover() noexcept { return mover_; }
 
  private:
   bool poll() override;
@@ -120,19 +107,6 @@ class ContextImpl final : public ContextState, private Pollable {
   Status start_locked();
   void shut_down();
   void end_waits(const Status& reason);
-
-  Result<std::shared_ptr<WorkState>> transfer(bool is_put, const ConnBuffer& local, const RemoteBuffer& remote,
-                                              const PutOptions& options, const Envelope& envelope);
-  Result<std::shared_ptr<WorkState>> transfer_blocks(bool is_put, const BlockBatch& batch, const PutOptions& options,
-                                                     const Envelope& envelope);
-  bool put_short(Route& route, const ConnBuffer& local, const RemoteBuffer& remote, const EncodedNotify& notify);
-  Result<std::shared_ptr<WorkState>> post_work(const std::shared_ptr<TransferWork>& work, bool pays_credit);
-  Status check_open(const Exposure& exposure, bool is_put) const;
-  Status check_remote(PeerImpl& peer, const RemoteImport& record, bool is_put) const;
-  // The route between two buffers if all that operations on it require is there, else null: to be prepared.
-  static Result<Route*> prepared_route(const BufferState& local, const RemoteBufferState& remote);
-  // Groups the pairs by the endpoints that carry them. `missing`: the first pair that is to be prepared before.
-  static Status resolve_batch(BlockBatchState& batch, const BlockBatchState::Pair*& missing);
 
   ContextOptions options_;
   ContextId id_{};
@@ -161,7 +135,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::map<std::string, std::uint64_t, std::less<>> counters_;
 
   DeferredTasks tasks_;
-  Worker mover_;  // for Preparation; not the worker of the regions, since a preparation may wait for a region to give way
+  Transfers transfers_{*this};
 };
 
 // Lock guard for public calls: refuses closed and forked Contexts first.

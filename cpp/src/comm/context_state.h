@@ -20,6 +20,7 @@ namespace hmc {
 class GroupEvents;  // comm/session/group_events.h
 class NotifyTable;  // comm/onesided/notify.h
 class RankScopes;   // comm/session/rank_scopes.h
+class Transfers;    // comm/onesided/transfers.h
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
  public:
@@ -52,14 +53,8 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   [[nodiscard]] const std::shared_ptr<WorkState>& done_work();
 
   // ---- engine lock NOT held ----
-  // As Peer::put etc., with the envelope of the notification. `peer` is taken from the RemoteBuffer.
-  virtual Result<std::shared_ptr<WorkState>> put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options,
-                                                 const Envelope& envelope) = 0;
-  virtual Result<std::shared_ptr<WorkState>> get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) = 0;
-  virtual Result<std::shared_ptr<WorkState>> put_blocks(const BlockBatch& batch, const PutOptions& options,
-                                                        const Envelope& envelope) = 0;
-  virtual Result<std::shared_ptr<WorkState>> get_blocks(const BlockBatch& batch, StreamHandle stream) = 0;
-  virtual Result<BlockBatch> prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) = 0;  // all remotes of one peer
+  // Each takes it.
+  [[nodiscard]] virtual Transfers& transfers() noexcept = 0;
   virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope,
                         Deadline deadline) = 0;
   virtual Status fence(const std::shared_ptr<PeerState>& peer) = 0;

@@ -79,28 +79,28 @@ Result<WorkOf<RemoteBuffer>> Peer::iimport(const Descriptor& descriptor, Deadlin
 
 Result<Work> Peer::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {
   HMC_TRY(check_owner(state_, target));
-  return to_work(impl(state_).impl().put(source, target, options, {}));
+  return to_work(impl(state_).impl().transfers().put(source, target, options, {}));
 }
 
 Result<Work> Peer::get(const ConnBuffer& target, const RemoteBuffer& source, StreamHandle stream) const {
   HMC_TRY(check_owner(state_, source));
-  return to_work(impl(state_).impl().get(target, source, stream));
+  return to_work(impl(state_).impl().transfers().get(target, source, stream));
 }
 
 Result<BlockBatch> Peer::prepare_blocks(std::span<const BlockPair> pairs, std::size_t block) const {
   if (!state_) return no_peer();
   for (const auto& pair : pairs) HMC_TRY(check_owner(state_, pair.remote));
-  return impl(state_).impl().prepare_blocks(pairs, block);
+  return impl(state_).impl().transfers().prepare_blocks(pairs, block);
 }
 
 Result<Work> Peer::put_blocks(const BlockBatch& batch, const PutOptions& options) const {
   if (!state_) return no_peer();
-  return to_work(impl(state_).impl().put_blocks(batch, options, {}));
+  return to_work(impl(state_).impl().transfers().put_blocks(batch, options, {}));
 }
 
 Result<Work> Peer::get_blocks(const BlockBatch& batch, StreamHandle stream) const {
   if (!state_) return no_peer();
-  return to_work(impl(state_).impl().get_blocks(batch, stream));
+  return to_work(impl(state_).impl().transfers().get_blocks(batch, stream));
 }
 
 Status Peer::notify(const Notify& notify, Deadline deadline) const {

@@ -55,7 +55,7 @@ void Preparation::ask_owner() {
 }
 
 void Preparation::run_slow_part() {
-  peer().impl().mover().run([self = shared_from_this()] {
+  peer().impl().transfers().worker().run([self = shared_from_this()] {
     Status reached = self->register_here();
     const bool failed_here = !reached.ok();
     if (reached.ok() && self->peer().is_self()) reached = self->fetch_own();

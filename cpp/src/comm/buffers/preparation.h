@@ -1,7 +1,7 @@
 // Preparation: finds or makes all that operations with an imported buffer require: a route, the registration of the memory here,
 // the owner's region and its mapping. Imports and the first operations of two buffers share it.
 //
-// The peer's answers and changes of its routes drive it. Only calls that may be slow run on a thread (ContextImpl::mover), and
+// The peer's answers and changes of its routes drive it. Only calls that may be slow run on a thread (Transfers::worker), and
 // those wait for no peer. Engine lock held throughout.
 #pragma once
 

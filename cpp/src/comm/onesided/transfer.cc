@@ -260,7 +260,7 @@ Status TransferWork::move(bool& blocked) {
 void TransferWork::prepare() {
   preparing_ = true;
   const auto self = std::static_pointer_cast<TransferWork>(shared_from_this());
-  batch_ ? peer_->impl().prepare(self, batch_) : peer_->impl().prepare(self, local_, remote_);
+  batch_ ? Transfers::prepare(self, batch_) : Transfers::prepare(self, local_, remote_);
 }
 
 void TransferWork::prepared(Status status) {
