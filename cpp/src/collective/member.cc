@@ -6,6 +6,7 @@
 #include "collective/member_calls.h"
 #include "comm/buffers/buffers.h"
 #include "comm/messages/messenger.h"
+#include "comm/onesided/notifier.h"
 #include "comm/onesided/transfers.h"
 
 namespace hmc {
@@ -123,43 +124,43 @@ Result<Work> Member::get_blocks(const BlockBatch& batch, StreamHandle stream) co
 Status Member::notify(int dst, const Notify& notify, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return group.context().notify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline);
+  return group.context().notifier().notify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline);
 }
 
 Result<Work> Member::inotify(int dst, const Notify& notify, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return as_work(group.context().inotify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline));
+  return as_work(group.context().notifier().inotify(peer_of(group, dst), notify, envelope(group, rank_, dst), deadline));
 }
 
 Status Member::fence(int dst) const {
   HMC_TRY(check(state_, "target rank", dst));
-  return state_->group->context().fence(peer_of(*state_->group, dst));
+  return state_->group->context().notifier().fence(peer_of(*state_->group, dst));
 }
 
 Status Member::wait_notify(int src, std::uint64_t id, std::uint64_t count, Deadline deadline) const {
   HMC_TRY(check(state_, "source rank", src));
   const Group& group = *state_->group;
-  return group.context().wait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline);
+  return group.context().notifier().wait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline);
 }
 
 Result<Work> Member::iwait_notify(int src, std::uint64_t id, std::uint64_t count, Deadline deadline) const {
   HMC_TRY(check(state_, "source rank", src));
   const Group& group = *state_->group;
-  return as_work(group.context().iwait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline));
+  return as_work(group.context().notifier().iwait_notify(peer_of(group, src), envelope(group, src, rank_), id, count, deadline));
 }
 
 Result<WorkOf<std::vector<Notification>>> Member::inotifications(Deadline deadline) const {
   HMC_TRY(check(state_));
   const Group& group = *state_->group;
-  HMC_ASSIGN(auto work, group.context().inotifications(nullptr, envelope(group, any_source, rank_), deadline));
+  HMC_ASSIGN(auto work, group.context().notifier().inotifications(nullptr, envelope(group, any_source, rank_), deadline));
   return WorkOf<std::vector<Notification>>(std::move(work));
 }
 
 Result<std::vector<Notification>> Member::notifications(Deadline deadline) const {
   HMC_TRY(check(state_));
   const Group& group = *state_->group;
-  return group.context().notifications(nullptr, envelope(group, any_source, rank_), deadline);
+  return group.context().notifier().notifications(nullptr, envelope(group, any_source, rank_), deadline);
 }
 
 Result<Path> Member::path(int dst, Deadline deadline) const {

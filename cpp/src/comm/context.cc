@@ -26,13 +26,7 @@ std::string context_id_text(const ContextId& id) {
   return text;
 }
 
-ContextImpl::ContextImpl(ContextOptions options)
-    : options_(std::move(options)),
-      fork_epoch_(fork_epoch()),
-      notify_([this](std::uint32_t scope, std::uint32_t rank, const NotifySlot& slot) {
-        PeerState* const owner = scopes_.owner(scope, rank);
-        return owner != nullptr && static_cast<PeerImpl*>(owner)->notify_slot().get() == &slot;
-      }) {}
+ContextImpl::ContextImpl(ContextOptions options) : options_(std::move(options)), fork_epoch_(fork_epoch()) {}
 
 ContextImpl::~ContextImpl() = default;
 
@@ -141,8 +135,8 @@ std::map<std::string, std::uint64_t> ContextImpl::counters() {
     result["bytes_staged"] += slot->staged_bytes;
   }
   if (messenger_) messenger_->add_counters(result);
-  result["notifications.discarded"] = notify_.discarded();
-  result["notifications.departed_bytes"] = notify_.departed_bytes();
+  result["notifications.discarded"] = notifier_.table().discarded();
+  result["notifications.departed_bytes"] = notifier_.table().departed_bytes();
   return result;
 }
 

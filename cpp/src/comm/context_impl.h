@@ -18,7 +18,7 @@
 #include "comm/buffers/exports.h"
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
-#include "comm/onesided/notify.h"
+#include "comm/onesided/notifier.h"
 #include "comm/onesided/transfers.h"
 #include "comm/peer_impl.h"
 #include "comm/routing/filter.h"
@@ -52,26 +52,13 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Status usable() const override;
   [[nodiscard]] Messenger& messenger() noexcept override { return *messenger_; }
   [[nodiscard]] Transfers& transfers() noexcept override { return transfers_; }
-  [[nodiscard]] NotifyTable& notify_table() noexcept override { return notify_; }
+  [[nodiscard]] Notifier& notifier() noexcept override { return notifier_; }
   [[nodiscard]] const std::shared_ptr<PeerState>& self() noexcept override { return self_; }
   std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) override;
   [[nodiscard]] RankScopes& scopes() noexcept override { return scopes_; }
   void remove_scope(std::uint32_t scope) override;
   [[nodiscard]] GroupEvents& group_events() noexcept override { return group_events_; }
   void count(std::string_view counter, std::uint64_t n) override;
-
-  Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope, Deadline deadline) override;
-  Status fence(const std::shared_ptr<PeerState>& peer) override;
-  Status wait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::uint64_t id, std::uint64_t count,
-                     Deadline deadline) override;
-  Result<std::vector<Notification>> notifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                  Deadline deadline) override;
-  Result<std::shared_ptr<WorkState>> inotify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope,
-                                             Deadline deadline) override;
-  Result<std::shared_ptr<WorkState>> iwait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                  std::uint64_t id, std::uint64_t count, Deadline deadline) override;
-  Result<std::shared_ptr<WorkState>> inotifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                    Deadline deadline) override;
 
   // ---- public handles' side, lock not held ----
   Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
@@ -120,7 +107,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::vector<std::unique_ptr<TransportSlot>> transports_;
   TransportFilter filter_;
   std::unique_ptr<Messenger> messenger_;
-  NotifyTable notify_;
+  Notifier notifier_{*this};
   std::shared_ptr<PeerState> self_;
   PeerTable peers_{*this};
   std::list<WaitWork*> waits_;  // every unfinished one

@@ -18,7 +18,7 @@
 namespace hmc {
 
 class GroupEvents;  // comm/session/group_events.h
-class NotifyTable;  // comm/onesided/notify.h
+class Notifier;     // comm/onesided/notifier.h
 class RankScopes;   // comm/session/rank_scopes.h
 class Transfers;    // comm/onesided/transfers.h
 
@@ -33,7 +33,6 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
 
   // ---- engine lock held ----
   [[nodiscard]] virtual Messenger& messenger() noexcept = 0;
-  [[nodiscard]] virtual NotifyTable& notify_table() noexcept = 0;
   // This process itself, through the local transport; always ready.
   [[nodiscard]] virtual const std::shared_ptr<PeerState>& self() noexcept = 0;
   // The peer with that id, made idle if unknown: it connects to one of `addresses` at first use, or is met when it connects to us
@@ -55,21 +54,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // ---- engine lock NOT held ----
   // Each takes it.
   [[nodiscard]] virtual Transfers& transfers() noexcept = 0;
-  virtual Status notify(const std::shared_ptr<PeerState>& peer, const Notify& notify, const Envelope& envelope,
-                        Deadline deadline) = 0;
-  virtual Status fence(const std::shared_ptr<PeerState>& peer) = 0;
-  virtual Status wait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope, std::uint64_t id,
-                             std::uint64_t count, Deadline deadline) = 0;
-  // `peer` null: any of the scope.
-  virtual Result<std::vector<Notification>> notifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                          Deadline deadline) = 0;
-  // The same as Works, which end at the deadline. inotifications() delivers a std::vector<Notification> (ResultWork).
-  virtual Result<std::shared_ptr<WorkState>> inotify(const std::shared_ptr<PeerState>& peer, const Notify& notify,
-                                                     const Envelope& envelope, Deadline deadline) = 0;
-  virtual Result<std::shared_ptr<WorkState>> iwait_notify(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                          std::uint64_t id, std::uint64_t count, Deadline deadline) = 0;
-  virtual Result<std::shared_ptr<WorkState>> inotifications(const std::shared_ptr<PeerState>& peer, const Envelope& envelope,
-                                                            Deadline deadline) = 0;
+  [[nodiscard]] virtual Notifier& notifier() noexcept = 0;
 
  private:
   friend class PeerState;

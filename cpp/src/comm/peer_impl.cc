@@ -21,7 +21,7 @@ PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t se
       closing_(*this, *context_.engine()),
       link_(*this, *context_.engine()),
       messages_(*this, *context_.engine()) {
-  notify_slot_ = context_.notify_table().add_peer();
+  notify_slot_ = context_.notifier().table().add_peer();
   if (!self) notify_slot_->grant = [this](std::uint64_t total) { posts_.grant(total); };
 }
 

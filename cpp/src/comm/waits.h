@@ -13,12 +13,8 @@
 namespace hmc {
 
 // Errors: invalid_argument.
-Status check_notification_id(std::uint64_t id);
-Status check_notification(const Notify& notify);
 Status check_published_name(std::string_view name);
 // What blocking calls and Works say at their deadline.
-Status not_raised_in_time(PeerImpl& peer, std::uint64_t id, std::uint64_t count);
-Status no_room_for_notify(PeerImpl& peer);
 Status not_published_in_time(PeerImpl& peer, std::string_view name);
 
 // Ends at the latest with its deadline, which needs no thread, or with the Context.

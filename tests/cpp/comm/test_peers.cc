@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/context_state.h"
+#include "comm/onesided/notifier.h"
 #include "comm/session/group_events.h"
 #include "comm/session/rank_scopes.h"
 #include "support.h"
@@ -195,20 +196,20 @@ TEST(Peers, ExpectedPeersConnectAtFirstUse) {
     ba = b.state()->expect_peer(a.state()->id(), {a.addresses().front()}, "rank 0");
   }
   const Envelope to{7, 0, 1};
-  HMC_ASSERT_OK(a.state()->notify(ab, 3, to, soon()));  // queued, and connects
-  HMC_ASSERT_OK(b.state()->wait_notify(ba, to, 3, 1, soon()));
+  HMC_ASSERT_OK(a.state()->notifier().notify(ab, 3, to, soon()));  // queued, and connects
+  HMC_ASSERT_OK(b.state()->notifier().wait_notify(ba, to, 3, 1, soon()));
   EXPECT_EQ(b.accept(soon(0.02)).status().code(), Code::timeout);
   std::shared_ptr<PeerState> nowhere;
   {
     const auto lock = a.state()->engine()->lock();
     nowhere = a.state()->expect_peer({1, 2}, {"unix:/nonexistent"}, "rank 2");
   }
-  EXPECT_EQ(a.state()->wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
+  EXPECT_EQ(a.state()->notifier().wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
   {
     const auto lock = a.state()->engine()->lock();
     nowhere = a.state()->expect_peer({1, 3}, {b.addresses().front()}, "rank 3");  // somebody else lives there
   }
-  EXPECT_EQ(a.state()->wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
+  EXPECT_EQ(a.state()->notifier().wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
 }
 
 TEST(Peers, ScopesTellWhoseRankItIs) {
@@ -224,9 +225,10 @@ TEST(Peers, ScopesTellWhoseRankItIs) {
     EXPECT_FALSE(b.state()->scopes().has(6, 0, *ba.state()));
   }
   const auto payload = pattern(5, 1);
-  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 1, 1}, soon()));  // claims b's own rank
-  HMC_ASSERT_OK(a.state()->notify(ab.state(), std::span<const std::byte>(payload), {5, 0, 1}, soon()));
-  const auto got = b.state()->notifications(nullptr, {5, any_rank, 1}, soon());
+  HMC_ASSERT_OK(
+      a.state()->notifier().notify(ab.state(), std::span<const std::byte>(payload), {5, 1, 1}, soon()));  // claims b's own rank
+  HMC_ASSERT_OK(a.state()->notifier().notify(ab.state(), std::span<const std::byte>(payload), {5, 0, 1}, soon()));
+  const auto got = b.state()->notifier().notifications(nullptr, {5, any_rank, 1}, soon());
   ASSERT_TRUE(got.ok());
   ASSERT_EQ(got->size(), 1U);
   EXPECT_EQ((*got)[0].source, 0);

@@ -105,37 +105,37 @@ Result<Work> Peer::get_blocks(const BlockBatch& batch, StreamHandle stream) cons
 
 Status Peer::notify(const Notify& notify, Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().notify(state_, notify, {}, deadline);
+  return impl(state_).impl().notifier().notify(state_, notify, {}, deadline);
 }
 
 Result<Work> Peer::inotify(const Notify& notify, Deadline deadline) const {
   if (!state_) return no_peer();
-  return to_work(impl(state_).impl().inotify(state_, notify, {}, deadline));
+  return to_work(impl(state_).impl().notifier().inotify(state_, notify, {}, deadline));
 }
 
 Status Peer::fence() const {
   if (!state_) return no_peer();
-  return impl(state_).impl().fence(state_);
+  return impl(state_).impl().notifier().fence(state_);
 }
 
 Status Peer::wait_notify(std::uint64_t id, std::uint64_t count, Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().wait_notify(state_, {}, id, count, deadline);
+  return impl(state_).impl().notifier().wait_notify(state_, {}, id, count, deadline);
 }
 
 Result<Work> Peer::iwait_notify(std::uint64_t id, std::uint64_t count, Deadline deadline) const {
   if (!state_) return no_peer();
-  return to_work(impl(state_).impl().iwait_notify(state_, {}, id, count, deadline));
+  return to_work(impl(state_).impl().notifier().iwait_notify(state_, {}, id, count, deadline));
 }
 
 Result<WorkOf<std::vector<Notification>>> Peer::inotifications(Deadline deadline) const {
   if (!state_) return no_peer();
-  return to_work<WorkOf<std::vector<Notification>>>(impl(state_).impl().inotifications(state_, {}, deadline));
+  return to_work<WorkOf<std::vector<Notification>>>(impl(state_).impl().notifier().inotifications(state_, {}, deadline));
 }
 
 Result<std::vector<Notification>> Peer::notifications(Deadline deadline) const {
   if (!state_) return no_peer();
-  return impl(state_).impl().notifications(state_, {}, deadline);
+  return impl(state_).impl().notifier().notifications(state_, {}, deadline);
 }
 
 Status Peer::send(const MemoryView& view, std::int64_t tag, Deadline deadline) const {

@@ -41,7 +41,7 @@ void Closing::begin(const Status& reason) {
   context.peers().on_ended(peer_);
   peer_.imports().end_requests(reason, true);
   peer_.notify_slot()->end(reason);
-  context.notify_table().wake_waiters();
+  context.notifier().table().wake_waiters();
   peer_.posts().abandon_unsent(reason);
   context.messenger().on_peer_closing(peer_, reason);
   advance();
@@ -118,7 +118,7 @@ void Closing::end(const Status& why, PeerPhase phase) {
   peer_.imports().end_requests(reason, false);
   peer_.liveness().end();
   peer_.notify_slot()->end(reason);
-  context.notify_table().wake_waiters();
+  context.notifier().table().wake_waiters();
   peer_.handshake().end(reason);
   // We may be inside a callback of the channel or of an endpoint: they go once it has returned.
   context.engine()->defer([this, keep] { tear_down(); });
@@ -138,7 +138,7 @@ void Closing::tear_down() {
   peer_.works().abandon(reason);
   peer_.imports().tear_down(reason);
   context.messenger().on_peer_gone(peer_, reason);
-  context.notify_table().remove_peer(peer_.notify_slot(), reason);
+  context.notifier().table().remove_peer(peer_.notify_slot(), reason);
   peer_.grants().drop(false);
   peer_.routes().clear();
   // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory.

@@ -50,7 +50,7 @@ void ContextImpl::leave(const std::shared_ptr<PeerImpl>& peer) {
 
 void ContextImpl::remove_scope(std::uint32_t scope) {
   scopes_.remove(scope);
-  notify_.drop_scope(scope);
+  notifier_.table().drop_scope(scope);
   messenger_->drop_scope(scope);
   engine_->wake_waiters();
 }

@@ -136,7 +136,7 @@ void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool 
       return;
     case NotifyKind::payload:
       if (attached) slot.credit_in += notify_cost(m.payload.size());
-      if (!peer_.impl().notify_table().queue(notifications, m.envelope, m.payload))
+      if (!peer_.impl().notifier().table().queue(notifications, m.envelope, m.payload))
         peer_.broken("more payload notifications than its credit");
       return;
     case NotifyKind::credit:
