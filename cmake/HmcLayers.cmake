@@ -33,7 +33,7 @@ endfunction()
 
 # In cpp/src; "redefinition" in a unity_N_cxx.cxx means that a file belongs here. The device layer's files are alike: each is a table.
 set(HMC_COMPILED_ALONE collective/member.cc collective/member_collectives.cc comm/topology/text.cc progress/engine_watch.cc
-    progress/interrupt.cc transport/ipc/messages.cc transport/ipc/region.cc transport/tcp/endpoint_send.cc)
+    progress/interrupt.cc transport/ipc/messages.cc transport/ipc/region.cc)
 
 function(hmc_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor

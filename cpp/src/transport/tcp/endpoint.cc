@@ -22,7 +22,9 @@ constexpr std::size_t drain_bytes = 8 << 20;
 TcpEndpoint::TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, EndpointSink& sink)
     : EndpointBase({"tcp", max_signal_bytes, kit::operation_type<Op>()}, shared->engine, sink),
       shared_(std::move(shared)),
-      meeting_(shared_, same_host, *this) {}
+      meeting_(shared_, same_host, *this),
+      turns_(shared_->regions),
+      puts_(shared_->regions) {}
 
 Status TcpEndpoint::connect(const Blob& peer_address, Completion* done) {
   HMC_TRY(begin_connect(done));
@@ -82,10 +84,10 @@ void TcpEndpoint::on_ready(Stream& stream, std::uint32_t events) {
 }
 
 bool TcpEndpoint::has_output() const noexcept {
-  if (ack_count_ != 0) return true;
+  if (!acknowledgements_.empty()) return true;
   for (const auto& stream : streams_) {
     if (stream->shut) continue;
-    if (!stream->burst.head.empty() || !stream->small.empty() || can_build(*stream)) return true;
+    if (!stream->burst.head.empty() || !stream->small.empty() || turns_.can_fill(*stream)) return true;
   }
   return false;
 }
@@ -95,7 +97,8 @@ bool TcpEndpoint::arm() {
   for (const auto& stream : streams_) {
     if (stream->shut || stream->watch == Stream::Watch::input_and_room) continue;
     if (!stream->blocked) {
-      if (!stream->burst.head.empty() || !stream->small.empty() || ack_count_ != 0 || can_build(*stream)) return false;
+      if (!stream->burst.head.empty() || !stream->small.empty() || !acknowledgements_.empty() || turns_.can_fill(*stream))
+        return false;
       continue;
     }
     stream->watch = Stream::Watch::input_and_room;
@@ -105,8 +108,7 @@ bool TcpEndpoint::arm() {
 }
 
 void TcpEndpoint::end(Op& op) {
-  if (op.split) --split_;
-  std::erase(turns_, &op);
+  turns_.ended(op);
   finish(op);
 }
 
@@ -118,7 +120,7 @@ Status TcpEndpoint::withdraw(kit::Operation& operation) {
       if (request.op == operation.number) request.op = 0;
     }
   }
-  std::erase(turns_, static_cast<Op*>(&operation));
+  turns_.remove(static_cast<Op&>(operation));
   return {};
 }
 
@@ -165,8 +167,8 @@ void TcpEndpoint::stop() {
   if (grace_timer_ != 0) engine_->cancel_timer(std::exchange(grace_timer_, 0));
   for (const auto& stream : streams_) stream->stop(*engine_);
   turns_.clear();
-  incoming_.clear();
-  ack_count_ = 0;
+  puts_.clear();
+  acknowledgements_.clear();
 }
 
 void TcpEndpoint::close() {

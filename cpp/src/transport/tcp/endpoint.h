@@ -6,16 +6,17 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "transport/kit/endpoint_base.h"
+#include "transport/tcp/acknowledgements.h"
+#include "transport/tcp/incoming_puts.h"
 #include "transport/tcp/meeting.h"
 #include "transport/tcp/shared.h"
 #include "transport/tcp/stream.h"
+#include "transport/tcp/turns.h"
 
 namespace hmc::tcp {
 
@@ -46,26 +47,6 @@ class TcpEndpoint final : public kit::EndpointBase {
   [[nodiscard]] std::shared_ptr<TcpEndpoint> self() { return std::static_pointer_cast<TcpEndpoint>(weak_from_this().lock()); }
 
  private:
-  // Puts whose parts are in flight at once. A peer keeps a record of each that it has part of, and takes more than max_incoming for
-  // an attack: a stream that lags behind the others must not make an honest sender look like one.
-  static constexpr std::size_t max_split = 512;
-  static constexpr std::size_t max_incoming = 1024;
-
-  // A put's number names it to the peer. `moved`: put: handed to sockets; get: in place. `in_flight`: put: slices that are being
-  // written to sockets; get: requests.
-  struct Op final : kit::Operation {
-    bool split = false;     // put: more than one slice, so its parts may arrive far apart
-    bool end_sent = false;  // put: everything including its end has been given to a stream
-  };
-  // A peer's put, until all of it is here.
-  struct Incoming {
-    std::uint64_t received = 0;
-    std::uint64_t total = 0;  // known when ended
-    bool ended = false;
-    Refusal refusal = Refusal::none;
-    Bytes signal;
-  };
-
   // endpoint.cc
   Status check(const Run& run, bool is_put) const override;
   Status withdraw(kit::Operation& operation) override;
@@ -76,7 +57,6 @@ class TcpEndpoint final : public kit::EndpointBase {
   void drain();
   [[nodiscard]] bool has_output() const noexcept;
   void warm(Stream& stream) noexcept;
-  [[nodiscard]] Op* find(std::uint64_t number) const { return static_cast<Op*>(operations_.find(number)); }
   void end(Op& op);
 
   // endpoint_send.cc
@@ -85,14 +65,7 @@ class TcpEndpoint final : public kit::EndpointBase {
   bool write_all(std::size_t& budget);
   bool write(Stream& stream, std::size_t& budget);
   bool next_burst(Stream& stream);
-  void append_acks(Bytes& out);
-  bool build_slice(Stream& stream);
-  bool build_put(Stream& stream, Op& op);
-  bool build_request(Stream& stream, Op& op);
-  void build_reply(Stream& stream);
   void burst_sent(Stream& stream);
-  [[nodiscard]] bool can_build(const Stream& stream) const noexcept;
-  [[nodiscard]] bool may_send(const Op& put) const noexcept { return put.started || split_ < max_split; }
 
   // endpoint_receive.cc
   bool read(Stream& stream, std::size_t& budget);
@@ -103,7 +76,7 @@ class TcpEndpoint final : public kit::EndpointBase {
   void payload_arrived(Stream& stream, std::size_t bytes);
   void payload_ended(Stream& stream);
   bool on_put_end(const Header& header, ByteSpan signal);
-  bool put_maybe_done(std::uint64_t number);
+  bool put_arrived(const IncomingPuts::Arrived& put);
   bool on_ack(std::uint64_t first, std::uint64_t count);
   bool on_refuse(std::uint64_t number, Refusal refusal);
   bool on_get(Stream& stream, const Header& header, ByteSpan extents);
@@ -115,12 +88,9 @@ class TcpEndpoint final : public kit::EndpointBase {
   Engine::TimerId grace_timer_ = 0;
   Meeting meeting_;
   std::vector<std::unique_ptr<Stream>> streams_;  // empty until ready
-  std::deque<Op*> turns_;                         // operations with something left to send or to ask for
-  std::uint64_t last_request_ = 0;
-  std::size_t split_ = 0;  // puts of several slices that have started and not ended
-  std::unordered_map<std::uint64_t, Incoming> incoming_;
-  std::uint64_t ack_first_ = 0;  // of puts that are in place and not acknowledged yet
-  std::uint64_t ack_count_ = 0;
+  Turns turns_;
+  IncomingPuts puts_;
+  Acknowledgements acknowledgements_;
   std::size_t next_stream_ = 0;
   int heat_ = 0;
   std::vector<iovec> vectors_;  // of the current read

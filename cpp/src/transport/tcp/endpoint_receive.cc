@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr std::size_t max_backlog = 16 << 20;  // bytes of answers that a peer does not read; far more than honest peers let gather
 constexpr std::size_t max_serving = 64;        // gets per stream; honest peers ask for 4
-constexpr std::size_t max_pieces = 512;        // of one read
+constexpr std::size_t max_read_pieces = 512;   // of one read
 
 }  // namespace
 
@@ -125,32 +126,13 @@ bool TcpEndpoint::begin_payload(Stream& stream, const Header& header, ByteSpan e
     return !stream.requests.queue.empty() && stream.requests.queue.front().id == header.op &&
            stream.requests.queue.front().length == header.length && std::exchange(stream.requests.answered, true) == false;
   }
-  if (!decode_extents(header, extents, payload.extents)) return false;
-  const auto [place, fresh] = incoming_.try_emplace(header.op);
-  if (fresh && incoming_.size() > max_incoming) return false;
-  Incoming& incoming = place->second;
-  // The whole range is checked before the first byte is written.
-  if (const ServedRegion* region = shared_->regions->find(header.a); region != nullptr && incoming.refusal == Refusal::none) {
-    if (!region->writable()) incoming.refusal = Refusal::access;
-    if (!inside(payload.extents, region->bytes())) incoming.refusal = Refusal::range;
-  }
-  return true;
+  return decode_extents(header, extents, payload.extents) && puts_.begin(header, payload.extents);
 }
 
 // Where the rest of the payload goes, as of now: a region may have been closed, a get cancelled, since the frame began.
 void TcpEndpoint::targets(Stream& stream, std::vector<iovec>& out) {
   Payload& payload = stream.payload;
-  std::byte* base = nullptr;
-  if (payload.header.type == FrameType::put) {
-    const auto incoming =
-        incoming_.find(payload.header.op);  // not there: the peer ended it early, and is told so once this is read
-    const ServedRegion* region = shared_->regions->find(payload.header.a);
-    if (incoming != incoming_.end()) {
-      Refusal& refusal = incoming->second.refusal;
-      if (region == nullptr && refusal == Refusal::none) refusal = Refusal::stale;
-      if (refusal == Refusal::none) base = region->data();
-    }
-  }
+  std::byte* const base = payload.header.type == FrameType::put ? puts_.target(payload.header) : nullptr;
   const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   if (base == nullptr && (request == nullptr || request->op == 0)) {
     out.push_back({shared_->scratch.data(), std::min(payload.left, shared_->scratch.size())});
@@ -158,7 +140,7 @@ void TcpEndpoint::targets(Stream& stream, std::vector<iovec>& out) {
   }
   std::size_t piece = payload.piece;
   std::size_t offset = payload.offset;
-  for (std::size_t left = payload.left; left != 0 && out.size() < max_pieces; ++piece, offset = 0) {
+  for (std::size_t left = payload.left; left != 0 && out.size() < max_read_pieces; ++piece, offset = 0) {
     const iovec whole =
         request != nullptr ? request->pieces[piece] : iovec{base + payload.extents[piece].offset, payload.extents[piece].length};
     out.push_back({static_cast<std::byte*>(whole.iov_base) + offset, whole.iov_len - offset});
@@ -186,56 +168,37 @@ void TcpEndpoint::payload_arrived(Stream& stream, std::size_t bytes) {
 void TcpEndpoint::payload_ended(Stream& stream) {
   const Header& header = stream.payload.header;
   if (header.type != FrameType::put) return;  // get_end follows
-  const auto incoming = incoming_.find(header.op);
-  if (incoming != incoming_.end()) incoming->second.received += header.length;
-  if (incoming == incoming_.end() || !put_maybe_done(header.op)) broken("more bytes than a put has, or answers left unread");
+  std::optional<IncomingPuts::Arrived> arrived;
+  if (!puts_.received(header, arrived) || (arrived && !put_arrived(*arrived))) {
+    broken("more bytes than a put has, or answers left unread");
+  }
 }
 
 bool TcpEndpoint::on_put_end(const Header& header, ByteSpan signal) {
-  const auto [place, fresh] = incoming_.try_emplace(header.op);
-  if (fresh && incoming_.size() > max_incoming) return false;
-  Incoming& incoming = place->second;
-  if (incoming.ended) return false;
-  incoming.ended = true;
-  incoming.total = header.a;
-  incoming.signal.assign(signal.begin(), signal.end());
-  return put_maybe_done(header.op);
+  std::optional<IncomingPuts::Arrived> arrived;
+  return puts_.ended(header, signal, arrived) && (!arrived || put_arrived(*arrived));
 }
 
-// False: the peer sent more than it said, or reads nothing of what we answer.
-bool TcpEndpoint::put_maybe_done(std::uint64_t number) {
-  const auto place = incoming_.find(number);
-  const Incoming& incoming = place->second;
-  if (!incoming.ended) return true;
-  if (incoming.received != incoming.total) return incoming.received < incoming.total;
-  const Refusal refusal = incoming.refusal;
-  const Bytes signal = std::move(place->second.signal);
-  incoming_.erase(place);
-  if (streams_[0]->small.size() > max_backlog) return false;
-  if (refusal != Refusal::none) {
+// False: the peer does not read what it is sent.
+bool TcpEndpoint::put_arrived(const IncomingPuts::Arrived& put) {
+  Bytes& out = streams_[0]->small;
+  if (out.size() > max_backlog) return false;
+  if (put.refusal != Refusal::none) {
     Header header;
     header.type = FrameType::refuse;
-    header.op = number;
-    header.a = static_cast<std::uint64_t>(refusal);
-    Bytes& out = streams_[0]->small;
-    out.resize(out.size() + header_bytes);
-    encode_header(out.data() + out.size() - header_bytes, header);
+    header.op = put.number;
+    header.a = static_cast<std::uint64_t>(put.refusal);
+    append(out, header);
     return true;
   }
-  if (ack_count_ != 0 && ack_first_ + ack_count_ == number) {
-    ++ack_count_;
-  } else {
-    if (ack_count_ != 0) append_acks(streams_[0]->small);
-    ack_first_ = number;
-    ack_count_ = 1;
-  }
-  if (!signal.empty() && !draining_) sink_->on_signal(signal);
+  acknowledgements_.add(put.number, out);
+  if (!put.signal.empty() && !draining_) sink_->on_signal(put.signal);
   return true;
 }
 
 bool TcpEndpoint::on_ack(std::uint64_t first, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) {
-    Op* const op = find(first + i);
+    Op* const op = find(operations_, first + i);
     if (op == nullptr || !op->is_put || !op->end_sent || op->in_flight != 0) return false;
     end(*op);
     if (!ready()) return true;
@@ -244,7 +207,7 @@ bool TcpEndpoint::on_ack(std::uint64_t first, std::uint64_t count) {
 }
 
 bool TcpEndpoint::on_refuse(std::uint64_t number, Refusal refusal) {
-  Op* const op = find(number);
+  Op* const op = find(operations_, number);
   if (op == nullptr || !op->is_put || !op->end_sent || op->in_flight != 0) return false;
   op->failure = to_status(refusal);
   end(*op);
@@ -267,7 +230,7 @@ bool TcpEndpoint::on_get_end(Stream& stream, const Header& header) {
   if ((refusal == Refusal::none) != std::exchange(stream.requests.answered, false)) return false;
   const Request request = std::move(stream.requests.queue.front());
   stream.requests.queue.pop_front();
-  Op* const found = request.op == 0 ? nullptr : find(request.op);
+  Op* const found = request.op == 0 ? nullptr : find(operations_, request.op);
   if (found == nullptr) return true;
   Op& op = *found;
   --op.in_flight;
@@ -275,7 +238,7 @@ bool TcpEndpoint::on_get_end(Stream& stream, const Header& header) {
     op.moved += request.length;
   } else if (op.failure.ok()) {
     op.failure = to_status(refusal);
-    std::erase(turns_, &op);
+    turns_.remove(op);
   }
   if (op.ended()) end(op);
   return true;

@@ -89,6 +89,12 @@ void encode_header(std::byte* out, const Header& header) noexcept {
   store(out + 24, header.b);
 }
 
+void append(Bytes& out, const Header& header) {
+  const std::size_t at = out.size();
+  out.resize(at + header_bytes);
+  encode_header(out.data() + at, header);
+}
+
 void encode_extent(std::byte* out, const Extent& extent) noexcept {
   store(out, extent.offset);
   store(out + 8, extent.length);

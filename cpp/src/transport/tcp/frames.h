@@ -21,6 +21,7 @@ inline constexpr std::size_t max_extents = 1024;     // per frame
 inline constexpr std::size_t max_payload = 1 << 20;  // data bytes per frame
 inline constexpr std::size_t max_signal_bytes = 32 << 10;
 inline constexpr std::size_t max_streams = 16;
+inline constexpr std::size_t max_split_puts = 512;  // puts of several frames in flight at once
 inline constexpr std::size_t max_addresses = 16;
 inline constexpr std::size_t ticket_bytes = 16;
 // What follows the magic on a fresh connection: u64 link, u8 stream, 7 zero bytes, the ticket.
@@ -58,6 +59,8 @@ struct Extent {
 };
 
 void encode_header(std::byte* out, const Header& header) noexcept;  // writes header_bytes
+void append(Bytes& out, const Header& header);
+inline void append(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
 void encode_extent(std::byte* out, const Extent& extent) noexcept;  // writes extent_bytes
 // False: not a header this version could have written. `in` has header_bytes.
 [[nodiscard]] bool decode_header(const std::byte* in, Header& out) noexcept;

@@ -1,0 +1,63 @@
+#include "transport/tcp/incoming_puts.h"
+
+#include <utility>
+
+namespace hmc::tcp {
+namespace {
+
+// More are an attack. A stream that lags behind the others must not make an honest sender look like one.
+constexpr std::size_t max_incoming = 2 * max_split_puts;
+
+}  // namespace
+
+// Null: too many.
+IncomingPuts::Put* IncomingPuts::add(std::uint64_t number) {
+  const auto [place, fresh] = puts_.try_emplace(number);
+  return fresh && puts_.size() > max_incoming ? nullptr : &place->second;
+}
+
+bool IncomingPuts::begin(const Header& slice, std::span<const Extent> extents) {
+  Put* const put = add(slice.op);
+  if (put == nullptr) return false;
+  if (const ServedRegion* region = regions_->find(slice.a); region != nullptr && put->refusal == Refusal::none) {
+    if (!region->writable()) put->refusal = Refusal::access;
+    if (!inside(extents, region->bytes())) put->refusal = Refusal::range;
+  }
+  return true;
+}
+
+std::byte* IncomingPuts::target(const Header& slice) {
+  const auto place = puts_.find(slice.op);
+  if (place == puts_.end()) return nullptr;  // the peer ended it early, which received() reports
+  const ServedRegion* region = regions_->find(slice.a);
+  Refusal& refusal = place->second.refusal;
+  if (region == nullptr && refusal == Refusal::none) refusal = Refusal::stale;
+  return refusal == Refusal::none ? region->data() : nullptr;
+}
+
+bool IncomingPuts::received(const Header& slice, std::optional<Arrived>& arrived) {
+  const auto place = puts_.find(slice.op);
+  if (place == puts_.end()) return false;
+  place->second.received += slice.length;
+  return check_arrived(place, arrived);
+}
+
+bool IncomingPuts::ended(const Header& end, ByteSpan signal, std::optional<Arrived>& arrived) {
+  Put* const put = add(end.op);
+  if (put == nullptr || put->ended) return false;
+  put->ended = true;
+  put->total = end.a;
+  put->signal.assign(signal.begin(), signal.end());
+  return check_arrived(puts_.find(end.op), arrived);
+}
+
+bool IncomingPuts::check_arrived(Puts::iterator place, std::optional<Arrived>& arrived) {
+  Put& put = place->second;
+  if (!put.ended) return true;
+  if (put.received != put.total) return put.received < put.total;
+  arrived = Arrived{place->first, put.refusal, std::move(put.signal)};
+  puts_.erase(place);
+  return true;
+}
+
+}  // namespace hmc::tcp
