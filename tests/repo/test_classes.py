@@ -22,7 +22,6 @@ TO_SPLIT = {
     "device/cuda_like.cc:CudaLike": (38, 6),
     "device/vendor_calls.h:VendorCalls": (40, 0),
     "progress/engine_impl.h:EngineImpl": (42, 14),
-    "transport/tcp/endpoint.h:TcpEndpoint": (41, 12),
 }
 
 HEAD = re.compile(r"\b(?:class|struct)\s+(?:HMC_API\s+)?(\w+)(?:\s+final)?(?:\s*:\s*[^;{}()]*)?\s*\{")

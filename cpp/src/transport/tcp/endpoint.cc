@@ -1,4 +1,3 @@
-// TcpEndpoint: its life, its operations' ends.
 #include "transport/tcp/endpoint.h"
 
 #include <sys/epoll.h>
@@ -9,11 +8,9 @@
 namespace hmc::tcp {
 namespace {
 
-// Polls for which a link is read without being asked to, after something moved on it.
-constexpr int link_heat = 4096;
-constexpr int stream_heat = 64;
 // Between a connection's end and the verdict that the peer is lost: control, which knows a goodbye from a death, speaks first.
 constexpr double grace_seconds = 0.2;
+constexpr std::size_t posted_bytes = 1 << 20;  // moved in the posting call, or for one report of a descriptor
 // Moved by each stream before an end: as much as its socket may hold.
 constexpr std::size_t drain_bytes = 8 << 20;
 
@@ -24,7 +21,8 @@ TcpEndpoint::TcpEndpoint(std::shared_ptr<Shared> shared, bool same_host, Endpoin
       shared_(std::move(shared)),
       meeting_(shared_, same_host, *this),
       turns_(shared_->regions),
-      puts_(shared_->regions) {}
+      writer_(*this, *engine_, streams_, turns_, operations_),
+      reader_(*this, shared_, streams_, writer_, turns_, operations_) {}
 
 Status TcpEndpoint::connect(const Blob& peer_address, Completion* done) {
   HMC_TRY(begin_connect(done));
@@ -51,60 +49,45 @@ Status TcpEndpoint::check(const Run& run, bool is_put) const {
   return is_put && !static_cast<const ServedRemoteRegion&>(*run.remote).writable() ? read_only_target() : Status();
 }
 
-void TcpEndpoint::warm(Stream& stream) noexcept {
-  heat_ = link_heat;
-  stream.heat = stream_heat;
+Status TcpEndpoint::start(kit::Operation& operation) {
+  turns_.add(static_cast<Op&>(operation));
+  reader_.warm_up(*streams_[0]);
+  std::size_t budget = posted_bytes;
+  writer_.write(budget);
+  if (ready() && writer_.has_output()) engine_->kick();
+  return {};
+}
+
+// A put's signal goes with its end.
+bool TcpEndpoint::send(ByteSpan signal_bytes, std::uint64_t) { return signal(signal_bytes, {}).ok(); }
+
+Status TcpEndpoint::signal(ByteSpan head, ByteSpan body) {
+  if (!ready()) [[unlikely]]
+    return not_ready();
+  HMC_TRY(check_signal(head.size() + body.size()));
+  reader_.warm_up(*streams_[0]);
+  if (!writer_.signal(head, body)) {
+    static const Status full(Code::would_block, "the data connection takes no more signals");
+    return full;
+  }
+  if (ready() && writer_.has_output()) engine_->kick();
+  return {};
 }
 
 bool TcpEndpoint::poll(std::size_t& budget) {
-  bool moved = false;
-  if (heat_ > 0) --heat_;
-  for (std::size_t i = 0; i < streams_.size() && ready() && heat_ > 0 && budget != 0; ++i) {
-    Stream& stream = *streams_[i];
-    if (i != 0 && stream.heat == 0) continue;
-    if (stream.heat > 0) --stream.heat;
-    moved = read(stream, budget) || moved;
-  }
-  if (ready() && has_output()) moved = write_all(budget) || moved;
+  bool moved = reader_.poll(budget);
+  if (ready() && writer_.has_output()) moved = writer_.write(budget) || moved;
   return moved;
 }
 
 void TcpEndpoint::on_ready(Stream& stream, std::uint32_t events) {
   if (!ready()) return;
   const auto keep = shared_from_this();
-  std::size_t budget = 1 << 20;
-  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) read(stream, budget);
+  std::size_t budget = posted_bytes;
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) reader_.read(stream, budget);
   if (!ready()) return;
-  if (stream.watch == Stream::Watch::input_and_room && (events & EPOLLOUT) != 0) {
-    stream.watch = Stream::Watch::input;
-    engine_->modify(stream.fd.get(), EPOLLIN);
-    stream.blocked = false;
-  }
-  if (has_output()) write_all(budget);
-}
-
-bool TcpEndpoint::has_output() const noexcept {
-  if (!acknowledgements_.empty()) return true;
-  for (const auto& stream : streams_) {
-    if (stream->shut) continue;
-    if (!stream->burst.head.empty() || !stream->small.empty() || turns_.can_fill(*stream)) return true;
-  }
-  return false;
-}
-
-bool TcpEndpoint::arm() {
-  if (!ready() || !has_output()) return true;
-  for (const auto& stream : streams_) {
-    if (stream->shut || stream->watch == Stream::Watch::input_and_room) continue;
-    if (!stream->blocked) {
-      if (!stream->burst.head.empty() || !stream->small.empty() || !acknowledgements_.empty() || turns_.can_fill(*stream))
-        return false;
-      continue;
-    }
-    stream->watch = Stream::Watch::input_and_room;
-    engine_->modify(stream->fd.get(), EPOLLIN | EPOLLOUT);
-  }
-  return true;
+  if ((events & EPOLLOUT) != 0) writer_.has_room(stream);
+  if (writer_.has_output()) writer_.write(budget);
 }
 
 void TcpEndpoint::end(Op& op) {
@@ -124,14 +107,6 @@ Status TcpEndpoint::withdraw(kit::Operation& operation) {
   return {};
 }
 
-void TcpEndpoint::lost(Stream& stream, const Status& reason) {
-  if (stream.dead) return;
-  stream.shut = stream.dead = true;
-  stream.heat = 0;
-  if (std::exchange(stream.watch, Stream::Watch::none) != Stream::Watch::none) engine_->unwatch(stream.fd.get());
-  fail_soon(reason);
-}
-
 void TcpEndpoint::fail_soon(const Status& reason) {
   if (draining_ || std::exchange(lost_, true)) return;
   grace_timer_ = engine_->at(Deadline::after_seconds(grace_seconds), [this, reason] {
@@ -149,14 +124,14 @@ void TcpEndpoint::drain() {
   draining_ = true;
   turns_.clear();
   std::size_t budget = drain_bytes;
-  if (has_output()) write_all(budget);
+  if (writer_.has_output()) writer_.write(budget);
   for (const auto& stream : streams_) {
     budget = drain_bytes;
-    while (!operations_.empty() && ready() && read(*stream, budget)) {
+    while (!operations_.empty() && ready() && reader_.read(*stream, budget)) {
     }
   }
   budget = drain_bytes;
-  if (ready() && has_output()) write_all(budget);
+  if (ready() && writer_.has_output()) writer_.write(budget);
 }
 
 void TcpEndpoint::broken(const std::string& what) {
@@ -167,8 +142,8 @@ void TcpEndpoint::stop() {
   if (grace_timer_ != 0) engine_->cancel_timer(std::exchange(grace_timer_, 0));
   for (const auto& stream : streams_) stream->stop(*engine_);
   turns_.clear();
-  puts_.clear();
-  acknowledgements_.clear();
+  reader_.stop();
+  writer_.stop();
 }
 
 void TcpEndpoint::close() {

@@ -1,4 +1,4 @@
-// Stream: one socket of an endpoint. It writes bursts (whole frames). The TcpEndpoint interprets what it reads.
+// Stream: one socket of an endpoint. It writes bursts (whole frames). The StreamReader interprets what it reads.
 #pragma once
 
 #include <sys/uio.h>
@@ -88,7 +88,7 @@ class Stream final : public FdHandler, private ServedCopies {
   bool shut = false;     // takes nothing to write any more
   bool dead = false;     // nor is anything left to read
   bool blocked = false;  // the socket took no more
-  bool writing = false;  // in TcpEndpoint::write, further up the call chain
+  bool writing = false;  // in StreamWriter::write_burst, further up the call chain
   bool reading = false;
   enum class Watch : std::uint8_t { none, input, input_and_room };
   Watch watch = Watch::none;  // what the engine reports
@@ -105,5 +105,7 @@ class Stream final : public FdHandler, private ServedCopies {
 
   TcpEndpoint* endpoint_;
 };
+
+using Streams = std::vector<std::unique_ptr<Stream>>;
 
 }  // namespace hmc::tcp

@@ -1,5 +1,5 @@
-// TcpEndpoint: what comes in. Nothing a peer sends is believed before it was checked; payload goes straight to where it belongs,
-// and only while that is still there.
+#include "transport/tcp/stream_reader.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -8,24 +8,52 @@
 #include <utility>
 
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/stream_writer.h"
 
 namespace hmc::tcp {
 namespace {
 
-constexpr std::size_t max_backlog = 16 << 20;  // bytes of answers that a peer does not read; far more than honest peers let gather
-constexpr std::size_t max_serving = 64;        // gets per stream; honest peers ask for 4
-constexpr std::size_t max_read_pieces = 512;   // of one read
+// Polls for which a link is read without being asked to, after something moved on it.
+constexpr int link_heat = 4096;
+constexpr int stream_heat = 64;
+constexpr std::size_t max_serving = 64;       // gets per stream; honest peers ask for 4
+constexpr std::size_t max_read_pieces = 512;  // of one read
 
 }  // namespace
 
-bool TcpEndpoint::read(Stream& stream, std::size_t& budget) {
+void StreamReader::warm_up(Stream& stream) noexcept {
+  heat_ = link_heat;
+  stream.heat = stream_heat;
+}
+
+bool StreamReader::poll(std::size_t& budget) {
+  bool moved = false;
+  if (heat_ > 0) --heat_;
+  for (std::size_t i = 0; i < streams_.size() && heat_ > 0 && budget != 0; ++i) {
+    Stream& stream = *streams_[i];
+    if (i != 0 && stream.heat == 0) continue;
+    if (stream.heat > 0) --stream.heat;
+    moved = read(stream, budget) || moved;
+  }
+  return moved;
+}
+
+void StreamReader::lost(Stream& stream, const Status& reason) {
+  if (stream.dead) return;
+  stream.shut = stream.dead = true;
+  stream.heat = 0;
+  if (std::exchange(stream.watch, Stream::Watch::none) != Stream::Watch::none) shared_->engine->unwatch(stream.fd.get());
+  endpoint_.fail_soon(reason);
+}
+
+bool StreamReader::read(Stream& stream, std::size_t& budget) {
   if (stream.reading || stream.dead) return false;
   stream.reading = true;
   bool moved = false;
-  while (ready() && !stream.dead && budget != 0) {
-    vectors_.clear();
+  while (!stream.dead && budget != 0) {
     const std::size_t expected = stream.payload.left;
-    if (expected != 0) targets(stream, vectors_);
+    vectors_.clear();
+    if (expected != 0) targets(stream);
     std::size_t bytes = 0;
     const Io io = stream.received.receive(stream.fd.get(), vectors_, expected, bytes);
     if (io == Io::blocked) break;
@@ -38,7 +66,7 @@ bool TcpEndpoint::read(Stream& stream, std::size_t& budget) {
       break;
     }
     moved = true;
-    warm(stream);
+    warm_up(stream);
     budget -= std::min(budget, bytes);
     const std::size_t direct = std::min(bytes, expected);
     if (direct != 0) payload_arrived(stream, direct);
@@ -51,13 +79,13 @@ bool TcpEndpoint::read(Stream& stream, std::size_t& budget) {
 }
 
 // Frames in the buffer. False when the link is over.
-bool TcpEndpoint::parse(Stream& stream) {
-  while (ready()) {
+bool StreamReader::parse(Stream& stream) {
+  while (!stream.dead) {
     const std::span<std::byte> unread = stream.received.unread();
     if (stream.payload.left != 0) {
       if (unread.empty()) return true;
       vectors_.clear();
-      targets(stream, vectors_);
+      targets(stream);
       std::size_t copied = 0;
       for (const iovec& target : vectors_) {
         const std::size_t step = std::min(target.iov_len, unread.size() - copied);
@@ -75,7 +103,7 @@ bool TcpEndpoint::parse(Stream& stream) {
     }
     Header header;
     if (!decode_header(unread.data(), header)) {
-      broken("a malformed header");
+      endpoint_.broken("a malformed header");
       return false;
     }
     const std::size_t whole = header_bytes + inline_bytes(header);
@@ -87,17 +115,17 @@ bool TcpEndpoint::parse(Stream& stream) {
     const ByteSpan inline_part(unread.data() + header_bytes, whole - header_bytes);
     stream.received.consume(whole);
     if (!on_frame(stream, header, inline_part)) {
-      if (ready()) broken("a frame out of place");
+      endpoint_.broken("a frame out of place");
       return false;
     }
   }
   return false;
 }
 
-bool TcpEndpoint::on_frame(Stream& stream, const Header& header, ByteSpan inline_part) {
+bool StreamReader::on_frame(Stream& stream, const Header& header, ByteSpan inline_part) {
   switch (header.type) {
     case FrameType::signal:
-      if (!draining_) sink_->on_signal(inline_part);
+      endpoint_.deliver(inline_part);
       return true;
     case FrameType::put:
     case FrameType::get_data:
@@ -116,7 +144,7 @@ bool TcpEndpoint::on_frame(Stream& stream, const Header& header, ByteSpan inline
   return false;
 }
 
-bool TcpEndpoint::begin_payload(Stream& stream, const Header& header, ByteSpan extents) {
+bool StreamReader::begin_payload(Stream& stream, const Header& header, ByteSpan extents) {
   Payload& payload = stream.payload;
   payload.header = header;
   payload.piece = 0;
@@ -129,29 +157,29 @@ bool TcpEndpoint::begin_payload(Stream& stream, const Header& header, ByteSpan e
   return decode_extents(header, extents, payload.extents) && puts_.begin(header, payload.extents);
 }
 
-// Where the rest of the payload goes, as of now: a region may have been closed, a get cancelled, since the frame began.
-void TcpEndpoint::targets(Stream& stream, std::vector<iovec>& out) {
+// Appends where the rest of the payload goes, as of now: a region may have been closed, a get cancelled, since the frame began.
+void StreamReader::targets(Stream& stream) {
   Payload& payload = stream.payload;
   std::byte* const base = payload.header.type == FrameType::put ? puts_.target(payload.header) : nullptr;
   const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   if (base == nullptr && (request == nullptr || request->op == 0)) {
-    out.push_back({shared_->scratch.data(), std::min(payload.left, shared_->scratch.size())});
+    vectors_.push_back({shared_->scratch.data(), std::min(payload.left, shared_->scratch.size())});
     return;
   }
   std::size_t piece = payload.piece;
   std::size_t offset = payload.offset;
-  for (std::size_t left = payload.left; left != 0 && out.size() < max_read_pieces; ++piece, offset = 0) {
+  for (std::size_t left = payload.left; left != 0 && vectors_.size() < max_read_pieces; ++piece, offset = 0) {
     const iovec whole =
         request != nullptr ? request->pieces[piece] : iovec{base + payload.extents[piece].offset, payload.extents[piece].length};
-    out.push_back({static_cast<std::byte*>(whole.iov_base) + offset, whole.iov_len - offset});
+    vectors_.push_back({static_cast<std::byte*>(whole.iov_base) + offset, whole.iov_len - offset});
     left -= whole.iov_len - offset;
   }
 }
 
-void TcpEndpoint::payload_arrived(Stream& stream, std::size_t bytes) {
+void StreamReader::payload_arrived(Stream& stream, std::size_t bytes) {
   Payload& payload = stream.payload;
   payload.left -= bytes;
-  if (payload.left == 0) return payload_ended(stream);
+  if (payload.left == 0) return payload_ended(payload.header);
   const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   while (bytes != 0) {
     const std::size_t length = request != nullptr ? request->pieces[payload.piece].iov_len : payload.extents[payload.piece].length;
@@ -165,56 +193,43 @@ void TcpEndpoint::payload_arrived(Stream& stream, std::size_t bytes) {
   }
 }
 
-void TcpEndpoint::payload_ended(Stream& stream) {
-  const Header& header = stream.payload.header;
+void StreamReader::payload_ended(const Header& header) {
   if (header.type != FrameType::put) return;  // get_end follows
   std::optional<IncomingPuts::Arrived> arrived;
   if (!puts_.received(header, arrived) || (arrived && !put_arrived(*arrived))) {
-    broken("more bytes than a put has, or answers left unread");
+    endpoint_.broken("more bytes than a put has, or answers left unread");
   }
 }
 
-bool TcpEndpoint::on_put_end(const Header& header, ByteSpan signal) {
+bool StreamReader::on_put_end(const Header& header, ByteSpan signal) {
   std::optional<IncomingPuts::Arrived> arrived;
   return puts_.ended(header, signal, arrived) && (!arrived || put_arrived(*arrived));
 }
 
-// False: the peer does not read what it is sent.
-bool TcpEndpoint::put_arrived(const IncomingPuts::Arrived& put) {
-  Bytes& out = streams_[0]->small;
-  if (out.size() > max_backlog) return false;
-  if (put.refusal != Refusal::none) {
-    Header header;
-    header.type = FrameType::refuse;
-    header.op = put.number;
-    header.a = static_cast<std::uint64_t>(put.refusal);
-    append(out, header);
-    return true;
-  }
-  acknowledgements_.add(put.number, out);
-  if (!put.signal.empty() && !draining_) sink_->on_signal(put.signal);
+bool StreamReader::put_arrived(const IncomingPuts::Arrived& put) {
+  if (!writer_.answer(put.number, put.refusal)) return false;
+  if (put.refusal == Refusal::none && !put.signal.empty()) endpoint_.deliver(put.signal);
   return true;
 }
 
-bool TcpEndpoint::on_ack(std::uint64_t first, std::uint64_t count) {
+bool StreamReader::on_ack(std::uint64_t first, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) {
     Op* const op = find(operations_, first + i);
     if (op == nullptr || !op->is_put || !op->end_sent || op->in_flight != 0) return false;
-    end(*op);
-    if (!ready()) return true;
+    endpoint_.end(*op);
   }
   return true;
 }
 
-bool TcpEndpoint::on_refuse(std::uint64_t number, Refusal refusal) {
+bool StreamReader::on_refuse(std::uint64_t number, Refusal refusal) {
   Op* const op = find(operations_, number);
   if (op == nullptr || !op->is_put || !op->end_sent || op->in_flight != 0) return false;
   op->failure = to_status(refusal);
-  end(*op);
+  endpoint_.end(*op);
   return true;
 }
 
-bool TcpEndpoint::on_get(Stream& stream, const Header& header, ByteSpan extents) {
+bool StreamReader::on_get(Stream& stream, const Header& header, ByteSpan extents) {
   Serving serving;
   if (!decode_extents(header, extents, serving.extents) || stream.servings.queue.size() >= max_serving) return false;
   serving.id = header.op;
@@ -224,7 +239,7 @@ bool TcpEndpoint::on_get(Stream& stream, const Header& header, ByteSpan extents)
   return true;
 }
 
-bool TcpEndpoint::on_get_end(Stream& stream, const Header& header) {
+bool StreamReader::on_get_end(Stream& stream, const Header& header) {
   if (stream.requests.queue.empty() || stream.requests.queue.front().id != header.op) return false;
   const auto refusal = static_cast<Refusal>(header.a);
   if ((refusal == Refusal::none) != std::exchange(stream.requests.answered, false)) return false;
@@ -240,7 +255,7 @@ bool TcpEndpoint::on_get_end(Stream& stream, const Header& header) {
     op.failure = to_status(refusal);
     turns_.remove(op);
   }
-  if (op.ended()) end(op);
+  if (op.ended()) endpoint_.end(op);
   return true;
 }
 
