@@ -51,26 +51,19 @@ Result<std::shared_ptr<ContextImpl>> ContextImpl::create(const ContextOptions& o
 }
 
 Status ContextImpl::start() {
-  HMC_ASSIGN(filter_, TransportFilter::parse(options_.transports, known_transports()));
+  HMC_ASSIGN(const auto filter, TransportFilter::parse(options_.transports, known_transports()));
   do {
     random_bytes(std::as_writable_bytes(std::span(id_)));
   } while (id_ == ContextId{});
   HMC_ASSIGN(engine_, Engine::create(options_.progress));
   const auto lock = engine_->lock();
-  return start_locked();
-}
-
-Status ContextImpl::start_locked() {
   HMC_TRY(joins_.start());
   TransportEnvironment environment;
   environment.engine = engine_;
   environment.listener = &joins_.listener();
   environment.listen_addresses = joins_.listener().addresses();
-  transports_ = make_transports(environment, filter_);
+  transports_.start(environment, filter);
   messenger_ = Messenger::create(*this);
-  for (const auto& slot : transports_) {
-    if (slot->transport) engine_->add(*slot->transport);
-  }
   engine_->add(*this);
   polled_ = true;
   auto self = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(shared_from_this()), 0, true);
@@ -126,14 +119,7 @@ std::map<std::string, std::uint64_t> ContextImpl::counters() {
   if (fork_epoch_ != fork_epoch()) return {};
   const auto lock = engine_->lock();
   std::map<std::string, std::uint64_t> result(counters_.begin(), counters_.end());
-  for (const auto& slot : transports_) {
-    if (!slot->transport) continue;
-    result["put.count." + slot->name] += slot->puts;
-    result["put.bytes." + slot->name] += slot->put_bytes;
-    result["get.count." + slot->name] += slot->gets;
-    result["get.bytes." + slot->name] += slot->get_bytes;
-    result["bytes_staged"] += slot->staged_bytes;
-  }
+  transports_.add_counters(result);
   if (messenger_) messenger_->add_counters(result);
   result["notifications.discarded"] = notifier_.table().discarded();
   result["notifications.departed_bytes"] = notifier_.table().departed_bytes();
@@ -205,14 +191,10 @@ void ContextImpl::shut_down() {
       tasks_.run();
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.
       for (int round = 0; round < 3; ++round) engine_->poll_once();
-      native_links_.end_all();
+      transports_.native_links().end_all();
       exposures = exports_.close_all();
       if (polled_) engine_->remove(*this);
-      for (const auto& slot : transports_) {
-        if (slot->transport) engine_->remove(*slot->transport);
-      }
-      // Those that build on others come after them in the table.
-      for (auto slot = transports_.rbegin(); slot != transports_.rend(); ++slot) (*slot)->transport.reset();
+      transports_.stop(*engine_);
       joins_.stop();
       engine_->wake_waiters();
     }

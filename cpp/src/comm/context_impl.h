@@ -14,14 +14,13 @@
 #include <vector>
 
 #include "base/pollable.h"
-#include "comm/api/native_links.h"
 #include "comm/buffers/exports.h"
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
 #include "comm/onesided/notifier.h"
 #include "comm/onesided/transfers.h"
 #include "comm/peer_impl.h"
-#include "comm/routing/filter.h"
+#include "comm/routing/local_transports.h"
 #include "comm/session/deferred_tasks.h"
 #include "comm/session/group_events.h"
 #include "comm/session/joins.h"
@@ -34,9 +33,6 @@ class WaitWork;
 
 // ContextId as text, 32 hex digits.
 std::string context_id_text(const ContextId& id);
-// Every transport compiled in, made for `environment`. Engine lock held.
-std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter);
-std::vector<std::string> known_transports();
 
 class ContextImpl final : public ContextState, private Pollable {
  public:
@@ -77,10 +73,8 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Joins& joins() noexcept { return joins_; }
   [[nodiscard]] Exports& exports() noexcept { return exports_; }
   [[nodiscard]] Regions& regions() noexcept { return regions_; }
-  [[nodiscard]] NativeLinks& native_links() noexcept { return native_links_; }
   [[nodiscard]] PeerTable& peers() noexcept { return peers_; }
-  [[nodiscard]] std::vector<std::unique_ptr<TransportSlot>>& transports() noexcept { return transports_; }
-  [[nodiscard]] TransportSlot* find_transport(std::string_view name) noexcept;
+  [[nodiscard]] LocalTransports& transports() noexcept { return transports_; }
   // self() for users: keeps the Context's object alive, as other peers do.
   std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
@@ -91,7 +85,6 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] bool busy() const override;
 
   Status start();  // lock not held
-  Status start_locked();
   void shut_down();
   void end_waits(const Status& reason);
 
@@ -104,8 +97,7 @@ class ContextImpl final : public ContextState, private Pollable {
   std::mutex closing_mutex_;  // one thread closes, others wait for it
 
   Joins joins_{*this};
-  std::vector<std::unique_ptr<TransportSlot>> transports_;
-  TransportFilter filter_;
+  LocalTransports transports_{*this};
   std::unique_ptr<Messenger> messenger_;
   Notifier notifier_{*this};
   std::shared_ptr<PeerState> self_;
@@ -114,8 +106,6 @@ class ContextImpl final : public ContextState, private Pollable {
 
   Exports exports_{*this};
   Regions regions_{*this};
-
-  NativeLinks native_links_{*this};
 
   RankScopes scopes_;
   GroupEvents group_events_;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/routing/paths.h"
+#include "comm/routing/local_transports.h"
 #include "second_tcp.h"
 #include "transport/transport.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/routing/paths.h"
+#include "comm/routing/local_transports.h"
 #include "second_tcp.h"
 #include "support.h"
 

@@ -12,7 +12,7 @@ class NativeState {
   NativeState(std::shared_ptr<ContextImpl> context, std::uint64_t id, NativeFields fields)
       : context_(std::move(context)), id_(id), fields_(std::move(fields)) {}
   ~NativeState() {
-    context_->toss([c = context_.get(), id = id_] { c->native_links().end(id); });
+    context_->toss([c = context_.get(), id = id_] { c->transports().native_links().end(id); });
   }
   NativeState(const NativeState&) = delete;
   NativeState& operator=(const NativeState&) = delete;
@@ -21,7 +21,7 @@ class NativeState {
   void close() {
     if (!context_->usable().ok()) return;
     const auto lock = context_->engine()->lock();
-    context_->native_links().end(id_);
+    context_->transports().native_links().end(id_);
   }
 
  private:
@@ -39,7 +39,7 @@ void NativeConnection::close() const {
 Result<Transport*> NativeLinks::usable_transport(std::string_view name) {
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
-  const TransportSlot* slot = context_.find_transport(name);
+  const TransportSlot* slot = context_.transports().find(name);
   if (slot == nullptr) return Status(Code::invalid_argument, "there is no transport \"" + std::string(name) + "\"");
   if (slot->transport == nullptr) {
     return Status(Code::unsupported, std::string(name) + " is not available here: " + slot->capabilities.reason);
@@ -75,12 +75,12 @@ Result<std::shared_ptr<NativeState>> NativeLinks::connect(std::string_view name,
 
 Result<std::vector<NativeFields>> ConnBuffer::native(std::string_view transport) const {
   if (!state_) return Status(Code::invalid_argument, "this buffer handle is empty; get one from a Context");
-  return state_->context->native_links().fields(*this, transport);
+  return state_->context->transports().native_links().fields(*this, transport);
 }
 
 Result<NativeConnection> Context::connect_native(std::string_view transport, const NativeFields& peer) const {
   if (!state_) return Status(Code::invalid_argument, "this Context handle is empty; create one with Context::create");
-  HMC_ASSIGN(auto state, impl_of(*state_).native_links().connect(transport, peer));
+  HMC_ASSIGN(auto state, impl_of(*state_).transports().native_links().connect(transport, peer));
   return NativeConnection(std::move(state));
 }
 

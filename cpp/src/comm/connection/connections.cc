@@ -91,7 +91,7 @@ void Connections::on_address(const wire::Address& address, std::vector<UniqueFd>
   if (slot != nullptr && address.attempt < slot->attempt()) return;  // it has failed here meanwhile, which the peer knows by now
   const bool anew = slot != nullptr && slot->state == EndpointSlot::State::failed && address.attempt > slot->attempt();
   if (slot == nullptr || anew) {
-    TransportSlot* transport = peer_.impl().find_transport(address.transport);
+    TransportSlot* transport = peer_.impl().transports().find(address.transport);
     if (transport == nullptr || !transport->transport || !transport->capabilities.available || transport->self_only) {
       const wire::EndpointNote note{address.transport, address.attempt, Code::unsupported, "not in use here"};
       static_cast<void>(peer_.send_control(wire::endpoint_failed, encode(note)));
@@ -140,7 +140,7 @@ void Connections::on_note(const wire::EndpointNote& note, bool ready) {
   EndpointSlot* slot = find(note.transport);
   if (slot == nullptr && !ready) {
     // It could not even make its end. The slot is kept, so that this side does not wait for an answer to an address of its own.
-    TransportSlot* transport = peer_.impl().find_transport(note.transport);
+    TransportSlot* transport = peer_.impl().transports().find(note.transport);
     if (transport == nullptr) return;
     slot = &next_slot(*transport, note.attempt);
   }

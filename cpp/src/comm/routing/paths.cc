@@ -1,9 +1,7 @@
-// Transports of this build, and paths as people see them.
 #include "comm/routing/paths.h"
 
 #include <cstdio>
 
-#include "base/env.h"
 #include "base/log.h"
 #include "comm/context_impl.h"
 #include "device/links.h"
@@ -19,87 +17,6 @@ std::string rate(double bytes_per_second) {
 }
 
 }  // namespace
-
-std::vector<const TransportFactory*>& all_transports() {
-  static std::vector<const TransportFactory*> all(transport_factories().begin(), transport_factories().end());
-  return all;
-}
-
-std::vector<std::string> known_transports() {
-  std::vector<std::string> names;
-  for (const TransportFactory* factory : all_transports()) names.emplace_back(factory->name);
-  return names;
-}
-
-std::vector<std::unique_ptr<TransportSlot>> make_transports(TransportEnvironment environment, const TransportFilter& filter) {
-  std::vector<std::unique_ptr<TransportSlot>> slots;
-  for (const TransportFactory* factory : all_transports()) {
-    auto& slot = slots.emplace_back(std::make_unique<TransportSlot>());
-    slot->name = std::string(factory->name);
-    slot->bit = TransportSet{1} << (slots.size() - 1);
-    slot->on_carriers = factory->on_carriers;
-    if (!filter.allows(factory->name)) {
-      // Somebody who names the transports between processes still expects a process to reach itself.
-      if (factory->name != "local" || filter.excludes(factory->name)) {
-        slot->capabilities.available = false;
-        slot->capabilities.reason = "left out by transports \"" + filter.text() + "\"";
-        continue;
-      }
-      slot->self_only = true;
-    }
-    if (factory->named_only && !filter.names(factory->name)) {
-      slot->capabilities.available = false;
-      slot->capabilities.reason =
-          "used only where it is named: HMC_TRANSPORTS or Context(transports=...), as in \"shm," + slot->name + "\"";
-      continue;
-    }
-    auto made = factory->create(environment);
-    if (!made.ok()) {
-      slot->capabilities.available = false;
-      slot->capabilities.reason = std::string(made.status().message());
-      continue;
-    }
-    slot->transport = std::move(*made);
-    slot->capabilities = slot->transport->capabilities();
-    slot->domain = slot->transport->domain();
-    if (!factory->on_carriers && slot->capabilities.available) environment.carriers.push_back(slot->transport.get());
-  }
-  return slots;
-}
-
-TransportSlot* ContextImpl::find_transport(std::string_view name) noexcept {
-  for (const auto& slot : transports_) {
-    if (slot->name == name) return slot.get();
-  }
-  return nullptr;
-}
-
-std::vector<TransportInfo> list_transports() {
-  std::vector<TransportInfo> infos;
-  const auto names = known_transports();
-  const auto failed = [&](const Status& status) {
-    infos.clear();
-    for (const auto& name : names) infos.push_back({name, false, status.str()});
-    return infos;
-  };
-  const auto filter = TransportFilter::parse(env_text("HMC_TRANSPORTS").value_or(""), names);
-  if (!filter.ok()) return failed(filter.status());
-  auto engine = Engine::create(Progress::manual);
-  if (!engine.ok()) return failed(engine.status());
-  {
-    const auto lock = (*engine)->lock();
-    auto listener = Listener::create(*engine);
-    if (!listener.ok()) return failed(listener.status());
-    TransportEnvironment environment;
-    environment.engine = *engine;
-    environment.listener = listener->get();
-    for (const auto& slot : make_transports(environment, *filter)) {
-      infos.push_back({slot->name, slot->capabilities.available, slot->capabilities.reason});
-    }
-  }
-  (*engine)->stop();
-  return infos;
-}
 
 Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline) {
   ContextImpl& context = peer->impl();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "hmc/deadline.h"
 #include "hmc/path.h"
@@ -11,10 +10,6 @@
 namespace hmc {
 
 class PeerImpl;
-struct TransportFactory;
-
-// The transports of this build, and behind them what a test has added. Additions are made before the first Context.
-std::vector<const TransportFactory*>& all_transports();
 
 // The path between memory here and memory of the peer, once it is connected and the path is known. Engine lock not held.
 Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline);
