@@ -69,8 +69,8 @@ void Group::leave() {
   world_->remove(*this);
   running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
   messenger_.watch_calls(collective_scope(), nullptr);
-  context().remove_scope(collective_scope());
-  context().remove_scope(scope_);
+  context().scopes().remove(collective_scope());
+  context().scopes().remove(scope_);
 }
 
 std::vector<int> Group::lost() const {

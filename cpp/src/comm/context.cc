@@ -66,9 +66,7 @@ Status ContextImpl::start() {
   messenger_ = Messenger::create(*this);
   engine_->add(*this);
   polled_ = true;
-  auto self = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(shared_from_this()), 0, true);
-  self_ = self;
-  self->handshake().join_self();
+  peers_.add_self();
   return {};
 }
 
@@ -96,36 +94,6 @@ void ContextImpl::toss(std::function<void()> task) {
   if (tasks_.add(std::move(task))) engine_->wake();
 }
 
-bool ContextImpl::progress() {
-  if (!usable().ok()) return false;
-  bool moved = false;
-  {
-    const auto lock = engine_->lock();
-    moved = engine_->poll_once();
-  }
-  engine_->drop_retired();
-  return moved;
-}
-
-void ContextImpl::count(std::string_view counter, std::uint64_t n) {
-  if (const auto found = counters_.find(counter); found != counters_.end()) {
-    found->second += n;
-  } else {
-    counters_.emplace(counter, n);
-  }
-}
-
-std::map<std::string, std::uint64_t> ContextImpl::counters() {
-  if (fork_epoch_ != fork_epoch()) return {};
-  const auto lock = engine_->lock();
-  std::map<std::string, std::uint64_t> result(counters_.begin(), counters_.end());
-  transports_.add_counters(result);
-  if (messenger_) messenger_->add_counters(result);
-  result["notifications.discarded"] = notifier_.table().discarded();
-  result["notifications.departed_bytes"] = notifier_.table().departed_bytes();
-  return result;
-}
-
 Status ContextImpl::close(Deadline deadline, bool force) {
   if (fork_epoch_ != fork_epoch()) return forked_status();
   const std::scoped_lock closing(closing_mutex_);
@@ -139,7 +107,7 @@ Status ContextImpl::close(Deadline deadline, bool force) {
       published = exports_.unpublish_all();
       if (messenger_) messenger_->on_context_closing(closed_status());
       for (const auto& [id, peer] : std::map(peers_.by_id())) peer->closing().leave();
-      if (self_) static_cast<PeerImpl&>(*self_).closing().leave();
+      if (peers_.self()) static_cast<PeerImpl&>(*peers_.self()).closing().leave();
       joins_.end();
       end_waits(closed_status());
       engine_->wake_waiters();
@@ -180,13 +148,12 @@ void ContextImpl::shut_down() {
         peer->closing().tear_down_now(held);
         peers.push_back(peer);
       }
-      if (self_) {
-        static_cast<PeerImpl&>(*self_).closing().tear_down_now(held);
-        peers.push_back(std::static_pointer_cast<PeerImpl>(self_));
+      if (peers_.self()) {
+        static_cast<PeerImpl&>(*peers_.self()).closing().tear_down_now(held);
+        peers.push_back(std::static_pointer_cast<PeerImpl>(peers_.self()));
       }
       if (messenger_) messenger_->on_context_over(closed_status());
       peers_.clear();
-      scopes_.clear();
       group_events_.end();
       tasks_.run();
       // What was deferred (ends of endpoints and channels) runs while its transport still exists.

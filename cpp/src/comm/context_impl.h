@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +16,7 @@
 #include "comm/buffers/exports.h"
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
+#include "comm/counters.h"
 #include "comm/onesided/notifier.h"
 #include "comm/onesided/transfers.h"
 #include "comm/peer_impl.h"
@@ -25,7 +25,6 @@
 #include "comm/session/group_events.h"
 #include "comm/session/joins.h"
 #include "comm/session/peer_table.h"
-#include "comm/session/rank_scopes.h"
 
 namespace hmc {
 
@@ -49,18 +48,15 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Messenger& messenger() noexcept override { return *messenger_; }
   [[nodiscard]] Transfers& transfers() noexcept override { return transfers_; }
   [[nodiscard]] Notifier& notifier() noexcept override { return notifier_; }
-  [[nodiscard]] const std::shared_ptr<PeerState>& self() noexcept override { return self_; }
-  std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) override;
-  [[nodiscard]] RankScopes& scopes() noexcept override { return scopes_; }
-  void remove_scope(std::uint32_t scope) override;
+  [[nodiscard]] const std::shared_ptr<PeerState>& self() noexcept override { return peers_.self(); }
+  std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) override {
+    return peers_.expect(id, std::move(addresses), std::move(name));
+  }
+  [[nodiscard]] RankScopes& scopes() noexcept override { return peers_.scopes(); }
   [[nodiscard]] GroupEvents& group_events() noexcept override { return group_events_; }
-  void count(std::string_view counter, std::uint64_t n) override;
+  [[nodiscard]] Counters& counters() noexcept override { return counters_; }
 
   // ---- public handles' side, lock not held ----
-  Status wait_ready(const std::shared_ptr<PeerImpl>& peer, Deadline deadline);
-  void leave(const std::shared_ptr<PeerImpl>& peer);
-  std::map<std::string, std::uint64_t> counters();
-  bool progress();
   // Timeout: a peer may still access memory of this process, and the Context lives on (not with `force`); or something was lost.
   Status close(Deadline deadline, bool force = false);
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
@@ -75,8 +71,6 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Regions& regions() noexcept { return regions_; }
   [[nodiscard]] PeerTable& peers() noexcept { return peers_; }
   [[nodiscard]] LocalTransports& transports() noexcept { return transports_; }
-  // self() for users: keeps the Context's object alive, as other peers do.
-  std::shared_ptr<PeerImpl> self_handle();
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
 
  private:
@@ -100,16 +94,14 @@ class ContextImpl final : public ContextState, private Pollable {
   LocalTransports transports_{*this};
   std::unique_ptr<Messenger> messenger_;
   Notifier notifier_{*this};
-  std::shared_ptr<PeerState> self_;
   PeerTable peers_{*this};
   std::list<WaitWork*> waits_;  // every unfinished one
 
   Exports exports_{*this};
   Regions regions_{*this};
 
-  RankScopes scopes_;
   GroupEvents group_events_;
-  std::map<std::string, std::uint64_t, std::less<>> counters_;
+  Counters counters_;
 
   DeferredTasks tasks_;
   Transfers transfers_{*this};

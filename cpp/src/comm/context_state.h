@@ -17,6 +17,7 @@
 
 namespace hmc {
 
+class Counters;     // comm/counters.h
 class GroupEvents;  // comm/session/group_events.h
 class Notifier;     // comm/onesided/notifier.h
 class RankScopes;   // comm/session/rank_scopes.h
@@ -40,10 +41,8 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   virtual std::shared_ptr<PeerState> expect_peer(const ContextId& id, std::vector<std::string> addresses, std::string name) = 0;
   // Ranks of Communicators.
   [[nodiscard]] virtual RankScopes& scopes() noexcept = 0;
-  // The scope with its unread notifications and messages.
-  virtual void remove_scope(std::uint32_t scope) = 0;
   [[nodiscard]] virtual GroupEvents& group_events() noexcept = 0;
-  virtual void count(std::string_view counter, std::uint64_t n) = 0;
+  [[nodiscard]] virtual Counters& counters() noexcept = 0;
 
   // Peers with pending fences: collectives wait for those of their ranks.
   [[nodiscard]] std::size_t fenced_peers() const noexcept { return fenced_peers_; }

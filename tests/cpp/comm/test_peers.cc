@@ -233,7 +233,7 @@ TEST(Peers, ScopesTellWhoseRankItIs) {
   ASSERT_EQ(got->size(), 1U);
   EXPECT_EQ((*got)[0].source, 0);
   const auto lock = b.state()->engine()->lock();
-  b.state()->remove_scope(5);
+  b.state()->scopes().remove(5);
 }
 
 TEST(Peers, ControlMessagesWaitForTheirHandler) {

@@ -95,10 +95,29 @@ Status Context::publish(std::string_view name, const ConnBuffer& buffer) const {
 
 Status Context::unpublish(std::string_view name) const { return state_ ? impl(state_).exports().unpublish(name) : no_context(); }
 
-bool Context::progress() const { return state_ && impl(state_).progress(); }
+bool Context::progress() const {
+  if (!state_ || !state_->usable().ok()) return false;
+  Engine& engine = *state_->engine();
+  bool moved = false;
+  {
+    const auto lock = engine.lock();
+    moved = engine.poll_once();
+  }
+  engine.drop_retired();
+  return moved;
+}
 
 std::map<std::string, std::uint64_t> Context::counters() const {
-  return state_ ? impl(state_).counters() : std::map<std::string, std::uint64_t>();
+  if (!state_ || state_->engine()->forked()) return {};
+  ContextImpl& context = impl(state_);
+  const auto lock = context.engine()->lock();
+  const auto& own = context.counters().values();
+  std::map<std::string, std::uint64_t> result(own.begin(), own.end());
+  context.transports().add_counters(result);
+  context.messenger().add_counters(result);
+  result["notifications.discarded"] = context.notifier().table().discarded();
+  result["notifications.departed_bytes"] = context.notifier().table().departed_bytes();
+  return result;
 }
 
 Status Context::close(Deadline deadline) const { return state_ ? impl(state_).close(deadline) : Status(); }

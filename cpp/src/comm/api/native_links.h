@@ -1,4 +1,5 @@
-// NativeLinks: connections of a Context to non-HMC programs, and what such programs need to reach its memory. Owned by ContextImpl.
+// NativeLinks: connections of a Context to non-HMC programs, and what such programs need to reach its memory. Owned by
+// LocalTransports.
 #pragma once
 
 #include <cstdint>

@@ -164,7 +164,13 @@ Result<Path> Peer::path(Device source, Device target, Deadline deadline) const {
 }
 
 void Peer::close() const {
-  if (state_) impl(state_).impl().leave(shared(state_));
+  if (!state_) return;
+  const auto peer = shared(state_);
+  ContextImpl& context = peer->impl();
+  if (!context.usable().ok() || peer->is_self()) return;
+  const auto lock = context.engine()->lock();
+  peer->closing().leave();
+  context.engine()->kick();
 }
 
 }  // namespace hmc

@@ -32,7 +32,7 @@ Result<std::shared_ptr<LocalRegion>> transient_region(Route& route, const Memory
 std::shared_ptr<Registration> Regions::get(const Memory& memory, Access access) {
   auto& entry = registrations_[Key{memory.block().get(), memory.offset(), memory.size(), access}];
   auto registration = entry.lock();
-  context_.count(registration ? "registration_cache.hits" : "registration_cache.misses", 1);
+  context_.counters().add(registration ? "registration_cache.hits" : "registration_cache.misses", 1);
   if (registration) return registration;
   registration = std::make_shared<Registration>(memory, access);
   entry = registration;
@@ -61,7 +61,7 @@ Status Regions::ensure(Registration& registration, Transport& transport, Deadlin
   HMC_ASSIGN(auto region, make(registration, transport, deadline));
   const auto lock = context_.engine()->lock();
   registration.add(&transport, std::move(region));
-  context_.count("registrations", 1);
+  context_.counters().add("registrations", 1);
   return {};
 }
 
@@ -86,7 +86,7 @@ bool Regions::evict(const Transport& transport, const Device& device, std::size_
     if (context_.closed()) return false;
     victim = pick_victim(transport, device);
     if (!victim.registration || victim.together < least) return false;
-    context_.count("registrations.evicted", 1);
+    context_.counters().add("registrations.evicted", 1);
     victim.registration->begin_leaving(victim.region);
     for (const auto& [id, peer] : context_.peers().by_id()) peer->grants().withdraw(*victim.registration, victim.region);
     all_routes_changed();  // batches have it among their runs

@@ -166,7 +166,7 @@ void Connections::ready_if_connected(EndpointSlot& slot) {
   const bool again = slot.backoff.used() && slot.attempt() != 0;
   slot.backoff.ready(Backoff::Clock::now());
   if (again) {
-    peer_.impl().count("routes.restored." + slot.transport().name, 1);
+    peer_.impl().counters().add("routes.restored." + slot.transport().name, 1);
     log(LogLevel::info, slot.transport().name + " works again between this Context and " + peer_.describe());
     peer_.routes().retire(nullptr);  // what goes another way meanwhile comes back
   }
@@ -210,11 +210,11 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   }
   if (peer_.phase() == PeerPhase::connecting) {
     if (tell_peer && !peer_.is_self()) send_note(slot, reason);
-    peer_.impl().count("endpoints.failed." + slot.transport().name, 1);
+    peer_.impl().counters().add("endpoints.failed." + slot.transport().name, 1);
     return peer_.handshake().on_slot_failed(slot);
   }
   if (peer_.phase() != PeerPhase::ready) return;
-  peer_.impl().count("endpoints.failed." + slot.transport().name, 1);
+  peer_.impl().counters().add("endpoints.failed." + slot.transport().name, 1);
   if (const Status fatal = fatal_for_peer(slot); !fatal.ok()) return peer_.fail(fatal);
   if (!slot.connected.here && tell_peer && !peer_.is_self()) send_note(slot, reason);
   quarantine(slot, in_use);
@@ -236,7 +236,7 @@ Status Connections::fatal_for_peer(const EndpointSlot& slot) const {
 // Retried later, if it has ever been of use.
 void Connections::quarantine(EndpointSlot& slot, bool in_use) {
   const std::string& name = slot.transport().name;
-  if (in_use) peer_.impl().count("routes.quarantined." + name, 1);
+  if (in_use) peer_.impl().counters().add("routes.quarantined." + name, 1);
   const double seconds = slot.backoff.next_pause();
   const bool used = slot.backoff.used();
   const bool again = used && !peer_.is_self() && slot.failure.code() != Code::protocol && slot.attempt() + 1 < max_attempts;

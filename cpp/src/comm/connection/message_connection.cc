@@ -56,7 +56,7 @@ bool MessageConnection::pump() {
     }
     if (!sent.ok()) break;
     outbox_.advance();
-    peer_.impl().count("signals.resent", 1);
+    peer_.impl().counters().add("signals.resent", 1);
     moved = true;
   }
   if (acknowledge_ && slot_ != nullptr && slot_->endpoint->signal(number_signal(NotifyKind::received, {}, received_), {}).ok()) {
@@ -135,7 +135,7 @@ void MessageConnection::resume() {
   timer_.stop();
   slot_->notified = true;  // as far as is known here
   outbox_.rewind();
-  peer_.impl().count("messages.moved", 1);
+  peer_.impl().counters().add("messages.moved", 1);
   log(LogLevel::info, "messages with " + peer_.describe() + " go by " + slot_->transport().name + " now");
   peer_.impl().peers().pump_soon(peer_);
   peer_.impl().engine()->wake_waiters();

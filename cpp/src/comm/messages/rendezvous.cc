@@ -5,6 +5,7 @@
 
 #include "comm/buffers/regions.h"
 #include "comm/context_state.h"
+#include "comm/counters.h"
 #include "comm/routing/peer_routes.h"
 
 namespace hmc::messaging {
@@ -54,7 +55,7 @@ Status Rendezvous::announce(Lane& lane, SendOperation& send) {
   send.stage = Stage::announced;
   expose(send);
   operations_.add(send);
-  context_.count("messages.rendezvous", 1);
+  context_.counters().add("messages.rendezvous", 1);
   return {};
 }
 
@@ -196,7 +197,7 @@ bool Rendezvous::fetch_again(Operation& operation, const Status& status) {
   receive.share.remote.reset();
   receive.share.region.reset();
   receive.ends.peer_over = false;
-  context_.count("messages.refetched", 1);
+  context_.counters().add("messages.refetched", 1);
   lanes_.want_poll();
   return true;
 }

@@ -1,6 +1,7 @@
 // Messages without a receive: what one that was cancelled gives back, and what peers and groups that have ended leave behind; and
 // receives that nobody will send to.
 #include "comm/context_state.h"
+#include "comm/counters.h"
 #include "comm/messages/receives.h"
 #include "comm/session/rank_scopes.h"
 
@@ -15,7 +16,7 @@ void Receives::put_back(ReceiveOperation& receive) {
     return rendezvous_.finish(peer, receive.announce->sender_op,
                               Status(Code::cancelled, "withdrawn after its receive was cancelled"));
   }
-  context_.count("messages.put_back", 1);
+  context_.counters().add("messages.put_back", 1);
   Lane& lane = lanes_.of(peer);
   Unexpected message;
   message.lane = &lane;
@@ -72,7 +73,7 @@ void Receives::discard_all() {
 void Receives::discard_unread(const PeerState* peer, Lane& lane) {
   const auto dropped = matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.peer == peer; });
   lane.held.release_all();
-  if (!dropped.empty()) context_.count("messages.discarded", dropped.size());
+  if (!dropped.empty()) context_.counters().add("messages.discarded", dropped.size());
 }
 
 void Receives::bound_unread() {

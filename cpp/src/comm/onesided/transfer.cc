@@ -252,7 +252,7 @@ Status TransferWork::move(bool& blocked) {
   if (!preparation_error_.ok()) return preparation_error_;
   blocked = true;
   if (preparing_) return {};
-  peer_->impl().count("operations.moved", 1);
+  peer_->impl().counters().add("operations.moved", 1);
   prepare();
   return {};
 }

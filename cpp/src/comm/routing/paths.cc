@@ -1,5 +1,6 @@
 #include "comm/routing/paths.h"
 
+#include <atomic>
 #include <cstdio>
 
 #include "base/log.h"
@@ -16,11 +17,34 @@ std::string rate(double bytes_per_second) {
   return text;
 }
 
+// Lock not held.
+Status wait_ready(PeerImpl& peer, Deadline deadline) {
+  ContextImpl& context = peer.impl();
+  HMC_TRY(context.usable());
+  struct Wait {
+    std::atomic<std::uint32_t> done{0};
+    Status status;
+  };
+  const auto wait = std::make_shared<Wait>();
+  {
+    const auto lock = context.engine()->lock();
+    if (peer.phase() == PeerPhase::ready) return {};
+    peer.when_ready([wait, engine = context.engine()](const Status& status) {
+      wait->status = status;
+      wait->done.store(1);
+      engine->wake_waiters();
+    });
+  }
+  if (context.engine()->drive_flag(deadline, wait->done)) return wait->status;
+  HMC_TRY(context.usable());
+  return Status(Code::timeout, "the peer was not connected in time");
+}
+
 }  // namespace
 
 Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source, const Device& target, Deadline deadline) {
   ContextImpl& context = peer->impl();
-  HMC_TRY(context.wait_ready(peer, deadline));
+  HMC_TRY(wait_ready(*peer, deadline));
   while (true) {
     std::uint64_t epoch = 0;
     {

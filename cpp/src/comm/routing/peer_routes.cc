@@ -174,7 +174,7 @@ Result<Route*> PeerRoutes::next(const Route& failed, TransportSet refused, const
     const char* direct = context_.options().direct_only ? "; policy=\"direct\" forbids to stage it; " : "; ";
     return Status(reason.code(), std::string(reason.message()) + direct + std::string(next.status().message()), reason.native());
   }
-  context_.count("routes.refused." + path.transport, 1);
+  context_.counters().add("routes.refused." + path.transport, 1);
   warn_once("refused " + path.transport + path.source.str() + path.target.str(),
             path.transport + " between " + path.source.str() + " and " + path.target.str() + " of " + peer_.describe() +
                 " does not reach some memory (" + std::string(reason.message()) +

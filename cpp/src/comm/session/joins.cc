@@ -280,7 +280,7 @@ void Joins::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, Result<
   const ContextId id = (*channel)->identity().context_id;
   std::shared_ptr<PeerImpl> peer;
   if (id == context_.id()) {
-    peer = context_.self_handle();
+    peer = context_.peers().self_handle();
   } else if (peer = context_.peers().find(id); !peer) {
     peer = context_.peers().make(id);
   }

@@ -19,6 +19,29 @@ std::shared_ptr<PeerImpl> PeerTable::make(const ContextId& id) {
   return peer;
 }
 
+std::shared_ptr<PeerState> PeerTable::expect(const ContextId& id, std::vector<std::string> addresses, std::string name) {
+  if (id == context_.id()) return self_;
+  auto peer = find(id);
+  if (!peer) peer = make(id);
+  peer->handshake().expect(id, std::move(addresses), std::move(name));
+  return peer;
+}
+
+void PeerTable::add_self() {
+  auto self = std::make_shared<PeerImpl>(std::static_pointer_cast<ContextImpl>(context_.shared_from_this()), 0, true);
+  self_ = self;
+  self->handshake().join_self();
+}
+
+std::shared_ptr<PeerImpl> PeerTable::self_handle() const {
+  struct Both {
+    std::shared_ptr<ContextState> context;
+    std::shared_ptr<PeerState> peer;
+  };
+  const auto both = std::make_shared<Both>(Both{context_.shared_from_this(), self_});
+  return {both, static_cast<PeerImpl*>(self_.get())};
+}
+
 std::vector<std::shared_ptr<PeerImpl>> PeerTable::connected() const {
   std::vector<std::shared_ptr<PeerImpl>> result;
   for (const auto& [id, peer] : by_id_) {
@@ -30,6 +53,7 @@ std::vector<std::shared_ptr<PeerImpl>> PeerTable::connected() const {
 void PeerTable::clear() {
   ending_.clear();
   by_id_.clear();
+  scopes_.clear();
 }
 
 void PeerTable::on_ready(PeerImpl& peer, bool connected_to_us) {

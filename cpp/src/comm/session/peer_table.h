@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "comm/session/rank_scopes.h"
 #include "control/channel.h"
 #include "hmc/status.h"
 
@@ -17,17 +19,28 @@ class PeerImpl;
 
 class PeerTable {
  public:
-  explicit PeerTable(ContextImpl& context) noexcept : context_(context) {}
+  explicit PeerTable(ContextImpl& context) noexcept : context_(context), scopes_(context) {}
 
   // Peers that have not ended.
   [[nodiscard]] const std::map<ContextId, std::shared_ptr<PeerImpl>>& by_id() const noexcept { return by_id_; }
   [[nodiscard]] std::shared_ptr<PeerImpl> find(const ContextId& id) const;  // null: unknown
   std::shared_ptr<PeerImpl> make(const ContextId& id);
+  // As ContextState::expect_peer().
+  std::shared_ptr<PeerState> expect(const ContextId& id, std::vector<std::string> addresses, std::string name);
   [[nodiscard]] std::vector<std::shared_ptr<PeerImpl>> connected() const;
   // Ended peers of which something is left.
   [[nodiscard]] const std::vector<std::shared_ptr<PeerImpl>>& ending() const noexcept { return ending_; }
   [[nodiscard]] bool empty() const noexcept { return by_id_.empty() && ending_.empty(); }
   void clear();
+
+  // ---- the Context itself as a peer, which does not count among the others ----
+  void add_self();
+  [[nodiscard]] const std::shared_ptr<PeerState>& self() const noexcept { return self_; }
+  // For users: keeps the Context's object alive, as other peers do.
+  [[nodiscard]] std::shared_ptr<PeerImpl> self_handle() const;
+
+  // Peers by their ranks.
+  [[nodiscard]] RankScopes& scopes() noexcept { return scopes_; }
 
   // ---- the life of a peer, in order ----
   void on_ready(PeerImpl& peer, bool connected_to_us);
@@ -43,9 +56,11 @@ class PeerTable {
 
  private:
   ContextImpl& context_;
+  std::shared_ptr<PeerState> self_;
   std::map<ContextId, std::shared_ptr<PeerImpl>> by_id_;
   std::vector<std::shared_ptr<PeerImpl>> ending_;
   std::vector<PeerImpl*> to_pump_;  // all of them in by_id_ or ending_, or the Context itself as a peer
+  RankScopes scopes_;
   std::uint64_t next_session_ = 1;
 };
 

@@ -2,13 +2,20 @@
 
 #include <utility>
 
+#include "comm/context_impl.h"
+
 namespace hmc {
 
 void RankScopes::add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) {
   owners_[scope] = std::move(owner_by_rank);
 }
 
-void RankScopes::remove(std::uint32_t scope) { owners_.erase(scope); }
+void RankScopes::remove(std::uint32_t scope) {
+  owners_.erase(scope);
+  context_.notifier().table().drop_scope(scope);
+  context_.messenger().drop_scope(scope);
+  context_.engine()->wake_waiters();
+}
 
 PeerState* RankScopes::owner(std::uint32_t scope, std::uint32_t rank) const noexcept {
   const auto found = owners_.find(scope);

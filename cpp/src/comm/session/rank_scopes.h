@@ -1,4 +1,4 @@
-// RankScopes: which peer owns which rank of a Communicator. Owned by ContextImpl. Engine lock held.
+// RankScopes: which peer owns which rank of a Communicator. Owned by PeerTable. Engine lock held.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,14 @@
 
 namespace hmc {
 
+class ContextImpl;
+
 class RankScopes {
  public:
+  explicit RankScopes(ContextImpl& context) noexcept : context_(context) {}
+
   void add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank);
+  // The scope with its unread notifications and messages.
   void remove(std::uint32_t scope);
   void clear() noexcept { owners_.clear(); }
 
@@ -26,6 +31,7 @@ class RankScopes {
   [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank) const;
 
  private:
+  ContextImpl& context_;
   std::unordered_map<std::uint32_t, std::vector<std::shared_ptr<PeerState>>> owners_;
 };
 
