@@ -1,12 +1,9 @@
 // ContextImpl: the owner of everything below one Context. Engine lock held unless said otherwise.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +18,7 @@
 #include "comm/onesided/transfers.h"
 #include "comm/peer_impl.h"
 #include "comm/routing/local_transports.h"
+#include "comm/session/context_closing.h"
 #include "comm/session/deferred_tasks.h"
 #include "comm/session/group_events.h"
 #include "comm/session/joins.h"
@@ -28,16 +26,14 @@
 
 namespace hmc {
 
-class WaitWork;
-
 // ContextId as text, 32 hex digits.
 std::string context_id_text(const ContextId& id);
 
-class ContextImpl final : public ContextState, private Pollable {
+class ContextImpl final : public ContextState, public Pollable {
  public:
   // Lock not held.
   static Result<std::shared_ptr<ContextImpl>> create(const ContextOptions& options);
-  explicit ContextImpl(ContextOptions options);
+  ContextImpl(ContextOptions options, std::shared_ptr<Engine> engine);
   ~ContextImpl() override;
 
   // ---- ContextState ----
@@ -57,10 +53,7 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Counters& counters() noexcept override { return counters_; }
 
   // ---- public handles' side, lock not held ----
-  // Timeout: a peer may still access memory of this process, and the Context lives on (not with `force`); or something was lost.
-  Status close(Deadline deadline, bool force = false);
-  [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  [[nodiscard]] bool is_shut_down() const noexcept { return tasks_.stopped(); }
+  [[nodiscard]] ContextClosing& closing() noexcept { return closing_; }
   // Runs `task` soon under the engine lock; from destructors: any thread, lock held or not. Once the Context is shut down the task
   // is destroyed instead.
   void toss(std::function<void()> task);
@@ -71,31 +64,25 @@ class ContextImpl final : public ContextState, private Pollable {
   [[nodiscard]] Regions& regions() noexcept { return regions_; }
   [[nodiscard]] PeerTable& peers() noexcept { return peers_; }
   [[nodiscard]] LocalTransports& transports() noexcept { return transports_; }
-  [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
+  [[nodiscard]] DeferredTasks& tasks() noexcept { return tasks_; }
 
  private:
   bool poll() override;
   bool arm() override;
   [[nodiscard]] bool busy() const override;
 
-  Status start();  // lock not held
-  void shut_down();
-  void end_waits(const Status& reason);
+  Status start(const TransportFilter& filter);  // lock not held
 
-  ContextOptions options_;
-  ContextId id_{};
-  const std::uint32_t fork_epoch_;
-  std::shared_ptr<Engine> engine_;
-  std::atomic<bool> closed_{false};
-  bool polled_ = false;       // added to the engine
-  std::mutex closing_mutex_;  // one thread closes, others wait for it
+  const ContextOptions options_;
+  const ContextId id_;
+  const std::shared_ptr<Engine> engine_;
+  ContextClosing closing_{*this};
 
   Joins joins_{*this};
   LocalTransports transports_{*this};
-  std::unique_ptr<Messenger> messenger_;
+  const std::unique_ptr<Messenger> messenger_ = Messenger::create(*this);
   Notifier notifier_{*this};
   PeerTable peers_{*this};
-  std::list<WaitWork*> waits_;  // every unfinished one
 
   Exports exports_{*this};
   Regions regions_{*this};
@@ -107,7 +94,7 @@ class ContextImpl final : public ContextState, private Pollable {
   Transfers transfers_{*this};
 };
 
-// Lock guard for public calls: refuses closed and forked Contexts first.
+// The ContextState behind a handle is always a ContextImpl.
 inline ContextImpl& impl_of(ContextState& context) noexcept { return static_cast<ContextImpl&>(context); }
 
 }  // namespace hmc

@@ -9,7 +9,8 @@ void WaitWork::begin(Deadline deadline) {
   if (done()) return;
   accepted();
   listed_ = weak_context_.lock().get();
-  place_ = listed_->waits().insert(listed_->waits().end(), this);
+  auto& waits = listed_->closing().waits();
+  place_ = waits.insert(waits.end(), this);
   if (deadline.passed()) return expire();
   if (!deadline.is_never()) {
     timer_ = engine()->at(deadline, [this] {
@@ -26,7 +27,7 @@ void WaitWork::end(Status reason) {
 
 void WaitWork::released() noexcept {
   if (timer_ != 0) engine()->cancel_timer(std::exchange(timer_, 0));
-  if (listed_ != nullptr) std::exchange(listed_, nullptr)->waits().erase(place_);
+  if (listed_ != nullptr) std::exchange(listed_, nullptr)->closing().waits().erase(place_);
 }
 
 Status WaitWork::cancel_locked() {
@@ -41,10 +42,6 @@ Status WaitWork::withdraw_locked() {
   put_back();
   engine()->wake_waiters();
   return {};
-}
-
-void ContextImpl::end_waits(const Status& reason) {
-  while (!waits_.empty()) waits_.front()->end(reason);
 }
 
 }  // namespace hmc

@@ -17,7 +17,7 @@ class Owner {
       return;
     }
     // One that was closed in vain has been waited for already.
-    static_cast<void>(context_->close(Deadline::after_seconds(context_->closed() ? 0 : 5), true));
+    static_cast<void>(context_->closing().close(Deadline::after_seconds(context_->closing().begun() ? 0 : 5), true));
   }
 
  private:
@@ -120,7 +120,7 @@ std::map<std::string, std::uint64_t> Context::counters() const {
   return result;
 }
 
-Status Context::close(Deadline deadline) const { return state_ ? impl(state_).close(deadline) : Status(); }
+Status Context::close(Deadline deadline) const { return state_ ? impl(state_).closing().close(deadline) : Status(); }
 
 bool Context::closed() const { return !state_ || !state_->usable().ok(); }
 

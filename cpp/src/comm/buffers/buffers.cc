@@ -69,7 +69,7 @@ Status ConnBuffer::close(Deadline deadline) const {
   return state_->context->exports().close(state_->exposure, deadline);
 }
 
-bool ConnBuffer::closed() const { return !state_ || state_->exposure->closed.load() || state_->context->closed(); }
+bool ConnBuffer::closed() const { return !state_ || state_->exposure->closed.load() || state_->context->closing().begun(); }
 
 RemoteBuffer::RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept
     : state_(std::move(state)), offset_(offset), size_(size) {}

@@ -122,7 +122,7 @@ void Exports::settle(const std::shared_ptr<Exposure>& exposure) {
 
 Status Exports::close(const std::shared_ptr<Exposure>& exposure, Deadline deadline) {
   if (context_.engine()->forked()) return forked_status();
-  if (context_.is_shut_down()) return {};
+  if (context_.closing().over()) return {};
   const DeviceSpan memory{exposure->data, exposure->size, exposure->device};
   const auto quiet = [&] { return !exposure->registration && !context_.messenger().receives_into(memory); };
   {

@@ -83,7 +83,7 @@ bool Regions::evict(const Transport& transport, const Device& device, std::size_
   Victim victim;
   {
     const auto lock = context_.engine()->lock();
-    if (context_.closed()) return false;
+    if (context_.closing().begun()) return false;
     victim = pick_victim(transport, device);
     if (!victim.registration || victim.together < least) return false;
     context_.counters().add("registrations.evicted", 1);
@@ -94,12 +94,12 @@ bool Regions::evict(const Transport& transport, const Device& device, std::size_
   }
   const Deadline patience = Deadline::after_seconds(patience_seconds);
   context_.engine()->drive(patience.when() < deadline.when() ? patience : deadline,
-                           [&] { return !victim.registration->has(victim.region) || context_.closed(); });
+                           [&] { return !victim.registration->has(victim.region) || context_.closing().begun(); });
   const auto lock = context_.engine()->lock();
   const bool gone = !victim.registration->has(victim.region);
   if (!gone) victim.registration->stay(victim.region);  // others may use it until that peer moves
   context_.engine()->retire(std::move(victim.registration));
-  return gone && !context_.closed();
+  return gone && !context_.closing().begun();
 }
 
 Regions::Victim Regions::pick_victim(const Transport& transport, const Device& device) {
@@ -146,7 +146,7 @@ void Regions::reconsider_soon(std::function<void()> accept) {
   const std::weak_ptr<ContextState> self = context_.shared_from_this();
   context_.engine()->at(Deadline::after_seconds(residency_seconds), [self, accept = std::move(accept)] {
     const auto context = self.lock();
-    if (!context || impl_of(*context).closed()) return;
+    if (!context || impl_of(*context).closing().begun()) return;
     accept();
     impl_of(*context).regions().all_routes_changed();
   });

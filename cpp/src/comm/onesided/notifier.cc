@@ -149,7 +149,7 @@ Status Notifier::notify(const std::shared_ptr<PeerState>& state, const Notify& n
   while (peer.posts().size() >= max_waiting_notifies) {
     lock.unlock();
     const bool room = context_.engine()->drive(deadline, [&] {
-      return peer.posts().size() < max_waiting_notifies || context_.closed() || peer.phase() == PeerPhase::lost ||
+      return peer.posts().size() < max_waiting_notifies || context_.closing().begun() || peer.phase() == PeerPhase::lost ||
              peer.phase() == PeerPhase::closed;
     });
     if (!room) return no_room_for_notify(peer);

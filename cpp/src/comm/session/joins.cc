@@ -76,7 +76,7 @@ class AcceptWait final : public ResultWork<Peer> {
 
  private:
   static void give_back(ContextImpl& context, const std::shared_ptr<PeerImpl>& peer) {
-    if (context.closed() || peer->phase() == PeerPhase::lost) return;
+    if (context.closing().begun() || peer->phase() == PeerPhase::lost) return;
     context.joins().queue_.push_front(peer);
     context.joins().serve();
     context.engine()->wake_waiters();
@@ -204,7 +204,7 @@ void Joins::drop_pending(PendingChannel& pending) {
 }
 
 void Joins::on_accept(std::unique_ptr<Channel> channel) {
-  if (context_.closed()) return;
+  if (context_.closing().begun()) return;
   if (pending_.size() >= max_pending_channels) drop_pending(*pending_.front());
   pending_.push_back(std::make_unique<PendingChannel>(context_, std::move(channel)));
 }
@@ -212,7 +212,7 @@ void Joins::on_accept(std::unique_ptr<Channel> channel) {
 void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
   const auto hello = wire::decode_hello(payload);
   const ContextId id = pending.channel().identity().context_id;
-  if (!hello || id == context_.id() || context_.closed()) return drop_pending(pending);
+  if (!hello || id == context_.id() || context_.closing().begun()) return drop_pending(pending);
   auto peer = context_.peers().find(id);
   if (peer && peer->link().channel() != nullptr && peer->handshake().greeted()) {
     if (peer->handshake().remote_session() == hello->session) {
@@ -275,7 +275,7 @@ void Joins::on_connected(const std::shared_ptr<ConnectAttempt>& attempt, Result<
     if (channel.ok()) context_.engine()->defer([unwanted = std::shared_ptr<Channel>(std::move(*channel))] {});
     return;
   }
-  if (context_.closed()) return finish(context_.usable());
+  if (context_.closing().begun()) return finish(context_.usable());
   if (!channel.ok()) return finish(channel.status());
   const ContextId id = (*channel)->identity().context_id;
   std::shared_ptr<PeerImpl> peer;

@@ -75,7 +75,7 @@ void PeerTable::on_ended(PeerImpl& peer) {
 void PeerTable::on_torn_down(PeerImpl& peer, const Status& reason) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
   context_.group_events().peer_gone(peer, reason);
-  if (const auto& callback = context_.options().on_left; callback && peer.handshake().joined() && !context_.closed()) {
+  if (const auto& callback = context_.options().on_left; callback && peer.handshake().joined() && !context_.closing().begun()) {
     const Status outcome = reason.code() == Code::closed ? Status() : reason;
     context_.engine()->dispatch([callback = callback, shared, outcome] { callback(Peer(shared), outcome); });
   }

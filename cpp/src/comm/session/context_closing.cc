@@ -1,0 +1,94 @@
+#include "comm/session/context_closing.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/context_impl.h"
+#include "comm/waits.h"
+
+namespace hmc {
+
+Status ContextClosing::reason() { return Status(Code::closed, "this Context is closed; create another one"); }
+
+bool ContextClosing::over() const noexcept { return context_.tasks().stopped(); }
+
+Status ContextClosing::close(Deadline deadline, bool force) {
+  Engine& engine = *context_.engine();
+  if (engine.forked()) return forked_status();
+  const std::scoped_lock closing(mutex_);
+  if (over()) return {};
+  begun_.store(true);
+  PeerTable& peers = context_.peers();
+  std::vector<std::shared_ptr<BufferState>> published;
+  {
+    const auto lock = engine.lock();
+    published = context_.exports().unpublish_all();
+    context_.messenger().on_context_closing(reason());
+    for (const auto& [id, peer] : std::map(peers.by_id())) peer->closing().leave();
+    if (peers.self()) static_cast<PeerImpl&>(*peers.self()).closing().leave();
+    context_.joins().end();
+    while (!waits_.empty()) waits_.front()->end(reason());
+    engine.wake_waiters();
+  }
+  published.clear();
+  engine.drive(deadline, [&peers] { return peers.empty(); });
+  std::string lost;
+  {
+    const auto lock = engine.lock();
+    bool held = false;
+    for (const auto& peer : peers.ending()) {
+      const std::string what = peer->closing().unfinished();
+      if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
+      held = held || peer->link().holds();
+    }
+    if (held && !force) {
+      return Status(Code::timeout, "the Context is closed, but " + lost +
+                                       ". Operations on it have not ended, and HMC keeps its own memory until that process goes on "
+                                       "or ends; call close again to go on waiting");
+    }
+  }
+  context_.transfers().worker().stop();
+  context_.regions().worker().stop();
+  shut_down();
+  return lost.empty() ? Status() : Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
+}
+
+// Everything that needs the lock to be freed goes under it, user memory and threads after. Lock not held.
+void ContextClosing::shut_down() {
+  Engine& engine = *context_.engine();
+  std::vector<std::shared_ptr<Exposure>> exposures;
+  std::vector<std::shared_ptr<PeerImpl>> peers;
+  // Memory that a stopped peer may still write is never given back: whatever came to lie there would be overwritten.
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
+  static std::mutex kept_mutex;
+  std::vector<std::shared_ptr<const void>> held;
+  {
+    const auto lock = engine.lock();
+    peers = context_.peers().ending();
+    if (context_.peers().self()) peers.push_back(std::static_pointer_cast<PeerImpl>(context_.peers().self()));
+    for (const auto& peer : peers) peer->closing().tear_down_now(held);
+    context_.messenger().on_context_over(reason());
+    context_.peers().clear();
+    context_.group_events().end();
+    context_.tasks().run();
+    // What was deferred (ends of endpoints and channels) runs while its transport still exists.
+    for (int round = 0; round < 3; ++round) engine.poll_once();
+    context_.transports().native_links().end_all();
+    exposures = context_.exports().close_all();
+    engine.remove(context_);
+    context_.transports().stop(engine);
+    context_.joins().stop();
+    engine.wake_waiters();
+  }
+  engine.stop();
+  {
+    const std::scoped_lock lock(kept_mutex);
+    kept.insert(kept.end(), held.begin(), held.end());
+  }
+  const auto discarded = context_.tasks().stop();
+}
+
+}  // namespace hmc
