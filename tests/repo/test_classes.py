@@ -16,10 +16,6 @@ FRONTS = {"communicator.h:Communicator", "communicator.h:Member", "path.h:Path",
 TO_SPLIT = {
     "comm/onesided/transfer.h:TransferWork": (29, 28),
     "device/accelerator.h:Accelerator": (34, 7),
-    "device/cnrt.cc:Cnrt": (31, 2),
-    "device/cuda_driver.cc:CudaDriver": (41, 6),
-    "device/cuda_like.cc:CudaLike": (38, 6),
-    "device/vendor_calls.h:VendorCalls": (40, 0),
     "progress/engine_impl.h:EngineImpl": (42, 14),
 }
 

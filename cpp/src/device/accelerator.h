@@ -22,7 +22,7 @@ namespace hmc {
 // asks for the oldest of every stream.
 class Accelerator final : public DeviceRuntime, private MemorySharing, private DeviceStreams {
  public:
-  Accelerator(std::string_view vendor, std::unique_ptr<VendorCalls> calls) : vendor_(vendor), calls_(std::move(calls)) {}
+  Accelerator(std::string_view vendor, VendorCalls calls) : vendor_(vendor), calls_(std::move(calls)) {}
 
   RuntimeInfo enumerate() override;
   std::optional<PointerInfo> classify(const void* data, std::size_t bytes) override;
@@ -70,7 +70,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Result<std::unique_ptr<Allocation>> import_chunks(int index, const Blob& blob);
   Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) override;
 
-  [[nodiscard]] std::size_t registration_limit() const noexcept override { return calls_->registration_limit(); }
+  [[nodiscard]] std::size_t registration_limit() const noexcept override { return calls_.traits.registration_limit; }
 
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
@@ -92,7 +92,7 @@ class Accelerator final : public DeviceRuntime, private MemorySharing, private D
   Status leave_event(PerDevice& device, Lane& lane, Completion* done, Status failed);
 
   const std::string vendor_;
-  const std::unique_ptr<VendorCalls> calls_;
+  const VendorCalls calls_;
   std::mutex mutex_;  // of what follows
   std::atomic<bool> open_{false};
   std::uint32_t fork_epoch_ = 0;                     // constant once open_

@@ -15,8 +15,8 @@ class Accelerator::Point final : public StreamPoint {
   }
   [[nodiscard]] VendorEvent event() const noexcept { return event_; }
   [[nodiscard]] Result<bool> reached() override {
-    const int code = runtime_.calls_->query(event_);
-    const VendorCodes& codes = runtime_.calls_->codes();
+    const int code = runtime_.calls_.streams->query(event_);
+    const VendorCodes& codes = runtime_.calls_.traits.codes;
     if (code == codes.not_ready[0] || code == codes.not_ready[1]) return false;
     if (code != 0) return runtime_.failure("the caller's stream of " + runtime_.vendor_, code);
     return true;

@@ -12,8 +12,8 @@ class Accelerator::Mapping {
   Mapping(Accelerator& runtime, int index, void* base) noexcept : runtime_(runtime), index_(index), base_(base) {}
   ~Mapping() {
     if (runtime_.forked()) return;
-    const DeviceScope scope(*runtime_.calls_, index_);
-    runtime_.calls_->ipc_close(base_);
+    const DeviceScope scope(*runtime_.calls_.devices, index_);
+    runtime_.calls_.handles->ipc_close(base_);
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -61,13 +61,13 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const 
 // address that was freed and given out again has another id.
 Result<Blob> Accelerator::export_allocation(const DeviceSpan& span) {
   VendorPointer owner;
-  if (!calls_->classify(span.data, owner) || owner.base == nullptr) {
+  if (!calls_.memory->classify(span.data, owner) || owner.base == nullptr) {
     return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
   }
   IpcHandle handle{};
-  const DeviceScope scope(*calls_, owner.index);
+  const DeviceScope scope(*calls_.devices, owner.index);
   if (scope.code() != 0) return failure(name(owner.index) + " cannot be used", scope.code());
-  if (const int code = calls_->ipc_export(owner.base, handle); code != 0) {
+  if (const int code = calls_.handles->ipc_export(owner.base, handle); code != 0) {
     return failure("the vendor gives no handle of this allocation of " + name(owner.index), code);
   }
   Blob blob;
@@ -90,17 +90,17 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_allocation(int index, co
   std::erase_if(mappings_, [](const auto& entry) { return entry.second.expired(); });
   auto mapping = mappings_[{index, handle, id}].lock();
   if (!mapping) {
-    const DeviceScope scope(*calls_, index);
+    const DeviceScope scope(*calls_.devices, index);
     if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
     void* base = nullptr;
-    if (const int code = calls_->ipc_open(handle, base); code != 0) {
+    if (const int code = calls_.handles->ipc_open(handle, base); code != 0) {
       return failure("mapping a peer's memory on " + name(index) + " (its owner may have freed it or ended)", code);
     }
     mapping = std::make_shared<Mapping>(*this, index, base);
     mappings_[{index, handle, id}] = mapping;
   }
   VendorPointer whole;
-  const bool known = calls_->classify(mapping->base(), whole) && whole.bytes != 0;
+  const bool known = calls_.memory->classify(mapping->base(), whole) && whole.bytes != 0;
   if (known && (offset > whole.bytes || bytes > whole.bytes - offset)) {
     return Status(Code::protocol, "the peer's memory is smaller than it claims");
   }
@@ -114,8 +114,8 @@ Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSp
     Pin(Accelerator& runtime, int device, void* data) noexcept : runtime_(runtime), device_(device), data_(data) {}
     ~Pin() override {
       if (runtime_.forked()) return;
-      const DeviceScope scope(*runtime_.calls_, device_);
-      runtime_.calls_->unpin(data_);
+      const DeviceScope scope(*runtime_.calls_.devices, device_);
+      runtime_.calls_.memory->unpin(data_);
     }
 
    private:
@@ -124,10 +124,10 @@ Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSp
     void* const data_;
   };
   HMC_TRY(device(index).status());
-  const DeviceScope scope(*calls_, index);
+  const DeviceScope scope(*calls_.devices, index);
   if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
-  const int code = calls_->pin(host.data, host.bytes, read_only);
-  if (code != 0 && code == calls_->codes().already_pinned) return std::make_unique<HostPin>();  // another's to unpin
+  const int code = calls_.memory->pin(host.data, host.bytes, read_only);
+  if (code != 0 && code == calls_.traits.codes.already_pinned) return std::make_unique<HostPin>();  // another's to unpin
   if (code != 0) {
     return failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + vendor_, code);
   }

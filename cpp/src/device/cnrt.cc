@@ -19,6 +19,8 @@ constexpr int range_dma_buf = 1;
 // Not CUDA's order.
 constexpr int host_to_device = 0, device_to_device = 1, device_to_host = 2;
 constexpr std::size_t handle_bytes = 8;
+// Measured by others on an MLU370; over all registrations of a process, not per call.
+constexpr std::size_t registration_limit = std::size_t{256} << 20;
 
 struct Attributes {
   int type;
@@ -55,7 +57,7 @@ struct Api {
   const char* (*error_name)(int);
 };
 
-class Cnrt final : public VendorCalls {
+class Cnrt final : public VendorRuntime {
  public:
   Status open() override {
     HMC_TRY(library_.open());
@@ -64,12 +66,57 @@ class Cnrt final : public VendorCalls {
   bool resident() override { return library_.resident(); }
   [[nodiscard]] std::string library() const override { return library_.path(); }
   [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
-  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cnrt_codes; }
   std::string error_name(int code) override {
     const char* name = api_.error_name == nullptr ? nullptr : api_.error_name(code);
     return name == nullptr ? "CNRT error" : name;
   }
+  // Null functions until open().
+  [[nodiscard]] const Api& api() const noexcept { return api_; }
 
+ private:
+  Status load();
+
+  VendorLibrary library_{row};
+  Api api_{};
+};
+
+Status Cnrt::load() {
+  std::string missing;
+  const auto need = [&](auto*& function, const char* name) {
+    library_.load(function, name);
+    if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
+  };
+  need(api_.device_count, "cnrtGetDeviceCount");
+  need(api_.device_get, "cnrtGetDevice");
+  need(api_.device_set, "cnrtSetDevice");
+  need(api_.allocate, "cnrtMalloc");
+  need(api_.release, "cnrtFree");
+  need(api_.attributes, "cnrtPointerGetAttributes");
+  need(api_.ipc_get, "cnrtAcquireMemHandle");
+  need(api_.ipc_open, "cnrtMapMemHandle");
+  need(api_.ipc_close, "cnrtUnMapMemHandle");
+  need(api_.queue_create, "cnrtQueueCreate");
+  need(api_.fill, "cnrtMemsetAsync");
+  need(api_.notifier_create, "cnrtNotifierCreateWithFlags");
+  need(api_.notifier_place, "cnrtPlaceNotifier");
+  need(api_.notifier_query, "cnrtQueryNotifier");
+  need(api_.queue_wait, "cnrtQueueWaitNotifier");
+  for (const char* name : {"cnrtMemcpyAsync_V3", "cnrtMemcpyAsync_V2", "cnrtMemcpyAsync"}) {
+    if (api_.copy == nullptr) library_.load(api_.copy, name);
+  }
+  if (api_.copy == nullptr) missing += std::string(missing.empty() ? "" : ", ") + "cnrtMemcpyAsync";
+  library_.load(api_.device_properties, "cnrtGetDeviceProperties_V3");
+  library_.load(api_.device_pci, "cnrtDeviceGetPCIBusId");
+  library_.load(api_.call_host, "cnrtInvokeHostFunc");
+  library_.load(api_.error_name, "cnrtGetErrorName");
+  library_.load(api_.dma_buf, "cnMemGetHandleForAddressRange");  // of the driver, which this library is linked to
+  if (missing.empty()) return {};
+  return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
+}
+
+class CnrtDevices final : public VendorDevices {
+ public:
+  explicit CnrtDevices(const Api& api) noexcept : api_(api) {}
   int count(int& devices) override {
     unsigned found = 0;
     const int code = api_.device_count(&found);
@@ -99,6 +146,13 @@ class Cnrt final : public VendorCalls {
   void leave(std::uintptr_t previous) override { static_cast<void>(api_.device_set(static_cast<int>(previous))); }
   int enable_peer(int) override { return 0; }  // CNRT has nothing to enable
 
+ private:
+  const Api& api_;
+};
+
+class CnrtMemory final : public VendorMemory {
+ public:
+  explicit CnrtMemory(const Api& api) noexcept : api_(api) {}
   int allocate(std::size_t bytes, void*& data) override { return api_.allocate(&data, bytes); }
   int release(void* data) override { return api_.release(data); }
   bool classify(const void* data, VendorPointer& pointer) override {
@@ -109,6 +163,14 @@ class Cnrt final : public VendorCalls {
   }
   int pin(void*, std::size_t, bool) override { return cnrt_codes.unsupported; }  // no such call was found
   int unpin(void*) override { return cnrt_codes.unsupported; }
+
+ private:
+  const Api& api_;
+};
+
+class CnrtHandles final : public VendorHandles {
+ public:
+  explicit CnrtHandles(const Api& api) noexcept : api_(api) {}
   int ipc_export(void* base, IpcHandle& handle) override {
     std::uint64_t value = 0;
     const int code = api_.ipc_get(&value, base);
@@ -121,25 +183,20 @@ class Cnrt final : public VendorCalls {
     return api_.ipc_open(&base, value, 0);
   }
   int ipc_close(void* base) override { return api_.ipc_close(base); }
-
-  // Measured by others on an MLU370; over all registrations of a process, not per call.
-  [[nodiscard]] std::size_t registration_limit() const noexcept override { return std::size_t{256} << 20; }
   int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
     offset = 0;
     if (api_.dma_buf == nullptr) return cnrt_codes.unsupported;
     return api_.dma_buf(&descriptor, reinterpret_cast<std::uint64_t>(data), bytes, range_dma_buf, 0);
   }
 
+ private:
+  const Api& api_;
+};
+
+class CnrtStreams final : public VendorStreams {
+ public:
+  explicit CnrtStreams(const Api& api) noexcept : api_(api) {}
   int make_stream(VendorStream& stream) override { return api_.queue_create(&stream); }
-  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
-    int kind = device_to_device;
-    if (direction == CopyDirection::to_device) kind = host_to_device;
-    if (direction == CopyDirection::to_host) kind = device_to_host;
-    return api_.copy(target, const_cast<void*>(source), bytes, stream, kind);  // only read
-  }
-  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
-    return api_.fill(target, value, bytes, stream);
-  }
   int make_event(VendorEvent& event) override { return api_.notifier_create(&event, notifier_disable_timing); }
   int record(VendorEvent event, VendorStream stream) override { return api_.notifier_place(event, stream); }
   int query(VendorEvent event) override { return api_.notifier_query(event); }
@@ -149,46 +206,41 @@ class Cnrt final : public VendorCalls {
   }
 
  private:
-  Status load() {
-    std::string missing;
-    const auto need = [&](auto*& function, const char* name) {
-      library_.load(function, name);
-      if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
-    };
-    need(api_.device_count, "cnrtGetDeviceCount");
-    need(api_.device_get, "cnrtGetDevice");
-    need(api_.device_set, "cnrtSetDevice");
-    need(api_.allocate, "cnrtMalloc");
-    need(api_.release, "cnrtFree");
-    need(api_.attributes, "cnrtPointerGetAttributes");
-    need(api_.ipc_get, "cnrtAcquireMemHandle");
-    need(api_.ipc_open, "cnrtMapMemHandle");
-    need(api_.ipc_close, "cnrtUnMapMemHandle");
-    need(api_.queue_create, "cnrtQueueCreate");
-    need(api_.fill, "cnrtMemsetAsync");
-    need(api_.notifier_create, "cnrtNotifierCreateWithFlags");
-    need(api_.notifier_place, "cnrtPlaceNotifier");
-    need(api_.notifier_query, "cnrtQueryNotifier");
-    need(api_.queue_wait, "cnrtQueueWaitNotifier");
-    for (const char* name : {"cnrtMemcpyAsync_V3", "cnrtMemcpyAsync_V2", "cnrtMemcpyAsync"}) {
-      if (api_.copy == nullptr) library_.load(api_.copy, name);
-    }
-    if (api_.copy == nullptr) missing += std::string(missing.empty() ? "" : ", ") + "cnrtMemcpyAsync";
-    library_.load(api_.device_properties, "cnrtGetDeviceProperties_V3");
-    library_.load(api_.device_pci, "cnrtDeviceGetPCIBusId");
-    library_.load(api_.call_host, "cnrtInvokeHostFunc");
-    library_.load(api_.error_name, "cnrtGetErrorName");
-    library_.load(api_.dma_buf, "cnMemGetHandleForAddressRange");  // of the driver, which this library is linked to
-    if (missing.empty()) return {};
-    return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
-  }
-
-  VendorLibrary library_{row};
-  Api api_{};
+  const Api& api_;
 };
 
+class CnrtCopies final : public VendorCopies {
+ public:
+  explicit CnrtCopies(const Api& api) noexcept : api_(api) {}
+  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
+    int kind = device_to_device;
+    if (direction == CopyDirection::to_device) kind = host_to_device;
+    if (direction == CopyDirection::to_host) kind = device_to_host;
+    return api_.copy(target, const_cast<void*>(source), bytes, stream, kind);  // only read
+  }
+  int copy_blocks(int, const VendorBlocks&, VendorStream, std::size_t&) override { return cnrt_codes.unsupported; }
+  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
+    return api_.fill(target, value, bytes, stream);
+  }
+
+ private:
+  const Api& api_;
+};
+
+VendorCalls cnrt_calls() {
+  auto runtime = std::make_unique<Cnrt>();
+  const Api& api = runtime->api();
+  return {.traits = {.codes = cnrt_codes, .registration_limit = registration_limit},
+          .runtime = std::move(runtime),
+          .devices = std::make_unique<CnrtDevices>(api),
+          .memory = std::make_unique<CnrtMemory>(api),
+          .handles = std::make_unique<CnrtHandles>(api),
+          .streams = std::make_unique<CnrtStreams>(api),
+          .copies = std::make_unique<CnrtCopies>(api)};
+}
+
 DeviceRuntime& mlu_instance() {
-  static Accelerator* const instance = new Accelerator("mlu", std::make_unique<Cnrt>());  // never destroyed
+  static Accelerator* const instance = new Accelerator("mlu", cnrt_calls());  // never destroyed
   return *instance;
 }
 

@@ -21,17 +21,6 @@ std::size_t total(std::span<const VendorChunk> chunks) {
 
 }  // namespace
 
-void CudaChunks::load(const VendorLibrary& library) {
-  available_ = true;
-  const auto want = [&](auto*& function, const char* name) {
-    library.load(function, name);
-    available_ = available_ && function != nullptr;
-  };
-#define HMC_WANT(member, name, ...) want(api_.member, #name);
-  HMC_CUDA_CHUNK_CALLS(HMC_WANT)
-#undef HMC_WANT
-}
-
 // The driver hands out the handle that an address was mapped with.
 bool CudaChunks::same_piece(Handle handle, Pointer at) {
   Handle other = 0;
@@ -42,8 +31,8 @@ bool CudaChunks::same_piece(Handle handle, Pointer at) {
 
 // What the driver calls the range of an address is the piece it lies in. That is checked at both ends: were it the whole
 // reservation, the peer would map something else.
-int CudaChunks::hold_chunk(const void* at, VendorChunk& chunk) {
-  if (!available_) return not_supported;
+int CudaChunks::hold(const void* at, VendorChunk& chunk) {
+  if (!api_.complete()) return not_supported;
   Handle handle = 0;
   if (const int code = api_.retain(&handle, const_cast<void*>(at)); code != 0) return code;
   Pointer base = 0;
@@ -55,14 +44,14 @@ int CudaChunks::hold_chunk(const void* at, VendorChunk& chunk) {
   return code;
 }
 
-void CudaChunks::drop_chunk(const VendorChunk& chunk) { static_cast<void>(api_.release(chunk.handle)); }
+void CudaChunks::release(const VendorChunk& chunk) { static_cast<void>(api_.release(chunk.handle)); }
 
-bool CudaChunks::chunk_in_place(const VendorChunk& chunk) {
+bool CudaChunks::in_place(const VendorChunk& chunk) {
   const Pointer base = address(chunk.base);
   return same_piece(chunk.handle, base) && same_piece(chunk.handle, base + chunk.bytes - 1);
 }
 
-int CudaChunks::export_chunk(VendorChunk& chunk) {
+int CudaChunks::export_descriptor(VendorChunk& chunk) {
   return api_.export_handle(&chunk.descriptor, chunk.handle, posix_descriptor, 0);
 }
 
@@ -75,8 +64,8 @@ int CudaChunks::map_one(const VendorChunk& chunk) {
   return code;
 }
 
-int CudaChunks::map_chunks(int device, std::span<VendorChunk> chunks) {
-  if (!available_) return not_supported;
+int CudaChunks::map(int index, std::span<VendorChunk> chunks) {
+  if (!api_.complete()) return not_supported;
   const std::size_t bytes = total(chunks);
   Pointer base = 0;
   if (const int code = api_.reserve(&base, bytes, 0, 0, 0); code != 0) return code;
@@ -89,19 +78,19 @@ int CudaChunks::map_chunks(int device, std::span<VendorChunk> chunks) {
     if (code = map_one(chunk); code != 0) break;
     ++mapped;
   }
-  if (code == 0) code = allow_chunks(device, chunks);
+  if (code == 0) code = allow(index, chunks);
   if (code == 0) return 0;
   for (const VendorChunk& chunk : chunks.first(mapped)) static_cast<void>(api_.unmap(address(chunk.base), chunk.bytes));
   static_cast<void>(api_.unreserve(base, bytes));
   return code;
 }
 
-int CudaChunks::allow_chunks(int device, std::span<const VendorChunk> chunks) {
-  const cuda_driver::Access access{cuda_driver::location_device, device, cuda_driver::access_read_write};
+int CudaChunks::allow(int index, std::span<const VendorChunk> chunks) {
+  const cuda_driver::Access access{cuda_driver::location_device, index, cuda_driver::access_read_write};
   return api_.allow(address(chunks.front().base), total(chunks), &access, 1);
 }
 
-void CudaChunks::unmap_chunks(std::span<const VendorChunk> chunks) {
+void CudaChunks::unmap(std::span<const VendorChunk> chunks) {
   for (const VendorChunk& chunk : chunks) static_cast<void>(api_.unmap(address(chunk.base), chunk.bytes));
   static_cast<void>(api_.unreserve(address(chunks.front().base), total(chunks)));
 }

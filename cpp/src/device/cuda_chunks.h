@@ -6,23 +6,21 @@
 #include <span>
 
 #include "device/cuda_driver_api.h"
-#include "device/library.h"
 #include "device/vendor_calls.h"
 
 namespace hmc {
 
-// As VendorCalls' calls of these names. Any thread. Drivers before 11.x lack some of it: then all of it is unsupported.
-class CudaChunks {
+// Where the driver lacks some of these functions, all of it is unsupported.
+class CudaChunks final : public VendorChunks {
  public:
-  void load(const VendorLibrary& library);
-  [[nodiscard]] bool available() const noexcept { return available_; }
-  int hold_chunk(const void* at, VendorChunk& chunk);
-  void drop_chunk(const VendorChunk& chunk);
-  bool chunk_in_place(const VendorChunk& chunk);
-  int export_chunk(VendorChunk& chunk);
-  int map_chunks(int device, std::span<VendorChunk> chunks);
-  int allow_chunks(int device, std::span<const VendorChunk> chunks);
-  void unmap_chunks(std::span<const VendorChunk> chunks);
+  explicit CudaChunks(const cuda_driver::ChunkApi& api) noexcept : api_(api) {}
+  int hold(const void* at, VendorChunk& chunk) override;
+  void release(const VendorChunk& chunk) override;
+  bool in_place(const VendorChunk& chunk) override;
+  int export_descriptor(VendorChunk& chunk) override;
+  int map(int index, std::span<VendorChunk> chunks) override;
+  int allow(int index, std::span<const VendorChunk> chunks) override;
+  void unmap(std::span<const VendorChunk> chunks) override;
 
  private:
   using Pointer = cuda_driver::Pointer;
@@ -30,8 +28,7 @@ class CudaChunks {
   bool same_piece(Handle handle, Pointer at);
   int map_one(const VendorChunk& chunk);
 
-  bool available_ = false;
-  cuda_driver::ChunkApi api_;
+  const cuda_driver::ChunkApi& api_;
 };
 
 }  // namespace hmc

@@ -40,7 +40,7 @@ double nvlink_bandwidth(int major) {
 
 Pointer address(const void* data) { return reinterpret_cast<Pointer>(data); }
 
-class CudaDriver final : public VendorCalls {
+class CudaDriver final : public VendorRuntime {
  public:
   Status open() override {
     HMC_TRY(library_.open());
@@ -54,12 +54,58 @@ class CudaDriver final : public VendorCalls {
   bool resident() override { return library_.resident(); }
   [[nodiscard]] std::string library() const override { return library_.path(); }
   [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
-  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_driver::codes; }
   std::string error_name(int code) override {
     const char* name = nullptr;
     return api_.error_name(code, &name) == 0 && name != nullptr ? name : "unknown error";
   }
+  // Null functions until open().
+  [[nodiscard]] const cuda_driver::Api& api() const noexcept { return api_; }
+  [[nodiscard]] const cuda_driver::ChunkApi& chunk_api() const noexcept { return chunk_api_; }
+  [[nodiscard]] BlockKernel& blocks() noexcept { return blocks_; }
 
+ private:
+  Status load();
+
+  VendorLibrary library_{row};
+  cuda_driver::Api api_;
+  cuda_driver::ChunkApi chunk_api_;
+  BlockKernel blocks_{{cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count,
+                       [](int) { return kernel::Image{copy_blocks_ptx, false}; }, [](int code) { return code; }}};
+};
+
+Status CudaDriver::load() {
+  std::string missing;
+  const auto need = [&](auto*& function, const char* name) {
+    library_.load(function, name);
+    if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
+  };
+#define HMC_NEED(member, name, ...) need(api_.member, #name);
+#define HMC_WANT(member, name, ...) library_.load(api_.member, #name);
+#define HMC_WANT_CHUNK(member, name, ...) library_.load(chunk_api_.member, #name);
+  HMC_CUDA_DRIVER_CALLS(HMC_NEED)
+  HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_WANT)
+  HMC_CUDA_CHUNK_CALLS(HMC_WANT_CHUNK)
+#undef HMC_NEED
+#undef HMC_WANT
+#undef HMC_WANT_CHUNK
+  blocks_.load_cuda(library_);
+  if (missing.empty()) return {};
+  return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
+}
+
+// 0: the device exports dma-bufs.
+int has_dma_buf(const cuda_driver::Api& api, int index) {
+  int handle = 0;
+  int able = 0;
+  if (api.dma_buf == nullptr || api.device_attribute == nullptr) return cuda_driver::codes.unsupported;
+  int code = api.device_get(&handle, index);
+  if (code == 0) code = api.device_attribute(&able, cuda_driver::device_dma_buf_supported, handle);
+  return code == 0 && able == 0 ? cuda_driver::codes.unsupported : code;
+}
+
+class CudaDevices final : public VendorDevices {
+ public:
+  explicit CudaDevices(CudaDriver& driver) noexcept : driver_(driver), api_(driver.api()) {}
   int count(int& devices) override {
     const int code = api_.device_count(&devices);
     if (code == 0) contexts_.resize(static_cast<std::size_t>(std::max(devices, 0)));
@@ -79,9 +125,9 @@ class CudaDriver final : public VendorCalls {
   }
   std::vector<std::string> capabilities(int index) override {
     std::vector<std::string> names{"IPC handles"};
-    if (chunks_.available()) names.emplace_back("virtual memory");
-    if (has_dma_buf(index) == 0) names.emplace_back("dma-buf");
-    if (blocks_.available()) names.emplace_back("block kernel");
+    if (driver_.chunk_api().complete()) names.emplace_back("virtual memory");
+    if (has_dma_buf(api_, index) == 0) names.emplace_back("dma-buf");
+    if (driver_.blocks().available()) names.emplace_back("block kernel");
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -113,6 +159,32 @@ class CudaDriver final : public VendorCalls {
     return code == cuda_driver::peer_access_already_enabled ? 0 : code;
   }
 
+ private:
+  int context_of(int index, Context& context) {
+    const std::scoped_lock lock(mutex_);
+    Context& known = contexts_[static_cast<std::size_t>(index)];
+    if (known == nullptr) {
+      int handle = 0;
+      int code = api_.device_get(&handle, index);
+      if (code == 0) code = api_.retain(&known, handle);
+      if (code != 0) {
+        known = nullptr;
+        return code;
+      }
+    }
+    context = known;
+    return 0;
+  }
+
+  CudaDriver& driver_;
+  const cuda_driver::Api& api_;
+  std::mutex mutex_;
+  std::vector<Context> contexts_;  // by device; null: not used yet
+};
+
+class CudaMemory final : public VendorMemory {
+ public:
+  explicit CudaMemory(const cuda_driver::Api& api) noexcept : api_(api) {}
   // Smaller allocations share a page of the device, and a handle to one gives its neighbours away with it.
   int allocate(std::size_t bytes, void*& data) override {
     Pointer pointer = 0;
@@ -138,6 +210,14 @@ class CudaDriver final : public VendorCalls {
     return api_.pin(host, bytes, cuda_driver::host_register_portable | (read_only ? cuda_driver::host_register_read_only : 0));
   }
   int unpin(void* host) override { return api_.unpin(host); }
+
+ private:
+  const cuda_driver::Api& api_;
+};
+
+class CudaHandles final : public VendorHandles {
+ public:
+  explicit CudaHandles(const cuda_driver::Api& api) noexcept : api_(api) {}
   int ipc_export(void* base, IpcHandle& handle) override { return api_.ipc_get(&handle, address(base)); }
   int ipc_open(const IpcHandle& handle, void*& base) override {
     Pointer pointer = 0;
@@ -147,21 +227,35 @@ class CudaDriver final : public VendorCalls {
     return code;
   }
   int ipc_close(void* base) override { return api_.ipc_close(address(base)); }
-
-  int hold_chunk(const void* at, VendorChunk& chunk) override { return chunks_.hold_chunk(at, chunk); }
-  void drop_chunk(const VendorChunk& chunk) override { chunks_.drop_chunk(chunk); }
-  bool chunk_in_place(const VendorChunk& chunk) override { return chunks_.chunk_in_place(chunk); }
-  int export_chunk(VendorChunk& chunk) override { return chunks_.export_chunk(chunk); }
-  int map_chunks(int index, std::span<VendorChunk> chunks) override { return chunks_.map_chunks(index, chunks); }
-  int allow_chunks(int index, std::span<const VendorChunk> chunks) override { return chunks_.allow_chunks(index, chunks); }
-  void unmap_chunks(std::span<const VendorChunk> chunks) override { chunks_.unmap_chunks(chunks); }
   int dma_buf(int index, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
     offset = 0;
-    if (const int code = has_dma_buf(index); code != 0) return code;
+    if (const int code = has_dma_buf(api_, index); code != 0) return code;
     return api_.dma_buf(&descriptor, address(data), bytes, cuda_driver::range_dma_buf, 0);
   }
 
+ private:
+  const cuda_driver::Api& api_;
+};
+
+class CudaStreams final : public VendorStreams {
+ public:
+  explicit CudaStreams(const cuda_driver::Api& api) noexcept : api_(api) {}
   int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_driver::stream_non_blocking); }
+  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_driver::event_disable_timing); }
+  int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
+  int query(VendorEvent event) override { return api_.event_query(event); }
+  int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
+  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
+    return api_.call_host == nullptr ? cuda_driver::codes.unsupported : api_.call_host(stream, function, data);
+  }
+
+ private:
+  const cuda_driver::Api& api_;
+};
+
+class CudaCopies final : public VendorCopies {
+ public:
+  explicit CudaCopies(CudaDriver& driver) noexcept : api_(driver.api()), blocks_(driver.blocks()) {}
   int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
     switch (direction) {
       case CopyDirection::to_device:
@@ -179,71 +273,28 @@ class CudaDriver final : public VendorCalls {
   int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
     return api_.fill(address(target), value, bytes, stream);
   }
-  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_driver::event_disable_timing); }
-  int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
-  int query(VendorEvent event) override { return api_.event_query(event); }
-  int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
-  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
-    return api_.call_host == nullptr ? cuda_driver::codes.unsupported : api_.call_host(stream, function, data);
-  }
 
  private:
-  Status load() {
-    std::string missing;
-    const auto need = [&](auto*& function, const char* name) {
-      library_.load(function, name);
-      if (function == nullptr) missing += std::string(missing.empty() ? "" : ", ") + name;
-    };
-#define HMC_NEED(member, name, ...) need(api_.member, #name);
-#define HMC_WANT(member, name, ...) library_.load(api_.member, #name);
-    HMC_CUDA_DRIVER_CALLS(HMC_NEED)
-    HMC_CUDA_DRIVER_OPTIONAL_CALLS(HMC_WANT)
-#undef HMC_NEED
-#undef HMC_WANT
-    blocks_.load_cuda(library_);
-    chunks_.load(library_);
-    if (missing.empty()) return {};
-    return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
-  }
-
-  // 0: the device exports dma-bufs.
-  int has_dma_buf(int index) {
-    int handle = 0;
-    int able = 0;
-    if (api_.dma_buf == nullptr || api_.device_attribute == nullptr) return cuda_driver::codes.unsupported;
-    int code = api_.device_get(&handle, index);
-    if (code == 0) code = api_.device_attribute(&able, cuda_driver::device_dma_buf_supported, handle);
-    return code == 0 && able == 0 ? cuda_driver::codes.unsupported : code;
-  }
-
-  int context_of(int index, Context& context) {
-    const std::scoped_lock lock(mutex_);
-    Context& known = contexts_[static_cast<std::size_t>(index)];
-    if (known == nullptr) {
-      int handle = 0;
-      int code = api_.device_get(&handle, index);
-      if (code == 0) code = api_.retain(&known, handle);
-      if (code != 0) {
-        known = nullptr;
-        return code;
-      }
-    }
-    context = known;
-    return 0;
-  }
-
-  VendorLibrary library_{row};
-  cuda_driver::Api api_;
-  BlockKernel blocks_{{cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count,
-                       [](int) { return kernel::Image{copy_blocks_ptx, false}; }, [](int code) { return code; }}};
-  CudaChunks chunks_;
-  std::mutex mutex_;
-  std::vector<Context> contexts_;  // by device; null: not used yet
+  const cuda_driver::Api& api_;
+  BlockKernel& blocks_;
 };
 
+VendorCalls cuda_calls() {
+  auto runtime = std::make_unique<CudaDriver>();
+  CudaDriver& driver = *runtime;
+  const cuda_driver::Api& api = driver.api();
+  return {.traits = {.codes = cuda_driver::codes},
+          .runtime = std::move(runtime),
+          .devices = std::make_unique<CudaDevices>(driver),
+          .memory = std::make_unique<CudaMemory>(api),
+          .handles = std::make_unique<CudaHandles>(api),
+          .streams = std::make_unique<CudaStreams>(api),
+          .copies = std::make_unique<CudaCopies>(driver),
+          .chunks = std::make_unique<CudaChunks>(driver.chunk_api())};
+}
+
 DeviceRuntime& cuda_instance() {
-  static Accelerator* const instance =
-      new Accelerator("cuda", std::make_unique<CudaDriver>());  // never destroyed, as memory may outlive us
+  static Accelerator* const instance = new Accelerator("cuda", cuda_calls());  // never destroyed, as memory may outlive us
   return *instance;
 }
 

@@ -99,6 +99,14 @@ struct Api {
 };
 struct ChunkApi {
   HMC_CUDA_CHUNK_CALLS(HMC_CALL_MEMBER)
+  // Drivers before 11.x lack some of it.
+  [[nodiscard]] bool complete() const noexcept {
+    bool all = true;
+#define HMC_HAVE(member, ...) all = all && member != nullptr;
+    HMC_CUDA_CHUNK_CALLS(HMC_HAVE)
+#undef HMC_HAVE
+    return all;
+  }
 };
 
 }  // namespace hmc::cuda_driver

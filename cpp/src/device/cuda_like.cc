@@ -47,7 +47,10 @@ constexpr Row musa_row{.vendor = "musa",
                        .prefix = "musa",
                        .driver_prefix = "mu"};
 
-class CudaLike final : public VendorCalls {
+// hsa_amd_portable_export_dmabuf().
+using HsaDmaBuf = int (*)(const void*, std::size_t, int*, std::uint64_t*);
+
+class CudaLike final : public VendorRuntime {
  public:
   explicit CudaLike(const Row& row) : row_(row), library_(row.library), compiler_(row.compiler) {}
 
@@ -60,159 +63,25 @@ class CudaLike final : public VendorCalls {
   bool resident() override { return library_.resident(); }
   [[nodiscard]] std::string library() const override { return library_.path(); }
   [[nodiscard]] std::string provenance() const override { return library_.provenance(); }
-  [[nodiscard]] int pci_vendor() const noexcept override { return row_.pci_vendor; }
-  [[nodiscard]] const VendorCodes& codes() const noexcept override { return cuda_like::codes; }
   std::string error_name(int code) override {
     const char* name = api_.error_name(code);
     return name == nullptr ? "unknown error" : name;
   }
 
-  int count(int& devices) override { return api_.device_count(&devices); }
-  int describe(int index, VendorDevice& device) override {
-    char text[256] = {};
-    std::size_t bytes = 0;
-    if (api_.device_name != nullptr) {
-      if (const int code = api_.device_name(text, sizeof text, index); code != 0) return code;
-      device.name = text;
-    } else {
-      device.name = std::string(row_.vendor) + " device";
-    }
-    if (api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
-    if (api_.device_memory != nullptr && api_.device_memory(&bytes, index) == 0) device.memory_bytes = bytes;
-    return 0;
-  }
-  std::vector<std::string> capabilities(int) override {
-    std::vector<std::string> names{"IPC handles"};
-    if (api_.dma_buf != nullptr || hsa_dma_buf_ != nullptr) names.emplace_back("dma-buf");
-    if (blocks_.available() && compiler_.available(library_)) names.emplace_back("block kernel");
-    return names;
-  }
-  VendorLink link(int from, int to) override {
-    int reaches = 0;
-    const bool yes = api_.can_reach != nullptr && clear(api_.can_reach(&reaches, from, to)) == 0 && reaches != 0;
-    return yes ? VendorLink{"peer", 0} : VendorLink{};
-  }
-  int enter(int index, std::uintptr_t& previous) override {
-    int current = 0;
-    if (const int code = api_.device_get(&current); code != 0) return code;
-    previous = static_cast<std::uintptr_t>(current);
-    return current == index ? 0 : api_.device_set(index);
-  }
-  void leave(std::uintptr_t previous) override { static_cast<void>(api_.device_set(static_cast<int>(previous))); }
-  int enable_peer(int other) override {
-    const int code = clear(api_.enable_peer(other, 0));
-    return code == cuda_like::peer_access_already_enabled ? 0 : code;
-  }
-
-  int allocate(std::size_t bytes, void*& data) override {
-    const int code = clear(api_.allocate(&data, bytes));
-    if (code == 0 && device_type_ < 0) learn(data);
-    return code;
-  }
-  int release(void* data) override { return clear(api_.release(data)); }
-  bool classify(const void* data, VendorPointer& pointer) override {
-    cuda_like::Attributes found{};
-    if (clear(api_.attributes(&found, data)) != 0) return false;
-    if (device_type_ < 0 && !calibrate()) return false;
-    if (found.type != device_type_) return false;
-    pointer = {found.device, nullptr, 0, 0};
-    if (api_.range == nullptr) return true;
-    if (clear(api_.range(&pointer.base, &pointer.bytes, const_cast<void*>(data))) != 0) pointer.base = nullptr;
-    return true;
-  }
-  int pin(void* host, std::size_t bytes, bool) override { return clear(api_.pin(host, bytes, cuda_like::host_register_portable)); }
-  int unpin(void* host) override { return clear(api_.unpin(host)); }
-  int ipc_export(void* base, IpcHandle& handle) override { return clear(api_.ipc_get(&handle, base)); }
-  int ipc_open(const IpcHandle& handle, void*& base) override {
-    int code = cuda_like::invalid_value;
-    for (const unsigned flags : cuda_like::ipc_lazy_peer_access) {
-      if (code == cuda_like::invalid_value) code = clear(api_.ipc_open(&base, handle, flags));
-    }
-    return code;
-  }
-  int ipc_close(void* base) override { return clear(api_.ipc_close(base)); }
-
-  int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
-    offset = 0;
-    int code = api_.dma_buf == nullptr ? cuda_like::codes.unsupported
-                                       : clear(api_.dma_buf(&descriptor, data, bytes, cuda_like::range_dma_buf, 0));
-    if (code == cuda_like::codes.unsupported && hsa_dma_buf_ != nullptr) {
-      code = hsa_dma_buf_(data, bytes, &descriptor, &offset) == 0 ? 0 : cuda_like::codes.unsupported;
-    }
-    return code;
-  }
-
-  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_like::stream_non_blocking); }
-  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
-    int kind = cuda_like::kind_on_device;
-    if (direction == CopyDirection::to_device) kind = cuda_like::kind_to_device;
-    if (direction == CopyDirection::to_host) kind = cuda_like::kind_to_host;
-    return clear(api_.copy(target, source, bytes, kind, stream));
-  }
-  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
-    return blocks_.copy(index, blocks, stream, issued);
-  }
-  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
-    return clear(api_.fill(target, value, bytes, stream));
-  }
-  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_like::event_disable_timing); }
-  int record(VendorEvent event, VendorStream stream) override { return clear(api_.event_record(event, stream)); }
-  int query(VendorEvent event) override { return clear(api_.event_query(event)); }
-  int wait(VendorStream stream, VendorEvent event) override { return clear(api_.stream_wait(stream, event, 0)); }
-  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
-    return api_.call_host == nullptr ? cuda_like::codes.unsupported : clear(api_.call_host(stream, function, data));
-  }
-
- private:
+  [[nodiscard]] const Row& row() const noexcept { return row_; }
+  // Null functions until open().
+  [[nodiscard]] const cuda_like::Api& api() const noexcept { return api_; }
+  [[nodiscard]] HsaDmaBuf hsa_dma_buf() const noexcept { return hsa_dma_buf_; }
+  [[nodiscard]] BlockKernel& blocks() noexcept { return blocks_; }
+  [[nodiscard]] bool has_block_kernel() { return blocks_.available() && compiler_.available(library_); }
   // These runtimes keep the last error for whoever asks next: a framework must not meet ours.
-  int clear(int code) {
+  int clear(int code) const {
     if (code != 0 && api_.last_error != nullptr) static_cast<void>(api_.last_error());
     return code;
   }
 
-  // What this version calls device memory.
-  void learn(void* device_memory) {
-    cuda_like::Attributes found{};
-    if (clear(api_.attributes(&found, device_memory)) == 0) device_type_ = found.type;
-  }
-  bool calibrate() {
-    int current = 0;
-    void* sample = nullptr;
-    if (api_.device_get(&current) != 0 || clear(api_.allocate(&sample, 1)) != 0) return false;
-    learn(sample);
-    static_cast<void>(clear(api_.release(sample)));
-    return device_type_ >= 0;
-  }
-
-  Status load() {
-    std::string missing;
-    const auto want = [&](auto*& function, const char* name) { library_.load(function, row_.prefix + std::string(name)); };
-    const auto need = [&](auto*& function, const char* name) {
-      want(function, name);
-      if (function == nullptr) missing += (missing.empty() ? "" : ", ") + (row_.prefix + std::string(name));
-    };
-    const auto from_driver = [&](auto*& function, const char* name) {
-      want(function, name);
-      if (function == nullptr && row_.driver_prefix != nullptr) library_.load(function, row_.driver_prefix + std::string(name));
-    };
-#define HMC_NEED(member, name, ...) need(api_.member, #name);
-#define HMC_WANT(member, name, ...) want(api_.member, #name);
-#define HMC_FROM_DRIVER(member, name, ...) from_driver(api_.member, #name);
-    HMC_CUDA_LIKE_CALLS(HMC_NEED)
-    HMC_CUDA_LIKE_OPTIONAL_CALLS(HMC_WANT)
-    HMC_CUDA_LIKE_DRIVER_CALLS(HMC_FROM_DRIVER)
-    HMC_CUDA_LIKE_NEWER_CALLS(HMC_FROM_DRIVER)
-#undef HMC_NEED
-#undef HMC_WANT
-#undef HMC_FROM_DRIVER
-    if (!row_.compiler.stem.empty()) blocks_.load_hip(library_);
-    // Its own dependency: where it is not loaded already, there is no such runtime either.
-    if (row_.dma_buf_library != nullptr)
-      VendorLibrary::load_loaded(hsa_dma_buf_, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
-    if (missing.empty()) return {};
-    return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
-  }
-
+ private:
+  Status load();
   kernel::Image block_kernel(int device) {
     return compiler_.compile(library_, copy_blocks_source, device,
                              [this, device] { static_cast<void>(clear(api_.device_set(device))); });
@@ -224,13 +93,207 @@ class CudaLike final : public VendorCalls {
   KernelCompiler compiler_;
   BlockKernel blocks_{{cuda_like::codes.unsupported, kernel::hip_multiprocessor_count,
                        [this](int device) { return block_kernel(device); }, [this](int code) { return clear(code); }}};
-  int (*hsa_dma_buf_)(const void*, std::size_t, int*, std::uint64_t*) = nullptr;
+  HsaDmaBuf hsa_dma_buf_ = nullptr;
+};
+
+Status CudaLike::load() {
+  std::string missing;
+  const auto want = [&](auto*& function, const char* name) { library_.load(function, row_.prefix + std::string(name)); };
+  const auto need = [&](auto*& function, const char* name) {
+    want(function, name);
+    if (function == nullptr) missing += (missing.empty() ? "" : ", ") + (row_.prefix + std::string(name));
+  };
+  const auto from_driver = [&](auto*& function, const char* name) {
+    want(function, name);
+    if (function == nullptr && row_.driver_prefix != nullptr) library_.load(function, row_.driver_prefix + std::string(name));
+  };
+#define HMC_NEED(member, name, ...) need(api_.member, #name);
+#define HMC_WANT(member, name, ...) want(api_.member, #name);
+#define HMC_FROM_DRIVER(member, name, ...) from_driver(api_.member, #name);
+  HMC_CUDA_LIKE_CALLS(HMC_NEED)
+  HMC_CUDA_LIKE_OPTIONAL_CALLS(HMC_WANT)
+  HMC_CUDA_LIKE_DRIVER_CALLS(HMC_FROM_DRIVER)
+  HMC_CUDA_LIKE_NEWER_CALLS(HMC_FROM_DRIVER)
+#undef HMC_NEED
+#undef HMC_WANT
+#undef HMC_FROM_DRIVER
+  if (!row_.compiler.stem.empty()) blocks_.load_hip(library_);
+  // Its own dependency: where it is not loaded already, there is no such runtime either.
+  if (row_.dma_buf_library != nullptr)
+    VendorLibrary::load_loaded(hsa_dma_buf_, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
+  if (missing.empty()) return {};
+  return Status(Code::unsupported, library() + " is too old or not what its name says: it has no " + missing);
+}
+
+class CudaLikeDevices final : public VendorDevices {
+ public:
+  explicit CudaLikeDevices(CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
+  int count(int& devices) override { return api_.device_count(&devices); }
+  int describe(int index, VendorDevice& device) override {
+    char text[256] = {};
+    std::size_t bytes = 0;
+    if (api_.device_name != nullptr) {
+      if (const int code = api_.device_name(text, sizeof text, index); code != 0) return code;
+      device.name = text;
+    } else {
+      device.name = std::string(runtime_.row().vendor) + " device";
+    }
+    if (api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
+    if (api_.device_memory != nullptr && api_.device_memory(&bytes, index) == 0) device.memory_bytes = bytes;
+    return 0;
+  }
+  std::vector<std::string> capabilities(int) override {
+    std::vector<std::string> names{"IPC handles"};
+    if (api_.dma_buf != nullptr || runtime_.hsa_dma_buf() != nullptr) names.emplace_back("dma-buf");
+    if (runtime_.has_block_kernel()) names.emplace_back("block kernel");
+    return names;
+  }
+  VendorLink link(int from, int to) override {
+    int reaches = 0;
+    const bool yes = api_.can_reach != nullptr && runtime_.clear(api_.can_reach(&reaches, from, to)) == 0 && reaches != 0;
+    return yes ? VendorLink{"peer", 0} : VendorLink{};
+  }
+  int enter(int index, std::uintptr_t& previous) override {
+    int current = 0;
+    if (const int code = api_.device_get(&current); code != 0) return code;
+    previous = static_cast<std::uintptr_t>(current);
+    return current == index ? 0 : api_.device_set(index);
+  }
+  void leave(std::uintptr_t previous) override { static_cast<void>(api_.device_set(static_cast<int>(previous))); }
+  int enable_peer(int other) override {
+    const int code = runtime_.clear(api_.enable_peer(other, 0));
+    return code == cuda_like::peer_access_already_enabled ? 0 : code;
+  }
+
+ private:
+  CudaLike& runtime_;
+  const cuda_like::Api& api_;
+};
+
+class CudaLikeMemory final : public VendorMemory {
+ public:
+  explicit CudaLikeMemory(const CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
+  int allocate(std::size_t bytes, void*& data) override {
+    const int code = runtime_.clear(api_.allocate(&data, bytes));
+    if (code == 0 && device_type_ < 0) learn(data);
+    return code;
+  }
+  int release(void* data) override { return runtime_.clear(api_.release(data)); }
+  bool classify(const void* data, VendorPointer& pointer) override {
+    cuda_like::Attributes found{};
+    if (runtime_.clear(api_.attributes(&found, data)) != 0) return false;
+    if (device_type_ < 0 && !calibrate()) return false;
+    if (found.type != device_type_) return false;
+    pointer = {found.device, nullptr, 0, 0};
+    if (api_.range == nullptr) return true;
+    if (runtime_.clear(api_.range(&pointer.base, &pointer.bytes, const_cast<void*>(data))) != 0) pointer.base = nullptr;
+    return true;
+  }
+  int pin(void* host, std::size_t bytes, bool) override {
+    return runtime_.clear(api_.pin(host, bytes, cuda_like::host_register_portable));
+  }
+  int unpin(void* host) override { return runtime_.clear(api_.unpin(host)); }
+
+ private:
+  // What this version calls device memory.
+  void learn(void* device_memory) {
+    cuda_like::Attributes found{};
+    if (runtime_.clear(api_.attributes(&found, device_memory)) == 0) device_type_ = found.type;
+  }
+  bool calibrate() {
+    int current = 0;
+    void* sample = nullptr;
+    if (api_.device_get(&current) != 0 || runtime_.clear(api_.allocate(&sample, 1)) != 0) return false;
+    learn(sample);
+    static_cast<void>(runtime_.clear(api_.release(sample)));
+    return device_type_ >= 0;
+  }
+
+  const CudaLike& runtime_;
+  const cuda_like::Api& api_;
   std::atomic<int> device_type_{-1};  // -1: not learnt yet
 };
 
+class CudaLikeHandles final : public VendorHandles {
+ public:
+  explicit CudaLikeHandles(const CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
+  int ipc_export(void* base, IpcHandle& handle) override { return runtime_.clear(api_.ipc_get(&handle, base)); }
+  int ipc_open(const IpcHandle& handle, void*& base) override {
+    int code = cuda_like::invalid_value;
+    for (const unsigned flags : cuda_like::ipc_lazy_peer_access) {
+      if (code == cuda_like::invalid_value) code = runtime_.clear(api_.ipc_open(&base, handle, flags));
+    }
+    return code;
+  }
+  int ipc_close(void* base) override { return runtime_.clear(api_.ipc_close(base)); }
+  int dma_buf(int, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) override {
+    offset = 0;
+    int code = api_.dma_buf == nullptr ? cuda_like::codes.unsupported
+                                       : runtime_.clear(api_.dma_buf(&descriptor, data, bytes, cuda_like::range_dma_buf, 0));
+    if (code == cuda_like::codes.unsupported && runtime_.hsa_dma_buf() != nullptr) {
+      code = runtime_.hsa_dma_buf()(data, bytes, &descriptor, &offset) == 0 ? 0 : cuda_like::codes.unsupported;
+    }
+    return code;
+  }
+
+ private:
+  const CudaLike& runtime_;
+  const cuda_like::Api& api_;
+};
+
+class CudaLikeStreams final : public VendorStreams {
+ public:
+  explicit CudaLikeStreams(const CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
+  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_like::stream_non_blocking); }
+  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_like::event_disable_timing); }
+  int record(VendorEvent event, VendorStream stream) override { return runtime_.clear(api_.event_record(event, stream)); }
+  int query(VendorEvent event) override { return runtime_.clear(api_.event_query(event)); }
+  int wait(VendorStream stream, VendorEvent event) override { return runtime_.clear(api_.stream_wait(stream, event, 0)); }
+  int call_host(VendorStream stream, void (*function)(void*), void* data) override {
+    return api_.call_host == nullptr ? cuda_like::codes.unsupported : runtime_.clear(api_.call_host(stream, function, data));
+  }
+
+ private:
+  const CudaLike& runtime_;
+  const cuda_like::Api& api_;
+};
+
+class CudaLikeCopies final : public VendorCopies {
+ public:
+  explicit CudaLikeCopies(CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
+  int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) override {
+    int kind = cuda_like::kind_on_device;
+    if (direction == CopyDirection::to_device) kind = cuda_like::kind_to_device;
+    if (direction == CopyDirection::to_host) kind = cuda_like::kind_to_host;
+    return runtime_.clear(api_.copy(target, source, bytes, kind, stream));
+  }
+  int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
+    return runtime_.blocks().copy(index, blocks, stream, issued);
+  }
+  int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) override {
+    return runtime_.clear(api_.fill(target, value, bytes, stream));
+  }
+
+ private:
+  CudaLike& runtime_;
+  const cuda_like::Api& api_;
+};
+
+VendorCalls cuda_like_calls(const Row& row) {
+  auto owned = std::make_unique<CudaLike>(row);
+  CudaLike& runtime = *owned;
+  return {.traits = {.codes = cuda_like::codes, .pci_vendor = row.pci_vendor},
+          .runtime = std::move(owned),
+          .devices = std::make_unique<CudaLikeDevices>(runtime),
+          .memory = std::make_unique<CudaLikeMemory>(runtime),
+          .handles = std::make_unique<CudaLikeHandles>(runtime),
+          .streams = std::make_unique<CudaLikeStreams>(runtime),
+          .copies = std::make_unique<CudaLikeCopies>(runtime)};
+}
+
 template <const Row& row>
 DeviceRuntime& instance() {
-  static Accelerator* const runtime = new Accelerator(row.vendor, std::make_unique<CudaLike>(row));  // never destroyed
+  static Accelerator* const runtime = new Accelerator(row.vendor, cuda_like_calls(row));  // never destroyed
   return *runtime;
 }
 

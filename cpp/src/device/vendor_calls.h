@@ -1,10 +1,11 @@
-// VendorCalls: everything that HMC asks of a vendor's runtime. One implementation per call shape (CUDA driver, CUDA-like runtime,
-// CNRT); Accelerator builds a DeviceRuntime on it.
+// VendorCalls: everything that HMC calls of a vendor's runtime, one interface per concept. One implementation per call shape (CUDA
+// driver, CUDA-like runtime, CNRT); Accelerator builds a DeviceRuntime on it.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,23 +68,25 @@ struct VendorChunk {
 };
 
 // All int results are the vendor's own codes, 0 for success. Calls marked (current) act on the device made current by enter().
-// Thread rules: any thread, as the vendors promise; open() once, under the owner's lock.
-class VendorCalls {
- public:
-  virtual ~VendorCalls() = default;
+// Thread rules of every interface below: any thread, as the vendors promise.
 
-  // Opens the library, looks up what is needed and initialises. Errors: unsupported with the reason.
+// The library itself.
+class VendorRuntime {
+ public:
+  virtual ~VendorRuntime() = default;
+  // Opens the library, looks up what is needed and initialises; once, under the owner's lock. Nothing else of the vendor may be
+  // called before. Errors: unsupported with the reason.
   virtual Status open() = 0;
-  // Whether memory of this vendor can exist in the process: cheap, loads nothing.
+  // Whether memory of this vendor can exist in the process: cheap, loads nothing; may be called before open().
   virtual bool resident() = 0;
   [[nodiscard]] virtual std::string library() const = 0;     // its path
   [[nodiscard]] virtual std::string provenance() const = 0;  // "hardware", "simulated", "facade"
-  [[nodiscard]] virtual const VendorCodes& codes() const noexcept = 0;
   virtual std::string error_name(int code) = 0;
+};
 
-  // PCI's number of the vendor whose cards these are; 0: whatever the library finds.
-  [[nodiscard]] virtual int pci_vendor() const noexcept { return 0; }
-
+class VendorDevices {
+ public:
+  virtual ~VendorDevices() = default;
   virtual int count(int& devices) = 0;
   virtual int describe(int index, VendorDevice& device) = 0;
   virtual std::vector<std::string> capabilities(int /*index*/) { return {"IPC handles"}; }  // DeviceInfo's words
@@ -93,48 +96,54 @@ class VendorCalls {
   virtual void leave(std::uintptr_t previous) = 0;
   // (current) Lets the current device reach the memory of `other`. Already enabled is success.
   virtual int enable_peer(int other) = 0;
+};
 
+class VendorMemory {
+ public:
+  virtual ~VendorMemory() = default;
   virtual int allocate(std::size_t bytes, void*& data) = 0;  // (current)
   virtual int release(void* data) = 0;
-  // Success with false: not this vendor's device memory. Must not fault on any address.
+  // False: not this vendor's device memory. Must not fault on any address.
   virtual bool classify(const void* data, VendorPointer& pointer) = 0;
   // (current) For every device of the vendor; `read_only`: the host's mapping cannot be written.
   virtual int pin(void* host, std::size_t bytes, bool read_only) = 0;
   virtual int unpin(void* host) = 0;
+};
+
+// Handles of whole allocations.
+class VendorHandles {
+ public:
+  virtual ~VendorHandles() = default;
   virtual int ipc_export(void* base, IpcHandle& handle) = 0;
   virtual int ipc_open(const IpcHandle& handle, void*& base) = 0;  // (current)
   virtual int ipc_close(void* base) = 0;
-
-  // Memory that was mapped piece by piece, which ipc_export refuses. Unsupported where the vendor has no such memory.
-  // The piece that `at` lies in, held until drop_chunk(): no other piece is taken for it meanwhile, wherever that is mapped.
-  virtual int hold_chunk(const void* /*at*/, VendorChunk& /*chunk*/) { return codes().unsupported; }
-  virtual void drop_chunk(const VendorChunk& /*chunk*/) {}
-  // Whether a held one is still mapped where it was.
-  virtual bool chunk_in_place(const VendorChunk& /*chunk*/) { return false; }
-  // A descriptor of a held one, which becomes the caller's.
-  virtual int export_chunk(VendorChunk& /*chunk*/) { return codes().unsupported; }
-  // (current) Maps the pieces side by side for device `index`, and says where. The descriptors stay the caller's.
-  virtual int map_chunks(int /*index*/, std::span<VendorChunk> /*chunks*/) { return codes().unsupported; }
-  virtual int allow_chunks(int /*index*/, std::span<const VendorChunk> /*chunks*/) { return codes().unsupported; }
-  virtual void unmap_chunks(std::span<const VendorChunk> /*chunks*/) {}
   // (current) A dma-buf of whole host pages of one allocation; the descriptor becomes the caller's, and [data, data + bytes) begins
   // at `offset` in it.
-  virtual int dma_buf(int /*index*/, void* /*data*/, std::size_t /*bytes*/, int& /*descriptor*/, std::uint64_t& /*offset*/) {
-    return codes().unsupported;
-  }
+  virtual int dma_buf(int index, void* data, std::size_t bytes, int& descriptor, std::uint64_t& offset) = 0;
+};
 
-  // Bytes of device memory that network cards may have registered for one process at once; 0: nobody knows a limit.
-  [[nodiscard]] virtual std::size_t registration_limit() const noexcept { return 0; }
+// Memory that was mapped piece by piece, which ipc_export() refuses.
+class VendorChunks {
+ public:
+  virtual ~VendorChunks() = default;
+  // The piece that `at` lies in, held until release(): no other piece is taken for it meanwhile, wherever that is mapped.
+  virtual int hold(const void* at, VendorChunk& chunk) = 0;
+  virtual void release(const VendorChunk& chunk) = 0;
+  // Whether a held one is still mapped where it was.
+  virtual bool in_place(const VendorChunk& chunk) = 0;
+  // A descriptor of a held one, which becomes the caller's.
+  virtual int export_descriptor(VendorChunk& chunk) = 0;
+  // (current) Maps the pieces side by side for device `index`, and says where. The descriptors stay the caller's.
+  virtual int map(int index, std::span<VendorChunk> chunks) = 0;
+  virtual int allow(int index, std::span<const VendorChunk> chunks) = 0;
+  virtual void unmap(std::span<const VendorChunk> chunks) = 0;
+};
 
+class VendorStreams {
+ public:
+  virtual ~VendorStreams() = default;
   virtual int make_stream(VendorStream& stream) = 0;  // (current) not ordered behind the default stream
-  virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
-  // (current) Blocks by few launches on device `index`; adds those on their way to `issued`, also where it fails. Unsupported: the
-  // rest goes one copy each.
-  virtual int copy_blocks(int /*index*/, const VendorBlocks& /*blocks*/, VendorStream /*stream*/, std::size_t& /*issued*/) {
-    return codes().unsupported;
-  }
-  virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
-  virtual int make_event(VendorEvent& event) = 0;  // (current) without timing
+  virtual int make_event(VendorEvent& event) = 0;     // (current) without timing
   virtual int record(VendorEvent event, VendorStream stream) = 0;
   virtual int query(VendorEvent event) = 0;
   virtual int wait(VendorStream stream, VendorEvent event) = 0;  // the stream, not the host
@@ -142,19 +151,50 @@ class VendorCalls {
   virtual int call_host(VendorStream stream, void (*function)(void*), void* data) = 0;
 };
 
+// All (current), and asynchronous on a stream.
+class VendorCopies {
+ public:
+  virtual ~VendorCopies() = default;
+  virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
+  // Blocks by few launches on device `index`; adds those on their way to `issued`, also where it fails. Unsupported: the rest goes
+  // one copy each.
+  virtual int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) = 0;
+  virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
+};
+
+// What is known of a vendor without its library.
+struct VendorTraits {
+  VendorCodes codes;
+  int pci_vendor = 0;                  // PCI's number of the vendor whose cards these are; 0: whatever the library finds
+  std::size_t registration_limit = 0;  // bytes of device memory that network cards may have registered for one process at once;
+                                       // 0: no limit is known
+};
+
+// One vendor. The other objects share what `runtime` owns: the functions of the library.
+struct VendorCalls {
+  VendorTraits traits;
+  std::unique_ptr<VendorRuntime> runtime;
+  std::unique_ptr<VendorDevices> devices;
+  std::unique_ptr<VendorMemory> memory;
+  std::unique_ptr<VendorHandles> handles;
+  std::unique_ptr<VendorStreams> streams;
+  std::unique_ptr<VendorCopies> copies;
+  std::unique_ptr<VendorChunks> chunks = nullptr;  // null: the vendor has no such memory
+};
+
 // The device is current while this lives.
 class DeviceScope {
  public:
-  DeviceScope(VendorCalls& calls, int index) : calls_(calls), code_(calls.enter(index, previous_)) {}
+  DeviceScope(VendorDevices& devices, int index) : devices_(devices), code_(devices.enter(index, previous_)) {}
   ~DeviceScope() {
-    if (code_ == 0) calls_.leave(previous_);
+    if (code_ == 0) devices_.leave(previous_);
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
   [[nodiscard]] int code() const noexcept { return code_; }
 
  private:
-  VendorCalls& calls_;
+  VendorDevices& devices_;
   std::uintptr_t previous_ = 0;
   const int code_;
 };

@@ -8,22 +8,23 @@
 namespace hmc {
 namespace {
 
-// A runtime that finds the cards at `addresses` and does nothing with them.
-class Finder final : public VendorCalls {
+// A runtime that finds the cards at `addresses`, and can do nothing else.
+class Library final : public VendorRuntime {
  public:
-  Finder(int pci_vendor, std::string provenance, std::vector<std::string> addresses)
-      : pci_vendor_(pci_vendor), provenance_(std::move(provenance)), addresses_(std::move(addresses)) {}
-
+  explicit Library(std::string provenance) : provenance_(std::move(provenance)) {}
   Status open() override { return {}; }
   bool resident() override { return true; }
   std::string library() const override { return "libfinder.so"; }
   std::string provenance() const override { return provenance_; }
-  const VendorCodes& codes() const noexcept override {
-    static constexpr VendorCodes codes{{600, 600}, 2, refused, 100, 400, 712};
-    return codes;
-  }
   std::string error_name(int) override { return "error"; }
-  int pci_vendor() const noexcept override { return pci_vendor_; }
+
+ private:
+  const std::string provenance_;
+};
+
+class Finder final : public VendorDevices {
+ public:
+  explicit Finder(std::vector<std::string> addresses) : addresses_(std::move(addresses)) {}
   int count(int& devices) override {
     devices = static_cast<int>(addresses_.size());
     return 0;
@@ -32,30 +33,12 @@ class Finder final : public VendorCalls {
     device = {"card", addresses_.at(static_cast<std::size_t>(index)), 1 << 20};
     return 0;
   }
-  int enter(int, std::uintptr_t&) override { return 0; }
+  int enter(int, std::uintptr_t&) override { return refused; }
   void leave(std::uintptr_t) override {}
   int enable_peer(int) override { return refused; }
-  int allocate(std::size_t, void*&) override { return refused; }
-  int release(void*) override { return refused; }
-  bool classify(const void*, VendorPointer&) override { return false; }
-  int pin(void*, std::size_t, bool) override { return refused; }
-  int unpin(void*) override { return refused; }
-  int ipc_export(void*, IpcHandle&) override { return refused; }
-  int ipc_open(const IpcHandle&, void*&) override { return refused; }
-  int ipc_close(void*) override { return refused; }
-  int make_stream(VendorStream&) override { return refused; }
-  int copy(void*, const void*, std::size_t, CopyDirection, VendorStream) override { return refused; }
-  int fill(void*, std::uint8_t, std::size_t, VendorStream) override { return refused; }
-  int make_event(VendorEvent&) override { return refused; }
-  int record(VendorEvent, VendorStream) override { return refused; }
-  int query(VendorEvent) override { return refused; }
-  int wait(VendorStream, VendorEvent) override { return refused; }
-  int call_host(VendorStream, void (*)(void*), void*) override { return refused; }
 
  private:
   static constexpr int refused = 801;
-  const int pci_vendor_;
-  const std::string provenance_;
   const std::vector<std::string> addresses_;
 };
 
@@ -75,7 +58,11 @@ class Cards : public ::testing::Test {
     GTEST_SKIP() << "this host shows no PCI device";
   }
   RuntimeInfo found(int vendor, const std::string& provenance, std::vector<std::string> addresses) {
-    return Accelerator("rocm", std::make_unique<Finder>(vendor, provenance, std::move(addresses))).enumerate();
+    VendorCalls calls{};
+    calls.traits = {.codes = {{600, 600}, 2, 801, 100, 400, 712}, .pci_vendor = vendor};
+    calls.runtime = std::make_unique<Library>(provenance);
+    calls.devices = std::make_unique<Finder>(std::move(addresses));
+    return Accelerator("rocm", std::move(calls)).enumerate();
   }
   std::string address_;
   int maker_ = 0;
