@@ -1,31 +1,34 @@
-// Accelerator: memory of other processes, and host memory that the copy engines reach.
+#include "device/accelerator_sharing.h"
+
+#include <unistd.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/wire.h"
-#include "device/accelerator.h"
 
 namespace hmc {
 
 // Another process's allocation as mapped here, shared by every import of it.
-class Accelerator::Mapping {
+class AcceleratorSharing::Mapping {
  public:
-  Mapping(Accelerator& runtime, int index, void* base) noexcept : runtime_(runtime), index_(index), base_(base) {}
+  Mapping(const AcceleratorDevices& devices, int index, void* base) noexcept : devices_(devices), index_(index), base_(base) {}
   ~Mapping() {
-    if (runtime_.forked()) return;
-    const DeviceScope scope(*runtime_.calls_.devices, index_);
-    runtime_.calls_.handles->ipc_close(base_);
+    if (devices_.forked()) return;
+    const DeviceScope scope(*devices_.calls().devices, index_);
+    devices_.calls().handles->ipc_close(base_);
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   [[nodiscard]] std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
 
  private:
-  Accelerator& runtime_;
+  const AcceleratorDevices& devices_;
   const int index_;
   void* const base_;
 };
 
-class Accelerator::Mapped final : public Allocation {
+class AcceleratorSharing::Mapped final : public Allocation {
  public:
   Mapped(std::shared_ptr<Mapping> mapping, DeviceSpan span) noexcept : mapping_(std::move(mapping)), span_(span) {}
   [[nodiscard]] DeviceSpan span() const noexcept override { return span_; }
@@ -35,40 +38,58 @@ class Accelerator::Mapped final : public Allocation {
   const DeviceSpan span_;
 };
 
-Result<Blob> Accelerator::export_handle(const DeviceSpan& span, HandleKind kind) {
-  HMC_TRY(open());
+namespace {
+
+// Host memory that this process has pinned.
+class Pin final : public HostPin {
+ public:
+  Pin(const AcceleratorDevices& devices, int device, void* data) noexcept : devices_(devices), device_(device), data_(data) {}
+  ~Pin() override {
+    if (devices_.forked()) return;
+    const DeviceScope scope(*devices_.calls().devices, device_);
+    devices_.calls().memory->unpin(data_);
+  }
+
+ private:
+  const AcceleratorDevices& devices_;
+  const int device_;
+  void* const data_;
+};
+
+}  // namespace
+
+Result<Blob> AcceleratorSharing::export_handle(const DeviceSpan& span, HandleKind kind) {
+  HMC_TRY(devices_.open());
   switch (kind) {
     case HandleKind::ipc:
       return export_allocation(span);
     case HandleKind::chunks:
-      return export_chunks(span);
+      return chunks_.export_handle(span);
     case HandleKind::dma_buf:
       return export_dma_buf(span);
     case HandleKind::memfd:
       break;
   }
-  return Status(Code::unsupported, vendor_ + " memory lies in no memfd");
+  return Status(Code::unsupported, devices_.vendor() + " memory lies in no memfd");
 }
 
-Result<std::unique_ptr<Allocation>> Accelerator::import_handle(int index, const Blob& blob, HandleKind kind) {
-  HMC_TRY(device(index).status());
+Result<std::unique_ptr<Allocation>> AcceleratorSharing::import_handle(int index, const Blob& blob, HandleKind kind) {
+  HMC_TRY(devices_.device(index).status());
   if (kind == HandleKind::ipc) return import_allocation(index, blob);
-  if (kind == HandleKind::chunks) return import_chunks(index, blob);
-  return Status(Code::unsupported, vendor_ + " maps the vendor's handles only");
+  if (kind == HandleKind::chunks) return chunks_.import_handle(index, blob);
+  return Status(Code::unsupported, devices_.vendor() + " maps the vendor's handles only");
 }
 
 // bytes = wire{raw 64 handle, u64 offset of the span in its allocation, u64 bytes of the span, u64 id of the allocation}: an
 // address that was freed and given out again has another id.
-Result<Blob> Accelerator::export_allocation(const DeviceSpan& span) {
+Result<Blob> AcceleratorSharing::export_allocation(const DeviceSpan& span) {
   VendorPointer owner;
-  if (!calls_.memory->classify(span.data, owner) || owner.base == nullptr) {
-    return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
-  }
+  if (!devices_.calls().memory->classify(span.data, owner) || owner.base == nullptr) return devices_.no_allocation();
   IpcHandle handle{};
-  const DeviceScope scope(*calls_.devices, owner.index);
-  if (scope.code() != 0) return failure(name(owner.index) + " cannot be used", scope.code());
-  if (const int code = calls_.handles->ipc_export(owner.base, handle); code != 0) {
-    return failure("the vendor gives no handle of this allocation of " + name(owner.index), code);
+  const DeviceScope scope(*devices_.calls().devices, owner.index);
+  if (scope.code() != 0) return devices_.unusable(owner.index, scope.code());
+  if (const int code = devices_.calls().handles->ipc_export(owner.base, handle); code != 0) {
+    return devices_.failure("the vendor gives no handle of this allocation of " + devices_.name(owner.index), code);
   }
   Blob blob;
   const auto offset = static_cast<std::uint64_t>(static_cast<std::byte*>(span.data) - static_cast<std::byte*>(owner.base));
@@ -76,31 +97,32 @@ Result<Blob> Accelerator::export_allocation(const DeviceSpan& span) {
   return blob;
 }
 
-Result<std::unique_ptr<Allocation>> Accelerator::import_allocation(int index, const Blob& blob) {
-  HMC_ASSIGN(const Device here, Device::parse(name(index)));
+Result<std::unique_ptr<Allocation>> AcceleratorSharing::import_allocation(int index, const Blob& blob) {
+  HMC_ASSIGN(const Device here, Device::parse(devices_.name(index)));
   WireReader reader(blob.bytes);
   IpcHandle handle{};
   std::ranges::copy(reader.raw(handle.size()), handle.begin());
   const std::uint64_t offset = reader.u64();
   const std::uint64_t bytes = reader.u64();
   const std::uint64_t id = reader.u64();
-  if (!reader.finish() || !blob.fds.empty()) return Status(Code::protocol, "malformed handle of " + vendor_ + " memory");
+  if (!reader.finish() || !blob.fds.empty()) return Status(Code::protocol, "malformed handle of " + devices_.vendor() + " memory");
 
   const std::scoped_lock lock(mutex_);
   std::erase_if(mappings_, [](const auto& entry) { return entry.second.expired(); });
   auto mapping = mappings_[{index, handle, id}].lock();
   if (!mapping) {
-    const DeviceScope scope(*calls_.devices, index);
-    if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+    const DeviceScope scope(*devices_.calls().devices, index);
+    if (scope.code() != 0) return devices_.unusable(index, scope.code());
     void* base = nullptr;
-    if (const int code = calls_.handles->ipc_open(handle, base); code != 0) {
-      return failure("mapping a peer's memory on " + name(index) + " (its owner may have freed it or ended)", code);
+    if (const int code = devices_.calls().handles->ipc_open(handle, base); code != 0) {
+      return devices_.failure("mapping a peer's memory on " + devices_.name(index) + " (its owner may have freed it or ended)",
+                              code);
     }
-    mapping = std::make_shared<Mapping>(*this, index, base);
+    mapping = std::make_shared<Mapping>(devices_, index, base);
     mappings_[{index, handle, id}] = mapping;
   }
   VendorPointer whole;
-  const bool known = calls_.memory->classify(mapping->base(), whole) && whole.bytes != 0;
+  const bool known = devices_.calls().memory->classify(mapping->base(), whole) && whole.bytes != 0;
   if (known && (offset > whole.bytes || bytes > whole.bytes - offset)) {
     return Status(Code::protocol, "the peer's memory is smaller than it claims");
   }
@@ -108,30 +130,39 @@ Result<std::unique_ptr<Allocation>> Accelerator::import_allocation(int index, co
   return std::unique_ptr<Allocation>(std::make_unique<Mapped>(std::move(mapping), span));
 }
 
-Result<std::unique_ptr<HostPin>> Accelerator::pin_host(int index, const DeviceSpan& host, bool read_only) {
-  class Pin final : public HostPin {
-   public:
-    Pin(Accelerator& runtime, int device, void* data) noexcept : runtime_(runtime), device_(device), data_(data) {}
-    ~Pin() override {
-      if (runtime_.forked()) return;
-      const DeviceScope scope(*runtime_.calls_.devices, device_);
-      runtime_.calls_.memory->unpin(data_);
-    }
-
-   private:
-    Accelerator& runtime_;
-    const int device_;
-    void* const data_;
-  };
-  HMC_TRY(device(index).status());
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
-  const int code = calls_.memory->pin(host.data, host.bytes, read_only);
-  if (code != 0 && code == calls_.traits.codes.already_pinned) return std::make_unique<HostPin>();  // another's to unpin
+// bytes = wire{u64 offset of the span in the dma-buf, u64 bytes of the span}.
+Result<Blob> AcceleratorSharing::export_dma_buf(const DeviceSpan& span) {
+  VendorPointer owner;
+  if (!devices_.calls().memory->classify(span.data, owner)) return devices_.no_allocation();
+  const DeviceScope scope(*devices_.calls().devices, owner.index);
+  if (scope.code() != 0) return devices_.unusable(owner.index, scope.code());
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto start = reinterpret_cast<std::uintptr_t>(span.data);
+  const std::uintptr_t first = start / page * page;
+  const std::uintptr_t last = (start + span.bytes + page - 1) / page * page;
+  int descriptor = -1;
+  std::uint64_t offset = 0;
+  const int code = devices_.calls().handles->dma_buf(owner.index, reinterpret_cast<void*>(first), last - first, descriptor, offset);
   if (code != 0) {
-    return failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + vendor_, code);
+    const Status refused = devices_.failure("no dma-buf can be had of memory of " + devices_.name(owner.index), code);
+    return Status(Code::unsupported, std::string(refused.message()), code);
   }
-  return std::unique_ptr<HostPin>(std::make_unique<Pin>(*this, index, host.data));
+  Blob blob;
+  blob.fds.emplace_back(descriptor);
+  WireWriter(blob.bytes).u64(offset + (start - first)).u64(span.bytes);
+  return blob;
+}
+
+Result<std::unique_ptr<HostPin>> AcceleratorSharing::pin_host(int index, const DeviceSpan& host, bool read_only) {
+  HMC_TRY(devices_.device(index).status());
+  const DeviceScope scope(*devices_.calls().devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const int code = devices_.calls().memory->pin(host.data, host.bytes, read_only);
+  if (code != 0 && code == devices_.calls().traits.codes.already_pinned) return std::make_unique<HostPin>();  // another's to unpin
+  if (code != 0) {
+    return devices_.failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + devices_.vendor(), code);
+  }
+  return std::unique_ptr<HostPin>(std::make_unique<Pin>(devices_, index, host.data));
 }
 
 }  // namespace hmc

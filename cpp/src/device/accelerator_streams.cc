@@ -1,5 +1,6 @@
-// Accelerator: streams of callers.
-#include "device/accelerator_point.h"
+#include "device/accelerator_streams.h"
+
+#include <utility>
 
 namespace hmc {
 namespace {
@@ -8,36 +9,44 @@ VendorStream stream_of(StreamHandle stream) { return stream == default_stream ? 
 
 }  // namespace
 
-Status Accelerator::stream_failure(const std::string& what, int code) const {
-  const Status status = failure(what, code);
-  if (code != calls_.traits.codes.invalid_handle) return status;
+Result<bool> AcceleratorPoint::reached() {
+  const int code = devices_.calls().streams->query(event_);
+  const VendorCodes& codes = devices_.calls().traits.codes;
+  if (code == codes.not_ready[0] || code == codes.not_ready[1]) return false;
+  if (code != 0) return devices_.failure("the caller's stream of " + devices_.vendor(), code);
+  return true;
+}
+
+Status AcceleratorStreams::failure(const std::string& what, int code) const {
+  const Status status = devices_.failure(what, code);
+  if (code != devices_.calls().traits.codes.invalid_handle) return status;
   return Status(Code::invalid_argument, std::string(status.message()) + "; is the stream one of that very device?", code);
 }
 
-Result<std::shared_ptr<StreamPoint>> Accelerator::mark(int index, StreamHandle stream) {
-  HMC_ASSIGN(PerDevice * on, device(index));
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+Result<std::shared_ptr<StreamPoint>> AcceleratorStreams::mark(int index, StreamHandle stream) {
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  const DeviceScope scope(*devices_.calls().devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
   const std::scoped_lock lock(on->mutex);
-  HMC_ASSIGN(const VendorEvent made, event(*on));
-  if (const int code = calls_.streams->record(made, stream_of(stream)); code != 0) {
+  HMC_ASSIGN(const VendorEvent made, devices_.event(*on));
+  if (const int code = devices_.calls().streams->record(made, stream_of(stream)); code != 0) {
     on->free_events.push_back(made);
-    return stream_failure("recording an event on the caller's stream of " + name(index), code);
+    return failure("recording an event on the caller's stream of " + devices_.name(index), code);
   }
-  return std::shared_ptr<StreamPoint>(std::make_shared<Point>(*this, *on, made));
+  return std::shared_ptr<StreamPoint>(std::make_shared<AcceleratorPoint>(devices_, *on, made));
 }
 
-Status Accelerator::hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) {
-  HMC_TRY(device(index).status());
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return failure(name(index) + " cannot be used", scope.code());
+Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) {
+  HMC_TRY(devices_.device(index).status());
+  const DeviceScope scope(*devices_.calls().devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
   auto held = std::make_unique<std::shared_ptr<const StreamGate>>(std::move(gate));
   const auto wait = [](void* data) {
     const std::unique_ptr<std::shared_ptr<const StreamGate>> mine(static_cast<std::shared_ptr<const StreamGate>*>(data));
     (*mine)->wait();
   };
-  if (const int code = calls_.streams->call_host(stream_of(stream), wait, held.get()); code != 0) {
-    return stream_failure("making a stream of " + name(index) + " wait", code);
+  if (const int code = devices_.calls().streams->call_host(stream_of(stream), wait, held.get()); code != 0) {
+    return failure("making a stream of " + devices_.name(index) + " wait", code);
   }
   static_cast<void>(held.release());  // the callback's
   return {};

@@ -1,0 +1,161 @@
+#include "device/accelerator_copies.h"
+
+#include <span>
+#include <utility>
+
+#include "device/accelerator_streams.h"
+
+namespace hmc {
+namespace {
+
+// Copies up to this size do not queue behind longer ones.
+constexpr std::size_t short_copy_bytes = 64 << 10;
+
+}  // namespace
+
+// Long copies on the device and between devices take the stream with the fewest under way. One after the other, an all-to-all among
+// four cards had half the speed: every rank, so we think, first fetched from the one that had announced first. Kernels stay in
+// turn: each takes the multiprocessors that it may.
+Result<CopyStream*> AcceleratorCopies::stream_for(AcceleratorDevice& device, CopyDirection direction, std::size_t bytes,
+                                                  bool in_blocks) {
+  const bool is_long = bytes > short_copy_bytes;
+  CopyStream* chosen = &device.streams[static_cast<std::size_t>(direction) * 2 + (is_long ? 1 : 0)];
+  if (is_long && direction == CopyDirection::on_device && !in_blocks) {
+    for (CopyStream& other : std::span(device.streams).last(AcceleratorDevice::more_streams)) {
+      if (other.pending.size() < chosen->pending.size()) chosen = &other;
+    }
+  }
+  if (chosen->handle == nullptr) {
+    const int code = calls_.streams->make_stream(chosen->handle);
+    if (code != 0) return devices_.failure("making a stream of " + devices_.vendor(), code);
+  }
+  return chosen;
+}
+
+int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued) {
+  auto* target = static_cast<std::byte*>(op.target.data);
+  const auto* source = static_cast<const std::byte*>(op.source.data);
+  if (op.blocks == 0) {
+    const int code = calls_.copies->copy(target, source, op.source.bytes, direction, stream);
+    issued += code == 0 ? 1 : 0;
+    return code;
+  }
+  if (one_launch && op.blocks > 1) {
+    const int code = calls_.copies->copy_blocks(op.source.device.index(),
+                                                {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes},
+                                                stream, issued);
+    if (code != calls_.traits.codes.unsupported) return code;
+  }
+  for (; issued < op.blocks; ++issued) {
+    const int code = calls_.copies->copy(target + op.target_offsets[issued], source + op.source_offsets[issued], op.block_bytes,
+                                         direction, stream);
+    if (code != 0) return code;
+  }
+  return 0;
+}
+
+// The event that says when everything on the stream so far is over. A copy that failed half way ends there, with `failed`.
+Status AcceleratorCopies::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
+  HMC_ASSIGN(const VendorEvent made, devices_.event(device));
+  if (const int code = calls_.streams->record(made, stream.handle); code != 0) {
+    device.free_events.push_back(made);
+    return devices_.failure("recording an event of " + devices_.vendor(), code);
+  }
+  stream.pending.push_back({made, done, std::move(failed)});
+  device.pending.fetch_add(1);
+  return {};
+}
+
+Status AcceleratorCopies::start(AcceleratorDevice& device, CopyStream& stream, const CopyOp& op, CopyDirection direction,
+                                bool one_launch, Completion* done) {
+  if (op.after != nullptr) {
+    const int code = calls_.streams->wait(stream.handle, static_cast<const AcceleratorPoint*>(op.after)->event());
+    if (code != 0) return devices_.failure("ordering a copy of " + devices_.vendor() + " behind the caller's stream", code);
+  }
+  std::size_t issued = 0;
+  const int code = issue(op, direction, one_launch, stream.handle, issued);
+  Status failed;
+  if (code != 0) {
+    failed = devices_.failure(
+        "copying " + std::to_string(op.source.bytes) + " bytes from " + op.source.device.str() + " to " + op.target.device.str(),
+        code);
+    if (issued == 0) return failed;
+  }
+  return leave_event(device, stream, done, std::move(failed));
+}
+
+// Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
+// fault.
+AcceleratorDevice::Peer AcceleratorCopies::reach(AcceleratorDevice& device, std::size_t other) {
+  using Peer = AcceleratorDevice::Peer;
+  Peer& known = device.peers[other];
+  if (known == Peer::untried) known = calls_.devices->enable_peer(static_cast<int>(other)) == 0 ? Peer::reached : Peer::refused;
+  return known;
+}
+
+Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
+  const bool from_host = op.source.device.is_cpu();
+  const bool to_host = op.target.device.is_cpu();
+  const CopyDirection direction = from_host ? CopyDirection::to_device
+                                  : to_host ? CopyDirection::to_host
+                                            : CopyDirection::on_device;
+  // Between two devices the source's pushes.
+  const int index = from_host ? op.target.device.index() : op.source.device.index();
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const std::scoped_lock lock(on->mutex);
+  bool one_launch = direction == CopyDirection::on_device;
+  if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
+    HMC_TRY(devices_.device(op.target.device.index()).status());
+    one_launch = reach(*on, static_cast<std::size_t>(op.target.device.index())) == AcceleratorDevice::Peer::reached;
+  }
+  HMC_ASSIGN(CopyStream * chosen,
+             stream_for(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes, op.blocks != 0));
+  return start(*on, *chosen, op, direction, one_launch, done);
+}
+
+Status AcceleratorCopies::fill(const DeviceSpan& target, std::uint8_t value, Completion* done) {
+  const int index = target.device.index();
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const std::scoped_lock lock(on->mutex);
+  HMC_ASSIGN(CopyStream * chosen, stream_for(*on, CopyDirection::on_device, target.bytes, false));
+  if (const int code = calls_.copies->fill(target.data, value, target.bytes, chosen->handle); code != 0) {
+    return devices_.failure("filling " + std::to_string(target.bytes) + " bytes on " + devices_.name(index), code);
+  }
+  return leave_event(*on, *chosen, done, {});
+}
+
+bool AcceleratorCopies::poll() {
+  if (!devices_.is_open() || devices_.forked()) return false;
+  struct Ended {
+    Completion* done;
+    Status status;
+  };
+  std::array<Ended, 32> ended;  // a bounded turn; the rest at the next
+  std::size_t count = 0;
+  const VendorCodes& codes = calls_.traits.codes;
+  for (const auto& each : devices_.all()) {
+    if (each->pending.load(std::memory_order_relaxed) == 0) continue;
+    const std::scoped_lock lock(each->mutex);
+    for (CopyStream& stream : each->streams) {
+      while (!stream.pending.empty() && count < ended.size()) {
+        PendingCopy& oldest = stream.pending.front();
+        const int code = calls_.streams->query(oldest.event);
+        if (code == codes.not_ready[0] || code == codes.not_ready[1]) break;
+        Status outcome = std::move(oldest.failure);
+        if (code != 0 && outcome.ok()) outcome = devices_.failure("a copy of " + devices_.vendor(), code);
+        ended[count++] = {oldest.done, std::move(outcome)};
+        each->free_events.push_back(oldest.event);
+        stream.pending.pop_front();
+        each->pending.fetch_sub(1);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) ended[i].done->complete(std::move(ended[i].status));
+  return count != 0;
+}
+
+}  // namespace hmc

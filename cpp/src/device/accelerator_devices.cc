@@ -1,0 +1,102 @@
+#include "device/accelerator_devices.h"
+
+#include <utility>
+
+#include "device/pci.h"
+
+namespace hmc {
+namespace {
+
+// What a long copy gets of a link's rate. Two H200: 55 of 63 GB/s over PCIe 5.0 x16, 396 of 450 over NVLink.
+constexpr double copy_efficiency = 0.88;
+
+}  // namespace
+
+Status AcceleratorDevices::failure(const std::string& what, int code) const {
+  const VendorCodes& codes = calls_.traits.codes;
+  const Code meaning = code == codes.out_of_memory ? Code::out_of_memory
+                       : code == codes.unsupported ? Code::unsupported
+                                                   : Code::device;
+  return Status(meaning, what + ": " + calls_.runtime->error_name(code) + " (" + std::to_string(code) + ")", code);
+}
+
+Status AcceleratorDevices::open() {
+  if (is_open()) return forked() ? forked_status() : Status();
+  const std::scoped_lock lock(mutex_);
+  if (open_.load(std::memory_order_relaxed)) return {};
+  HMC_TRY(calls_.runtime->open());
+  int count = 0;
+  const int code = calls_.devices->count(count);
+  if (code != 0 && code != calls_.traits.codes.no_device) return failure(calls_.runtime->library() + " counts no devices", code);
+  if (code != 0 || count <= 0) return Status(Code::unsupported, calls_.runtime->library() + " finds no device");
+  HMC_TRY(check_cards(count));
+  for (int i = 0; i < count; ++i) {
+    devices_.push_back(std::make_unique<AcceleratorDevice>());
+    devices_.back()->peers.resize(static_cast<std::size_t>(count));
+  }
+  install_fork_handler();
+  fork_epoch_ = fork_epoch();
+  open_.store(true, std::memory_order_release);
+  return {};
+}
+
+// Hygon's runtime is a HIP, which answers under AMD's name as well: cards of another vendor are left to that vendor's row.
+Status AcceleratorDevices::check_cards(int count) const {
+  const int ours = calls_.traits.pci_vendor;
+  if (ours == 0 || calls_.runtime->provenance() != "hardware") return {};
+  for (int i = 0; i < count; ++i) {
+    VendorDevice found;
+    if (calls_.devices->describe(i, found) != 0) return {};
+    const int maker = pci_facts(found.pci).vendor;
+    if (maker == 0 || maker == ours) return {};
+  }
+  return Status(Code::unsupported,
+                calls_.runtime->library() + " finds only cards of another vendor, which that vendor's own row uses");
+}
+
+RuntimeInfo AcceleratorDevices::enumerate() {
+  if (const Status opened = open(); !opened.ok()) return {vendor_, false, std::string(opened.message()), {}};
+  RuntimeInfo info{vendor_, true, calls_.runtime->library(), {}};
+  const std::string provenance = calls_.runtime->provenance();
+  if (provenance != "hardware") info.reason += " (" + provenance + ")";
+  for (int i = 0; i < static_cast<int>(devices_.size()); ++i) {
+    VendorDevice found;
+    const int code = calls_.devices->describe(i, found);
+    auto parsed = Device::parse(name(i));
+    if (!parsed.ok()) continue;
+    if (code != 0) found.name = name(i) + " does not say its name: " + calls_.runtime->error_name(code);
+    const PciFacts place = pci_facts(found.pci);
+    info.devices.push_back({*parsed, found.name, found.memory_bytes, found.pci, provenance, place.numa_node,
+                            place.bandwidth * copy_efficiency, calls_.devices->capabilities(i)});
+  }
+  for (std::size_t a = 0; a < info.devices.size(); ++a) {
+    for (std::size_t b = a + 1; b < info.devices.size(); ++b) {
+      const Device &from = info.devices[a].device, &to = info.devices[b].device;
+      VendorLink found = calls_.devices->link(from.index(), to.index());
+      if (!found.kind.empty()) info.links.push_back({from, to, std::move(found.kind), found.bandwidth * copy_efficiency});
+    }
+  }
+  return info;
+}
+
+Result<AcceleratorDevice*> AcceleratorDevices::device(int index) {
+  if (const Status opened = open(); !opened.ok()) return opened.with_context(name(index));
+  if (index < 0 || index >= static_cast<int>(devices_.size())) {
+    return Status(Code::unsupported, "there is no " + name(index) + ": " + calls_.runtime->library() + " has " +
+                                         std::to_string(devices_.size()) + " devices");
+  }
+  return devices_[static_cast<std::size_t>(index)].get();
+}
+
+Result<VendorEvent> AcceleratorDevices::event(AcceleratorDevice& device) {
+  VendorEvent made = nullptr;
+  if (!device.free_events.empty()) {
+    made = device.free_events.back();
+    device.free_events.pop_back();
+  } else if (const int code = calls_.streams->make_event(made); code != 0) {
+    return failure("making an event of " + vendor_, code);
+  }
+  return made;
+}
+
+}  // namespace hmc

@@ -1,0 +1,85 @@
+// AcceleratorDevices: the devices of one vendor, and its codes as Status. The parts of an Accelerator share it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/completion.h"
+#include "base/fork.h"
+#include "device/vendor_calls.h"
+#include "hmc/device.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+struct PendingCopy {
+  VendorEvent event;
+  Completion* done;
+  Status failure;  // of a copy that was begun and could not be finished
+};
+
+struct CopyStream {
+  VendorStream handle = nullptr;  // made at first use
+  std::deque<PendingCopy> pending;
+};
+
+// What HMC keeps of one device.
+struct AcceleratorDevice {
+  enum class Peer : std::uint8_t { untried, reached, refused };
+  static constexpr std::size_t more_streams = 3;
+
+  std::mutex mutex;
+  std::array<CopyStream, 6 + more_streams> streams;  // CopyDirection x {short, long}; more for long copies on the device
+  std::vector<VendorEvent> free_events;
+  std::vector<Peer> peers;  // whether this one reaches the memory of each other
+  std::atomic<std::size_t> pending{0};
+};
+
+// Any thread.
+class AcceleratorDevices {
+ public:
+  AcceleratorDevices(std::string_view vendor, VendorCalls calls) : vendor_(vendor), calls_(std::move(calls)) {}
+
+  // Opens the vendor's library unless it is open. Nothing else of the vendor is called before that.
+  Status open();
+  [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_acquire); }
+  // A vendor's runtime does not survive a fork: nothing of it is called in the child, not even to free.
+  [[nodiscard]] bool forked() const noexcept { return fork_epoch_ != fork_epoch(); }
+  RuntimeInfo enumerate();
+  // Opens. Errors: unsupported where there is no such device.
+  Result<AcceleratorDevice*> device(int index);
+  // Once open.
+  [[nodiscard]] std::span<const std::unique_ptr<AcceleratorDevice>> all() const noexcept { return devices_; }
+  // With the device's mutex held and the device current.
+  Result<VendorEvent> event(AcceleratorDevice& device);
+
+  [[nodiscard]] const VendorCalls& calls() const noexcept { return calls_; }
+  [[nodiscard]] const std::string& vendor() const noexcept { return vendor_; }
+  [[nodiscard]] std::string name(int index) const { return vendor_ + ":" + std::to_string(index); }
+  [[nodiscard]] Status failure(const std::string& what, int code) const;
+  // Of a DeviceScope.
+  [[nodiscard]] Status unusable(int index, int code) const { return failure(name(index) + " cannot be used", code); }
+  // Of memory that the vendor does not claim.
+  [[nodiscard]] Status no_allocation() const {
+    return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
+  }
+
+ private:
+  [[nodiscard]] Status check_cards(int count) const;
+
+  const std::string vendor_;
+  const VendorCalls calls_;
+  std::mutex mutex_;  // of what follows
+  std::atomic<bool> open_{false};
+  std::uint32_t fork_epoch_ = 0;                             // constant once open_
+  std::vector<std::unique_ptr<AcceleratorDevice>> devices_;  // constant once open_
+};
+
+}  // namespace hmc

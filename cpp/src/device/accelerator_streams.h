@@ -1,0 +1,43 @@
+// AcceleratorStreams: the DeviceStreams of an Accelerator.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/accelerator_devices.h"
+#include "device/runtime.h"
+
+namespace hmc {
+
+// An event on a caller's stream.
+class AcceleratorPoint final : public StreamPoint {
+ public:
+  AcceleratorPoint(const AcceleratorDevices& devices, AcceleratorDevice& device, VendorEvent event) noexcept
+      : devices_(devices), device_(device), event_(event) {}
+  // A wait that was queued keeps what the event stood for; the event may be recorded anew.
+  ~AcceleratorPoint() override {
+    const std::scoped_lock lock(device_.mutex);
+    device_.free_events.push_back(event_);
+  }
+  [[nodiscard]] VendorEvent event() const noexcept { return event_; }
+  [[nodiscard]] Result<bool> reached() override;
+
+ private:
+  const AcceleratorDevices& devices_;
+  AcceleratorDevice& device_;
+  const VendorEvent event_;
+};
+
+class AcceleratorStreams final : public DeviceStreams {
+ public:
+  explicit AcceleratorStreams(AcceleratorDevices& devices) noexcept : devices_(devices) {}
+  Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
+  Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
+
+ private:
+  [[nodiscard]] Status failure(const std::string& what, int code) const;
+
+  AcceleratorDevices& devices_;
+};
+
+}  // namespace hmc
