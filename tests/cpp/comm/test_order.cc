@@ -77,10 +77,14 @@ class Late final : public Transport {
   std::unique_ptr<Transport> tcp_;
 };
 
-constexpr TransportFactory late_factory{"late", [](const TransportEnvironment& environment) -> Result<std::unique_ptr<Transport>> {
-                                          HMC_ASSIGN(auto tcp, create_second_tcp(environment));
-                                          return std::unique_ptr<Transport>(std::make_unique<Late>(std::move(tcp)));
-                                        }};
+constexpr TransportFactory late_factory{
+    .name = "late",
+    .create = [](const TransportEnvironment& environment) -> Result<std::unique_ptr<Transport>> {
+      HMC_ASSIGN(auto tcp, create_second_tcp(environment));
+      return std::unique_ptr<Transport>(std::make_unique<Late>(std::move(tcp)));
+    },
+    .on_carriers = false,
+    .named_only = true};
 
 class Order : public ::testing::Test {
  protected:
