@@ -11,7 +11,13 @@ FUZZ_SECONDS ?= 20
 
 SECONDS ?= 600
 
-.PHONY: bench-peers soak demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
+.PHONY: bench-peers soak test-torch demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
+
+# The package as it is built, for another environment: $(call WHEEL_INTO,its folder).
+define WHEEL_INTO
+PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -C build-dir=$(BUILD) -w $(1)/wheel .
+$(1)/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall $(1)/wheel/hmc_sdk-*.whl
+endef
 
 demo: $(BUILD)/.installed
 	$(VENV)/bin/hmc demo $(DEMO_ARGS)
@@ -23,6 +29,13 @@ test-cpp: $(BUILD)/.tests-built
 
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q
+
+# torch.distributed over HMC, in an environment with torch.
+test-torch: $(BUILD)/.installed
+	test -d build/torch || $(PYTHON) -m venv build/torch
+	build/torch/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
+	$(call WHEEL_INTO,build/torch)
+	build/torch/bin/python -m pytest -q tests/torch
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built
@@ -72,8 +85,7 @@ bench: $(BUILD)/.tests-built
 bench-peers: $(BUILD)/.tests-built
 	test -d build/peers || $(PYTHON) -m venv build/peers
 	build/peers/bin/python -m pip install -q --disable-pip-version-check -r requirements/bench.txt
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -C build-dir=$(BUILD) -w build/peers/wheel .
-	build/peers/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall build/peers/wheel/hmc_sdk-*.whl
+	$(call WHEEL_INTO,build/peers)
 	build/peers/bin/python bench/peers/run.py $(BENCH_ARGS)
 
 asan:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,16 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def _torch_store(rendezvous: str) -> dict[str, str]:
+    """Where the processes of one job find torch's store: the port after that of the rendezvous, or a free one of this host."""
+    if rendezvous.startswith("tcp://"):
+        host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+        return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(int(port) + 1)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
 def _print_failure(text: str) -> None:
     print(f"hmc run: {text}", file=sys.stderr)
 
@@ -42,9 +53,9 @@ def _print_failure(text: str) -> None:
 class Job:
     """Processes of one job on this host, ranks ``first_rank`` onwards.
 
-    Started by :meth:`start` with the environment that ``hmc.init()`` reads. When one process fails, the others get ``grace``
-    seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then killed. Killed, this process takes
-    the others with it. ``report`` gets a line for every process that failed.
+    Started by :meth:`start` with the environment that ``hmc.init()`` reads, and that of ``torch.distributed``. When one process
+    fails, the others get ``grace`` seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then
+    killed. Killed, this process takes the others with it. ``report`` gets a line for every process that failed.
     """
 
     command: Sequence[str]
@@ -67,10 +78,16 @@ class Job:
         if not rendezvous:
             self._folder = tempfile.TemporaryDirectory(prefix="hmc-run-")
             rendezvous = f"unix:{self._folder.name}/rendezvous"
+        store = _torch_store(rendezvous)
         for local_rank in range(self.processes):
             environment = {
+                **store,
                 **os.environ,
                 **self.environment,
+                "RANK": str(self.first_rank + local_rank),
+                "WORLD_SIZE": str(self.size or self.processes),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(self.processes),
                 "HMC_RANK": str(self.first_rank + local_rank),
                 "HMC_SIZE": str(self.size or self.processes),
                 "HMC_LOCAL_RANK": str(local_rank),

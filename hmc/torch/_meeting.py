@@ -1,0 +1,70 @@
+"""How the ranks of a process group meet: rank 0 says in torch's store where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hmc
+
+KEY = "hmc/meeting"
+
+
+def meet(store: Any, rank: int, size: int, timeout: float) -> hmc.Communicator:
+    """The group's Communicator. Ranks of one host meet at a Unix socket, others at a port of rank 0's host.
+
+    The key of the job's connections is ``HMC_JOB_KEY``; where that is not set and ranks are on several hosts, rank 0 makes one up
+    and hands it out by the store, which is then as secret as the store is.
+    """
+    if size == 1:
+        return hmc.init(0, 1)
+    host = _host()
+    store.set(f"{KEY}/host/{rank}", host)
+    if rank != 0:
+        place, _, key = store.get(KEY).decode().partition("\n")
+        return hmc.init(rank, size, place, timeout=timeout, **_options(key))
+    hosts = {store.get(f"{KEY}/host/{other}").decode() for other in range(size)}
+    if len(hosts) == 1:
+        directory = tempfile.mkdtemp(prefix="hmc-torch-")
+        try:
+            place = f"unix:{directory}/meeting"
+            store.set(KEY, f"{place}\n")
+            return hmc.init(0, size, place, timeout=timeout)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    key = "" if os.environ.get("HMC_JOB_KEY") else hmc.keygen()
+    place = f"tcp://{_own_address()}:{_free_port()}"
+    store.set(KEY, f"{place}\n{key}")
+    return hmc.init(0, size, place, timeout=timeout, **_options(key))
+
+
+def _options(key: str) -> dict[str, Any]:
+    return {"key": key} if key else {}
+
+
+def _host() -> str:
+    """The same for two processes that see the same files in the directory for temporary ones, on one kernel."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    kernel = boot.read_text().strip() if boot.exists() else socket.gethostname()
+    place = os.stat(tempfile.gettempdir())
+    return f"{kernel}/{place.st_dev}/{place.st_ino}"
+
+
+def _own_address() -> str:
+    """Of this host, as hosts see it that reach the one at MASTER_ADDR."""
+    master = os.environ.get("MASTER_ADDR", socket.gethostname())
+    family, _, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        address = str(probe.getsockname()[0])
+    return f"[{address}]" if family == socket.AF_INET6 else address
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

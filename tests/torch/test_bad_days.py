@@ -1,0 +1,179 @@
+"""Ranks that die, never call, or call something else; tensors that cannot be; groups that go while calls are pending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+KILLED = """
+import os, signal, time
+rank, size = start()
+tensor = torch.ones(1_000_000)
+dist.all_reduce(tensor)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+began = time.monotonic()
+try:
+    for _ in range(1000):
+        CALL
+        time.sleep(0.001)
+except (hmc.PeerLostError, RuntimeError) as error:
+    assert "rank 1" in str(error), error
+    assert time.monotonic() - began < 20
+    print("lost", flush=True)
+os._exit(0)
+"""
+
+CALLS = {
+    "synchronous": "dist.all_reduce(tensor)",
+    "work": "dist.all_reduce(tensor, async_op=True).wait()",
+    "future": "dist.all_reduce(tensor, async_op=True).get_future().wait()",
+    "coalesced": "dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 1)])[0].wait()",
+    "object": "dist.all_gather_object([None] * size, rank)",
+    "barrier": "dist.barrier()",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_killed_rank_is_named(run_torch: Callable[..., list[str]], call: str) -> None:
+    said = run_torch(KILLED.replace("CALL", CALLS[call]), ranks=3, expect={1: -9})
+    assert ["lost" in text for text in said] == [True, False, True]
+
+
+def test_ddp_raises_when_a_rank_is_killed(run_torch: Callable[..., list[str]]) -> None:
+    said = run_torch(
+        """
+        import os, signal
+        from torch.nn.parallel import DistributedDataParallel
+        rank, size = start()
+        model = DistributedDataParallel(torch.nn.Linear(1000, 1000))
+        for step in range(200):
+            if rank == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                model(torch.ones(1, 1000)).sum().backward()
+            except (RuntimeError, hmc.PeerLostError) as error:
+                assert "rank 1" in str(error), error
+                print("lost", flush=True)
+                os._exit(0)
+        """,
+        expect={1: -9},
+    )
+    assert "lost" in said[0]
+
+
+def test_a_rank_that_never_calls(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import time
+        from datetime import timedelta
+        rank, size = start()
+        short = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+        if rank == 0:
+            began = time.monotonic()
+            try:
+                dist.all_reduce(torch.ones(3), group=short)
+            except hmc.HmcTimeoutError:
+                assert 0.9 < time.monotonic() - began < 20
+            else:
+                raise SystemExit("it came back")
+            work = dist.irecv(torch.ones(3), 1)
+            try:
+                work.wait(timedelta(seconds=0.3))
+            except hmc.HmcTimeoutError:
+                pass
+            else:
+                raise SystemExit("it came back")
+        dist.barrier()
+        """
+    )
+
+
+def test_other_calls_are_errors_on_every_rank(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        calls = [
+            lambda: dist.all_reduce(torch.ones(3 + rank)),
+            lambda: dist.all_reduce(torch.ones(3, dtype=torch.int32 if rank else torch.float32)),
+            lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM),
+            lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)),
+        ]
+        for at, call in enumerate(calls):
+            group = dist.new_group([0, 1])
+            dist.distributed_c10d._world.default_pg, world = group, dist.distributed_c10d._world.default_pg
+            try:
+                call()
+            except (hmc.InvalidArgumentError, hmc.HmcError) as error:
+                assert "rank" in str(error), (at, error)
+            else:
+                raise SystemExit(f"call {at} passed")
+            finally:
+                dist.distributed_c10d._world.default_pg = world
+        """
+    )
+
+
+def test_tensors_that_cannot_be(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        grid = torch.ones(4, 4)
+        calls = [
+            (ValueError, lambda: dist.all_reduce(grid.t()[1:])),
+            (ValueError, lambda: dist.broadcast(grid[:, 1], 0)),
+            (hmc.UnsupportedError, lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)),
+            (hmc.UnsupportedError, lambda: dist.broadcast(torch.eye(3).to_sparse(), 0)),
+            (ValueError, lambda: dist.all_gather([torch.ones(3)], torch.ones(3))),
+            (ValueError, lambda: dist.all_to_all([torch.ones(3)] * 3, [torch.ones(3)] * 3)),
+            (ValueError, lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3))),
+            (ValueError, lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [2, 2])),
+        ]
+        if rank == 0:
+            calls.append((ValueError, lambda: dist.scatter(torch.ones(3), [torch.ones(2)] * 2, 0)))
+        for at, (kind, call) in enumerate(calls):
+            try:
+                call()
+            except kind:
+                pass
+            else:
+                raise SystemExit(f"call {at} passed")
+        parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
+        dist.broadcast(parameter, 1)
+        assert parameter.tolist() == [1, 1, 1]
+        dist.all_reduce(torch.ones(()))
+        dist.destroy_process_group()
+        """
+    )
+
+
+@pytest.mark.parametrize("end", ["dist.destroy_process_group()", "", "dist.group.WORLD.abort()", "sys.exit(0)", "os._exit(0)"])
+def test_exit_with_work_pending(run_torch: Callable[..., list[str]], end: str) -> None:
+    run_torch(
+        f"""
+        rank, size = start()
+        dist.all_reduce(torch.ones(3))
+        try:
+            works = [dist.irecv(torch.empty(1000), 1 - rank, tag=tag) for tag in range(1, 9)]
+            futures = [work.get_future() for work in works]
+        except hmc.ClosedError:
+            pass  # the other one has left
+        {end}
+        """
+    )
+
+
+def test_debug_detail(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        from torch.nn.parallel import DistributedDataParallel
+        rank, size = start()
+        model = DistributedDataParallel(torch.nn.Linear(10, 10))
+        for _ in range(3):
+            model(torch.ones(1, 10)).sum().backward()
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+        environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+    )
