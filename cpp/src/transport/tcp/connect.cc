@@ -18,9 +18,9 @@ namespace hmc::tcp {
 namespace {
 
 constexpr double attempt_seconds = 2;  // per address
+constexpr double pause_seconds = 0.1;  // before all addresses are tried again
 constexpr double hello_seconds = 5;
 constexpr std::size_t max_arrivals = 64;
-constexpr std::byte welcome{'+'};  // the answer to a good hello
 
 // "tcp://[::1]:7000" into "::1" and ":7000".
 bool split(const std::string& address, std::string& host, std::string& port) {
@@ -88,6 +88,15 @@ Dial::Dial(Meeting& meeting, std::shared_ptr<Shared> shared, std::size_t index, 
     : meeting_(meeting), shared_(std::move(shared)), index_(index), peer_(peer) {}
 
 void Dial::start() { next(""); }
+
+void Dial::start_again() {
+  at_ = 0;
+  failures_.clear();
+  timer_ = shared_->engine->at(Deadline::after_seconds(pause_seconds), [this] {
+    timer_ = 0;
+    start();
+  });
+}
 
 void Dial::next(const std::string& why) {
   stop();

@@ -28,6 +28,8 @@ class Dial final : public FdHandler {
   ~Dial() { stop(); }
   // Tries the peer's addresses in turn; ends with Meeting::dialled, never inside this call.
   void start();
+  // Once more, after a pause; once it has ended.
+  void start_again();
   void stop();
   void on_ready(std::uint32_t events) override;
 

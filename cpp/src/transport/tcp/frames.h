@@ -81,6 +81,7 @@ struct Hello {
 };
 void encode_hello(std::byte* out, const Hello& hello) noexcept;  // writes hello_bytes
 [[nodiscard]] bool decode_hello(const std::byte* in, Hello& out) noexcept;
+inline constexpr std::byte welcome{'+'};  // the answer to a good one
 
 // What Endpoint::address() gives away: how to reach this side, and the one-time right to do so.
 struct Address {

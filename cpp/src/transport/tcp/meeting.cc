@@ -106,8 +106,10 @@ void Meeting::accepted(std::size_t index, UniqueFd socket) {
 void Meeting::dialled(std::size_t index, Result<UniqueFd> socket) {
   if (state_ != State::connecting || !dialling_) return;
   if (socket.ok()) return add(index, std::move(*socket));
-  // Perhaps the peer reaches us: it begins by itself after a while. If not, the deadline ends it.
   last_dial_ = socket.status();
+  // A process that stood still: it accepts others, and does not dial by itself since it sees those.
+  if (!none_connected()) return dials_[index]->start_again();
+  // Perhaps the peer reaches us: it begins by itself after a while. If not, the deadline ends it.
   if (!first() || dialable(shared_->addresses, same_host_).empty()) fail(last_dial_);
 }
 

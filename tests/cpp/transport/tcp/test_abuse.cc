@@ -3,7 +3,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
+#include <functional>
+#include <optional>
 
 #include "transport/kit/served_regions.h"
 #include "transport/one_transport.h"
@@ -128,6 +131,80 @@ TEST_F(Abuse, WrongTicketsAreRefused) {
   const UniqueFd twice = dial(address_.listens.front());
   say(twice, hello(address_.link, 0, address_.tickets[0]));
   EXPECT_EQ(read_until_closed(twice), 0U) << "a ticket is good once";
+}
+
+// Listens as a peer would, and answers dials as the test says.
+class SlowPeer {
+ public:
+  SlowPeer() : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof own;
+    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own), size), 0);
+    EXPECT_EQ(listen(listener_.get(), 8), 0);
+    EXPECT_EQ(getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+    address = "tcp://127.0.0.1:" + std::to_string(ntohs(own.sin_port));
+  }
+  // The stream that the next dial is of, once it has said so.
+  std::optional<std::uint8_t> next(const std::function<void()>& poll, UniqueFd& socket) {
+    std::array<std::byte, 8 + tcp::hello_bytes> bytes{};
+    std::size_t have = 0;
+    const Deadline deadline = Deadline::after_seconds(20);
+    while (have < bytes.size() && !deadline.passed()) {
+      poll();
+      if (!socket) socket = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      const ssize_t got = socket ? recv(socket.get(), bytes.data() + have, bytes.size() - have, 0) : -1;
+      if (got > 0) have += static_cast<std::size_t>(got);
+    }
+    tcp::Hello hello;
+    if (have < bytes.size() || !tcp::decode_hello(bytes.data() + 8, hello)) return std::nullopt;
+    return hello.stream;
+  }
+  std::string address;
+
+ private:
+  UniqueFd listener_;
+};
+
+TEST_F(Abuse, AConnectionThatIsNotAnsweredIsDialledAgainBesideOneThatIs) {
+  SlowPeer peer;
+  tcp::Address own;
+  own.link = 4712;
+  own.order[0] = ~0ULL;  // the other side dials
+  own.tickets.resize(2);
+  own.listens = {peer.address};
+  Blob blob;
+  blob.bytes = tcp::encode_address(own);
+  TestSink sink;
+  Done connected;
+  std::unique_ptr<Endpoint> endpoint;
+  {
+    const auto lock = honest_->a().lock();
+    endpoint = *honest_->a().node->transport->create_endpoint(Pair::peer_domain(tcp::encode_domain({false})), sink);
+    if (tcp::decode_address(endpoint->address().value().bytes)->tickets.size() < 2) GTEST_SKIP() << "one stream";
+    HMC_ASSERT_OK(endpoint->connect(blob, &connected));
+  }
+  const auto poll = [&] { honest_->poll(); };
+  std::vector<UniqueFd> welcomed;
+  int refused = 0;
+  for (int dial = 0; dial < 5 && welcomed.size() < 2; ++dial) {
+    UniqueFd socket;
+    const auto stream = peer.next(poll, socket);
+    ASSERT_TRUE(stream.has_value()) << "after " << dial << " dials";
+    if (!welcomed.empty() && refused < 2) {
+      ++refused;  // the second stream is turned down twice
+      continue;
+    }
+    say(socket, ByteSpan(&tcp::welcome, 1));
+    welcomed.push_back(std::move(socket));
+    for (int i = 0; i < 100; ++i) honest_->poll();
+  }
+  EXPECT_EQ(refused, 2);
+  EXPECT_TRUE(honest_->until([&] { return connected.done(); }));
+  HMC_EXPECT_OK(Status(connected.status()));
+  const auto lock = honest_->a().lock();
+  endpoint.reset();
 }
 
 TEST_F(Abuse, ScannersAndSilentOnes) {
