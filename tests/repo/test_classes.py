@@ -14,7 +14,6 @@ FRONTS = {"communicator.h:Communicator", "communicator.h:Member", "path.h:Path",
 
 # Classes still to be split, with their methods and data members. A line may be lowered or removed, never raised or added.
 TO_SPLIT = {
-    "comm/onesided/transfer.h:TransferWork": (29, 28),
     "progress/engine_impl.h:EngineImpl": (42, 14),
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/context_impl.h"
-#include "comm/onesided/transfer.h"
+#include "comm/onesided/transfer_notify.h"
 #include "comm/waits.h"
 
 namespace hmc {

@@ -171,8 +171,8 @@ Result<std::shared_ptr<WorkState>> Transfers::transfer(bool is_put, const ConnBu
   }
   if (is_put && route != nullptr && put_short(*route, local, remote, notify)) return context_.done_work();
   const bool pays_credit = notify.cost() != 0;
-  const auto work = std::make_shared<TransferWork>(is_put, mine, local.offset(), theirs, remote.offset(), local.size(),
-                                                   options.complete, std::move(notify));
+  const auto work = std::make_shared<TransferWork>(
+      TransferRequest(is_put, mine, local.offset(), theirs, remote.offset(), local.size(), options.complete), std::move(notify));
   work->start_after(std::move(after));
   work->use_route(route);
   if (local.size() != 0 && route == nullptr) work->prepare();
@@ -251,7 +251,8 @@ Result<std::shared_ptr<WorkState>> Transfers::transfer_blocks(bool is_put, const
   }
   EncodedNotify notify(options.notify, envelope);
   const bool pays_credit = notify.cost() != 0;
-  const auto work = std::make_shared<TransferWork>(is_put, state, batch.bytes(), options.complete, std::move(notify));
+  const auto work =
+      std::make_shared<TransferWork>(TransferRequest(is_put, state, batch.bytes(), options.complete), std::move(notify));
   work->start_after(std::move(after));
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
