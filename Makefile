@@ -71,7 +71,7 @@ format:
 # What hmc/_core.pyi says against the extension as installed. Away from the source tree, whose hmc/ has no extension.
 stubs: $(BUILD)/.installed
 	tools/bootstrap.sh check
-	cd $(BUILD) && $(abspath $(VENV))/bin/python -m mypy.stubtest --concise --allowlist $(CURDIR)/tools/stubs.allowed hmc
+	cd $(BUILD) && $(abspath $(VENV))/bin/python -m mypy.stubtest --concise --mypy-config-file $(CURDIR)/tools/stubtest.ini --allowlist $(CURDIR)/tools/stubs.allowed hmc
 
 docs: $(BUILD)/.installed
 	tools/bootstrap.sh check
