@@ -51,7 +51,9 @@ PendingOp::Outcome TransferWork::post() {
 
 Status TransferWork::post_data(bool& blocked) {
   HMC_TRY(request_.check_alive());
-  HMC_ASSIGN(const TransferParts::Posting posting, request_.batch() ? parts_.post_batch() : post_range());
+  const auto done = request_.batch() ? parts_.post_batch() : post_range();
+  if (!done.ok()) return done.status();
+  const TransferParts::Posting posting = *done;
   if (posting == TransferParts::Posting::unprepared) return move(blocked);
   blocked = posting == TransferParts::Posting::no_room;
   return {};

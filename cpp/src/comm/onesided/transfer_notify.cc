@@ -50,8 +50,7 @@ void TransferNotify::attach_to(TransferOp& op) noexcept {
   sent_ = true;
 }
 
-void TransferNotify::posted_on(EndpointSlot& slot) {
-  if (encoded_.empty()) return;
+void TransferNotify::count_on(EndpointSlot& slot) {
   slot.notified = true;
   if (encoded_.cost() == 0) return;
   peer_.notify_slot()->spend(encoded_.cost());

@@ -54,13 +54,17 @@ class TransferNotify {
   void attach_to(TransferOp& op) noexcept;
   void detach() noexcept { sent_ = false; }  // the post was refused
   // The operation with it was posted on `slot`: spends its credit.
-  void posted_on(EndpointSlot& slot);
+  void posted_on(EndpointSlot& slot) {
+    if (!encoded_.empty()) count_on(slot);
+  }
   // The operation with it failed on `slot` and is posted again: refunds its credit.
   void recall(EndpointSlot& slot);
   // `blocked`: no room or no credit now.
   Status post_alone(bool& blocked);
 
  private:
+  void count_on(EndpointSlot& slot);
+
   PeerImpl& peer_;
   EncodedNotify encoded_;
   bool sent_ = false;  // alone, or with the data

@@ -4,9 +4,8 @@
 
 namespace hmc {
 
-Status TransferRequest::check_alive() const {
-  if (!batch_) [[likely]]
-    return remote_->record->alive.load(std::memory_order_relaxed) ? Status() : remote_->record->dead;
+Status TransferRequest::why_dead() const {
+  if (!batch_) return remote_->record->dead;
   for (const RemoteBufferState* remote : batch_->remotes) {
     if (!remote->record->alive.load(std::memory_order_relaxed)) return remote->record->dead;
   }

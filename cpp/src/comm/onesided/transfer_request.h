@@ -1,6 +1,7 @@
 // TransferRequest: what one put, get or batch moves, between which buffers, and when it counts as complete.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,7 +40,9 @@ class TransferRequest {
   [[nodiscard]] const std::shared_ptr<BlockBatchState>& batch() const noexcept { return batch_; }
 
   // Errors: why a remote buffer cannot be used any more.
-  [[nodiscard]] Status check_alive() const;
+  [[nodiscard]] Status check_alive() const {
+    return !batch_ && remote_->record->alive.load(std::memory_order_relaxed) ? Status() : why_dead();
+  }
   [[nodiscard]] bool touches(const RemoteImport* record) const noexcept;
   [[nodiscard]] std::string describe() const;
 
@@ -50,6 +53,8 @@ class TransferRequest {
   void release() noexcept;
 
  private:
+  [[nodiscard]] Status why_dead() const;  // ok: alive
+
   bool is_put_;
   bool held_ = false;
   Complete level_;
