@@ -1,6 +1,6 @@
 """`make bench-peers`: HMC's Python against Open MPI, NIXL, UCX and gloo in one run on this machine, as ratios.
 
-Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--few-cores] [--json FILE]. A peer that does
+Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--few-cores | --torch] [--json FILE]. A peer that does
 not run is named and left out.
 Ratios above 1 mean that HMC takes less time.
 """
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,28 @@ def mpi(
     return lines([*command, "-n", str(ranks), *script])
 
 
-def gloo(sizes: list[int], repeat: int) -> Points:
-    """torch.distributed on gloo: two processes."""
+def torch_distributed(backend: str, sizes: list[int], repeat: int, operations: str) -> Points:
+    """torch.distributed on `backend`: two processes."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(HERE / "gloo.py"), str(repeat), json.dumps(sizes)]
+    script = str(HERE / "torch_distributed.py")
+    command = [sys.executable, "-W", "ignore", script, backend, str(repeat), json.dumps(sizes), operations]
     with subprocess.Popen(command, env={**os.environ, **environment, "RANK": "1"}, stderr=subprocess.DEVNULL) as other:
         points = lines(command, {**environment, "RANK": "0"})
         if not points:
             other.kill()
     return points
+
+
+def under_torch(largest: int, repeat: int, rounds: int, table: list[dict[str, Any]]) -> None:
+    """The backend "hmc" of torch.distributed against gloo, in turns."""
+    small, large = [8, 4096, 64 << 10], [size for size in (1 << 20, 16 << 20, 64 << 20) if size <= largest]
+    for sizes, operation, goal in ((small, "all_reduce", 10.0), (large, "all_reduce", 4.0), ([], "ddp", 1.5)):
+        in_turns(
+            "gloo, under torch.distributed",
+            partial(torch_distributed, "hmc", sizes, repeat, operation),
+            partial(torch_distributed, "gloo", sizes, repeat, operation),
+            rounds, table, goal,
+        )  # fmt: skip
 
 
 def ucx(sizes: list[int], repeat: int, transports: str, smallest_put: int = 1 << 20, memory: str = "") -> Points:
@@ -273,14 +287,18 @@ def main() -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write every ratio")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side where both sides take turns")
     parser.add_argument("--few-cores", action="store_true", help="only message rate and more ranks than cores")
+    parser.add_argument("--torch", action="store_true", help="only the backends of torch.distributed")
     options = parser.parse_args()
     repeat = options.repeat
     every = [8, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
     sizes = [size for size in every if size <= options.largest]
     exchanged = [size for size in (64, 4096, 64 << 10, 1 << 20, 16 << 20, 64 << 20) if size <= options.largest]
     table: list[dict[str, Any]] = []
-    few_cores(options.largest, repeat, options.rounds, table)
+    if not options.torch:
+        few_cores(options.largest, repeat, options.rounds, table)
     if not options.few_cores:
+        under_torch(options.largest, repeat, options.rounds, table)
+    if not options.few_cores and not options.torch:
         all_cores(sizes, exchanged, repeat, table)
     if options.json:
         Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
@@ -301,7 +319,7 @@ def all_cores(sizes: list[int], exchanged: list[int], repeat: int, table: list[d
     network = hmc(sizes, repeat, "tcp", "send,put")
     compare("UCX over tcp", network, ucx(sizes, repeat, "self,tcp"), table)
     ucx_by_itself(sizes, repeat, table)
-    compare("gloo", network, gloo(sizes, repeat), table)
+    compare("gloo", network, torch_distributed("gloo", sizes, repeat, "send"), table)
 
 
 if __name__ == "__main__":
