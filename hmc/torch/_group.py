@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hmc
-from hmc.torch._tensors import Packed, Tensors, bare, check_blocks, check_equal, elements, one, reduced
+from hmc.torch._tensors import Packed, Tensors, bare, check_blocks, check_equal, check_tag, device_types, elements, one, reduced
 from hmc.torch._work import HmcWork
 
 
@@ -49,6 +49,10 @@ class HmcProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def name(self) -> str:
         return "hmc"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in device_types()]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -175,12 +179,15 @@ class HmcProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- messages ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> HmcWork:
+        check_tag(tag)
         return self._work([self.communicator.isend(bare(one(tensors)), dst, tag)], tensors, None)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> HmcWork:
+        check_tag(tag)
         return self._work([self.communicator.irecv(bare(one(tensors)), src, tag)], tensors, None)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> HmcWork:
+        check_tag(tag)
         return self._work([self.communicator.irecv(bare(one(tensors)), hmc.ANY_SOURCE, tag)], tensors, None)
 
     # ---- one launch of several calls: each has its own Work, and torch wants one for all ----

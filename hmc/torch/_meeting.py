@@ -6,12 +6,11 @@ import os
 import shutil
 import socket
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import hmc
-
-KEY = "hmc/meeting"
 
 
 def meet(store: Any, rank: int, size: int, timeout: float) -> hmc.Communicator:
@@ -22,23 +21,27 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> hmc.Communicator:
     """
     if size == 1:
         return hmc.init(0, 1)
-    host = _host()
-    store.set(f"{KEY}/host/{rank}", host)
+    # The store may be of an earlier process group with the same name, as torchrun's is after destroy_process_group().
+    meeting = f"hmc/meeting/{store.add(f'hmc/meetings/{rank}', 1)}"
+    store.set(f"{meeting}/{rank}", _host())
     if rank != 0:
-        place, _, key = store.get(KEY).decode().partition("\n")
+        store.wait([meeting], timedelta(seconds=timeout))
+        place, _, key = store.get(meeting).decode().partition("\n")
         return hmc.init(rank, size, place, timeout=timeout, **_options(key))
-    hosts = {store.get(f"{KEY}/host/{other}").decode() for other in range(size)}
+    others = [f"{meeting}/{other}" for other in range(size)]
+    store.wait(others, timedelta(seconds=timeout))
+    hosts = {store.get(other) for other in others}
     if len(hosts) == 1:
         directory = tempfile.mkdtemp(prefix="hmc-torch-")
         try:
             place = f"unix:{directory}/meeting"
-            store.set(KEY, f"{place}\n")
+            store.set(meeting, f"{place}\n")
             return hmc.init(0, size, place, timeout=timeout)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     key = "" if os.environ.get("HMC_JOB_KEY") else hmc.keygen()
     place = f"tcp://{_own_address()}:{_free_port()}"
-    store.set(KEY, f"{place}\n{key}")
+    store.set(meeting, f"{place}\n{key}")
     return hmc.init(0, size, place, timeout=timeout, **_options(key))
 
 

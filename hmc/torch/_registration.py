@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hmc.errors import UnsupportedError
 from hmc.torch._group import HmcProcessGroup
 from hmc.torch._meeting import meet
+from hmc.torch._tensors import device_types
 
 NAME = "hmc"
 # The last torch whose process groups may be Python classes by themselves; from the next on they are backends of one.
@@ -26,13 +27,7 @@ def register() -> None:
             f"hmc.torch runs on torch up to {NEWEST[0]}.{NEWEST[1]}, and this is {torch.__version__}: "
             f"pip install 'torch<{NEWEST[0]}.{NEWEST[1] + 1}'"
         )
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
-
-
-def _devices() -> list[str]:
-    found = ["cpu", "cuda"]
-    here = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    return found if here is None or here.type in found else [*found, here.type]
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=device_types())
 
 
 def _create(options: Any, _: Any) -> HmcProcessGroup:

@@ -27,6 +27,13 @@ _OPERATIONS = (
 _OF_BOOL = {"sum": "bor", "max": "bor", "bor": "bor", "product": "band", "min": "band", "band": "band", "bxor": "bxor"}
 
 
+def device_types() -> list[str]:
+    """Kinds of devices whose tensors are taken: the CPU's, and those of the accelerator that this torch is for."""
+    found = ["cpu", "cuda"]
+    here = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return found if here is None or here.type in found else [*found, here.type]
+
+
 def one(items: Sequence[Item]) -> Item:
     """The only entry of a list that once held one per device of the process."""
     if len(items) != 1:
@@ -120,3 +127,8 @@ def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int
         raise InvalidArgumentError(f"splits {list(splits)} of a tensor of {rows} rows for {size} ranks")
     row = tensor.numel() // rows if rows else 0
     return [split * row for split in splits]
+
+
+def check_tag(tag: int) -> None:
+    if tag < 0:  # HMC's -1 is any
+        raise InvalidArgumentError(f"tag {tag}; tags are not negative")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hmc
+from hmc.torch._callbacks import deadlines, run_soon
 
 
 class HmcWork(dist.Work):  # type: ignore[misc]
@@ -31,7 +32,7 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self._tensors = list(tensors)
         self._timeout = timeout
         self._finish = finish
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -44,7 +45,11 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return all(work.done for work in self._works)
+        if not all(work.done for work in self._works):
+            return False
+        if self._error() is None:
+            self._finish_once()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error() is None
@@ -79,28 +84,34 @@ class HmcWork(dist.Work):  # type: ignore[misc]
 
     def _make_future(self) -> torch.futures.Future[Any]:
         devices = sorted({tensor.device for tensor in self._tensors if tensor.device.type != "cpu"}, key=str)
-        complete: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
+        over: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         left = len(self._works)
         counting = threading.Lock()
 
-        def one_done(_: hmc.Work | None = None) -> None:
+        def one_done(_: hmc.Work) -> None:
             nonlocal left
             with counting:
                 left -= 1
-                if left > 0:
-                    return
-            complete.set_result(None)
+                last = left == 0
+            if last and deadline.stop():
+                # What hangs on the future may wait for others, which the thread that calls this completes.
+                run_soon(over.set_result, None)
+
+        def too_late() -> None:
+            run_soon(over.set_result, hmc.HmcTimeoutError(f"not complete after {self._timeout.total_seconds():g} s"))
 
         # What this raises is the error of the future for C++ too; that of set_exception() is a value there.
-        def outcome(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            if (error := self._error()) is not None:
+        def outcome(ended: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            error = ended.value() or self._error()
+            if error is not None:
                 raise error
             self._finish_once()
             return self._tensors
 
-        future = complete.then(outcome)
+        future = over.then(outcome)
+        deadline = deadlines.add(self._timeout.total_seconds(), too_late)
         for work in self._works:
             work.add_done_callback(one_done)
-        if not self._works:
-            one_done()
+        if not self._works and deadline.stop():
+            over.set_result(None)
         return future

@@ -139,6 +139,13 @@ def test_tensors_that_cannot_be(run_torch: Callable[..., list[str]]) -> None:
                 pass
             else:
                 raise SystemExit(f"call {at} passed")
+        for call in (dist.send, dist.recv):
+            try:
+                call(torch.ones(3), 1 - rank, tag=-1)
+            except ValueError:
+                pass
+            else:
+                raise SystemExit("a negative tag passed")
         parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
         dist.broadcast(parameter, 1)
         assert parameter.tolist() == [1, 1, 1]
@@ -176,4 +183,115 @@ def test_debug_detail(run_torch: Callable[..., list[str]]) -> None:
         dist.destroy_process_group()
         """,
         environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+    )
+
+
+def test_groups_are_made_again_in_one_process(run_torch: Callable[..., list[str]]) -> None:
+    # One store for all of them, as torchrun's.
+    run_torch(
+        """
+        from datetime import timedelta
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=30))
+        for round in range(3):
+            dist.init_process_group("hmc", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+            group = dist.new_group([0, 1])
+            for _ in range(2):
+                dist.all_reduce(tensor := torch.ones(3), group=group)
+                assert tensor.tolist() == [2, 2, 2]
+            dist.destroy_process_group()
+            store.add("rounds over", 1)
+            while store.add("rounds over", 0) < size * (round + 1):
+                pass
+        """
+    )
+
+
+def test_a_callback_of_a_future_may_wait(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        def reduce_again(future):
+            return dist.all_reduce(future.value()[0], async_op=True).get_future().then(reduce_last).wait()
+        def reduce_last(future):
+            tensor = future.value()[0]
+            dist.all_reduce(tensor)
+            return tensor
+        for _ in range(5):
+            future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(reduce_again)
+            assert future.wait().tolist() == [size**3] * 3
+        def fails(future):
+            raise ValueError("of the callback")
+        failed = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(fails)
+        try:
+            failed.wait()
+        except Exception as error:
+            assert "of the callback" in str(error)
+        else:
+            raise SystemExit("the error is lost")
+        dist.all_gather_object([None] * size, rank)
+        """
+    )
+
+
+def test_results_are_there_once_a_work_is_completed(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        for round in range(50):
+            outs = [torch.zeros(100) for _ in range(size)]
+            work = dist.all_gather(outs, torch.full((100,), rank + 1.0), async_op=True)
+            while not work.is_completed():
+                pass
+            assert [out.unique().tolist() for out in outs] == [[r + 1.0] for r in range(size)]
+        assert dist.group.WORLD.allreduce_coalesced([]).get_future().wait() == []
+        """
+    )
+
+
+def test_a_stopped_rank_ends_futures_and_ddp_at_the_timeout(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import signal, time
+        from datetime import timedelta
+        from torch.nn.parallel import DistributedDataParallel
+        rank, size = start(timeout=timedelta(seconds=3))
+        other = [None] * size
+        dist.all_gather_object(other, os.getpid())
+        model = DistributedDataParallel(torch.nn.Linear(100, 100))
+        model(torch.ones(1, 100)).sum().backward()
+        if rank == 0:
+            os.kill(other[1], signal.SIGSTOP)
+            began = time.monotonic()
+            try:
+                model(torch.ones(1, 100)).sum().backward()
+            except RuntimeError as error:
+                assert "not complete after 3 s" in str(error), error
+                assert 2.5 < time.monotonic() - began < 30
+            else:
+                raise SystemExit("it came back")
+            finally:
+                os.kill(other[1], signal.SIGCONT)
+        os._exit(0)
+        """
+    )
+
+
+def test_a_group_whose_members_do_not_come(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import time
+        from datetime import timedelta
+        rank, size = start()
+        for first in (0, 1):
+            if rank == first:
+                began = time.monotonic()
+                try:
+                    dist.new_group([0, 1], timeout=timedelta(seconds=2), use_local_synchronization=True)
+                except (RuntimeError, hmc.HmcTimeoutError):
+                    assert 1.5 < time.monotonic() - began < 20
+                else:
+                    raise SystemExit("a group of one")
+            dist.barrier()
+        """
     )

@@ -240,3 +240,36 @@ def test_ranks_of_several_hosts_meet_by_tcp(run_torch: Callable[..., list[str]],
         ranks=3,
         environment={"HMC_JOB_KEY": hmc.keygen()} if key else None,
     )
+
+
+def test_checkpoints_of_sharded_models(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import tempfile
+        import torch.distributed.checkpoint as checkpoint
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        rank, size = start()
+
+        def make(seed):
+            torch.manual_seed(seed)
+            model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 30))
+            fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+            return model
+
+        folder = [tempfile.mkdtemp() if rank == 0 else None]
+        dist.broadcast_object_list(folder)
+        model, other = make(1), make(2)
+        whole = StateDictOptions(full_state_dict=True)
+        checkpoint.save(get_model_state_dict(model), checkpoint_id=folder[0] + "/a")
+        checkpoint.async_save(get_model_state_dict(model), checkpoint_id=folder[0] + "/b").result()
+        for name in "ab":
+            state = get_model_state_dict(other)
+            checkpoint.load(state, checkpoint_id=f"{folder[0]}/{name}")
+            set_model_state_dict(other, state)
+            mine, theirs = (get_model_state_dict(each, options=whole) for each in (model, other))
+            assert all(torch.equal(mine[key], theirs[key]) for key in mine) and mine.keys() == theirs.keys()
+        dist.destroy_process_group()
+        """
+    )
