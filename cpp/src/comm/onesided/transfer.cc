@@ -28,7 +28,8 @@ PendingOp::Outcome TransferWork::post() {
   if (!parts_.posted() && notify_.lacks_credit()) return Outcome::no_credit;
   bool blocked = false;
   Status status = request_.bytes() == 0 ? Status() : post_data(blocked);
-  if (status.ok() && !blocked && !end_.over() && parts_.open() == 0 && !notify_.sent()) {
+  const bool data_over = request_.bytes() == 0 || (parts_.posted() && parts_.open() == 0);  // not: it goes another way
+  if (status.ok() && !blocked && !end_.over() && data_over && !notify_.sent()) {
     status = notify_.post_alone(blocked);
     if (status.ok() && !blocked) finish({});
   }
