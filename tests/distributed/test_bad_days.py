@@ -266,7 +266,8 @@ def test_a_stopped_rank_ends_futures_and_ddp_at_the_timeout(run_torch: Callable[
             try:
                 model(torch.ones(1, 100)).sum().backward()
             except RuntimeError as error:
-                assert "not complete after 3 s" in str(error), error
+                # Or its heartbeat was missed before.
+                assert "not complete after 3 s" in str(error) or "rank 1" in str(error), error
                 assert 2.5 < time.monotonic() - began < 30
             else:
                 raise SystemExit("it came back")
