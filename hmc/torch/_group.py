@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,9 @@ import torch.distributed as dist
 import hmc
 from hmc.torch._tensors import Packed, Tensors, bare, check_blocks, check_equal, check_tag, device_types, elements, one, reduced
 from hmc.torch._work import HmcWork
+
+# For what is under way to arrive, and for ranks of this host to let go of this one's memory.
+CLOSE_SECONDS = 30.0
 
 
 class HmcProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
@@ -58,7 +62,10 @@ class HmcProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
 
     def shutdown(self) -> None:
-        self.communicator.close(timeout=self._timeout.total_seconds())
+        try:
+            self.communicator.close(timeout=min(self._timeout.total_seconds(), CLOSE_SECONDS))
+        except hmc.HmcTimeoutError as error:  # torch forgets the group only where this returns
+            warnings.warn(f"a process group was closed while others had not let go of it: {error}", stacklevel=2)
 
     def abort(self) -> None:
         """Ends what is under way with an error, here and at the others."""
@@ -166,15 +173,12 @@ class HmcProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         out, inp = bare(output), bare(input)
         out_counts = elements(output, output_splits, self.size())
         in_counts = elements(input, input_splits, self.size())
-        if not output_splits and not input_splits:
-            return self._work([self.communicator.iall_to_all(out, inp)], [output], opts)
         return self._work([self.communicator.iall_to_all_v(out, out_counts, inp, in_counts)], [output], opts)
 
     def barrier(self, opts: Any = None) -> HmcWork:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        timeout = self._timeout_of(opts)
-        return HmcWork([self.communicator._ibarrier(timeout.total_seconds())], [], timeout)
+        return self._work([self.communicator._ibarrier(self._timeout_of(opts).total_seconds())], [], opts)
 
     # ---- messages ----
 

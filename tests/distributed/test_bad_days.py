@@ -296,3 +296,37 @@ def test_a_group_whose_members_do_not_come(run_torch: Callable[..., list[str]]) 
             dist.barrier()
         """
     )
+
+
+def test_a_group_of_a_stopped_rank_can_be_left(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import signal, time, warnings
+        from datetime import timedelta
+        rank, size = start(timeout=timedelta(seconds=3))
+        other = [None] * size
+        dist.all_gather_object(other, os.getpid())
+        if rank == 0:
+            os.kill(other[1], signal.SIGSTOP)
+            dist.all_reduce(torch.ones(3), async_op=True)
+            began = time.monotonic()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dist.destroy_process_group()
+            assert time.monotonic() - began < 20
+            assert not dist.is_initialized()
+            os.kill(other[1], signal.SIGCONT)
+        os._exit(0)
+        """
+    )
+
+
+def test_splits_on_one_rank_only(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        out = torch.empty(4)
+        dist.all_to_all_single(out, torch.arange(4.0) + 10 * rank, *([[2, 2], [2, 2]] if rank else []))
+        assert out.tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
+        """
+    )
