@@ -35,7 +35,7 @@ test-torch: $(BUILD)/.installed
 	test -d build/torch || $(PYTHON) -m venv build/torch
 	build/torch/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
 	$(call WHEEL_INTO,build/torch)
-	build/torch/bin/python -m pytest -q tests/distributed
+	build/torch/bin/pytest -q tests/distributed
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built
