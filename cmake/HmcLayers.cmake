@@ -32,7 +32,7 @@ function(hmc_unity target)
 endfunction()
 
 # In cpp/src; "redefinition" in a unity_N_cxx.cxx means that a file belongs here. The device layer's files are alike: each is a table.
-set(HMC_COMPILED_ALONE collective/member.cc collective/member_collectives.cc comm/topology/text.cc progress/engine_watch.cc
+set(HMC_COMPILED_ALONE collective/member.cc collective/member_collectives.cc comm/topology/text.cc
     progress/interrupt.cc transport/ipc/messages.cc transport/ipc/region.cc)
 
 function(hmc_compile_options target)

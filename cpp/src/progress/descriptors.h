@@ -6,7 +6,7 @@
 
 #include "base/fd.h"
 #include "hmc/status.h"
-#include "progress/engine.h"
+#include "progress/fd_handler.h"
 
 namespace hmc {
 

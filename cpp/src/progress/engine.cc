@@ -1,205 +1,127 @@
-// Engine: tables, rounds, beginning and end. Lock held unless said otherwise.
+// Engine: what posting calls ask of it, its beginning and its end. Lock held unless said otherwise.
 #include "progress/engine.h"
-#include "hmc/interrupt.h"
 
-#include <sched.h>
-
-#include <algorithm>
 #include <utility>
 
-#include "progress/engine_impl.h"
-#include "progress/futex.h"
+#include "base/fork.h"
+#include "progress/drive.h"
 
 namespace hmc {
 
 Result<std::shared_ptr<Engine>> Engine::create(Progress progress) {
   install_fork_handler();
-  auto engine = std::make_shared<EngineImpl>(progress);
-  HMC_TRY(engine->open(engine));
-  return std::shared_ptr<Engine>(std::move(engine));
+  std::shared_ptr<Engine> engine(new Engine(progress));
+  engine->background_.belong_to(engine);
+  HMC_TRY(engine->core_.rounds.sources().descriptors().open());
+  HMC_TRY(engine->core_.role.open());
+  return engine;
 }
 
-Engine::Lock Engine::lock_contended() {
-  constexpr int pauses = 200;
-  constexpr int yields = 4000;
-  if (auto* const interruptible = Interruptible::current()) interruptible->before_waiting();
-  contenders_.fetch_add(1);
-  for (int i = 0; i < yields; ++i) {
-    if (i < pauses) {
-      cpu_relax();
-    } else {
-      sched_yield();
-    }
-    if (mutex_.try_lock()) {
-      contenders_.fetch_sub(1);
-      return Lock(mutex_, std::adopt_lock);
-    }
-  }
-  Lock lock(mutex_);
-  contenders_.fetch_sub(1);
-  return lock;
-}
-
-Status EngineImpl::open(std::weak_ptr<EngineImpl> self) {
-  self_ = std::move(self);
-  HMC_TRY(sources_.descriptors().open());
-  return role_.open();
-}
-
-EngineImpl::~EngineImpl() {
+Engine::~Engine() {
   if (!forked()) {
     stop();
     return;
   }
   // A forked child: no thread of ours exists here, and their locks may be held for ever.
   dispatcher_.abandon();
-  static_cast<void>(background_.release());
+  background_.abandon();
 }
 
-void EngineImpl::stop() {
+void Engine::stop() {
   if (forked()) return;
-  std::unique_ptr<std::thread> thread;
-  {
+  background_.stop();
+  // A deferred function may own, through what it ends, this engine: unrun, neither would ever go. In the destructor nothing owns
+  // it.
+  if (const auto self = weak_from_this().lock()) {
     const Lock held = lock();
-    threadless_.store(true);
-    stopping_.store(1);
-    thread = std::move(background_);
+    core_.rounds.finish();
   }
-  if (thread && thread->get_id() == std::this_thread::get_id()) {
-    // The background thread dropped the last reference, lock not held: it returns without touching the engine again.
-    *background_gone_ = true;
-    thread->detach();
-  } else if (thread) {
-    role_.ring();
-    thread->join();
-  }
-  finish_deferred();
   drop_retired();
   dispatcher_.stop();
   drop_retired();  // what the last callbacks let go
   const Lock held = lock();
-  role_.close();
-  sources_.descriptors().close();
+  core_.role.close();
+  core_.rounds.sources().descriptors().close();
 }
 
-void EngineImpl::add(Pollable& pollable) {
-  pollables_.add(pollable);
-  need_watcher();
-  if (pollables_.armed()) take_over();  // it is not armed yet
+void Engine::add(Pollable& pollable) {
+  core_.rounds.pollables().add(pollable);
+  background_.need();
+  core_.take_over();  // it is not armed yet
 }
 
-void EngineImpl::remove(Pollable& pollable) { pollables_.remove(pollable); }
+void Engine::remove(Pollable& pollable) { core_.rounds.pollables().remove(pollable); }
 
-Status EngineImpl::watch(int fd, std::uint32_t events, FdHandler& handler) {
+Status Engine::watch(int fd, std::uint32_t events, FdHandler& handler) {
   if (forked()) return forked_status();
-  HMC_TRY(sources_.descriptors().watch(fd, events, handler));
-  need_watcher();
+  HMC_TRY(core_.rounds.sources().descriptors().watch(fd, events, handler));
+  background_.need();
   return {};
 }
 
-void EngineImpl::modify(int fd, std::uint32_t events) {
-  if (!forked()) sources_.descriptors().modify(fd, events);
+void Engine::modify(int fd, std::uint32_t events) {
+  if (!forked()) core_.rounds.sources().descriptors().modify(fd, events);
 }
 
-void EngineImpl::unwatch(int fd) {
-  if (!forked()) sources_.descriptors().unwatch(fd);
+void Engine::unwatch(int fd) {
+  if (!forked()) core_.rounds.sources().descriptors().unwatch(fd);
 }
 
-Engine::TimerId EngineImpl::at(Deadline when, std::function<void()> callback) {
-  const TimerId id = sources_.timers().add(when.when(), std::move(callback));
-  need_watcher();
-  if (pollables_.armed()) role_.wake_by(when.when());
+Engine::TimerId Engine::at(Deadline when, std::function<void()> callback) {
+  const TimerId id = core_.rounds.sources().timers().add(when.when(), std::move(callback));
+  background_.need();
+  if (core_.rounds.pollables().armed()) core_.role.wake_by(when.when());
   return id;
 }
 
-void EngineImpl::cancel_timer(TimerId id) { sources_.timers().cancel(id); }
+void Engine::cancel_timer(TimerId id) { core_.rounds.sources().timers().cancel(id); }
 
-void EngineImpl::defer(std::function<void()> function) {
-  deferred_.add(std::move(function));
-  if (!pollables_.in_round()) kick();
+void Engine::defer(std::function<void()> function) {
+  core_.rounds.defer(std::move(function));
+  if (!core_.rounds.pollables().in_round()) kick();
 }
 
-void EngineImpl::kick() {
+void Engine::kick() {
   if (forked()) return;
-  kicks_.kick();
+  core_.kicks.kick();
   // A driver looks for kicks when it leaves.
-  if (driver_present_.load()) return;
-  if (!kicks_.unanswered()) kicks_.expect_answer(Deadline::Clock::now());
-  need_watcher();
-  wake_watcher_unless_prompt();
+  if (core_.drivers.present()) return;
+  if (!core_.kicks.unanswered()) core_.kicks.expect_answer(Deadline::Clock::now());
+  background_.need();
+  core_.wake_watcher_unless_prompt();
 }
 
-void EngineImpl::retire(std::shared_ptr<const void> owner) {
-  retired_.add(std::move(owner));
+void Engine::retire(std::shared_ptr<const void> owner) {
+  core_.retired.add(std::move(owner));
   // Counts as driving: the watcher comes by a tick later, and is not woken again for every operation of a busy poster.
-  driven_.fetch_add(1, std::memory_order_relaxed);
-  need_watcher();
-  if (pollables_.armed()) take_over();
+  core_.drivers.count();
+  background_.need();
+  core_.take_over();
 }
 
-void EngineImpl::drop_retired() {
-  if (forked()) return;
-  RetiredOwners::Owners owners;
-  {
-    const Lock held = lock();
-    owners = retired_.take();
-  }
-  owners.clear();  // may take the lock
+bool Engine::poll_once() {
+  if (core_.rounds.pollables().in_round() || forked()) return false;
+  core_.drivers.count();
+  core_.answer_kicks();
+  core_.take_over();
+  return core_.rounds.run(core_.rounds.sources().stale(Deadline::Clock::now())) != Rounds::nothing;
 }
 
-void EngineImpl::dispatch(std::function<void()> function) {
+// ---- lock not held ----
+
+bool Engine::drive(Deadline deadline, const std::function<bool()>& done) {
+  return Drive<FunctionDone>(core_, background_, deadline, FunctionDone{done}).run();
+}
+
+bool Engine::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) {
+  if (flag.load(std::memory_order_acquire) != 0) return true;
+  return Drive<FlagDone>(core_, background_, deadline, FlagDone{flag}).run();
+}
+
+// ---- lock held or not ----
+
+void Engine::dispatch(std::function<void()> function) {
   if (!forked()) dispatcher_.dispatch(std::move(function));
-}
-
-bool EngineImpl::poll_once() {
-  if (pollables_.in_round() || forked()) return false;
-  driven_.fetch_add(1, std::memory_order_relaxed);
-  if (kicks_.unanswered(std::memory_order_relaxed)) kicks_.answer(Deadline::Clock::now());
-  if (pollables_.armed()) take_over();
-  return round(sources_.stale(Deadline::Clock::now())) != nothing;
-}
-
-unsigned EngineImpl::round(bool with_descriptors) {
-  unsigned moved = nothing;
-  {
-    const Pollables::Round round(pollables_);
-    if (pollables_.poll()) moved |= pollables;
-    if (with_descriptors || sources_.count_round() || pollables_.empty()) {
-      const EventSources::Found found = sources_.look();
-      if (found.descriptors) moved |= descriptors;
-      if (found.timers) moved |= timers;
-      with_descriptors = true;
-    }
-    if (!deferred_.empty()) {
-      run_deferred();
-      moved |= pollables;
-    }
-  }
-  if (!sleepers_.empty() && (moved != nothing || with_descriptors)) {
-    const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
-    sleepers_.wake_satisfied(role_);
-  }
-  return moved;
-}
-
-void EngineImpl::run_deferred() {
-  deferred_.run();
-  if (!deferred_.empty()) kicks_.kick();
-}
-
-// What the last round left. A deferred function may own, through what it ends, this engine: unrun, neither would ever go.
-void EngineImpl::finish_deferred() {
-  const auto self = self_.lock();
-  if (self == nullptr) return;  // our end: nothing owns us any more
-  constexpr int most = 64;      // functions that defer others for ever are left to whoever still drives
-  const Lock held = lock();
-  const Pollables::Round round(pollables_);
-  for (int i = 0; i < most && !deferred_.empty(); ++i) run_deferred();
-}
-
-void EngineImpl::wake_sleepers() {
-  // Inside somebody's update: predicates may not be evaluated here. In a round its end does that; else their owners look again.
-  sleepers_.wake_flagged(!pollables_.in_round(), role_);
 }
 
 }  // namespace hmc

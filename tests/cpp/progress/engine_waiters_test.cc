@@ -51,6 +51,24 @@ TEST_P(EngineWaitersTest, DriveWithZeroDeadlineLooksAtEverythingOnce) {
   engine_->unwatch(fd.get());
 }
 
+TEST_P(EngineWaitersTest, DeadlineHoldsWhileADescriptorStaysReady) {
+  // Its handler takes nothing: every look at descriptors moves something, the rounds between them do not.
+  const UniqueFd fd = make_event(1);
+  Handler handler([](std::uint32_t) {});
+  Poller poller;
+  {
+    const auto lock = engine_->lock();
+    engine_->add(poller);
+    ASSERT_TRUE(engine_->watch(fd.get(), EPOLLIN, handler).ok());
+  }
+  const std::atomic<std::uint32_t> never{0};
+  EXPECT_FALSE(engine_->drive_flag(Deadline::after_seconds(0), never));
+  EXPECT_FALSE(engine_->drive_flag(Deadline::after_seconds(0.02), never));
+  const auto lock = engine_->lock();
+  engine_->unwatch(fd.get());
+  engine_->remove(poller);
+}
+
 TEST_P(EngineWaitersTest, SpinningWaiterStillSeesDescriptorsAndTimers) {
   // A Pollable that always moves something keeps every waiter in its fast loop.
   Poller busy;
