@@ -38,7 +38,7 @@ struct PeerIdentity {
 
 class ChannelSink {
  public:
-  // Engine lock held. `payload` is valid during the call.
+  // Engine lock held. `payload` is valid during the call. Also after close(), until on_closed().
   virtual void on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) = 0;
   // Last call, once. peer_lost (death, reset, heartbeat), closed (either side said goodbye), protocol.
   virtual void on_closed(const Status& reason) = 0;

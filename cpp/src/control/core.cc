@@ -236,8 +236,8 @@ void ChannelCore::handle(Stream::Frame& frame) {
       log(LogLevel::warning,
           "descriptors from " + who() + " were lost: this process is at its descriptor limit; raise it (ulimit -n)");
     }
-    // After close() nobody wants to hear.
-    if (state_ != State::closing) sink_->on_message(frame.header.type, frame.payload, std::move(frame.fds));
+    // After close() too, for a sink that still takes what was sent before the goodbye.
+    if (sink_ != nullptr) sink_->on_message(frame.header.type, frame.payload, std::move(frame.fds));
     return;
   }
   switch (static_cast<FrameType>(frame.header.type)) {

@@ -43,6 +43,7 @@ struct Capabilities {
   std::size_t eager_limit = 0;     // signals up to this size beat a rendezvous here
   bool rings = false;              // what was posted needs nobody to poll until an armed poll() is woken
   bool foreign_both_ends = false;  // a rendezvous is faster when sender puts one half while receiver gets the other
+  bool shares_memory = false;      // moves bytes between processes of a host by memory that both map
   bool breaks = true;              // a connection may end while both processes live on; comm keeps signals for the next one
 };
 

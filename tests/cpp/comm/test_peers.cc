@@ -243,20 +243,23 @@ TEST(Peers, ControlMessagesWaitForTheirHandler) {
   {
     const auto lock = a.state()->engine()->lock();
     HMC_ASSERT_OK(ab.state()->send_control(200, pattern(10, 1)));
-    HMC_ASSERT_OK(ab.state()->send_control(255, pattern(20, 2)));
+    std::vector<UniqueFd> fds;
+    fds.push_back(make_memfd("test"));
+    HMC_ASSERT_OK(ab.state()->send_control(255, pattern(20, 2), std::move(fds)));
   }
   HMC_ASSERT_OK(ab.notify(1));
   HMC_ASSERT_OK(ba.wait_notify(1, 1, soon()));
-  std::vector<std::pair<int, std::size_t>> seen;
+  std::vector<std::tuple<int, std::size_t, std::size_t>> seen;  // type, bytes, descriptors
   {
     const auto lock = b.state()->engine()->lock();
-    b.state()->group_events().set_message_handler([&](PeerState& peer, MessageType type, ByteSpan payload) {
+    const auto handler = [&](PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
       EXPECT_EQ(&peer, ba.state().get());
-      seen.emplace_back(type, payload.size());
-    });
+      seen.emplace_back(type, payload.size(), fds.size());
+    };
+    b.state()->group_events().set_message_handler(handler);
   }
   EXPECT_TRUE(b.state()->engine()->drive(soon(), [&] { return seen.size() == 2; }));
-  EXPECT_EQ(seen, (std::vector<std::pair<int, std::size_t>>{{200, 10}, {255, 20}}));
+  EXPECT_EQ(seen, (std::vector<std::tuple<int, std::size_t, std::size_t>>{{200, 10, 0}, {255, 20, 1}}));
   const auto lock = b.state()->engine()->lock();
   b.state()->group_events().set_message_handler(nullptr);
 }

@@ -1,5 +1,7 @@
 #include "comm/routing/local_transports.h"
 
+#include <algorithm>
+
 #include "base/env.h"
 #include "comm/context_impl.h"
 
@@ -54,6 +56,13 @@ std::vector<std::string> known_transports() {
   std::vector<std::string> names;
   for (const TransportFactory* factory : all_transports()) names.emplace_back(factory->name);
   return names;
+}
+
+bool shares_memory(ContextState& context) {
+  const auto lock = context.engine()->lock();
+  const LocalTransports& all = impl_of(context).transports();
+  return std::any_of(all.begin(), all.end(),
+                     [](const auto& slot) { return slot->capabilities.available && slot->capabilities.shares_memory; });
 }
 
 void LocalTransports::start(const TransportEnvironment& environment, const TransportFilter& filter) {

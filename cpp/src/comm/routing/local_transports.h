@@ -16,10 +16,14 @@
 namespace hmc {
 
 class ContextImpl;
+class ContextState;
 
 // The transports of this build, and behind them what a test has added. Additions are made before the first Context.
 std::vector<const TransportFactory*>& all_transports();
 std::vector<std::string> known_transports();
+
+// Whether `context` may share memory with other processes of the host: one of its transports does. Engine lock not held.
+bool shares_memory(ContextState& context);
 
 class LocalTransports {
  public:

@@ -12,18 +12,18 @@ constexpr std::size_t max_held_messages = 4096;
 void GroupEvents::set_message_handler(MessageHandler handler) {
   handler_ = std::move(handler);
   if (!handler_) return;
-  for (const auto& held : std::exchange(held_, {})) {
-    if (const auto peer = held.peer.lock(); peer && handler_) handler_(*peer, held.type, held.payload);
+  for (auto& held : std::exchange(held_, {})) {
+    if (const auto peer = held.peer.lock(); peer && handler_) handler_(*peer, held.type, held.payload, std::move(held.fds));
   }
 }
 
 void GroupEvents::watch_peers(PeerWatcher watcher) { watchers_.push_back(std::move(watcher)); }
 
-void GroupEvents::deliver(PeerState& peer, MessageType type, ByteSpan payload) {
+void GroupEvents::deliver(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   if (handler_) {
-    handler_(peer, type, payload);
+    handler_(peer, type, payload, std::move(fds));
   } else if (held_.size() < max_held_messages) {
-    held_.push_back({peer.shared_from_this(), type, Bytes(payload.begin(), payload.end())});
+    held_.push_back({peer.shared_from_this(), type, Bytes(payload.begin(), payload.end()), std::move(fds)});
   } else {
     peer.fail(Status(Code::protocol, peer.describe() + " sends group messages, and no group was formed here"));
   }

@@ -13,7 +13,7 @@ namespace hmc {
 
 class GroupEvents {
  public:
-  using MessageHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload)>;
+  using MessageHandler = std::function<void(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds)>;
   using PeerWatcher = std::function<void(PeerState& peer, const Status& reason)>;
 
   // Receives the held messages immediately. Null: messages are held again.
@@ -22,7 +22,7 @@ class GroupEvents {
   void watch_peers(PeerWatcher watcher);
 
   // A peer that sends more messages than are held without a handler fails.
-  void deliver(PeerState& peer, MessageType type, ByteSpan payload);
+  void deliver(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void peer_gone(PeerState& peer, const Status& reason) const;
   void end();
 
@@ -31,6 +31,7 @@ class GroupEvents {
     std::weak_ptr<PeerState> peer;
     MessageType type;
     Bytes payload;
+    std::vector<UniqueFd> fds;
   };
 
   MessageHandler handler_;

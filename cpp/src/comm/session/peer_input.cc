@@ -12,7 +12,9 @@ namespace hmc {
 
 void PeerInput::on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   const auto keep = peer_.shared_from_this();
-  if (peer_.phase() != PeerPhase::connecting && !peer_.carries()) return;
+  // A bye comes by another connection than the control channel, so it may overtake the last news of a group: why it broke.
+  const bool late_news = type >= 200 && peer_.phase() == PeerPhase::closed;
+  if (peer_.phase() != PeerPhase::connecting && !peer_.carries() && !late_news) return;
   if (type == wire::duplicate) return peer_.handshake().on_refused();
   if (type == wire::hello) {
     const auto hello = wire::decode_hello(payload);
@@ -21,7 +23,7 @@ void PeerInput::on_message(MessageType type, ByteSpan payload, std::vector<Uniqu
   }
   if (!peer_.handshake().greeted()) return peer_.broken("a message before its hello");
   if (type >= 200) {
-    peer_.impl().group_events().deliver(peer_, type, payload);
+    peer_.impl().group_events().deliver(peer_, type, payload, std::move(fds));
   } else {
     dispatch(type, payload, std::move(fds));
   }

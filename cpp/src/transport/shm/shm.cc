@@ -42,6 +42,7 @@ class ShmTransport final : public Transport {
     result.max_signal = shm::max_signal;
     result.eager_limit = eager_limit;
     result.foreign_both_ends = ptrace;
+    result.shares_memory = true;
     result.breaks = false;
     return result;
   }
