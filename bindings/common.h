@@ -210,6 +210,8 @@ void bind_work(py::module_& module);
 void bind_native(py::module_& module);
 void bind_path(py::module_& module);
 void bind_topology(py::module_& module);
+void bind_plan(py::module_& module);
+void bind_islands(py::module_& module);
 void bind_peer(py::module_& module);
 void bind_context(py::module_& module);
 void bind_communicator(py::module_& module);

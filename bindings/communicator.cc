@@ -109,6 +109,18 @@ void bind_ranked(Class& cls) {
           },
           py::arg("timeout"))
       .def(
+          "abort",
+          [](const T& self, const std::string& reason) {
+            const ReleasedGil nogil;
+            check(self.abort(reason));
+          },
+          py::arg("reason") = "",
+          "Ends every collective of the Communicator on every rank, those in flight and all later ones, with HmcCancelledError, "
+          "which "
+          "has this rank and the reason (at most 1 KiB of it on other ranks). Does not wait. Any thread, also while another one "
+          "waits "
+          "in a collective. Point-to-point goes on.")
+      .def(
           "fence", [](const T& self, int dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
           "What is posted to dst afterwards becomes visible only after everything posted before.")
       .def(
@@ -303,25 +315,6 @@ void bind_communicator(py::module_& module) {
           py::arg("array"), py::arg("access") = "rw",
           "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
       .def(
-          "split",
-          [](const Communicator& self, const py::object& color, const py::object& key,
-             const std::optional<double>& timeout) -> py::object {
-            const auto ints = [&](const py::object& value, int fallback) {
-              if (value.is_none()) return std::vector<int>(self.local().size(), fallback);
-              if (PyLong_Check(value.ptr()) != 0) return std::vector<int>(self.local().size(), value.cast<int>());
-              return value.cast<std::vector<int>>();
-            };
-            const std::vector<int> colors = ints(color, -1);
-            const std::vector<int> keys = ints(key, 0);
-            const Deadline deadline = deadline_of(timeout);
-            const Communicator result = interruptible([&] { return self.split(colors, keys, deadline); });
-            return result.valid() ? py::cast(result) : py::object(py::none());
-          },
-          py::arg("color"), py::arg("key") = py::none(), py::arg("timeout") = py::none(),
-          "Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and "
-          "returns None. Lists "
-          "give one entry per local Member. Collective.")
-      .def(
           "path",
           [](const Communicator& self, int dst, const py::object& source, const py::object& target,
              const std::optional<double>& timeout) {
@@ -344,7 +337,10 @@ void bind_communicator(py::module_& module) {
             const ReleasedGil nogil;
             check(self.close(deadline));
           },
-          py::arg("timeout") = 5.0, "Leaves the group; the world's Communicator closes its Context too. Idempotent.")
+          py::arg("timeout") = 5.0,
+          "Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from "
+          "it. "
+          "Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](const Communicator& self, const py::args&) {
@@ -360,7 +356,9 @@ void bind_communicator(py::module_& module) {
   fast_method(comm, "all_to_all", Collectives<Communicator>::all_to_all,
               "all_to_all($self, out, inp=None, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
               "Several local Members: all_to_all({member: (out, inp), ...}). Collective.");
+  bind_groups(comm);
   bind_reductions(member, comm);
+  bind_plans(member, comm);
 }
 
 }  // namespace hmc::bindings

@@ -1,8 +1,10 @@
 #include "element_type.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace hmc::bindings {
@@ -43,7 +45,33 @@ std::optional<DataType> known_type(const std::string& name) {
   return std::nullopt;
 }
 
-std::optional<DataType> type_named(py::handle dtype) {
+// The element types of dtype objects met before. Reading one takes microseconds: NumPy composes its name in Python. GIL held.
+class KnownTypes {
+ public:
+  [[nodiscard]] std::optional<DataType> find(py::handle dtype) const noexcept {
+    for (std::size_t i = 0; i < std::min(added_, known_.size()); ++i) {
+      if (known_[i].dtype == dtype.ptr()) return known_[i].type;
+    }
+    return std::nullopt;
+  }
+  // The reference keeps another object from taking the address.
+  void add(py::handle dtype, DataType type) {
+    Known& entry = known_[added_++ % known_.size()];
+    py::handle(std::exchange(entry.dtype, dtype.inc_ref().ptr())).dec_ref();
+    entry.type = type;
+  }
+
+ private:
+  struct Known {
+    PyObject* dtype = nullptr;
+    DataType type = DataType::f32;
+  };
+  std::array<Known, 16> known_;
+  std::size_t added_ = 0;
+};
+
+// As a NumPy dtype, a torch.dtype, a name or a type says it.
+std::optional<DataType> read_type(py::handle dtype) {
   std::string text = py::str(dtype).cast<std::string>();
   if (text.starts_with("torch.")) return known_type(text.substr(6));
   if (py::isinstance<py::str>(dtype)) {
@@ -56,15 +84,24 @@ std::optional<DataType> type_named(py::handle dtype) {
   return known_type(numpy.attr("name").cast<std::string>());
 }
 
+std::optional<DataType> type_named(py::handle dtype) {
+  static KnownTypes known;  // its references are never dropped: the interpreter may have ended before
+  if (const auto type = known.find(dtype)) return type;
+  const auto type = read_type(dtype);
+  const bool immutable = py::isinstance<py::dtype>(dtype) || std::string_view(Py_TYPE(dtype.ptr())->tp_name) == "torch.dtype";
+  if (type && immutable) known.add(dtype, *type);
+  return type;
+}
+
 }  // namespace
 
 DataType element_type_of(py::handle array, py::handle dtype) {
   const bool given = dtype && !dtype.is_none();
-  if (!given && !py::hasattr(array, "dtype")) {
+  const py::object asked = given ? py::reinterpret_borrow<py::object>(dtype) : py::getattr(array, "dtype", py::none());
+  if (!given && asked.is_none()) {
     throw py::type_error(std::string("a ") + Py_TYPE(array.ptr())->tp_name +
                          " has no element type; name it, as in dtype=\"float32\"");
   }
-  const py::object asked = given ? py::reinterpret_borrow<py::object>(dtype) : py::object(array.attr("dtype"));
   if (const auto type = type_named(asked)) return *type;
   throw py::type_error("elements of type " + py::str(asked).cast<std::string>() +
                        " cannot be reduced; float64 to float8, and integers of 8 to 64 bits can");
@@ -79,7 +116,9 @@ Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::
   if (scaled != (*operation == ReduceOp::premul_sum)) refuse("factor= belongs to op=\"premul_sum\", and that needs it");
   const DataType type = element_type_of(inp, dtype);
   for (const py::handle each : {out, inp}) {
-    if (each.is_none() || !py::hasattr(each, "dtype") || element_type_of(each, {}) == type) continue;
+    if (each.is_none()) continue;
+    const py::object own = py::getattr(each, "dtype", py::none());
+    if (own.is_none() || element_type_of(each, own) == type) continue;
     throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));
   }
   return {type, *operation, scaled ? factor.cast<double>() : 1.0};

@@ -48,7 +48,11 @@ class LayoutArrays {
 // {member: ...} forms of the Communicator's collectives, and topology().
 using CommunicatorHolder = std::unique_ptr<Communicator, WithoutGil<Communicator>>;  // its end may close
 void bind_members(py::class_<Communicator, CommunicatorHolder>& comm);
+// split(), shrink() and subgroup().
+void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm);
 // The collectives that reduce, and those with a root.
 void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
+// plan() and islands().
+void bind_plans(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 
 }  // namespace hmc::bindings

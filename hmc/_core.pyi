@@ -692,6 +692,10 @@ class Member:
     def __eq__(self, arg0: typing.Any) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
+    def abort(self, reason: str = "") -> None:
+        """
+        Ends every collective of the Communicator on every rank, those in flight and all later ones, with HmcCancelledError, which has this rank and the reason (at most 1 KiB of it on other ranks). Does not wait. Any thread, also while another one waits in a collective. Point-to-point goes on.
+        """
     def all_reduce(
         self,
         out: typing.Any,
@@ -899,6 +903,12 @@ class Member:
     def path(self, dst: typing.SupportsIndex, timeout: float | None = 30.0) -> Path:
         """
         The Path to another rank; connects if need be.
+        """
+    def plan(
+        self, call: str, nbytes: typing.SupportsIndex, *, dtype: typing.Any = "float32", root: typing.SupportsIndex = 0
+    ) -> CollectivePlan:
+        """
+        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one. Neither collective nor blocking.
         """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
@@ -1166,6 +1176,240 @@ class Topology:
         How many processes bring cards.
         """
 
+class PlannedLink:
+    """
+    What one rank sends to another in a collective, and the figures of the link.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def bandwidth(self) -> float:
+        """
+        Bytes per second.
+        """
+    @property
+    def basis(self) -> str:
+        """
+        What the figures rest on: "path" (what Path expects), "topology" (written down), "alike" (the Path of a link like it), "default", "given".
+        """
+    @property
+    def bytes(self) -> int:
+        """
+        Bytes sent.
+        """
+    @property
+    def latency_us(self) -> float:
+        """
+        One-way latency of a small message, microseconds.
+        """
+    @property
+    def source(self) -> int:
+        """
+        Rank.
+        """
+    @property
+    def target(self) -> int:
+        """
+        Rank.
+        """
+
+class CollectivePlan:
+    """
+    How a collective is carried out, why, and how long it should take. str() is a table.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    @property
+    def algorithm(self) -> str:
+        """
+        Such as "reduce-scatter + all-gather, chunks of 256 KiB".
+        """
+    @property
+    def bytes(self) -> int:
+        """
+        Size of the largest array of a rank.
+        """
+    @property
+    def call(self) -> str:
+        """
+        Name of the collective.
+        """
+    @property
+    def figures(self) -> str:
+        """
+        What the prediction rests on.
+        """
+    @property
+    def links(self) -> tuple[PlannedLink, ...]:
+        """
+        A PlannedLink for every ordered pair of ranks with messages, by source, then target.
+        """
+    @property
+    def lower_bound(self) -> float:
+        """
+        Seconds that any algorithm takes over these links.
+        """
+    @property
+    def ranks(self) -> int:
+        """
+        Number of ranks.
+        """
+    @property
+    def reason(self) -> str:
+        """
+        Why this algorithm, a sentence.
+        """
+    @property
+    def runner_up(self) -> tuple[str, float] | None:
+        """
+        The other algorithm that HMC has for the call, and its predicted seconds; None: it has one.
+        """
+    @property
+    def seconds(self) -> float:
+        """
+        Predicted, from the start of all ranks to the end of the last.
+        """
+
+class IslandCards:
+    """
+    Equal cards of one vendor, for plan_islands.
+    """
+    def __init__(
+        self,
+        name: str,
+        cards: typing.SupportsIndex,
+        *,
+        inside: float,
+        nic: float,
+        memory: float,
+        per_host: typing.SupportsIndex = 8,
+    ) -> None:
+        """
+        cards: of all hosts together, per_host of them on each. Bytes per second of one card: inside: in one direction to the other cards of its host together; nic: in one direction to cards of other hosts; memory: reads and writes.
+        """
+    def __repr__(self) -> str: ...
+    @property
+    def cards(self) -> int:
+        """
+        Cards of all hosts together.
+        """
+    @property
+    def inside(self) -> float:
+        """
+        Bytes per second and direction to the other cards of its host together.
+        """
+    @property
+    def memory(self) -> float:
+        """
+        Bytes per second read and written.
+        """
+    @property
+    def name(self) -> str:
+        """
+        For reports.
+        """
+    @property
+    def nic(self) -> float:
+        """
+        Bytes per second and direction to cards of other hosts.
+        """
+    @property
+    def per_host(self) -> int:
+        """
+        Cards of a host.
+        """
+
+class IslandLoad:
+    """
+    What the hierarchical algorithm takes of an island's busiest card.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def between_seconds(self) -> float:
+        """
+        Time of its NIC or border link.
+        """
+    @property
+    def cards(self) -> int:
+        """
+        Of the island.
+        """
+    @property
+    def inside_seconds(self) -> float:
+        """
+        Time of its links within a host.
+        """
+    @property
+    def memory_seconds(self) -> float:
+        """
+        Time of its memory.
+        """
+    @property
+    def name(self) -> str:
+        """
+        Of the island.
+        """
+    @property
+    def share(self) -> float:
+        """
+        Part of the elements that the island reduces for all.
+        """
+
+class IslandPlan:
+    """
+    What an all_reduce over islands of unequal cards takes. str() is a table.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    @property
+    def algorithm(self) -> str:
+        """
+        The faster one, "hierarchical" or "flat".
+        """
+    @property
+    def busiest(self) -> str:
+        """
+        The resource that takes longest, such as "NICs of 8xH200".
+        """
+    @property
+    def bytes(self) -> int:
+        """
+        Size of each card's array.
+        """
+    @property
+    def cards(self) -> int:
+        """
+        Cards of all islands.
+        """
+    @property
+    def even_seconds(self) -> float:
+        """
+        Predicted for the hierarchical algorithm with equal shares of all islands and border links.
+        """
+    @property
+    def islands(self) -> tuple[IslandLoad, ...]:
+        """
+        An IslandLoad for each island.
+        """
+    @property
+    def lower_bound(self) -> float:
+        """
+        Seconds that any algorithm takes.
+        """
+    @property
+    def runner_up(self) -> tuple[str, float]:
+        """
+        The other algorithm, and its predicted seconds.
+        """
+    @property
+    def seconds(self) -> float:
+        """
+        Predicted.
+        """
+
 class Communicator:
     """
     A fixed, ranked group. Rank-addressed calls go to the only local Member; with several, call them on comm.local[i]. Use it as a context manager. Any thread; collectives in the same order on every rank.
@@ -1209,6 +1453,10 @@ class Communicator:
     def __enter__(self) -> Communicator: ...
     def __exit__(self, *args: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
+    def abort(self, reason: str = "") -> None:
+        """
+        Ends every collective of the Communicator on every rank, those in flight and all later ones, with HmcCancelledError, which has this rank and the reason (at most 1 KiB of it on other ranks). Does not wait. Any thread, also while another one waits in a collective. Point-to-point goes on.
+        """
     def all_reduce(
         self,
         out: typing.Any,
@@ -1373,7 +1621,7 @@ class Communicator:
         """
     def close(self, timeout: float | None = 5.0) -> None:
         """
-        Leaves the group; the world's Communicator closes its Context too. Idempotent.
+        Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from it. Idempotent.
         """
     def device(self, rank: typing.SupportsIndex) -> str:
         """
@@ -1423,6 +1671,10 @@ class Communicator:
         """
         As all_to_all_v, but returns a Work at once.
         """
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """
+        Tuples of ranks whose devices are of one vendor and on one host, as the topology given to init() or the hosts' kernels say. Not collective.
+        """
     def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
         Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.
@@ -1449,6 +1701,12 @@ class Communicator:
         """
         The Peer of a rank; connects if need be.
         """
+    def plan(
+        self, call: str, nbytes: typing.SupportsIndex, *, dtype: typing.Any = "float32", root: typing.SupportsIndex = 0
+    ) -> CollectivePlan:
+        """
+        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one. Neither collective nor blocking.
+        """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
         Checks scattered blocks of `block` bytes: pairs of (local buffer, offsets, remote buffer, offsets), offsets as integer arrays; all remote buffers of one rank.
@@ -1461,9 +1719,17 @@ class Communicator:
         """
         Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
         """
+    def shrink(self, timeout: float | None = None) -> Communicator:
+        """
+        After a loss or an abort: the ranks that are left form a new Communicator, ranked as before. Each of them calls it, once per process, and gets the same ranks or an error. HmcTimeoutError names a rank that did not come.
+        """
     def split(self, color: typing.Any, key: typing.Any = None, timeout: float | None = None) -> Communicator | None:
         """
         Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and returns None. Lists give one entry per local Member. Collective.
+        """
+    def subgroup(self, ranks: collections.abc.Sequence[typing.SupportsInt], number: typing.SupportsInt) -> Communicator:
+        """
+        The Communicator of these ranks of this one, in this order, made by its members alone, each with the same ranks and the same number (2 to 2147483647), which no other group of theirs has or had. Sends nothing and waits for nobody: use it once all members have made it. InvalidArgumentError: ranks, or a number that is taken here.
         """
     def topology(self, timeout: float | None = 60.0) -> Topology:
         """
@@ -1487,6 +1753,11 @@ class Communicator:
     def lost(self) -> list[int]:
         """
         Ranks known to be dead.
+        """
+    @property
+    def old_ranks(self) -> list[int]:
+        """
+        By rank: the rank in the Communicator that this one was made from by shrink() or split().
         """
     @property
     def rank(self) -> int:
@@ -1515,6 +1786,35 @@ def init(
     **kwargs: typing.Any,
 ) -> Communicator: ...
 def keygen() -> str: ...
+def plan_collective(
+    call: str,
+    nbytes: typing.SupportsIndex,
+    ranks: typing.SupportsIndex,
+    *,
+    latency: float = 5e-06,
+    bandwidth: float = 10000000000.0,
+    injection: float = 0.0,
+    reduction: float = 10000000000.0,
+    overhead: float = 5e-07,
+    dtype: typing.Any = "float32",
+    root: typing.SupportsIndex = 0,
+) -> CollectivePlan:
+    """
+    The CollectivePlan of a call among ranks that are all alike, without a job. nbytes: size of the largest array of a rank. latency: seconds, one way; bandwidth: bytes per second of a link in one direction; injection: of all links of a rank together, 0: as bandwidth; reduction: bytes of inputs per second that a rank reduces; overhead: seconds that a rank spends on each message. At most 256 ranks.
+    """
+
+def plan_islands(
+    nbytes: typing.SupportsIndex,
+    islands: collections.abc.Sequence[IslandCards],
+    *,
+    border: collections.abc.Sequence[float] = [],
+    inside_latency: float = 5e-06,
+    nic_latency: float = 1e-05,
+) -> IslandPlan:
+    """
+    Estimates an all_reduce of nbytes over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. border: bandwidths of the links that each island, of one host, has to the others; default: the cards' NICs. Latencies in seconds.
+    """
+
 def runtimes() -> list[dict[str, typing.Any]]: ...
 def settings() -> list[dict[str, typing.Any]]: ...
 def suggest_library(variable: str, path: str) -> None: ...

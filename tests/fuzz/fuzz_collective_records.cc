@@ -56,12 +56,21 @@ void breakage(ByteSpan in) {
   if (m) check(!m->reason.ok());
 }
 
+void shrink(ByteSpan in) {
+  settles(in, job::decode_shrink);
+  const auto m = job::decode_shrink(in);
+  if (!m) return;
+  check(std::ranges::is_sorted(m->processes) && (m->processes.empty() || m->processes.back() < max_processes));
+  const bool explains = m->kind == job::ShrinkKind::refuse || m->kind == job::ShrinkKind::give_up;
+  check(m->reason.ok() != explains);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 7) {
+  switch (data[0] % 8) {
     case 0:
       same(in, job::decode_arrival);
       break;
@@ -80,8 +89,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 5:
       settles(in, job::decode_offer);
       break;
-    default:
+    case 6:
       same(in, job::decode_wish);
+      break;
+    default:
+      shrink(in);
       break;
   }
   return 0;

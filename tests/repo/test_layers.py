@@ -105,7 +105,7 @@ def test_no_fences_and_no_exits_in_the_core() -> None:
     # A caller that uses an error as a value is wrong: that alone ends the program (Result in hmc/status.h).
     allowed = {("base/status.cc", "std::abort("), ("base/status.cc", "::abort(")}
     for path in core_files():
-        text = path.read_text()
+        text = re.sub(r"\b[A-Z]\w+::abort\(", "", path.read_text())  # a method of that name
         for word in banned:
             if (str(path.relative_to(SOURCE)), word) in allowed:
                 continue

@@ -15,6 +15,7 @@
 #include "hmc/deadline.h"
 #include "hmc/export.h"
 #include "hmc/peer.h"
+#include "hmc/plan.h"
 #include "hmc/reduce.h"
 #include "hmc/status.h"
 #include "hmc/topology.h"
@@ -141,8 +142,13 @@ class HMC_API Member {
                                  Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> iscatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root) const;
 
+  // As Communicator::abort, in the name of this rank.
+  [[nodiscard]] Status abort(std::string_view reason = {}) const;
+
   // From this Member's device to that one's; connects if need be. Errors: as Peer::path.
   [[nodiscard]] Result<Path> path(int dst, Deadline deadline = Deadline::after_seconds(30)) const;
+  // As Communicator::plan.
+  [[nodiscard]] Result<CollectivePlan> plan(std::string_view call, std::uint64_t bytes, const PlanOptions& options = {}) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
 
  private:
@@ -223,12 +229,42 @@ class HMC_API Communicator {
   // the processes of this group. Collective over all local Members. Opens vendor libraries.
   [[nodiscard]] Result<Topology> topology(Deadline deadline = Deadline::never()) const;
 
+  // How a call on memory of the Members' devices is carried out, why, and how long it should take (hmc/plan.h). `bytes`: of the
+  // largest buffer of a rank. Neither collective nor blocking: figures of links that this process has not connected are assumed to
+  // be like those of others, so processes may predict different times; algorithm and bytes are the same.
+  // Errors: as plan_collective.
+  [[nodiscard]] Result<CollectivePlan> plan(std::string_view call, std::uint64_t bytes, const PlanOptions& options = {}) const;
+  // Ranks whose devices are of one vendor (CPUs among themselves) and on one host, as InitOptions::topology or the hosts' kernels
+  // say: each set ascending, the sets by their first ranks. Not collective.
+  [[nodiscard]] Result<std::vector<std::vector<int>>> islands() const;
+
   // Members with equal `color` form a new group, ranked by (key, old rank); a negative color joins none (empty Communicator).
   // colors and keys hold one entry per local Member. Collective.
   [[nodiscard]] Result<Communicator> split(std::span<const int> colors, std::span<const int> keys,
                                            Deadline deadline = Deadline::never()) const;
+  // The group of these ranks of this one, in this order. Not collective: its members alone call it, each with the same ranks and
+  // the same `number` (2 to 2147483647), which no other group of theirs has, one that was closed included; one drawn at random will
+  // do. Sends nothing and waits for nobody. Use the group once all members have made it, which they learn by other means. Errors:
+  // invalid_argument (ranks, none of this process's among them, a number that is taken here), closed.
+  [[nodiscard]] Result<Communicator> subgroup(std::span<const int> ranks, std::uint32_t number) const;
 
-  // Leaves the group; the world's Communicator closes its Context too. Idempotent. Errors: timeout.
+  // Ends every collective of the Communicator on every rank, those in flight and all later ones, with `cancelled`, this rank and
+  // `reason` (at most 1 KiB of it reaches the others). Does not wait: other ranks end theirs when the news arrives. A collective
+  // whose messages with a stopped rank cannot be withdrawn ends with that rank, which may still access its memory.
+  // Point-to-point calls and Communicators made by split() go on. Of several aborts, a rank gets the first that it learns of.
+  [[nodiscard]] Status abort(std::string_view reason = {}) const;
+
+  // The ranks that are left, after a loss or an abort, form a new Communicator, ranked as before: all whose process is neither dead
+  // nor closed. Every one of them calls it, once per process. All get the same ranks, or an error; docs/explanation/failures.md has
+  // the protocol. A rank that dies meanwhile is left out, or counts as lost in the new Communicator. This one is unchanged, and the
+  // two are closed in any order. Errors: timeout, which names a rank that did not come (all ranks that wait for it fail), cancelled
+  // (another rank was interrupted), peer_lost (the others count this rank as lost).
+  [[nodiscard]] Result<Communicator> shrink(Deadline deadline = Deadline::never()) const;
+  // By rank: the rank in the Communicator that this one was made from by shrink() or split(); of init(), the rank itself.
+  [[nodiscard]] std::vector<int> old_ranks() const;
+
+  // Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from it.
+  // Idempotent. Errors: timeout.
   Status close(Deadline deadline = Deadline::after_seconds(5)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }
 

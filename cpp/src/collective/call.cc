@@ -17,10 +17,6 @@ std::uint32_t digest(std::span<const std::uint64_t> numbers) noexcept {
   return static_cast<std::uint32_t>(hash);
 }
 
-bool reduces(CallKind kind) noexcept {
-  return kind == CallKind::all_reduce || kind == CallKind::reduce_scatter || kind == CallKind::reduce;
-}
-
 }  // namespace
 
 std::string_view name_of(CallKind kind) noexcept {

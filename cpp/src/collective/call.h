@@ -30,6 +30,10 @@ enum class CallKind : std::uint8_t {
   scatter,
 };
 
+// Whether a call of that kind reduces elements.
+[[nodiscard]] constexpr bool reduces(CallKind kind) noexcept {
+  return kind == CallKind::all_reduce || kind == CallKind::reduce_scatter || kind == CallKind::reduce;
+}
 // The name, for errors: "all_to_all". For a peer's number that is none, "an unknown collective".
 [[nodiscard]] std::string_view name_of(CallKind kind) noexcept;
 

@@ -18,6 +18,10 @@ CommunicatorState::~CommunicatorState() {
 
 Communicator make_communicator(Context context, const std::shared_ptr<Group>& group) {
   group->join();
+  return communicator_of(std::move(context), group);
+}
+
+Communicator communicator_of(Context context, const std::shared_ptr<Group>& group) {
   return Communicator(std::make_shared<CommunicatorState>(std::make_shared<CommunicatorState>(std::move(context), group)));
 }
 
@@ -118,7 +122,18 @@ Device Communicator::device(int rank) const {
   return state_->group->rank(static_cast<std::uint32_t>(rank)).device;
 }
 
-std::vector<int> Communicator::lost() const { return state_ ? state_->group->lost() : std::vector<int>(); }
+std::vector<int> Communicator::lost() const {
+  std::vector<int> ranks;
+  if (!state_ || state_->group->engine()->forked()) return ranks;
+  const Group& group = *state_->group;
+  const auto lock = group.engine()->lock();
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    const RankInfo& rank = group.rank(r);
+    if (group.world()->processes()[rank.process].lost || rank.peer->phase() == PeerPhase::lost)
+      ranks.push_back(static_cast<int>(r));
+  }
+  return ranks;
+}
 
 Result<ConnBuffer> Communicator::buffer(std::size_t bytes, Device device) const {
   if (!state_) return empty_status();
@@ -134,10 +149,14 @@ Result<ConnBuffer> Communicator::register_memory(const Memory& memory, Access ac
 
 Status Communicator::close(Deadline deadline) const {
   if (!state_) return {};
+  const Group& group = *state_->group;
   state_->group->leave();
-  // The Context was made for the job and ends with the Communicator of all of it.
-  if (state_->group->scope() == world_scope) return state_->context.close(deadline);
-  return {};
+  if (group.engine()->forked()) return state_->context.close(deadline);
+  {
+    const auto lock = group.engine()->lock();
+    if (!group.world()->ends_context(group)) return {};
+  }
+  return state_->context.close(deadline);
 }
 
 }  // namespace hmc

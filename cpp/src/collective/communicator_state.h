@@ -35,6 +35,8 @@ class CommunicatorState {
   bool of_members_ = true;
 };
 
+// A Communicator over `group`, which has been joined.
+Communicator communicator_of(Context context, const std::shared_ptr<Group>& group);
 // A Communicator over `group`, which it joins.
 Communicator make_communicator(Context context, const std::shared_ptr<Group>& group);
 

@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "base/random.h"
 #include "base/wire.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
+#include "collective/group_numbers.h"
 #include "collective/member_calls.h"
 #include "collective/records.h"
 #include "comm/buffers/importing.h"
@@ -172,14 +172,9 @@ Result<std::vector<RemoteBuffer>> Communicator::exchange(std::span<const MemberB
 
 namespace {
 
-std::uint32_t random_scope() { return static_cast<std::uint32_t>(random_u64()) & ~collective_scope_bit; }
-
-std::uint64_t child_id(std::uint64_t parent, std::uint32_t scope, int color) {
-  std::uint64_t id = parent ^ (std::uint64_t{scope} << 32 | static_cast<std::uint32_t>(color));
-  id = (id ^ (id >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  id = (id ^ (id >> 27)) * 0x94d049bb133111ebULL;
-  return id ^ (id >> 31);
-}
+// What a process answers once it has seen which groups there will be.
+constexpr std::byte said_free{1};    // the number of its new group is free here
+constexpr std::byte said_mapped{2};  // it has mapped the segment of its new group
 
 // The group of `color` under `wishes`, or null when this process is in none. Every rank computes the same ranks.
 std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<const job::Wish> wishes, int color,
@@ -195,6 +190,7 @@ std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<
     const auto& mine = parent->local();
     if (std::binary_search(mine.begin(), mine.end(), old)) local.push_back(static_cast<std::uint32_t>(ranks.size()));
     ranks.push_back(parent->rank(old));
+    ranks.back().origin = old;
   }
   return std::make_shared<Group>(parent->world(), child_id(parent->id(), scope, color), scope, std::move(ranks), std::move(local));
 }
@@ -243,6 +239,8 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
     for (auto& [color, scope] : scope_of) scope = next++ & ~collective_scope_bit;
     bool free = true;
     Communicator made;
+    std::shared_ptr<Group> child;
+    std::shared_ptr<fused::Segment> segment;
     const auto own_color = color_of_process.find(group->rank(local.front()).process);
     if (own_color != color_of_process.end()) {
       const int color = own_color->second;
@@ -251,13 +249,23 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
         const auto lock = group->engine()->lock();
         free = scope != 0 && group->world()->reserve_scope(scope);  // 0: plain Peer calls
       }
-      if (free) made = make_communicator(state_->context, group_of(group, wishes, color, scope));
+      child = group_of(group, wishes, color, scope);
+      if (free) made = make_communicator(state_->context, child);
+      segment = group->world()->offers().share(*child, free, deadline);
     }
     // Everybody has joined its group once all have said so: messages of the new groups may come.
-    HMC_ASSIGN(const auto agreed,
-               gather_all(group, std::vector<Bytes>(local.size(), Bytes(1, static_cast<std::byte>(free))), deadline));
-    const auto yes = [](const Bytes& said_free) { return said_free.size() == 1 && said_free.front() == std::byte{1}; };
-    if (std::all_of(agreed.begin(), agreed.end(), yes)) return made;
+    const Bytes answer{(free ? said_free : std::byte{0}) | (segment ? said_mapped : std::byte{0})};
+    HMC_ASSIGN(const auto agreed, gather_all(group, std::vector<Bytes>(local.size(), answer), deadline));
+    const auto say = [&](std::byte what, auto asked) {
+      for (std::uint32_t r = 0; r < group->size(); ++r) {
+        if (asked(r) && (agreed[r].size() != 1 || (agreed[r].front() & what) == std::byte{0})) return false;
+      }
+      return true;
+    };
+    if (!say(said_free, [](std::uint32_t) { return true; })) continue;
+    if (segment && say(said_mapped, [&](std::uint32_t r) { return wishes[r].color == own_color->second; }))
+      child->fused().use(std::move(segment));
+    return made;
   }
   return Status(Code::transport, "split: no group number was free everywhere after " + std::to_string(attempts) + " attempts");
 }

@@ -2,22 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "collective/interruption.h"
 #include "collective/reducer.h"
 #include "comm/messages/messenger.h"
-#include "device/runtime.h"
 
 namespace hmc {
-namespace {
-
-// Bytes of all sources together that are reduced with the engine lock held: about as long as a post that copies its message, and
-// less than a thread takes to wake up.
-constexpr std::uint64_t reduced_at_once = 512 << 10;
-
-}  // namespace
 
 // Stands among the one-sided operations to one peer, behind its fences.
 class CollectiveWork::Gate final : public PendingOp {
@@ -35,17 +26,16 @@ class CollectiveWork::Gate final : public PendingOp {
 };
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                               const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers)
+                               const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers,
+                               std::shared_ptr<const fused::Plan> fused)
     : WorkState(group->engine()),
       group_(std::move(group)),
       rank_(rank),
       call_(call),
-      what_(name_of(static_cast<CallKind>(call & call_kind_mask))),
       run_(schedule),
-      buffers_(std::move(buffers)),
-      reason_(*group_->engine()) {
-  if (schedule->scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule->scratch);
-}
+      areas_(std::move(buffers), schedule->scratch),
+      fused_plan_(std::move(fused)),
+      reason_(*group_->engine()) {}
 
 CollectiveWork::~CollectiveWork() = default;
 
@@ -54,6 +44,7 @@ Status CollectiveWork::start() {
   group_->running().add(*this);
   accepted();
   run_.begin();
+  if (!fused_plan_) group_->fused().announce(rank_, sequence_, call_);
   if (group_->context().fenced_peers() != 0) [[unlikely]]
     wait_for_fences();
   if (fences_ == 0) advance();
@@ -86,16 +77,36 @@ void CollectiveWork::advance_soon() {
 void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
+  if (fused_plan_ && !failing_) return start_fused();
   posting_ = true;
   while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
 
+void CollectiveWork::start_fused() {
+  fused_call_ = group_->fused().post(rank_, sequence_, call_, std::exchange(fused_plan_, nullptr), areas_.buffers());
+  fused_call_->on_complete_locked([this](const Status& status) { on_fused(status); });
+}
+
+// Inside its completion: no message is posted from here.
+void CollectiveWork::on_fused(const Status& status) {
+  const auto self = shared_from_this();
+  fused_call_ = nullptr;
+  if (status.ok()) {
+    run_.skip();
+  } else if (status.code() == Code::unsupported && !failing_) {
+    advance_soon();
+  } else {
+    on_failure(status);
+  }
+  if (!posting_) end_if_done();
+}
+
 void CollectiveWork::post(std::uint32_t index) {
   const Step& step = run_.steps()[index];
   if (step.kind == StepKind::copy) {
-    const Status copied = copy(step);
+    const Status copied = areas_.copy(step);
     run_.finish(index);
     if (!copied.ok()) fail(copied);
   } else if (step.kind == StepKind::reduce) {
@@ -109,15 +120,13 @@ void CollectiveWork::post(std::uint32_t index) {
 void CollectiveWork::reduce(std::uint32_t index) {
   const Step& step = run_.steps()[index];
   if (step.bytes == 0 || run_.poisoned(index)) return run_.finish(index);
-  const auto* const first = run_.sources().data() + step.first_source;
-  std::vector<const void*> sources(group_->size());
-  for (std::size_t r = 0; r < sources.size(); ++r) sources[r] = slice(first[r], step.bytes).data;
-  void* const to = slice(step.to, step.bytes).data;
-  if (step.bytes * sources.size() <= reduced_at_once) {
-    reduce_on_cpu(to, sources, step.bytes / size_of(buffers_.reduction.type), buffers_.reduction);
+  auto sources = areas_.sources(run_.sources().subspan(step.first_source, group_->size()));
+  void* const to = areas_.slice(step.to, step.bytes).data;
+  if (areas_.is_short(step, sources.size())) {
+    reduce_on_cpu(to, sources, step.bytes / size_of(areas_.reduction().type), areas_.reduction());
     return run_.finish(index);
   }
-  const auto work = reduce_in_background(engine(), to, std::move(sources), step.bytes, buffers_.reduction);
+  const auto work = reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction());
   run_.posted(index, work);
   work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
 }
@@ -127,7 +136,7 @@ void CollectiveWork::post_message(std::uint32_t index) {
   const bool sends = step.kind == StepKind::send;
   const Envelope envelope{group_->collective_scope(), sends ? rank_ : step.peer, sends ? step.peer : rank_};
   const std::uint64_t bytes = sends && run_.poisoned(index) ? 0 : step.bytes;
-  const MemoryView view = slice(sends ? step.from : step.to, bytes);
+  const MemoryView view = areas_.slice(sends ? step.from : step.to, bytes);
   const Target target{group_->rank(step.peer).peer, envelope, call_};
   auto posted = sends ? group_->messenger().isend_locked(target, tag_of(sequence_, step.round), view)
                       : group_->messenger().irecv_locked(target, tag_of(sequence_, step.round), view);
@@ -144,18 +153,7 @@ void CollectiveWork::post_message(std::uint32_t index) {
   }
 }
 
-// Small: large blocks, and blocks to itself in device memory, go as messages. Relayed blocks of device memory are waited for.
-Status CollectiveWork::copy(const Step& step) const {
-  if (step.bytes == 0) return {};
-  const MemoryView to = slice(step.to, step.bytes), from = slice(step.from, step.bytes);
-  if (to.data == from.data) return {};  // in place
-  if (!to.device.is_cpu() || !from.device.is_cpu())
-    return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
-  std::memcpy(to.data, from.data, step.bytes);
-  return {};
-}
-
-// Inside a completion, or right after the post: nothing is posted from here.
+// Inside a completion, or right after the post: no message is posted from here.
 void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   const Step& step = run_.steps()[index];
   const auto message = run_.take_message(index);  // its own completion may be on the stack: dropped on the way out
@@ -177,6 +175,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     on_failure(status.with_context(group_->describe(step.peer)));
   }
   if (posting_) return;  // advance() goes on with what has become ready
+  while (!failing_ && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()], group_->size())) post(run_.take_ready());
   if (run_.all_done() || failing_) {
     end_if_done();
   } else if (run_.has_ready()) {
@@ -208,7 +207,7 @@ void CollectiveWork::on_failure(const Status& failure) {
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
   if (!outcome_.ok()) return;
   outcome_ =
-      Status(Code::invalid_argument, std::string(what_) + ": " + group_->describe(step.peer) + " sent " + found + " bytes where " +
+      Status(Code::invalid_argument, std::string(what()) + ": " + group_->describe(step.peer) + " sent " + found + " bytes where " +
                                          std::to_string(step.bytes) + " were expected; both sides must agree on every size");
 }
 
@@ -217,7 +216,7 @@ void CollectiveWork::fail(const Status& reason) {
   const auto self = shared_from_this();
   failing_ = true;
   reason_.stop();
-  outcome_ = reason.with_context(what_);
+  outcome_ = reason.with_context(what());
   const Status failure = outcome_;
   std::vector<std::uint32_t> owed;
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
@@ -229,13 +228,14 @@ void CollectiveWork::fail(const Status& reason) {
     if (message)
       static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
+  if (const auto call = fused_call_) static_cast<void>(call->cancel_locked());
   group_->broke(sequence_, failure, owed);
   posting_ = posting;
   if (!posting_) end_if_done();
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || run_.in_flight() || ((!run_.all_done() || reason_.pending() || mismatched_) && !failing_)) return;
+  if (done() || run_.in_flight() || fused_call_ || ((!run_.all_done() || reason_.pending() || mismatched_) && !failing_)) return;
   const auto self = shared_from_this();
   group_->running().remove(*this);
   complete(std::move(outcome_));
@@ -246,12 +246,20 @@ Status CollectiveWork::cancel_locked() {
   const auto self = shared_from_this();
   fail(Status(Code::cancelled, "cancelled by " + group_->describe(rank_) + "; parts of the output may have been written"));
   if (done()) return {};
-  return {Code::unsupported, std::string(what_) +
+  return {Code::unsupported, std::string(what()) +
                                  ": messages under way cannot be stopped; it will end as cancelled, and until then the "
                                  "output may be written"};
 }
 
+bool CollectiveWork::fused_needs(std::uint32_t process) const {
+  for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
+    if (group_->rank(r).process == process && (r == rank_ || fused_call_->needs(r))) return true;
+  }
+  return false;
+}
+
 bool CollectiveWork::involves(std::uint32_t process) const {
+  if (fused_call_) return fused_needs(process);
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
     if (!run_.done(i) && (step.kind == StepKind::send || step.kind == StepKind::receive) &&
@@ -263,6 +271,9 @@ bool CollectiveWork::involves(std::uint32_t process) const {
 
 std::string CollectiveWork::missing() const {
   std::vector<std::uint32_t> ranks;
+  for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
+    if (fused_call_->awaits(r)) ranks.push_back(r);
+  }
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
     if (run_.message(i) && step.peer != rank_) ranks.push_back(step.peer);
@@ -272,28 +283,17 @@ std::string CollectiveWork::missing() const {
   std::string text;
   constexpr std::size_t shown = 8;
   for (std::size_t i = 0; i < ranks.size() && i < shown; ++i) text += (i > 0 ? ", " : "") + group_->describe(ranks[i]);
+  if (ranks.empty()) return fences_ != 0 ? "this rank's own fences" : "this rank's own copies";
   if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
   return text;
 }
 
-MemoryView CollectiveWork::slice(const Slice& where, std::uint64_t bytes) const {
-  if (where.area == Area::scratch) return {scratch_.get() + where.offset, bytes};
-  MemoryView view = where.area == Area::in ? buffers_.in : buffers_.out;
-  view.data = static_cast<std::byte*>(view.data) + where.offset;
-  view.bytes = bytes;
-  return view;
-}
-
-// The buffers' owners may run user code when they end (a Python object), which the engine lock forbids.
-void CollectiveWork::released() noexcept {
-  if (buffers_.in.owner) engine()->retire(std::move(buffers_.in.owner));
-  if (buffers_.out.owner) engine()->retire(std::move(buffers_.out.owner));
-}
+void CollectiveWork::released() noexcept { areas_.release(*engine()); }
 
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
                                                          std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
-                                                         CollectiveBuffers buffers) {
-  auto work = std::make_shared<CollectiveWork>(group, rank, call, schedule, std::move(buffers));
+                                                         CollectiveBuffers buffers, std::shared_ptr<const fused::Plan> fused) {
+  auto work = std::make_shared<CollectiveWork>(group, rank, call, schedule, std::move(buffers), std::move(fused));
   const auto lock = group->engine()->lock();
   HMC_TRY(work->start());
   return work;
@@ -310,10 +310,7 @@ Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works
     if (status.code() != Code::timeout) return status;  // forked
     const auto lock = work->engine()->lock();
     if (!work->done()) {
-      const std::string missing = work->missing();
-      const std::string awaited = !missing.empty()           ? missing
-                                  : work->waits_for_fences() ? "this rank's own fences"
-                                                             : "this rank's own copies";
+      const std::string awaited = work->missing();
       work->fail(interrupted() ? Status(Code::cancelled, "interrupted by a signal while waiting for " + awaited)
                                : Status(Code::timeout, "the deadline passed waiting for " + awaited));
     }

@@ -1,4 +1,4 @@
-// CollectiveWork: carries out one rank's Schedule by messages in the group's collective scope.
+// CollectiveWork: carries out one rank's Schedule by messages in the group's collective scope, or in its place a fused call.
 //
 // Driven by the completions of its messages, so that it goes on without further calls by the user. A message of the wrong size is a
 // soft error: the rest goes on (everybody gets what is due, nobody hangs), and the Work ends with invalid_argument; what would have
@@ -11,12 +11,12 @@
 #include <string_view>
 #include <vector>
 
+#include "collective/areas.h"
 #include "collective/call.h"
+#include "collective/fused/calls.h"
 #include "collective/group.h"
 #include "collective/plan.h"
 #include "collective/schedule_run.h"
-#include "device/reduce.h"
-#include "hmc/peer.h"
 #include "progress/one_shot_timer.h"
 #include "progress/work_state.h"
 
@@ -28,17 +28,12 @@ constexpr std::int64_t tag_of(std::uint64_t sequence, std::uint8_t round) noexce
 }
 constexpr std::uint64_t sequence_of(std::int64_t tag) noexcept { return static_cast<std::uint64_t>(tag) >> 8; }
 
-struct CollectiveBuffers {
-  MemoryView in;
-  MemoryView out;
-  ReduceStep reduction = {};  // of reduce steps
-};
-
 class CollectiveWork final : public WorkState {
  public:
-  // `call`: of encode_call().
+  // `call`: of encode_call(). `fused`: how it is done in one pass over shared memory, where every rank can do that; may be null.
   CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers);
+                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers,
+                 std::shared_ptr<const fused::Plan> fused);
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
@@ -47,24 +42,24 @@ class CollectiveWork final : public WorkState {
   // Stops what can be stopped and ends with `reason` once nothing of it is under way any more. Breaks the group.
   void fail(const Status& reason);
   Status cancel_locked() override;
-  [[nodiscard]] bool involves(std::uint32_t process) const;  // has unfinished messages with it
+  [[nodiscard]] bool involves(std::uint32_t process) const;     // cannot end without it
+  [[nodiscard]] bool fused_needs(std::uint32_t process) const;  // that, in a fused call
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
-  // "rank 3 (host:4711), rank 5 (...)": whose messages are missing; empty if nobody's.
+  // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is.
   [[nodiscard]] std::string missing() const;
-  [[nodiscard]] std::string_view what() const noexcept { return what_; }
+  [[nodiscard]] std::string_view what() const noexcept { return name_of(static_cast<CallKind>(call_ & call_kind_mask)); }
   [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
   [[nodiscard]] std::uint32_t call() const noexcept { return call_; }
   // Another rank is in another collective. Ends this soon, outside the current call chain.
   void mismatch(std::uint32_t other_rank, std::uint32_t other_call);
 
-  [[nodiscard]] bool waits_for_fences() const noexcept { return fences_ != 0; }
-
  private:
   class Gate;
+  void start_fused();
+  void on_fused(const Status& status);
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
   void reduce(std::uint32_t index);
-  Status copy(const Step& step) const;
   void on_message(std::uint32_t index, const Status& status);
   void advance();
   void end_if_done();
@@ -72,7 +67,6 @@ class CollectiveWork final : public WorkState {
   void wait_for_fences();
   void fence_passed();
   void advance_soon();
-  [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
   void on_failure(const Status& failure);
   void soft_error(const Step& step, const std::string& found);
   void released() noexcept override;
@@ -80,10 +74,10 @@ class CollectiveWork final : public WorkState {
   std::shared_ptr<Group> group_;
   const std::uint32_t rank_;
   const std::uint32_t call_;
-  const std::string_view what_;
   ScheduleRun run_;
-  CollectiveBuffers buffers_;
-  std::unique_ptr<std::byte[]> scratch_;
+  Areas areas_;
+  std::shared_ptr<const fused::Plan> fused_plan_;  // until it is tried
+  std::shared_ptr<fused::Call> fused_call_;        // under way
   std::uint64_t sequence_ = 0;
   std::uint32_t fences_ = 0;  // pending; nothing is posted before they are released
   bool posting_ = false;      // advance() is on the stack
@@ -97,7 +91,8 @@ class CollectiveWork final : public WorkState {
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
 Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
                                                          std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
-                                                         CollectiveBuffers buffers);
+                                                         CollectiveBuffers buffers,
+                                                         std::shared_ptr<const fused::Plan> fused = nullptr);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);
 

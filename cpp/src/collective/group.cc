@@ -67,28 +67,18 @@ void Group::leave() {
   const auto self = shared_from_this();
   const auto lock = engine()->lock();
   world_->remove(*this);
+  fused_.leave();
   running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
   messenger_.watch_calls(collective_scope(), nullptr);
   context().scopes().remove(collective_scope());
   context().scopes().remove(scope_);
 }
 
-std::vector<int> Group::lost() const {
-  std::vector<int> ranks;
-  if (engine()->forked()) return ranks;
-  const auto lock = engine()->lock();
-  for (std::uint32_t r = 0; r < size(); ++r) {
-    if (world_->processes()[ranks_[r].process].lost || ranks_[r].peer->phase() == PeerPhase::lost)
-      ranks.push_back(static_cast<int>(r));
-  }
-  return ranks;
-}
-
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
   std::uint64_t& next = sequence_[local_index(r)];
   if (broken_) {
-    // The one that failed, called here only now: as had it been called before.
+    // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
       ++next;
       return broken_->reason;
@@ -129,21 +119,22 @@ void Group::broke(std::uint64_t sequence, const Status& reason, const std::vecto
   for (const std::uint32_t r : waiting) {
     const auto& peer = ranks_[r].peer;
     if (peer->is_self() || (peer->phase() != PeerPhase::idle && peer->phase() != PeerPhase::connecting)) continue;
-    peer->when_ready([peer, breakage = *broken_](const Status& ready) {
-      if (ready.ok()) World::send_broken(*peer, breakage);
-    });
+    World::send_broken(peer, *broken_);
   }
   running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() >= sequence; }, reason);
 }
 
 void Group::heard_broken(const job::Breakage& breakage) {
-  if (broken_) return;
+  if (broken_ && (broken_->aborts() || !breakage.aborts())) return;
   broken_ = breakage;
-  running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= breakage.sequence; },
-                   breakage.reason.with_context("another rank gave up"));
+  running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
+                   breakage.aborts() ? breakage.reason : breakage.reason.with_context("another rank gave up"));
 }
 
-void Group::process_lost(std::uint32_t process, const Status& reason) {
+void Group::process_gone(std::uint32_t process, const Status& reason) {
+  // Messages of one that said goodbye end by themselves: what it owed this side it has sent.
+  if (reason.code() == Code::closed)
+    return running_.fail_if([process](const CollectiveWork& work) { return work.fused_needs(process); }, reason);
   std::string ranks;
   for (std::uint32_t r = 0; r < size(); ++r) {
     if (ranks_[r].process == process) ranks += (ranks.empty() ? "" : ", ") + describe(r);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collective/early_calls.h"
+#include "collective/fused/calls.h"
 #include "collective/rank_owners.h"
 #include "collective/running.h"
 #include "collective/schedule_cache.h"
@@ -26,6 +27,7 @@ struct RankInfo {
   std::shared_ptr<PeerState> peer;
   std::uint32_t process = 0;  // in World::processes()
   Device device;
+  std::uint32_t origin = 0;  // the rank in the group that this one was made from; in the world, the rank itself
 };
 
 class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
@@ -55,18 +57,19 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void leave();  // what is under way ends with closed
   [[nodiscard]] RankOwners& owners() noexcept { return owners_; }
   [[nodiscard]] ScheduleCache& schedules() noexcept { return schedules_; }
-  [[nodiscard]] std::vector<int> lost() const;
 
   // ---- engine lock held ----
   // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
-  // did so; closed, of those that follow.
+  // did so; closed, of those that follow; why it was aborted.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   [[nodiscard]] Running& running() noexcept { return running_; }
+  [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
   // No more collectives, because that one failed: tells the others. `waiting`: ranks that this one still owed messages.
   void broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
-  // Another rank says so.
+  // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
-  void process_lost(std::uint32_t process, const Status& reason);
+  // A process died, or said goodbye.
+  void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?
   void compare_early(CollectiveWork& work);
 
@@ -89,6 +92,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   Running running_;
   std::vector<EarlyCalls> early_;  // by index in local_
   std::optional<job::Breakage> broken_;
+  fused::Calls fused_{*this};
 };
 
 }  // namespace hmc

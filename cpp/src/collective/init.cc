@@ -115,18 +115,26 @@ class Gathering {
       table.push_back(std::move(*registration));
     }
     if (written) HMC_TRY(check_same(*written, table));
-    world_->set_written(written);
-    const auto group = make_group(table);
+    const auto group = make_group(table, written);
     Communicator communicator = make_communicator(context_, group);
-    auto ready = bootstrap_->gather(round_ready, {}, board_, deadline_);
-    if (!ready) {
+    if (const Status ready = get_ready(*group); !ready.ok()) {
       static_cast<void>(communicator.close(closing_deadline(deadline_)));
-      return ready.status();
+      return ready;
     }
     return communicator;
   }
 
  private:
+  // Everybody is ready. Reductions are fused where all have mapped the same memory.
+  Status get_ready(Group& group) {
+    auto segment = world_->offers().share(group, true, deadline_);
+    const Bytes mapped(1, static_cast<std::byte>(segment != nullptr));
+    HMC_ASSIGN(const auto said, bootstrap_->gather(round_ready, mapped, board_, deadline_));
+    const auto yes = [](const Bytes& value) { return value.size() == 1 && value.front() == std::byte{1}; };
+    if (std::ranges::all_of(said, yes)) group.fused().use(std::move(segment));
+    return {};
+  }
+
   Result<std::vector<Bytes>> host(Bytes value) {
     MeetingLink link;  // until everybody has come
     if (launch_.size > 1 && launch_.rendezvous.starts_with("unix:")) {
@@ -167,7 +175,7 @@ class Gathering {
     return bootstrap_->gather(round_register, value, board_, deadline_);
   }
 
-  std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table) {
+  std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table, const std::optional<Topology>& written) {
     const auto me = static_cast<std::uint32_t>(launch_.rank);
     ContextState& state = *context_.state();
     std::vector<Process> processes;
@@ -181,13 +189,14 @@ class Gathering {
       if (entry.kernel != table[me].kernel)
         std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
       const auto peer = i == me ? state.self() : state.expect_peer(entry.id, std::move(addresses), entry.name);
-      processes.push_back({entry.id, entry.name, peer, false});
+      const auto host = std::ranges::find(table, entry.kernel, &job::Registration::kernel) - table.begin();
+      processes.push_back({entry.id, entry.name, peer, false, static_cast<std::uint32_t>(host)});
       for (const auto& device : entry.devices) {
         if (i == me) local.push_back(static_cast<std::uint32_t>(ranks.size()));
-        ranks.push_back({peer, i, device});
+        ranks.push_back({peer, i, device, static_cast<std::uint32_t>(ranks.size())});
       }
     }
-    world_->set_processes(std::move(processes));
+    world_->set_processes(std::move(processes), written);
     return std::make_shared<Group>(world_, table[0].id[0], world_scope, std::move(ranks), std::move(local));
   }
 

@@ -86,6 +86,11 @@ class Reader {
 
   // Where to meet: what HMC_RENDEZVOUS says; nothing alone; a Unix socket named after the job on one host; else `elsewhere`.
   [[nodiscard]] Result<LaunchInfo> meet(LaunchInfo info, const std::string& job, const Result<std::string>& elsewhere) const {
+    if (info.local_rank >= info.size) {
+      return Status(Code::invalid_argument, "the launcher's environment says local rank " + std::to_string(info.local_rank) +
+                                                ", and that the job has " + std::to_string(info.size) +
+                                                " processes; correct it, or pass rank= and size=");
+    }
     if (const auto given = env_("HMC_RENDEZVOUS")) {
       info.rendezvous = *given;
     } else if (info.size == 1) {
@@ -235,6 +240,7 @@ std::optional<int> slurm_tasks_on(std::string_view tasks_per_node, int node) {
       if (read.ec != std::errc() || read.ptr == end || *read.ptr != ')') return std::nullopt;
       at = read.ptr + 1;
     }
+    if (tasks < 1 || times < 1) return std::nullopt;
     if (node < times) return tasks;
     node -= times;
     if (at < end && *at++ != ',') return std::nullopt;

@@ -81,7 +81,8 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
 
 Started start(Result<Share> share) {
   if (!share.ok()) return share.status();
-  return start_collective(share->group, share->rank, share->call, share->schedule, std::move(share->buffers));
+  return start_collective(share->group, share->rank, share->call, share->schedule, std::move(share->buffers),
+                          std::move(share->fused));
 }
 
 Status finish(const Started& started, Deadline deadline) {

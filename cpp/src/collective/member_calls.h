@@ -40,6 +40,7 @@ struct Share {
   std::uint32_t call = 0;
   std::shared_ptr<const Schedule> schedule;
   CollectiveBuffers buffers;
+  std::shared_ptr<const fused::Plan> fused = nullptr;  // see CollectiveWork
 };
 Started start(Result<Share> share);
 Status finish(const Started& started, Deadline deadline);

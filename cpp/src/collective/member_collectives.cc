@@ -8,6 +8,7 @@
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "collective/member_calls.h"
+#include "collective/tuning.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
@@ -26,12 +27,6 @@ Status check_memory(const MemoryView& out, const MemoryView& in) {
   return {};
 }
 
-AllToAllTuning tuning_for(const MemoryView& out, const MemoryView& in) {
-  AllToAllTuning tuning;
-  if (!out.device.is_cpu() || !in.device.is_cpu()) tuning.inline_copy = 0;
-  return tuning;
-}
-
 Started start_all_to_all(const Member& member, const MemoryView& out, const MemoryView& in) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
@@ -43,7 +38,7 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
   }
   const auto rank = static_cast<std::uint32_t>(member.rank());
   const std::uint64_t block = in.bytes / group->size();
-  const AllToAllTuning tuning = tuning_for(out, in);
+  const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in));
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
   return start_collective(group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out});
 }
@@ -62,9 +57,9 @@ Started start_all_to_all_v(const Member& member, const MemoryView& out, const La
   const auto& group = member.state()->group;
   HMC_TRY(check_all_to_all_v(*group, out, out_layout, in, in_layout));
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  auto schedule =
-      std::make_shared<const Schedule>(plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
-                                                         {in_layout.counts, in_layout.displacements}, tuning_for(out, in)));
+  auto schedule = std::make_shared<const Schedule>(
+      plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
+                        {in_layout.counts, in_layout.displacements}, all_to_all_tuning(on_host(out, in))));
   return start_collective(group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out});
 }
 

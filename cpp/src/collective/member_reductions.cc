@@ -1,11 +1,13 @@
 // all_reduce, reduce_scatter and reduce, of one Member and of several that join by one call.
 #include <array>
 #include <bit>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "collective/member_calls.h"
 #include "collective/plan_reduce.h"
+#include "collective/tuning.h"
 
 namespace hmc {
 namespace {
@@ -23,15 +25,12 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
   return step;
 }
 
-ReduceTuning reduce_tuning(const MemoryView& out, const MemoryView& in) {
-  ReduceTuning tuning;
-  tuning.staged = !out.device.is_cpu() || !in.device.is_cpu();
-  return tuning;
-}
-
 std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
   return root << 8 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
 }
+
+// `bytes`: of a rank's input.
+bool may_fuse(Group& group, std::uint64_t bytes) { return group.fused().possible() && bytes >= fused::least_bytes; }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
 std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> sizes, std::uint64_t root = 0) {
@@ -50,15 +49,17 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   }
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = reduce_tuning(out, in);
+  const ReduceTuning tuning = reduce_tuning(on_host(out, in));
   const std::uint32_t rank = rank_in(member), size = group->size();
   auto schedule = group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)},
                                          [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
-  return Share{group,
-               rank,
-               call_of(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
-               std::move(schedule),
-               {in, out, step}};
+  Share share{group,
+              rank,
+              call_of(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
+              std::move(schedule),
+              {in, out, step}};
+  if (may_fuse(*group, in.bytes)) share.fused = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
+  return share;
 }
 
 Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
@@ -76,10 +77,13 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
   }
-  const ReduceTuning tuning = reduce_tuning(out, in);
+  const ReduceTuning tuning = reduce_tuning(on_host(out, in));
   auto schedule = std::make_shared<const Schedule>(
       plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
-  return Share{group, rank, call_of(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
+  Share share{group, rank, call_of(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
+  if (may_fuse(*group, std::reduce(layout.counts.begin(), layout.counts.end())))
+    share.fused = fused::plan_reduce_scatter({layout.counts, layout.displacements});
+  return share;
 }
 
 Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
@@ -115,14 +119,16 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = reduce_tuning(target, in);
+  const ReduceTuning tuning = reduce_tuning(on_host(target, in));
   auto schedule = group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)},
                                          [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
-  return Share{group,
-               rank,
-               call_of(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}}, at),
-               std::move(schedule),
-               {in, target, step}};
+  Share share{group,
+              rank,
+              call_of(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}}, at),
+              std::move(schedule),
+              {in, target, step}};
+  if (may_fuse(*group, in.bytes)) share.fused = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
+  return share;
 }
 
 }  // namespace

@@ -5,16 +5,10 @@
 
 #include "collective/member_calls.h"
 #include "collective/plan_spread.h"
+#include "collective/tuning.h"
 
 namespace hmc {
 namespace {
-
-SpreadTuning spread_tuning(const MemoryView& out, const MemoryView& in, bool own_is_there) {
-  SpreadTuning tuning;
-  if (!out.device.is_cpu() || !in.device.is_cpu()) tuning.inline_copy = 0;
-  tuning.in_place = own_is_there;
-  return tuning;
-}
 
 // Equal blocks, one after the other.
 struct EqualBlocks {
@@ -47,7 +41,7 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   HMC_TRY(check_disjoint("all_gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
-  const SpreadTuning tuning = spread_tuning(out, in, in_place(out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]));
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, encode_call(CallKind::all_gather, layout.counts), std::move(schedule), {in, out, {}}};
@@ -89,7 +83,7 @@ Result<Share> gather_share(const Member& member, const MemoryView& out, const Me
   HMC_TRY(check_disjoint("gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("gather", out, in, layout.displacements[rank]));
-  const SpreadTuning tuning = spread_tuning(out, in, in_place(out, in, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]));
   auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, call, std::move(schedule), {in, out, {}}};
 }
@@ -125,7 +119,7 @@ Result<Share> scatter_share(const Member& member, const MemoryView& out, const M
   HMC_TRY(check_layout("scatter", "input", layout, in, size));
   if (out.bytes != layout.counts[rank]) return bad_block("scatter", "output", out, rank, layout.counts[rank]);
   HMC_TRY(check_memory("scatter", in, out, layout.displacements[rank]));
-  const SpreadTuning tuning = spread_tuning(out, in, in_place(in, out, layout.displacements[rank]));
+  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(in, out, layout.displacements[rank]));
   auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, call, std::move(schedule), {in, out, {}}};
 }

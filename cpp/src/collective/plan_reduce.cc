@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/parts.h"
 #include "collective/schedule_builder.h"
 
 namespace hmc {
@@ -15,11 +16,6 @@ using Index = ScheduleBuilder::Index;
 
 // Rounds of results are above those of inputs.
 constexpr std::uint8_t result_rounds = 128;
-
-struct Part {
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-};
 
 // Which rank reduces which part of the input.
 struct Shares {
@@ -45,6 +41,10 @@ struct Shares {
     std::uint64_t most = 0;
     for (const auto& part : parts) most = std::max(most, part ? part->bytes : 0);
     return most;
+  }
+  void divide(std::uint64_t bytes, std::size_t element) {
+    const auto equal = equal_parts(size, bytes, element);
+    parts.assign(equal.begin(), equal.end());
   }
   // Chunks large enough that their numbers fit into rounds, and slots for `window` of them from every rank.
   void cut(std::uint64_t wanted, std::uint32_t most_window, std::size_t element) {
@@ -133,19 +133,6 @@ Index unstage(ScheduleBuilder& plan, std::uint32_t rank, const Reduced& reduced,
   return step;
 }
 
-// Equal parts of whole elements; the first ones have one element more where they do not divide.
-std::vector<std::optional<Part>> split(std::uint64_t bytes, std::size_t element, std::uint32_t size) {
-  std::vector<std::optional<Part>> parts;
-  const std::uint64_t elements = bytes / element, each = elements / size, more = elements % size;
-  std::uint64_t at = 0;
-  for (std::uint32_t r = 0; r < size; ++r) {
-    const std::uint64_t part = (each + (r < more ? 1 : 0)) * element;
-    parts.push_back(Part{at, part});
-    at += part;
-  }
-  return parts;
-}
-
 // In place: what is reduced here overwrites what others are to receive.
 void order_all(ScheduleBuilder& plan, const std::vector<Index>& before, const std::vector<Index>& after) {
   for (const Index first : before) {
@@ -182,12 +169,12 @@ Shares shares_of(std::uint32_t rank, std::uint32_t size, const ReduceTuning& tun
 Schedule plan_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element,
                          const ReduceTuning& tuning) {
   Shares shares = shares_of(rank, size, tuning);
-  if (bytes * size <= tuning.whole || size == 1) {
+  if (all_reduce_whole(size, bytes, tuning)) {
     std::vector<std::uint32_t> everybody(size);
     for (std::uint32_t r = 0; r < size; ++r) everybody[r] = r;
     return whole(std::move(shares), everybody, bytes);
   }
-  shares.parts = split(bytes, element, size);
+  shares.divide(bytes, element);
   shares.cut(tuning.chunk, tuning.window, element);
   ScheduleBuilder plan;
   // A part is overwritten, where the call is in place, by the result of a rank that has received it.
@@ -234,8 +221,8 @@ Schedule plan_reduce_scatter(std::uint32_t rank, std::uint32_t size, const Block
 Schedule plan_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element,
                      const ReduceTuning& tuning) {
   Shares shares = shares_of(rank, size, tuning);
-  if (bytes <= tuning.whole || size == 1) return whole(std::move(shares), {&root, 1}, bytes);
-  shares.parts = split(bytes, element, size);
+  if (reduce_whole(size, bytes, tuning)) return whole(std::move(shares), {&root, 1}, bytes);
+  shares.divide(bytes, element);
   shares.cut(tuning.chunk, tuning.window, element);
   ScheduleBuilder plan;
   for (std::uint32_t source = 0; rank == root && source < size; ++source) {

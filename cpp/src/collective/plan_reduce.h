@@ -19,6 +19,14 @@ struct ReduceTuning {
   bool staged = false;
 };
 
+// Whether inputs are sent whole, in one round: every rank must answer alike.
+constexpr bool all_reduce_whole(std::uint32_t size, std::uint64_t bytes, const ReduceTuning& tuning) noexcept {
+  return size == 1 || bytes <= tuning.whole / size;
+}
+constexpr bool reduce_whole(std::uint32_t size, std::uint64_t bytes, const ReduceTuning& tuning) noexcept {
+  return size == 1 || bytes <= tuning.whole;
+}
+
 // `element`: bytes of one; sizes are multiples of it.
 // all_reduce: `bytes` of Area::in of every rank to Area::out of every rank, which may be the same memory.
 Schedule plan_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element,

@@ -101,7 +101,8 @@ class Shared {
 
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning) {
   const std::uint64_t total = blocks.displacements[size - 1] + blocks.counts[size - 1];
-  if (size > 2 && packed(blocks) && total <= tuning.tree) return plan_all_gather(rank, size, blocks.counts);  // as on every rank
+  if (packed(blocks) && gathers_by_doubling(size, total, tuning))
+    return plan_all_gather(rank, size, blocks.counts);  // as on every rank
   ScheduleBuilder plan;
   for (std::uint32_t distance = 1; distance < size; ++distance) {
     const std::uint32_t source = (rank + size - distance) % size;
@@ -115,7 +116,7 @@ Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const Bl
 
 Schedule plan_broadcast(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes,
                         const SpreadTuning& tuning) {
-  if (size <= 2 || bytes <= tuning.tree) return along_a_tree(rank, size, root, bytes);
+  if (broadcasts_by_tree(size, bytes, tuning)) return along_a_tree(rank, size, root, bytes);
   return Shared(rank, size, root, bytes, tuning.chunk).plan();
 }
 

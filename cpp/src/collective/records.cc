@@ -175,4 +175,51 @@ std::optional<Wish> decode_wish(ByteSpan in) {
   return m;
 }
 
+namespace {
+
+// Bit i of byte i / 8: process i.
+Bytes as_bits(const std::vector<std::uint32_t>& processes) {
+  Bytes bits(processes.empty() ? 0 : processes.back() / 8 + 1);
+  for (const std::uint32_t process : processes) bits[process / 8] |= std::byte{1} << (process % 8);
+  return bits;
+}
+
+std::vector<std::uint32_t> from_bits(ByteSpan bits) {
+  std::vector<std::uint32_t> processes;
+  for (std::uint32_t process = 0; process < bits.size() * 8; ++process) {
+    if ((bits[process / 8] >> (process % 8) & std::byte{1}) != std::byte{0}) processes.push_back(process);
+  }
+  return processes;
+}
+
+}  // namespace
+
+Bytes encode(const Shrink& m) {
+  Bytes out;
+  WireWriter writer(out);
+  writer.u8(static_cast<std::uint8_t>(m.kind)).u64(m.group_id).u32(m.instance).u32(m.attempt).u32(m.scope);
+  writer.bytes(as_bits(m.processes)).u8(number(m.reason.code())).text(cut(m.reason.message(), max_reason));
+  return out;
+}
+
+std::optional<Shrink> decode_shrink(ByteSpan in) {
+  WireReader reader(in);
+  Shrink m;
+  const std::uint8_t kind = reader.u8();
+  m.group_id = reader.u64();
+  m.instance = reader.u32();
+  m.attempt = reader.u32();
+  m.scope = reader.u32();
+  m.processes = from_bits(reader.bytes(max_processes / 8));
+  const std::uint8_t code = reader.u8();
+  std::string text = reader.text(max_reason);
+  if (!reader.finish() || kind < 1 || kind > static_cast<std::uint8_t>(ShrinkKind::give_up)) return std::nullopt;
+  m.kind = static_cast<ShrinkKind>(kind);
+  if (m.kind == ShrinkKind::refuse || m.kind == ShrinkKind::give_up) {
+    const bool error = known(code) && code != number(Code::ok);
+    m.reason = Status(error ? static_cast<Code>(code) : Code::protocol, std::move(text));
+  }
+  return m;
+}
+
 }  // namespace hmc::job

@@ -67,9 +67,12 @@ std::optional<ProcessLost> decode_process_lost(ByteSpan in);
 
 // Why a group broke, and at which of its collectives: earlier ones still complete.
 struct Breakage {
+  static constexpr std::uint64_t every = ~std::uint64_t{0};
   std::uint64_t group_id = 0;
-  std::uint64_t sequence = 0;
-  Status reason;  // never ok; a code that this library does not know is read as `protocol`
+  std::uint64_t sequence = 0;  // `every`: a rank aborted the group, no collective completes any more
+  Status reason;               // never ok; a code that this library does not know is read as `protocol`
+
+  [[nodiscard]] bool aborts() const noexcept { return sequence == every; }
 };
 Bytes encode(const Breakage& m);
 std::optional<Breakage> decode_breakage(ByteSpan in);
@@ -90,6 +93,31 @@ struct Wish {
 };
 Bytes encode(const Wish& m);
 std::optional<Wish> decode_wish(ByteSpan in);
+
+// What processes say to each other while a group shrinks (collective/agreement.h).
+enum class ShrinkKind : std::uint8_t {
+  ask = 1,   // by the coordinator: join
+  join,      // you are the coordinator
+  propose,   // `processes`, `scope`: prepare these
+  accept,    // prepared
+  decline,   // the scope is taken here
+  commit,    // `processes`, `scope`: agreed
+  awaiting,  // by the coordinator, to a process that joins again: `processes` are missing
+  left,      // the sender closed its Communicator
+  refuse,    // `reason`: the receiver takes no part
+  give_up,   // `reason`: the shrink fails everywhere
+};
+struct Shrink {
+  ShrinkKind kind = ShrinkKind::ask;
+  Status reason = {};                         // of refuse and give_up: never ok
+  std::uint64_t group_id = 0;                 // of the group that shrinks
+  std::uint32_t instance = 0;                 // which shrink of it, from 0
+  std::uint32_t attempt = 0;                  // of the proposal that is proposed, accepted or declined
+  std::uint32_t scope = 0;                    // of the new group
+  std::vector<std::uint32_t> processes = {};  // ascending
+};
+Bytes encode(const Shrink& m);
+std::optional<Shrink> decode_shrink(ByteSpan in);
 
 }  // namespace job
 }  // namespace hmc

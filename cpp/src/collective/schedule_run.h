@@ -22,6 +22,7 @@ class ScheduleRun {
   // The steps that wait for nothing, in the order in which the schedule has them. Once.
   void begin();
   [[nodiscard]] bool has_ready() const noexcept { return !ready_.empty(); }
+  [[nodiscard]] Index next_ready() const noexcept { return ready_.back(); }
   [[nodiscard]] Index take_ready() noexcept;
 
   void posted(Index index, std::shared_ptr<WorkState> message);
@@ -33,6 +34,11 @@ class ScheduleRun {
   void finish(Index index);
   // The step is done with, and those that wait for it never run.
   void give_up(Index index) noexcept;
+  // All steps are done with: what they are for has been done otherwise. Nothing is in flight.
+  void skip() noexcept {
+    ready_.clear();
+    left_ = 0;
+  }
   [[nodiscard]] bool done(Index index) const noexcept { return progress_[index].done; }
 
   // A poisoned step has not brought what was expected; when it is finished, those that wait for it are poisoned too.

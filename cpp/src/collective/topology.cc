@@ -8,6 +8,7 @@
 
 #include "base/wire.h"
 #include "collective/communicator_state.h"
+#include "collective/places.h"
 #include "collective/rendezvous.h"
 
 namespace hmc {
@@ -46,7 +47,7 @@ Place place(const std::string& kernel, const TopologyCard& card) {
 
 class Picture {
  public:
-  explicit Picture(const Group& group) : group_(group) {
+  explicit Picture(const Group& group) : group_(group), given_(written_cards(group)) {
     if (const auto& written = group.world()->written()) written_ = *written;
   }
 
@@ -58,7 +59,7 @@ class Picture {
     const auto seen = std::ranges::find(report.seen.cards, member.device, &TopologyCard::device);
     if (seen != report.seen.cards.end()) card = *seen;
     const Place where = place(report.kernel, card);
-    const TopologyCard* given = take_written(member);
+    const TopologyCard* given = given_[rank];
     card.device = member.device;
     card.process = number->second;
     card.host = given != nullptr ? use_host(report.kernel, given->host) : host_of(report);
@@ -93,15 +94,6 @@ class Picture {
   }
 
  private:
-  // The card that was written down for this Member: of its process, with its device. Each is taken once. Null: none.
-  const TopologyCard* take_written(const RankInfo& member) {
-    for (const auto& card : written_.cards) {
-      const bool fits = card.process == static_cast<int>(member.process) && card.device == member.device;
-      if (fits && taken_.insert(card.name).second) return &card;
-    }
-    return nullptr;
-  }
-
   static void overlay(TopologyCard& card, const TopologyCard& given) {
     if (!given.model.empty()) card.model = given.model;
     if (!given.pci.empty()) card.pci = given.pci;
@@ -154,11 +146,12 @@ class Picture {
   }
 
   const Group& group_;
+  const std::vector<const TopologyCard*> given_;  // by rank
   Topology written_;
   Topology picture_;
   std::map<std::uint32_t, int> processes_;    // of the world, and as counted in the group
   std::map<std::string, std::string> hosts_;  // by kernel: the first name in use
-  std::set<std::string> taken_, with_nics_;
+  std::set<std::string> with_nics_;
   std::map<Place, std::vector<std::string>> names_at_;
   std::map<Place, TopologyCard> others_;
   std::map<std::pair<Place, Place>, TopologyLink> links_;

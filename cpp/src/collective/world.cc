@@ -17,36 +17,67 @@ constexpr std::size_t max_told = 65536;  // groups that can break in the life of
 void World::attach(const std::shared_ptr<World>& world) {
   const auto lock = world->engine_->lock();
   world->context_.group_events().set_message_handler(
-      [world](PeerState& peer, MessageType type, ByteSpan payload) { world->on_control(peer, type, payload); });
+      [world](PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
+        world->on_control(peer, type, payload, std::move(fds));
+      });
   world->context_.group_events().watch_peers([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
 }
 
-void World::set_processes(std::vector<Process> processes) {
+void World::set_processes(std::vector<Process> processes, std::optional<Topology> written) {
+  written_ = std::move(written);
   processes_ = std::move(processes);
   index_.clear();
   for (std::size_t i = 0; i < processes_.size(); ++i) index_.emplace(processes_[i].peer.get(), i);
 }
 
 void World::add(Group& group) { groups_.push_back(&group); }
+
+Group* World::find(std::uint64_t group_id) const noexcept {
+  const auto found = std::ranges::find(groups_, group_id, &Group::id);
+  return found == groups_.end() ? nullptr : *found;
+}
+
+void World::keep_context(std::uint64_t group_id, const Group& old) {
+  if (old.scope() == world_scope || keepers_.contains(old.id())) keepers_.insert(group_id);
+}
+
+bool World::ends_context(const Group& closed) const noexcept {
+  const auto keeps = [this](const Group& group) { return group.scope() == world_scope || keepers_.contains(group.id()); };
+  return keeps(closed) && std::ranges::none_of(groups_, [&](const Group* group) { return keeps(*group); });
+}
+
 void World::remove(Group& group) {
   std::erase(groups_, &group);
   release_scope(group.scope());
 }
 
-void World::on_control(PeerState& peer, MessageType type, ByteSpan payload) {
-  if (bootstrap_ && bootstrap_->on_message(peer, type, payload)) return;
-  if (!index_.contains(&peer)) return;  // not of this job: a serving peer of the same Context
+void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
+  const bool open = peer.phase() != PeerPhase::closed;
+  if (open && bootstrap_ && bootstrap_->on_message(peer, type, payload)) return;
+  // Not of this job: a serving peer of the same Context. The first segment may come before the table of the job.
+  if (!index_.contains(&peer) && !(processes_.empty() && type == control_segment)) return;
   if (type == control_process_lost) {
     read_lost(payload);
   } else if (type == control_group_broken) {
     read_broken(payload);
+  } else if (type == control_segment) {
+    offers_.on_message(peer, payload, std::move(fds));
+  } else if (type == control_shrink) {
+    shrinks_.on_message(static_cast<std::uint32_t>(index_.at(&peer)), payload);
   }
 }
 
 void World::on_gone(PeerState& peer, const Status& reason) {
   if (bootstrap_) bootstrap_->on_peer_gone(peer, reason);
   const auto found = index_.find(&peer);
-  if (found != index_.end() && reason.code() != Code::closed) on_lost(found->second, reason, false);
+  if (found == index_.end()) return;
+  offers_.on_peer_gone(peer);
+  if (reason.code() != Code::closed) {
+    on_lost(found->second, reason, false);
+  } else {
+    for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(found->second), reason);
+  }
+  shrinks_.on_gone();
 }
 
 void World::on_lost(std::size_t process, const Status& reason, bool told) {
@@ -56,7 +87,8 @@ void World::on_lost(std::size_t process, const Status& reason, bool told) {
   // Nobody here would notice: what waits for it would wait for a connection that cannot come about.
   const PeerPhase phase = which.peer->phase();
   if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) which.peer->fail(reason);
-  for (Group* group : std::vector<Group*>(groups_)) group->process_lost(static_cast<std::uint32_t>(process), reason);
+  for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(process), reason);
+  shrinks_.on_gone();
 }
 
 void World::read_lost(ByteSpan payload) {
@@ -64,25 +96,32 @@ void World::read_lost(ByteSpan payload) {
   if (!lost) return;
   const auto found =
       std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == lost->id; });
-  if (found == processes_.end() || found->peer->is_self()) return;
-  on_lost(static_cast<std::size_t>(found - processes_.begin()), Status(Code::peer_lost, std::move(lost->reason)), true);
+  if (found == processes_.end()) return;
+  Status reason(Code::peer_lost, std::move(lost->reason));
+  if (found->peer->is_self()) return shrinks_.on_expelled(reason.with_context("the other ranks count this one as lost"));
+  on_lost(static_cast<std::size_t>(found - processes_.begin()), reason, true);
 }
 
 void World::tell_broken(const job::Breakage& breakage) {
-  if (told_broken_.insert(breakage.group_id).second) broadcast(control_group_broken, encode(breakage));
+  const std::uint64_t key = breakage.aborts() ? ~breakage.group_id : breakage.group_id;
+  if (told_broken_.insert(key).second) broadcast(control_group_broken, encode(breakage));
 }
 
-void World::send_broken(PeerState& peer, const job::Breakage& breakage) {
-  static_cast<void>(peer.send_control(control_group_broken, encode(breakage)));  // a peer that is gone needs no news
+void World::send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage) {
+  peer->when_ready([peer, message = encode(breakage)](const Status& ready) {
+    if (ready.ok()) static_cast<void>(peer->send_control(control_group_broken, message));  // a peer that is gone needs no news
+  });
 }
 
 void World::read_broken(ByteSpan payload) {
   const auto breakage = job::decode_breakage(payload);
   if (!breakage || told_broken_.size() >= max_told) return;
-  tell_broken(*breakage);
-  for (Group* group : std::vector<Group*>(groups_)) {
-    if (group->id() == breakage->group_id) group->heard_broken(*breakage);
-  }
+  broke(*breakage);
+}
+
+void World::broke(const job::Breakage& breakage) {
+  tell_broken(breakage);
+  if (Group* const group = find(breakage.group_id)) group->heard_broken(breakage);
 }
 
 void World::broadcast(MessageType type, ByteSpan payload) {

@@ -10,7 +10,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "collective/fused/offers.h"
 #include "collective/records.h"
+#include "collective/shrinks.h"
 #include "comm/context_state.h"
 #include "hmc/topology.h"
 #include "progress/engine.h"
@@ -23,6 +25,8 @@ class Group;
 // 200..201: bootstrap.h.
 inline constexpr MessageType control_process_lost = 210;  // a process of the job is dead
 inline constexpr MessageType control_group_broken = 211;  // a group takes no more collectives
+inline constexpr MessageType control_look = 212;          // nothing to read: something has changed in a fused call
+inline constexpr MessageType control_segment = 213;       // of a group's fused calls: its descriptor, or none
 
 // Scopes of a group: its P2P calls use the number itself, its collectives the number with this bit, so that user tags never meet
 // theirs.
@@ -34,13 +38,14 @@ struct Process {
   std::string name;
   std::shared_ptr<PeerState> peer;
   bool lost = false;
+  std::uint32_t host = 0;  // the number of the first process on its kernel; constant
 };
 
 // Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context
 // outlives every call, because it makes them.
 class World {
  public:
-  World(ContextState& context, std::shared_ptr<Engine> engine) : context_(context), engine_(std::move(engine)) {}
+  World(ContextState& context, std::shared_ptr<Engine> engine) : context_(context), engine_(std::move(engine)), offers_(context) {}
   // Sends control messages and deaths of `context` here.
   static void attach(const std::shared_ptr<World>& world);
 
@@ -49,10 +54,11 @@ class World {
   [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
   // What the application wrote down, if it did; constant once the job is complete. Any thread.
   [[nodiscard]] const std::optional<Topology>& written() const noexcept { return written_; }
-  void set_written(std::optional<Topology> topology) { written_ = std::move(topology); }
   // Once, when the job is complete.
-  void set_processes(std::vector<Process> processes);
+  void set_processes(std::vector<Process> processes, std::optional<Topology> written);
   void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
+  // Any thread.
+  [[nodiscard]] fused::Offers& offers() noexcept { return offers_; }
 
   void add(Group& group);
   void remove(Group& group);
@@ -60,12 +66,23 @@ class World {
   bool reserve_scope(std::uint32_t scope) { return scopes_.insert(scope).second; }
   void release_scope(std::uint32_t scope) { scopes_.erase(scope); }
 
-  // Tells whoever is connected that a group broke; to be called once per group (others forward it once each).
+  // The group with that id that is open here, if any.
+  [[nodiscard]] Group* find(std::uint64_t group_id) const noexcept;
+  [[nodiscard]] Shrinks& shrinks() noexcept { return shrinks_; }
+  // The Context ends with the last open Communicator of the world's group and of those made from it by shrink(). `group_id`: of a
+  // group made from `old`.
+  void keep_context(std::uint64_t group_id, const Group& old);
+  [[nodiscard]] bool ends_context(const Group& closed) const noexcept;
+
+  // A group broke: tells the others, and the group if it is open here.
+  void broke(const job::Breakage& breakage);
+  // Tells whoever is connected that a group broke, or was aborted, once for each (others forward it once each).
   void tell_broken(const job::Breakage& breakage);
-  static void send_broken(PeerState& peer, const job::Breakage& breakage);
+  // Tells `peer` once it is connected, and connects to it if need be.
+  static void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage);
 
  private:
-  void on_control(PeerState& peer, MessageType type, ByteSpan payload);
+  void on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_gone(PeerState& peer, const Status& reason);
   void on_lost(std::size_t process, const Status& reason, bool told);
   void read_lost(ByteSpan payload);
@@ -75,11 +92,14 @@ class World {
   ContextState& context_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Bootstrap> bootstrap_;
+  fused::Offers offers_;
   std::vector<Process> processes_;
   std::optional<Topology> written_;
   std::unordered_map<const PeerState*, std::size_t> index_;
   std::vector<Group*> groups_;
-  std::unordered_set<std::uint64_t> told_broken_;  // ids of groups
+  std::unordered_set<std::uint64_t> keepers_;  // ids of groups
+  Shrinks shrinks_{*this};
+  std::unordered_set<std::uint64_t> told_broken_;  // ids of groups; their complements where they were aborted
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };
 

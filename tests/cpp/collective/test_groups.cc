@@ -98,6 +98,62 @@ TEST(Split, ManyAtOnceFromSeveralThreads) {
   });
 }
 
+TEST(Subgroup, IsMadeByItsMembersAlone) {
+  run_job(4, [](const Process& process) {
+    const Communicator world = process.init();
+    if (process.rank != 2) {  // takes no part
+      const std::vector<int> ranks{3, 0, 1};
+      const auto group = world.subgroup(ranks, 77);
+      ASSERT_TRUE(group.ok()) << group.status().str();
+      ASSERT_EQ(group->size(), 3);
+      const Member me = *group->self();
+      EXPECT_EQ(ranks[static_cast<std::size_t>(me.rank())], process.rank);
+      EXPECT_EQ(world.subgroup(ranks, 77).status().code(), Code::invalid_argument);
+      const auto other = world.subgroup(ranks, 78);
+      ASSERT_TRUE(other.ok()) << other.status().str();
+      process.board[0].fetch_add(1);
+      ASSERT_TRUE(process.board.wait(0, 3));
+      for (int round = 0; round < 3; ++round) {
+        for (const Communicator& one : {*group, *other}) {
+          const std::uint64_t seed = one.state() == group->state() ? 1 : 2;
+          const auto all = one.self()->exchange_bytes(pattern(9, seed * 10 + static_cast<std::uint64_t>(me.rank())), soon());
+          ASSERT_TRUE(all.ok()) << all.status().str();
+          for (std::size_t r = 0; r < all->size(); ++r) EXPECT_EQ(first_mismatch((*all)[r], seed * 10 + r), -1);
+        }
+      }
+      // A group of a group.
+      if (me.rank() != 1) {
+        const auto pair = group->subgroup(std::vector<int>{0, 2}, 79);
+        ASSERT_TRUE(pair.ok()) << pair.status().str();
+        process.board[1].fetch_add(1);
+        ASSERT_TRUE(process.board.wait(1, 2));
+        HMC_EXPECT_OK(pair->barrier(soon()));
+      }
+      HMC_EXPECT_OK(group->barrier(soon()));
+      HMC_EXPECT_OK(group->close());
+      EXPECT_EQ(group->barrier(soon()).code(), Code::closed);
+      EXPECT_EQ(group->subgroup(ranks, 80).status().code(), Code::closed);
+      HMC_EXPECT_OK(other->barrier(soon()));
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+TEST(Subgroup, WrongArguments) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const auto code = [&](std::vector<int> ranks, std::uint32_t number) { return world.subgroup(ranks, number).status().code(); };
+    for (const std::vector<int>& ranks : {std::vector<int>{}, {0, 2}, {-1, 0}, {0, 1, 0}, {1 - process.rank}})
+      EXPECT_EQ(code(ranks, 5), Code::invalid_argument);
+    for (const std::uint32_t number : {0U, 1U, 0x80000000U, 0xffffffffU}) EXPECT_EQ(code({0, 1}, number), Code::invalid_argument);
+    EXPECT_EQ(Communicator().subgroup(std::vector<int>{0}, 5).status().code(), Code::invalid_argument);
+    const auto alone = world.subgroup(std::vector<int>{process.rank}, 5);
+    ASSERT_TRUE(alone.ok()) << alone.status().str();
+    HMC_EXPECT_OK(alone->barrier(soon()));
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
 TEST(Split, WrongArguments) {
   run_job(1, [](const Process& process) {
     const Communicator world = process.init();

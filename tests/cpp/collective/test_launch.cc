@@ -94,6 +94,7 @@ TEST(Launch, TorchVariablesSetByHand) {
   EXPECT_EQ(info->rendezvous, "tcp://h:29501");
   EXPECT_EQ(read(without(sparse, "LOCAL_RANK"))->local_rank, 0);
   EXPECT_FALSE(read(with(sparse, {{"LOCAL_RANK", "x"}})).ok());
+  EXPECT_FALSE(read(with(sparse, {{"LOCAL_RANK", "515"}, {"HMC_RENDEZVOUS", "tcp://a:1"}})).ok()) << "the job is smaller";
 }
 
 TEST(Launch, OneHostMeetsAtASocketNamedAfterTheJob) {
@@ -210,6 +211,8 @@ TEST(Launch, SlurmLists) {
   EXPECT_EQ(slurm_tasks_on("", 0), std::nullopt);
   EXPECT_EQ(slurm_tasks_on("4(x", 1), std::nullopt);
   EXPECT_EQ(slurm_tasks_on("x", 0), std::nullopt);
+  EXPECT_EQ(slurm_tasks_on("2(x-2147483647),1", 1), std::nullopt);
+  EXPECT_EQ(slurm_tasks_on("-2", 0), std::nullopt);
 }
 
 TEST(Launch, ExplicitOptionsComeFirst) {

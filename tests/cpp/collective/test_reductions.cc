@@ -94,10 +94,14 @@ TEST(AllReduce, EveryTypeAndOperation) {
 }
 
 TEST(AllReduce, EverySizeInPlaceAndNot) {
-  for (const char* transports : {"", "tcp"}) {
+  for (const char* transports : {"", "tcp", "shm, but not fused"}) {
     for (const int ranks : {2, 5}) {
-      run_job(ranks, [transports](const Process& process) {
+      run_job(ranks, [transports](const Process& process) mutable {
         InitOptions options = process.options();
+        if (std::string_view(transports).starts_with("shm")) {
+          setenv("HMC_FUSED", "0", 1);
+          transports = "shm";
+        }
         options.context.transports = transports;
         const Communicator world = process.init(options);
         const Member me = *world.self();

@@ -1,0 +1,54 @@
+// Communicators made from a Communicator: split(), shrink() and subgroup().
+#include <string>
+#include <vector>
+
+#include "members.h"
+
+namespace hmc::bindings {
+
+void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm) {
+  comm.def(
+          "split",
+          [](const Communicator& self, const py::object& color, const py::object& key,
+             const std::optional<double>& timeout) -> py::object {
+            const auto ints = [&](const py::object& value, int fallback) {
+              if (value.is_none()) return std::vector<int>(self.local().size(), fallback);
+              if (PyLong_Check(value.ptr()) != 0) return std::vector<int>(self.local().size(), value.cast<int>());
+              return value.cast<std::vector<int>>();
+            };
+            const std::vector<int> colors = ints(color, -1);
+            const std::vector<int> keys = ints(key, 0);
+            const Deadline deadline = deadline_of(timeout);
+            const Communicator result = interruptible([&] { return self.split(colors, keys, deadline); });
+            return result.valid() ? py::cast(result) : py::object(py::none());
+          },
+          py::arg("color"), py::arg("key") = py::none(), py::arg("timeout") = py::none(),
+          "Members of equal color form a new Communicator, ranked by (key, old rank); a negative color or None joins none and "
+          "returns None. Lists "
+          "give one entry per local Member. Collective.")
+      .def(
+          "shrink",
+          [](const Communicator& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.shrink(deadline); });
+          },
+          py::arg("timeout") = py::none(),
+          "After a loss or an abort: the ranks that are left form a new Communicator, ranked as before. Each of them calls it, "
+          "once "
+          "per process, and gets the same ranks or an error. HmcTimeoutError names a rank that did not come.")
+      .def_property_readonly("old_ranks", &Communicator::old_ranks,
+                             "By rank: the rank in the Communicator that this one was made from by shrink() or split().")
+      .def(
+          "subgroup",
+          [](const Communicator& self, const std::vector<int>& ranks, std::uint32_t number) {
+            const ReleasedGil nogil;
+            return check(self.subgroup(ranks, number));
+          },
+          py::arg("ranks"), py::arg("number"),
+          "The Communicator of these ranks of this one, in this order, made by its members alone, each with the same ranks and the "
+          "same number (2 to 2147483647), which no other group of theirs has or had. Sends nothing and waits for nobody: use it "
+          "once "
+          "all members have made it. InvalidArgumentError: ranks, or a number that is taken here.");
+}
+
+}  // namespace hmc::bindings

@@ -1,0 +1,68 @@
+// CollectivePlan: how a collective is carried out, why, and how long it should take. Plain data. Thread rules: values; functions
+// from any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/export.h"
+#include "hmc/reduce.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+struct PlanOptions {
+  DataType type = DataType::f32;  // of calls that reduce
+  int root = 0;                   // of calls that have one
+};
+
+// What one rank sends to another, and the figures of the link that it is sent over.
+struct PlannedLink {
+  int source = 0, target = 0;  // ranks
+  std::uint64_t bytes = 0;
+  double latency_us = 0;  // one way, small message
+  double bandwidth = 0;   // bytes per second
+  std::string basis;  // of both: "path" (what Path expects), "topology" (written down), "alike" (another link's Path), "default"
+};
+
+struct PlannedAlternative {
+  std::string algorithm;
+  double seconds = 0;
+};
+
+struct CollectivePlan {
+  std::string call;         // "all_reduce"
+  std::uint64_t bytes = 0;  // of the largest buffer of a rank
+  int ranks = 0;
+  std::string algorithm;                        // "reduce-scatter + all-gather, chunks of 256 KiB"
+  std::string reason;                           // why this one, a sentence
+  std::vector<PlannedLink> links;               // with messages, by source, then target
+  double seconds = 0;                           // predicted, from the start of all ranks to the end of the last
+  double lower_bound = 0;                       // seconds that any algorithm takes over these links
+  std::optional<PlannedAlternative> runner_up;  // the other algorithm that HMC has for the call
+  std::string figures;                          // what the prediction rests on: "estimated: ..."
+
+  // A table within 80 columns, of the 16 links with the most bytes.
+  [[nodiscard]] HMC_API std::string str() const;
+};
+
+// Ranks and links that are all alike.
+struct UniformLinks {
+  int ranks = 2;
+  double latency = 5e-6;     // seconds, one way
+  double bandwidth = 10e9;   // bytes per second, of a link in one direction
+  double injection = 0;      // bytes per second and direction, of all links of a rank together; 0: as `bandwidth`
+  double reduction = 10e9;   // bytes of inputs per second that a rank reduces
+  double overhead = 0.5e-6;  // seconds that a rank spends on each message sent, and on each received
+};
+
+// The plan of a call (all_reduce, reduce_scatter, reduce, all_gather, broadcast, gather, scatter, all_to_all, barrier) on host
+// memory, without a job. `bytes`: of the largest buffer of a rank, which for calls with blocks has one block per rank.
+// Errors: invalid_argument (call, sizes, root, figures), unsupported (more than 256 ranks).
+HMC_API Result<CollectivePlan> plan_collective(std::string_view call, std::uint64_t bytes, const UniformLinks& links,
+                                               const PlanOptions& options = {});
+
+}  // namespace hmc

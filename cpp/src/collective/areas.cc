@@ -1,0 +1,62 @@
+#include "collective/areas.h"
+
+#include <cstring>
+#include <utility>
+
+#include "device/runtime.h"
+
+namespace hmc {
+namespace {
+
+// Bytes of all sources together that are reduced with the engine lock held: about as long as a post that copies its message, and
+// less than a thread takes to wake up.
+constexpr std::uint64_t reduced_at_once = 512 << 10;
+
+}  // namespace
+
+Areas::Areas(CollectiveBuffers buffers, std::uint64_t scratch) : buffers_(std::move(buffers)) {
+  if (scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
+}
+
+MemoryView Areas::slice(const Slice& where, std::uint64_t bytes) const {
+  if (where.area == Area::scratch) return {scratch_.get() + where.offset, bytes};
+  MemoryView view = where.area == Area::in ? buffers_.in : buffers_.out;
+  view.data = static_cast<std::byte*>(view.data) + where.offset;
+  view.bytes = bytes;
+  return view;
+}
+
+std::vector<const void*> Areas::sources(std::span<const Slice> slices) const {
+  std::vector<const void*> found;
+  found.reserve(slices.size());
+  for (const Slice& where : slices) found.push_back(slice(where, 0).data);
+  return found;
+}
+
+bool Areas::is_short(const Step& step, std::size_t ranks) const noexcept {
+  switch (step.kind) {
+    case StepKind::copy:
+      return buffers_.in.device.is_cpu() && buffers_.out.device.is_cpu();
+    case StepKind::reduce:
+      return step.bytes * ranks <= reduced_at_once;
+    default:
+      return false;
+  }
+}
+
+Status Areas::copy(const Step& step) const {
+  if (step.bytes == 0) return {};
+  const MemoryView to = slice(step.to, step.bytes), from = slice(step.from, step.bytes);
+  if (to.data == from.data) return {};  // in place
+  if (!to.device.is_cpu() || !from.device.is_cpu())
+    return copy_blocking({to.data, to.bytes, to.device}, {from.data, from.bytes, from.device});
+  std::memcpy(to.data, from.data, step.bytes);
+  return {};
+}
+
+void Areas::release(Engine& engine) noexcept {
+  if (buffers_.in.owner) engine.retire(std::move(buffers_.in.owner));
+  if (buffers_.out.owner) engine.retire(std::move(buffers_.out.owner));
+}
+
+}  // namespace hmc

@@ -1,0 +1,45 @@
+// Areas: the memory that a Schedule's slices name, and what is done inside it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/plan.h"
+#include "device/reduce.h"
+#include "hmc/memory.h"
+#include "progress/engine.h"
+
+namespace hmc {
+
+struct CollectiveBuffers {
+  MemoryView in;
+  MemoryView out;
+  ReduceStep reduction = {};  // of reduce steps
+};
+
+class Areas {
+ public:
+  // `scratch`: bytes.
+  Areas(CollectiveBuffers buffers, std::uint64_t scratch);
+
+  [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
+  [[nodiscard]] const ReduceStep& reduction() const noexcept { return buffers_.reduction; }
+  [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
+  // Where the sources of a reduction begin.
+  [[nodiscard]] std::vector<const void*> sources(std::span<const Slice> slices) const;
+  // A step that neither posts a message nor takes longer than the engine lock may be held. `ranks`: sources of a reduction.
+  [[nodiscard]] bool is_short(const Step& step, std::size_t ranks) const noexcept;
+  // Small: large blocks, and blocks to itself in device memory, go as messages. Relayed blocks of device memory are waited for.
+  Status copy(const Step& step) const;
+  // The buffers' owners may run user code when they end (a Python object), which the engine lock forbids: `engine` drops them.
+  void release(Engine& engine) noexcept;
+
+ private:
+  CollectiveBuffers buffers_;
+  std::unique_ptr<std::byte[]> scratch_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,60 @@
+// What ranks say of the collectives that they start, read and written by several processes at once.
+//
+// A rank announces a fused call when its earlier ones have ended. So a rank that waits in call n, and finds call m > n announced,
+// knows that the other rank carried out n by messages. Other collectives are announced so that a rank that waits in a fused call
+// learns that another collective was called instead. The last announcement_count of them are kept: a rank that is further ahead is
+// not found, and the wait ends at its deadline.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "collective/fused/slots.h"
+
+namespace hmc::fused {
+
+struct Announced {
+  std::uint64_t sequence = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t call = 0;
+  bool takes_part = false;
+};
+
+inline void announce_fused(Board& board, const Announced& what) noexcept {
+  FusedAnnouncement& entry = board.fused;
+  entry.number.store(0, std::memory_order_relaxed);  // a reader of the stores that follow sees a change at its second look
+  entry.bytes.store(what.bytes, std::memory_order_release);
+  entry.call.store(what.call, std::memory_order_release);
+  entry.takes_part.store(what.takes_part ? 1 : 0, std::memory_order_release);
+  entry.number.store(what.sequence + 1, std::memory_order_seq_cst);
+}
+
+// The latest of the board's rank; none: nothing yet, or it is being written and seen at the next look.
+inline std::optional<Announced> latest_fused(const Board& board) noexcept {
+  const FusedAnnouncement& entry = board.fused;
+  const std::uint64_t number = entry.number.load(std::memory_order_seq_cst);
+  if (number == 0) return std::nullopt;
+  const Announced found{number - 1, entry.bytes.load(std::memory_order_acquire), entry.call.load(std::memory_order_acquire),
+                        entry.takes_part.load(std::memory_order_acquire) != 0};
+  if (entry.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  return found;
+}
+
+inline void announce_other(Board& board, std::uint64_t sequence, std::uint32_t call) noexcept {
+  OtherAnnouncement& entry = board.others[sequence % announcement_count];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.call.store(call, std::memory_order_release);
+  entry.number.store(sequence + 1, std::memory_order_seq_cst);
+}
+
+// The collective that is not fused which the board's rank started under `sequence`.
+inline std::optional<std::uint32_t> other_call(const Board& board, std::uint64_t sequence) noexcept {
+  const OtherAnnouncement& entry = board.others[sequence % announcement_count];
+  if (entry.number.load(std::memory_order_seq_cst) != sequence + 1) return std::nullopt;
+  const std::uint32_t call = entry.call.load(std::memory_order_acquire);
+  if (entry.number.load(std::memory_order_relaxed) != sequence + 1) return std::nullopt;
+  return call;
+}
+
+}  // namespace hmc::fused

@@ -1,0 +1,99 @@
+// Calls: the fused calls of one group's local ranks, carried out in the order in which the ranks made them.
+//
+// Nothing of a call moves before every rank has announced the same one. So a rank that is in another collective is found, and a
+// rank whose memory the CPU does not reach makes all of them use messages instead.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/pollable.h"
+#include "collective/fused/announcements.h"
+#include "collective/fused/pass.h"
+#include "collective/fused/segment.h"
+#include "progress/work_state.h"
+
+namespace hmc {
+
+class Group;
+
+namespace fused {
+
+class Calls;
+
+// One rank's share in a fused call. Ends with ok; unsupported: nothing was done, and every rank is to use messages; closed: another
+// rank gave up, and the collective's reason is on its way; cancelled.
+class Call final : public WorkState {
+ public:
+  // `own`: what the rank announces.
+  Call(Calls& calls, std::uint32_t rank, const Announced& own, std::shared_ptr<const Plan> plan, const CollectiveBuffers& buffers);
+
+  // ---- engine lock held ----
+  Status cancel_locked() override;  // at once: nothing of it is written afterwards
+  // Whether it cannot end without `rank`.
+  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept { return rank != rank_ && (!pass_ || pass_->needs(rank)); }
+  // Whether it is `rank` whose doing is missing now.
+  [[nodiscard]] bool awaits(std::uint32_t rank) const noexcept;
+
+ private:
+  friend class Calls;
+  Calls& calls_;
+  const std::uint32_t rank_;
+  const Announced own_;
+  const std::shared_ptr<const Plan> plan_;
+  const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
+  bool announced_ = false;
+  std::optional<Pass> pass_;  // once every rank has announced the call
+};
+
+// Owned by Group. All calls but use() with the engine lock held.
+class Calls final : public Pollable {
+ public:
+  explicit Calls(Group& group) noexcept : group_(group) {}
+
+  // Every rank is on this host and maps `segment`. Once, before the group's first collective. Engine lock not held.
+  void use(std::shared_ptr<Segment> segment);
+  [[nodiscard]] bool possible() const noexcept { return segment_ != nullptr; }  // any thread
+
+  // `rank` has started a collective that is not fused.
+  void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);
+  // Starts a fused call, where those are possible. It takes its turn after the rank's earlier ones.
+  std::shared_ptr<Call> post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, std::shared_ptr<const Plan> plan,
+                             const CollectiveBuffers& buffers);
+  // No local rank takes part in collectives any more.
+  void leave();
+
+  bool poll() override;
+  bool arm() override;
+  void disarm() override;
+  [[nodiscard]] bool busy() const override { return !under_way_.empty(); }
+
+ private:
+  friend class Call;
+  enum class Agreement : std::uint8_t { reached, awaited, declined, broken };
+
+  void announce(Call& call);
+  // What the others have announced. Broken: another collective, which the call's rank has been told.
+  Agreement agreement(const Call& call);
+  bool advance(const std::shared_ptr<Call>& call);
+  void end(const std::shared_ptr<Call>& call, const Status& status);
+  // A rank that it needs has given up.
+  [[nodiscard]] bool abandoned(const Call& call) const noexcept;
+  void give_up(std::uint32_t rank, std::uint64_t from);
+  [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
+  [[nodiscard]] bool first_of_its_rank(std::size_t index) const noexcept;
+  // Wakes ranks that sleep until something changes here. After the change.
+  void wake_others();
+
+  Group& group_;
+  std::shared_ptr<Segment> segment_;              // null: none
+  std::vector<std::uint64_t> next_chunk_;         // by rank; of local ones
+  std::vector<bool> reserved_;                    // likewise
+  std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
+  bool armed_ = false;
+};
+
+}  // namespace fused
+}  // namespace hmc

@@ -1,0 +1,97 @@
+#include "collective/fused/offers.h"
+
+#include <algorithm>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/wire.h"
+#include "collective/group.h"
+#include "collective/world.h"
+#include "comm/routing/local_transports.h"
+
+namespace hmc::fused {
+namespace {
+
+constexpr std::size_t max_received = 256;  // splits at a time, of all peers
+
+bool on_one_host(const Group& group) {
+  const auto host = [&](std::uint32_t r) { return group.world()->processes()[group.rank(r).process].host; };
+  for (std::uint32_t r = 1; r < group.size(); ++r) {
+    if (host(r) != host(0)) return false;
+  }
+  return true;
+}
+
+// The others' peers, each once.
+std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
+  std::vector<std::shared_ptr<PeerState>> others;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    const auto& peer = group.rank(r).peer;
+    if (!peer->is_self() && std::ranges::find(others, peer) == others.end()) others.push_back(peer);
+  }
+  return others;
+}
+
+void warn(const Status& why) { warn_once("fused.segment", "reductions among ranks of this host go by messages: " + why.str()); }
+
+}  // namespace
+
+bool Offers::wanted() const { return env_flag("HMC_FUSED", true) && shares_memory(context_); }
+
+std::shared_ptr<Segment> Offers::share(const Group& group, bool usable, Deadline deadline) {
+  if (group.size() < 2 || group.size() > max_ranks || !on_one_host(group)) return nullptr;
+  return group.rank(0).peer->is_self() ? make(group, usable) : take(group, usable, deadline);
+}
+
+std::shared_ptr<Segment> Offers::make(const Group& group, bool usable) {
+  std::shared_ptr<Segment> segment;
+  if (usable && wanted()) {
+    auto made = Segment::create(group.size());
+    if (made) segment = std::move(*made);
+    if (!made) warn(made.status());
+  }
+  Bytes payload;
+  WireWriter(payload).u64(group.id());
+  const auto lock = context_.engine()->lock();
+  for (const auto& peer : others_of(group)) {
+    peer->when_ready([peer, payload, segment](const Status& ready) {
+      if (!ready.ok()) return;  // it is noticed as lost
+      std::vector<UniqueFd> fds;
+      if (segment) fds.push_back(segment->fd().duplicate());
+      const bool passed = segment && fds.front() && peer->send_control(control_segment, payload, std::move(fds)).ok();
+      if (!passed) static_cast<void>(peer->send_control(control_segment, payload));
+    });
+  }
+  return segment;
+}
+
+std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline deadline) {
+  const auto from = group.rank(0).peer;
+  const Key key{from.get(), group.id()};
+  const auto gone = [&] { return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed; };
+  context_.engine()->drive(deadline, [&] { return received_.contains(key) || gone(); });
+  UniqueFd fd;
+  {
+    const auto lock = context_.engine()->lock();
+    if (auto found = received_.extract(key)) fd = std::move(found.mapped());
+  }
+  if (!fd || !usable || !wanted()) return nullptr;
+  auto segment = Segment::attach(std::move(fd), group.size());
+  if (segment) return std::move(*segment);
+  warn(segment.status());
+  return nullptr;
+}
+
+void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds) {
+  WireReader reader(payload);
+  const std::uint64_t group = reader.u64();
+  if (!reader.finish() || received_.size() >= max_received) return;
+  received_.emplace(Key{&peer, group}, fds.empty() ? UniqueFd() : std::move(fds.front()));
+  context_.engine()->wake_waiters();
+}
+
+void Offers::on_peer_gone(const PeerState& peer) {
+  std::erase_if(received_, [&](const auto& entry) { return entry.first.first == &peer; });
+}
+
+}  // namespace hmc::fused

@@ -1,0 +1,46 @@
+// Offers: how the processes of a group on one host come to map the same Segment: that of rank 0 makes it and sends the others its
+// descriptor. Owned by World.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collective/fused/segment.h"
+#include "comm/context_state.h"
+#include "hmc/deadline.h"
+
+namespace hmc {
+
+class Group;
+
+namespace fused {
+
+class Offers {
+ public:
+  explicit Offers(ContextState& context) noexcept : context_(context) {}
+
+  // ---- engine lock not held ----
+  // The segment of `group`, which every process of it asks for alike; null: none, because the ranks are on several hosts, or
+  // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed or rank 0 is gone. `usable`: whether this
+  // process takes part; where it is rank 0's, the others are told.
+  std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline);
+
+  // ---- engine lock held ----
+  void on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds);
+  void on_peer_gone(const PeerState& peer);
+
+ private:
+  using Key = std::pair<const PeerState*, std::uint64_t>;  // who sent it, and the group's id
+  [[nodiscard]] bool wanted() const;
+  std::shared_ptr<Segment> make(const Group& group, bool usable);
+  std::shared_ptr<Segment> take(const Group& group, bool usable, Deadline deadline);
+
+  ContextState& context_;
+  std::map<Key, UniqueFd> received_;  // no descriptor: there is no segment
+};
+
+}  // namespace fused
+}  // namespace hmc

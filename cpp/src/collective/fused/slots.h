@@ -1,0 +1,81 @@
+// What ranks of one host share for fused reductions: for every rank a Board, where it says how far it is, and slots, through which
+// it hands chunks to the others. Small enough to stay in the caches, however large the arrays.
+//
+// Chunks are numbered from the group's first fused call on, alike at every rank. Chunk n of each rank's part passes through the
+// slots n % depth: `published` by everyone, `reduced` by the rank whose part it is, `collected` by everyone who wants the result.
+//
+// Other processes write here. Their numbers are compared and never used as an address or a length, so a peer that writes nonsense
+// gets wrong sums and hangs until a deadline, and nothing else.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace hmc::fused {
+
+inline constexpr std::uint32_t max_ranks = 32;
+inline constexpr std::uint64_t depth = 4;
+inline constexpr std::size_t line_bytes = 64;
+inline constexpr std::size_t board_bytes = 4096;
+inline constexpr std::size_t ring_bytes = 512 << 10;     // slots of one rank
+inline constexpr std::uint64_t announcement_count = 64;  // kept of collectives that are not fused
+
+// What a rank says of its latest fused call, and of other collectives that it has started: see announcements.h.
+struct FusedAnnouncement {
+  std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
+  std::atomic<std::uint64_t> bytes;
+  std::atomic<std::uint32_t> call;
+  std::atomic<std::uint32_t> takes_part;  // 0: it goes by messages
+};
+struct OtherAnnouncement {
+  std::atomic<std::uint64_t> number;
+  std::atomic<std::uint32_t> call;
+};
+
+// Written by its rank alone, but for `armed`. All publishing writes are seq_cst, as are arm() and what it then looks at, so that
+// none of the two misses the other.
+struct Board {
+  alignas(line_bytes) std::atomic<std::uint32_t> armed;      // 1: the rank sleeps and wants to be woken
+  alignas(line_bytes) std::atomic<std::uint64_t> published;  // chunks, as are the next two
+  alignas(line_bytes) std::atomic<std::uint64_t> reduced;
+  alignas(line_bytes) std::atomic<std::uint64_t> collected;
+  // The sequence, plus one, from which on the rank takes no part in fused calls: one failed there, or it left the group. 0: it
+  // does.
+  alignas(line_bytes) std::atomic<std::uint64_t> gave_up;
+  alignas(line_bytes) FusedAnnouncement fused;
+  alignas(line_bytes) OtherAnnouncement others[announcement_count];
+};
+static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
+
+// A view: the memory belongs to a Segment.
+class Slots {
+ public:
+  // `base`: bytes_for(ranks) bytes, zero at first, aligned to a page.
+  Slots(std::byte* base, std::uint32_t ranks) noexcept : base_(base), ranks_(ranks) {}
+  static constexpr std::size_t bytes_for(std::uint32_t ranks) noexcept { return ranks * (board_bytes + ring_bytes); }
+
+  [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
+  // Bytes of one slot: whole lines, so whole elements of every type.
+  [[nodiscard]] std::size_t chunk() const noexcept { return ring_bytes / (depth * (ranks_ + 1)) / line_bytes * line_bytes; }
+  [[nodiscard]] Board& board(std::uint32_t rank) const noexcept { return *reinterpret_cast<Board*>(base_ + rank * board_bytes); }
+  // Where `rank` publishes its input for chunk `number` of the part that `owner` reduces.
+  [[nodiscard]] std::byte* input(std::uint32_t rank, std::uint64_t number, std::uint32_t owner) const noexcept {
+    return slot(rank, number) + owner * chunk();
+  }
+  // Where `rank` publishes the result of chunk `number` of its part.
+  [[nodiscard]] std::byte* result(std::uint32_t rank, std::uint64_t number) const noexcept {
+    return slot(rank, number) + ranks_ * chunk();
+  }
+  [[nodiscard]] std::byte* ring(std::uint32_t rank) const noexcept { return base_ + ranks_ * board_bytes + rank * ring_bytes; }
+
+ private:
+  [[nodiscard]] std::byte* slot(std::uint32_t rank, std::uint64_t number) const noexcept {
+    return ring(rank) + (number % depth) * (ranks_ + 1) * chunk();
+  }
+
+  std::byte* base_;
+  std::uint32_t ranks_;
+};
+
+}  // namespace hmc::fused

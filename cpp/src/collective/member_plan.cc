@@ -1,0 +1,197 @@
+// plan() and islands() of Member and Communicator: what the group knows of its links, without asking other ranks.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "collective/member_calls.h"
+#include "collective/places.h"
+#include "collective/planning.h"
+#include "comm/peer_state.h"
+#include "comm/routing/peer_routes.h"
+
+namespace hmc {
+namespace {
+
+// Where nothing is known. Of links: what `local`, `shm`, `staging` and `tcp` expect of themselves.
+constexpr LinkCost same_process_default{1e-7, 10e9}, same_host_default{2e-7, 10e9}, same_host_device_default{2e-5, 5e9},
+    between_hosts_default{1e-5, 3e9};
+// Of ranks: one thread that reduces f32 in memory, and what posting a message and its completion take.
+constexpr double reduction_default = 10e9, overhead_default = 5e-7;
+
+enum class Basis : std::uint8_t { path, topology, alike, fallback };
+constexpr std::array basis_names{"path", "topology", "alike", "default"};
+
+// Latency and bandwidth of every link of a group, and what they rest on.
+class LinkSurvey {
+ public:
+  // `reduces`: device memory is reduced in host memory.
+  LinkSurvey(const Group& group, bool reduces)
+      : group_(group),
+        reduces_(reduces),
+        hosts_(hosts_of(group)),
+        cards_(written_cards(group)),
+        basis_(std::size_t{group.size()} * group.size(), Basis::fallback) {}
+
+  CostModel take() {
+    CostModel cost(group_.size(), same_process_default, {.reduction = reduction_default, .overhead = overhead_default});
+    {
+      const auto lock = group_.engine()->lock();
+      for (const std::uint32_t rank : group_.local()) ask_paths(rank, cost);
+    }
+    for (std::uint32_t from = 0; from < group_.size(); ++from) {
+      for (std::uint32_t to = 0; to < group_.size(); ++to) {
+        if (basis(from, to) == Basis::fallback) assume(from, to, cost);
+        if (from != to) overlay_written(from, to, cost);
+      }
+    }
+    // A rank moves its messages with one thread or one card: the fastest of its links takes all of it.
+    for (std::uint32_t from = 0; group_.size() > 1 && from < group_.size(); ++from) {
+      double most = 0;
+      for (std::uint32_t to = 0; to < group_.size(); ++to) {
+        if (to != from) most = std::max({most, cost.link(from, to).bandwidth, cost.link(to, from).bandwidth});
+      }
+      cost.rank(from).injection = most;
+    }
+    return cost;
+  }
+  [[nodiscard]] Basis& basis(std::uint32_t from, std::uint32_t to) { return basis_[std::size_t{from} * group_.size() + to]; }
+
+ private:
+  // Same process, same host, and the vendors at the two ends: links of one class are alike.
+  using Class = std::tuple<bool, bool, std::string, std::string>;
+
+  [[nodiscard]] std::pair<Device, Device> ends(std::uint32_t from, std::uint32_t to) const {
+    const Device source = group_.rank(from).device, target = group_.rank(to).device;
+    const bool through_host = reduces_ && !source.is_cpu() && !target.is_cpu();
+    return {source, through_host ? Device::cpu() : target};
+  }
+  [[nodiscard]] Class class_of(std::uint32_t from, std::uint32_t to) const {
+    const auto [source, target] = ends(from, to);
+    return {group_.rank(from).process == group_.rank(to).process, hosts_[from] == hosts_[to], std::string(source.vendor()),
+            std::string(target.vendor())};
+  }
+
+  // Of the links between a rank of this process and those that it is connected with; both directions are taken to be alike.
+  void ask_paths(std::uint32_t rank, CostModel& cost) {
+    for (std::uint32_t to = 0; to < group_.size(); ++to) {
+      PeerState& peer = *group_.rank(to).peer;
+      if (!peer.is_self() && peer.phase() != PeerPhase::ready) continue;
+      const auto [source, target] = ends(rank, to);
+      std::vector<std::string> rejected;
+      const auto candidates = peer.routes().rank(source, target, peer.routes().buffers_only(source, target), rejected);
+      if (candidates.empty() || !(candidates.front().reach.bandwidth > 0)) continue;
+      const LinkCost found{std::max(0.0, candidates.front().reach.latency_us * 1e-6), candidates.front().reach.bandwidth};
+      for (const auto& [a, b] : {std::pair(rank, to), std::pair(to, rank)}) {
+        cost.link(a, b) = found;
+        basis(a, b) = Basis::path;
+        LinkCost& slowest = known_.emplace(class_of(a, b), found).first->second;
+        slowest = {std::max(slowest.latency, found.latency), std::min(slowest.bandwidth, found.bandwidth)};
+      }
+    }
+  }
+
+  void assume(std::uint32_t from, std::uint32_t to, CostModel& cost) {
+    if (const auto alike = known_.find(class_of(from, to)); alike != known_.end()) {
+      cost.link(from, to) = alike->second;
+      basis(from, to) = Basis::alike;
+      return;
+    }
+    const auto [source, target] = ends(from, to);
+    const bool one_process = group_.rank(from).process == group_.rank(to).process;
+    cost.link(from, to) = hosts_[from] != hosts_[to]             ? between_hosts_default
+                          : !source.is_cpu() || !target.is_cpu() ? same_host_device_default
+                          : one_process                          ? same_process_default
+                                                                 : same_host_default;
+  }
+
+  void overlay_written(std::uint32_t from, std::uint32_t to, CostModel& cost) {
+    if (cards_[from] == nullptr || cards_[to] == nullptr) return;
+    const Topology& written = *group_.world()->written();
+    const TopologyLink* link = written.link(cards_[from]->name, cards_[to]->name);
+    double bandwidth = link != nullptr ? link->bandwidth : 0;
+    if (bandwidth <= 0 && hosts_[from] != hosts_[to])
+      bandwidth = std::min(nic_bandwidth(written, cards_[from]->host), nic_bandwidth(written, cards_[to]->host));
+    if (bandwidth <= 0) return;
+    cost.link(from, to).bandwidth = bandwidth;
+    basis(from, to) = Basis::topology;
+  }
+
+  // Of the host's fastest NIC; 0: none is written down.
+  static double nic_bandwidth(const Topology& written, const std::string& host) {
+    double most = 0;
+    for (const TopologyNic& nic : written.nics) {
+      if (nic.host == host) most = std::max(most, nic.bandwidth);
+    }
+    return most;
+  }
+
+  const Group& group_;
+  const bool reduces_;
+  const std::vector<std::uint32_t> hosts_;        // by rank
+  const std::vector<const TopologyCard*> cards_;  // by rank
+  std::vector<Basis> basis_;                      // by link
+  std::map<Class, LinkCost> known_;               // the slowest of each class
+};
+
+std::string figures_of(const CollectivePlan& plan) {
+  std::string text = "estimated, not measured";
+  const char* before = "; links: ";
+  for (const char* basis : basis_names) {
+    const auto links = std::ranges::count(plan.links, basis, &PlannedLink::basis);
+    if (links > 0) text += std::exchange(before, ", ") + std::to_string(links) + " " + basis;
+  }
+  char rates[96];
+  std::snprintf(rates, sizeof rates, "; a rank reduces %.3g GB/s of inputs and spends %.3g us on a message",
+                reduction_default / 1e9, overhead_default * 1e6);
+  return text + rates;
+}
+
+Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
+  HMC_ASSIGN(const EqualCall call, equal_call(name, bytes, options, group.size()));
+  LinkSurvey survey(group, reduces(call.kind));
+  PlannedGroup planned{survey.take(), {}};
+  planned.may_fuse = group.fused().possible();
+  for (std::uint32_t r = 0; r < group.size(); ++r) planned.on_host.push_back(group.rank(r).device.is_cpu());
+  planned.basis = [&](std::uint32_t from, std::uint32_t to) {
+    return basis_names[static_cast<std::size_t>(survey.basis(from, to))];
+  };
+  HMC_ASSIGN(CollectivePlan plan, plan_of(call, planned));
+  plan.figures = figures_of(plan);
+  return plan;
+}
+
+}  // namespace
+
+Result<CollectivePlan> Member::plan(std::string_view call, std::uint64_t bytes, const PlanOptions& options) const {
+  HMC_TRY(check(state_));
+  return plan_in(*state_->group, call, bytes, options);
+}
+
+Result<CollectivePlan> Communicator::plan(std::string_view call, std::uint64_t bytes, const PlanOptions& options) const {
+  HMC_TRY(check(*this));
+  return plan_in(*state_->group, call, bytes, options);
+}
+
+Result<std::vector<std::vector<int>>> Communicator::islands() const {
+  HMC_TRY(check(*this));
+  const Group& group = *state_->group;
+  const auto hosts = hosts_of(group);
+  std::vector<std::vector<int>> islands;
+  std::map<std::pair<std::uint32_t, std::string>, std::size_t> known;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    const auto key = std::pair(hosts[r], std::string(group.rank(r).device.vendor()));
+    const std::size_t at = known.emplace(key, islands.size()).first->second;
+    if (at == islands.size()) islands.emplace_back();
+    islands[at].push_back(static_cast<int>(r));
+  }
+  return islands;
+}
+
+}  // namespace hmc

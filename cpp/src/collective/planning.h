@@ -1,0 +1,31 @@
+// The CollectivePlan of a call over links of given cost. Pure.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collective/choose.h"
+#include "collective/cost.h"
+#include "hmc/plan.h"
+
+namespace hmc {
+
+inline constexpr std::uint32_t max_planned_ranks = 256;  // all pairs of more take seconds
+
+// What the ranks of a group are, as far as their Schedules depend on it, and what it costs.
+struct PlannedGroup {
+  CostModel cost;
+  std::vector<bool> on_host;                                            // by rank: its buffers are CPU memory
+  bool may_fuse = false;                                                // reductions of CPU memory
+  std::function<std::string(std::uint32_t, std::uint32_t)> basis = {};  // of a link's figures
+  std::string figures = {};                                             // CollectivePlan::figures
+};
+
+// Of the call of that name. Errors: invalid_argument, unsupported (too many ranks).
+Result<EqualCall> equal_call(std::string_view name, std::uint64_t bytes, const PlanOptions& options, std::uint32_t size);
+Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group);
+
+}  // namespace hmc

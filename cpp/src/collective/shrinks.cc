@@ -1,0 +1,109 @@
+#include "collective/shrinks.h"
+
+#include <algorithm>
+#include <set>
+
+#include "collective/group.h"
+#include "collective/group_numbers.h"
+#include "collective/world.h"
+
+namespace hmc {
+namespace {
+
+// Calls of shrink() by which another process may be ahead of this one.
+constexpr std::uint32_t max_ahead = 64;
+
+std::vector<std::uint32_t> processes_of(const Group& group) {
+  std::set<std::uint32_t> processes;
+  for (std::uint32_t r = 0; r < group.size(); ++r) processes.insert(group.rank(r).process);
+  return {processes.begin(), processes.end()};
+}
+
+}  // namespace
+
+Shrinking::Shrinking(World& world, const Group& group, std::uint32_t instance)
+    : world_(world),
+      group_id_(group.id()),
+      instance_(instance),
+      processes_(processes_of(group)),
+      agreement_(*this, group.rank(group.local().front()).process, processes_) {}
+
+std::uint64_t Shrinking::new_id(const Roster& roster) const noexcept { return child_id(group_id_, roster.scope, -1); }
+
+bool Shrinking::alive(std::uint32_t process) const {
+  const Process& which = world_.processes()[process];
+  const PeerPhase phase = which.peer->phase();
+  return !which.lost && phase != PeerPhase::lost && phase != PeerPhase::closed;
+}
+
+Bytes Shrinking::signed_of(job::Shrink message) const {
+  message.group_id = group_id_;
+  message.instance = instance_;
+  return encode(message);
+}
+
+void Shrinking::send(std::uint32_t process, job::Shrink message) {
+  const auto& peer = world_.processes()[process].peer;
+  peer->when_ready([peer, bytes = signed_of(std::move(message))](const Status& ready) {
+    if (ready.ok()) static_cast<void>(peer->send_control(control_shrink, bytes));  // its end is noticed by itself
+  });
+}
+
+void Shrinking::spread(job::Shrink message) {
+  const Bytes bytes = signed_of(std::move(message));
+  for (const std::uint32_t process : processes_) {
+    const auto& peer = world_.processes()[process].peer;
+    if (!peer->is_self() && peer->phase() == PeerPhase::ready) static_cast<void>(peer->send_control(control_shrink, bytes));
+  }
+}
+
+std::uint32_t Shrinking::new_scope() { return std::max<std::uint32_t>(random_scope(), world_scope + 1); }
+
+void Shrinking::incomplete(const Status& reason) {
+  world_.broke({new_id(agreement_.roster()), job::Breakage::every, reason.with_context("another rank gave up the shrink")});
+}
+
+std::shared_ptr<Shrinking> Shrinks::begin(const Group& group) {
+  const Key key{group.id(), begun_[group.id()]++};
+  auto& found = all_[key];
+  if (!found) found = std::make_shared<Shrinking>(world_, group, key.second);
+  if (!expelled_.ok()) found->agreement().fail(expelled_);
+  found->agreement().begin();
+  return found;
+}
+
+void Shrinks::on_message(std::uint32_t from, ByteSpan payload) {
+  const auto message = job::decode_shrink(payload);
+  if (!message) return;
+  const Key key{message->group_id, message->instance};
+  auto found = all_.find(key);
+  if (found == all_.end()) {
+    const Group* const group = world_.find(message->group_id);
+    const auto begun = begun_.find(message->group_id);
+    const std::uint32_t next = begun == begun_.end() ? 0 : begun->second;
+    if (group == nullptr || message->instance < next || message->instance - next > max_ahead) {
+      if (message->kind != job::ShrinkKind::ask && message->kind != job::ShrinkKind::join) return;
+      const job::Shrink answer{job::ShrinkKind::left, {}, key.first, key.second};
+      static_cast<void>(world_.processes()[from].peer->send_control(control_shrink, encode(answer)));
+      return;
+    }
+    found = all_.emplace(key, std::make_shared<Shrinking>(world_, *group, message->instance)).first;
+  }
+  const auto keep = found->second;
+  keep->agreement().on_message(from, *message);
+  world_.engine()->wake_waiters();
+}
+
+void Shrinks::on_gone() {
+  if (all_.empty()) return;
+  for (const auto& [key, shrinking] : std::map(all_)) shrinking->agreement().on_gone();
+  world_.engine()->wake_waiters();
+}
+
+void Shrinks::on_expelled(const Status& reason) {
+  expelled_ = reason;
+  for (const auto& [key, shrinking] : all_) shrinking->agreement().fail(reason);
+  world_.engine()->wake_waiters();
+}
+
+}  // namespace hmc

@@ -1,0 +1,69 @@
+// Shrinks: the agreements of one process on groups that shrink, and the messages between them and those of other processes. Owned
+// by World. They stay after their Communicators: another process may only learn from this one what was agreed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collective/agreement.h"
+#include "collective/records.h"
+#include "comm/context_state.h"
+#include "hmc/status.h"
+
+namespace hmc {
+
+class Group;
+class World;
+
+inline constexpr MessageType control_shrink = 212;  // job::Shrink
+
+// One shrink of one group. Engine lock held throughout.
+class Shrinking final : private Agreement::Host {
+ public:
+  Shrinking(World& world, const Group& group, std::uint32_t instance);
+
+  [[nodiscard]] Agreement& agreement() noexcept { return agreement_; }
+  // The id of the new group whose processes are `roster`.
+  [[nodiscard]] std::uint64_t new_id(const Roster& roster) const noexcept;
+
+ private:
+  [[nodiscard]] bool alive(std::uint32_t process) const override;
+  void send(std::uint32_t process, job::Shrink message) override;
+  void spread(job::Shrink message) override;
+  [[nodiscard]] std::uint32_t new_scope() override;
+  void incomplete(const Status& reason) override;
+  [[nodiscard]] Bytes signed_of(job::Shrink message) const;
+
+  World& world_;
+  const std::uint64_t group_id_;
+  const std::uint32_t instance_;
+  const std::vector<std::uint32_t> processes_;
+  Agreement agreement_;
+};
+
+// Engine lock held throughout.
+class Shrinks {
+ public:
+  explicit Shrinks(World& world) noexcept : world_(world) {}
+
+  // The next shrink of `group`, begun here.
+  std::shared_ptr<Shrinking> begin(const Group& group);
+  void on_message(std::uint32_t from, ByteSpan payload);
+  // A process has died or closed.
+  void on_gone();
+  // The other processes count this one as lost.
+  void on_expelled(const Status& reason);
+
+ private:
+  using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance
+
+  World& world_;
+  std::map<Key, std::shared_ptr<Shrinking>> all_;
+  std::map<std::uint64_t, std::uint32_t> begun_;  // shrinks of a group
+  Status expelled_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,133 @@
+// Communicator::abort and shrink: the C++ calls. What ranks that die at every moment mean for them: tests/python/test_shrink.py.
+#include <numeric>
+
+#include "collective/job.h"
+
+namespace hmc {
+namespace {
+
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+
+constexpr Reduction sum{DataType::i64, ReduceOp::sum};
+
+// The sum over all ranks of values that differ from rank to rank and element to element.
+void expect_sum(const Communicator& communicator, std::size_t count) {
+  std::vector<std::int64_t> values(count), expected(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (int r = 0; r < communicator.size(); ++r) expected[i] += static_cast<std::int64_t>(i) * (r + 1) + r;
+    const int me = communicator.local().front().rank();
+    values[i] = static_cast<std::int64_t>(i) * (me + 1) + me;
+  }
+  const MemoryView view(values.data(), count * sizeof(std::int64_t));
+  HMC_ASSERT_OK(communicator.self()->all_reduce(view, view, sum, soon()));
+  EXPECT_EQ(values, expected);
+}
+
+void expect_aborted(const Status& status, const std::string& who, const std::string& why) {
+  EXPECT_EQ(status.code(), Code::cancelled) << status.str();
+  EXPECT_NE(status.message().find(who), std::string_view::npos) << status.str();
+  EXPECT_TRUE(status.message().ends_with(why)) << status.str();
+}
+
+TEST(Abort, EndsWhatWaitsAndWhatComesLater) {
+  run_job(4, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (process.rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      HMC_EXPECT_OK(world.abort("diverged"));
+      HMC_EXPECT_OK(world.self()->abort("too late"));
+    }
+    expect_aborted(world.barrier(soon()), "rank 2 (", "aborted the Communicator: diverged");
+    expect_aborted(world.barrier(soon()), "rank 2 (", "aborted the Communicator: diverged");
+    const Communicator again = *world.shrink(soon());
+    EXPECT_EQ(again.size(), 4);
+    expect_sum(again, 100'000);
+    HMC_EXPECT_OK(again.close(soon()));
+    EXPECT_EQ(again.abort().code(), Code::closed);
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, process.size));
+  });
+}
+
+TEST(Abort, AnEmptyCommunicatorRefuses) {
+  EXPECT_EQ(Communicator().abort("x").code(), Code::invalid_argument);
+  EXPECT_EQ(Member().abort("x").code(), Code::invalid_argument);
+  EXPECT_EQ(Communicator().shrink().status().code(), Code::invalid_argument);
+  EXPECT_TRUE(Communicator().old_ranks().empty());
+}
+
+// Threads of one process abort while another thread is amid collectives.
+TEST(Abort, ThreadsAbortAtOnce) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    std::vector<std::thread> threads;
+    for (int i = 0; process.rank == 0 && i < 4; ++i) {
+      threads.emplace_back([&world] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        HMC_EXPECT_OK(world.abort("by a thread"));
+      });
+    }
+    Status last;
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (last.ok() && std::chrono::steady_clock::now() < give_up) last = world.barrier(soon());
+    expect_aborted(last, "rank 0 (", "aborted the Communicator: by a thread");
+    for (auto& thread : threads) thread.join();
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, process.size));
+  });
+}
+
+TEST(Shrink, GoesOnWithoutTheDead) {
+  for (const int dead : {0, 3}) {
+    run_job(4,
+            [dead](const Process& process) {
+              const Communicator world = process.init();
+              expect_sum(world, 1000);
+              if (process.rank == dead) testing::die();
+              EXPECT_EQ(world.barrier(soon()).code(), Code::peer_lost);
+              const auto made = world.shrink(soon());
+              HMC_ASSERT_OK(made.status());
+              std::vector<int> living(4);
+              std::iota(living.begin(), living.end(), 0);
+              std::erase(living, dead);
+              EXPECT_EQ(made->old_ranks(), living);
+              EXPECT_EQ(made->lost(), std::vector<int>());
+              expect_sum(*made, 1);
+              expect_sum(*made, 200'000);
+              HMC_EXPECT_OK(world.close(soon()));
+              expect_sum(*made, 77);
+              process.board[0].fetch_add(1);
+              EXPECT_TRUE(process.board.wait(0, 3));
+              HMC_EXPECT_OK(made->close(soon()));
+              EXPECT_EQ(made->buffer(10).status().code(), Code::closed);
+            },
+            {.killed = {dead}, .rendezvous = {}});
+  }
+}
+
+TEST(Shrink, TheDeadlineNamesTheRankThatDoesNotCome) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (process.rank != 1) {
+      const Status late = world.shrink(Deadline::after_seconds(3)).status();
+      EXPECT_EQ(late.code(), Code::timeout) << late.str();
+      EXPECT_NE(late.message().find("waiting for rank 1 ("), std::string_view::npos) << late.str();
+      process.board[0].fetch_add(1);
+    } else {
+      EXPECT_TRUE(process.board.wait(0, 2));
+      EXPECT_EQ(world.shrink(soon()).status().code(), Code::timeout);  // of the others
+    }
+    const auto made = world.shrink(soon());
+    HMC_ASSERT_OK(made.status());
+    expect_sum(*made, 5000);
+    process.board[1].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(1, process.size));
+  });
+}
+
+}  // namespace
+}  // namespace hmc
