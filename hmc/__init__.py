@@ -6,8 +6,8 @@ Errors are in :mod:`hmc.errors`. Every object may be used from any thread; none 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 try:
     from hmc import _core
@@ -26,23 +26,30 @@ from hmc._core import (
     ANY_SOURCE,
     ANY_TAG,
     BlockBatch,
+    CollectivePlan,
     Communicator,
     CompletionQueue,
     ConnBuffer,
     Context,
     Descriptor,
+    IslandCards,
+    IslandLoad,
+    IslandPlan,
     Member,
     Memory,
     MessageInfo,
     NativeConnection,
     Path,
     Peer,
+    PlannedLink,
     RemoteBuffer,
     Topology,
     TopologyCard,
     TopologyLink,
     TopologyNic,
     Work,
+    plan_collective,
+    plan_islands,
     wait_all,
     wait_any,
 )
@@ -58,10 +65,13 @@ from hmc.errors import (
     OutOfMemoryError,
     PeerLostError,
     ProtocolError,
+    RankFailedError,
     StaleBufferError,
     TransportError,
     UnsupportedError,
 )
+
+_T = TypeVar("_T")
 
 __version__: str = _core.version
 
@@ -71,6 +81,7 @@ __all__ = [
     "AuthenticationError",
     "BlockBatch",
     "ClosedError",
+    "CollectivePlan",
     "Communicator",
     "CompletionQueue",
     "ConnBuffer",
@@ -81,6 +92,9 @@ __all__ = [
     "HmcError",
     "HmcTimeoutError",
     "InvalidArgumentError",
+    "IslandCards",
+    "IslandLoad",
+    "IslandPlan",
     "Member",
     "Memory",
     "MessageInfo",
@@ -89,7 +103,9 @@ __all__ = [
     "Path",
     "Peer",
     "PeerLostError",
+    "PlannedLink",
     "ProtocolError",
+    "RankFailedError",
     "RemoteBuffer",
     "StaleBufferError",
     "Topology",
@@ -104,6 +120,9 @@ __all__ = [
     "info",
     "init",
     "keygen",
+    "plan_collective",
+    "plan_islands",
+    "spawn",
     "testing",
     "wait_all",
     "wait_any",
@@ -142,6 +161,34 @@ def init(
         timeout=timeout,
         **context,
     )
+
+
+def spawn(
+    fn: Callable[..., _T],
+    n: int,
+    *args: Any,
+    timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[_T]:
+    """Runs ``fn(*args)`` in ``n`` new processes of this host, which are a job of ``n`` ranks, and returns the results by rank.
+
+    Works from a script, a test and a notebook; a script requires no ``if __name__ == "__main__"``. Every process has a Python of
+    its own and the environment that ``hmc run`` gives its ranks, so ``hmc.init()`` in ``fn`` forms the job. ``environment`` adds to
+    it. What the ranks print appears here, each line behind its rank's number.
+
+    ``fn``, ``args`` and the results travel as pickles. A function that cannot be imported (of a notebook or a script, a lambda, a
+    nested function) travels as its code, with the globals that it names. Classes and other functions are imported.
+
+    When a rank raises or dies, the others are killed within a second. ``timeout``, in seconds, is for the whole job, which is then
+    killed. The job also ends with this process, by Ctrl-C as by SIGKILL. Any thread may call this.
+
+    Raises RankFailedError naming the first rank that failed, with its traceback; HmcTimeoutError naming the ranks that were still
+    running; InvalidArgumentError for ``n`` below 1 and for what cannot be sent to another process; OSError where a process cannot
+    be started.
+    """
+    from hmc._spawn import spawn  # what it imports serves only processes that spawn others
+
+    return spawn(fn, n, *args, timeout=timeout, environment=environment)
 
 
 def devices() -> list[str]:

@@ -13,6 +13,7 @@ __all__ = [
     "OutOfMemoryError",
     "PeerLostError",
     "ProtocolError",
+    "RankFailedError",
     "StaleBufferError",
     "TransportError",
     "UnsupportedError",
@@ -42,7 +43,7 @@ class HmcTimeoutError(HmcError, TimeoutError):
 
 
 class HmcCancelledError(HmcError):
-    """``cancel()`` took effect; the message says whether the target may have been written."""
+    """``cancel()`` took effect; the message says whether the target may have been written. Or a rank called ``abort()``."""
 
     code = "cancelled"
 
@@ -99,6 +100,21 @@ class ProtocolError(HmcError):
     """The peer sent what breaks the wire contract, or speaks another version."""
 
     code = "protocol"
+
+
+class RankFailedError(HmcError):
+    """A rank that :func:`hmc.spawn` started has failed. The message ends with the traceback of that rank.
+
+    ``rank`` is its number and ``exit_code`` the exit status of its process, -n where signal n killed it. ``__cause__`` is the
+    exception that the function raised, where it can be sent between processes.
+    """
+
+    code = "rank_failed"
+
+    def __init__(self, message: str = "", native: int = 0, *, rank: int = -1, exit_code: int = 0) -> None:
+        super().__init__(message, native)
+        self.rank = rank
+        self.exit_code = exit_code
 
 
 BY_CODE: dict[int, type[HmcError]] = {

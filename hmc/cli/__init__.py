@@ -1,4 +1,4 @@
-"""The ``hmc`` command: info, topo, doctor, keygen, run, demo, bench."""
+"""The ``hmc`` command: info, topo, doctor, keygen, run, plan, demo, bench."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hmc.cli.devices import vendor_list
+from hmc.cli.plan import island_list, rate, rate_list, seconds
 from hmc.testing import VENDORS
 
 __all__ = ["main"]
@@ -42,6 +43,15 @@ def _count(smallest: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _size(text: str) -> int:
+    from hmc.bench.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _picture(text: str) -> str:
@@ -105,6 +115,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE ...", help="run a module, with its arguments")
     run.add_argument("script", nargs="?", default="", help="a Python file or a program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
+
+    plan = commands.add_parser("plan", help="how a collective would be carried out and how long it should take, without a job")
+    plan.add_argument("call", nargs="?", default="all_reduce", metavar="CALL", help="all_reduce (default), broadcast, barrier, ...")
+    plan.add_argument("--bytes", type=_size, help="of the largest array of a rank, with K, M, G (default 1G)")
+    plan.add_argument("--ranks", type=_count(1), default=8, help="ranks, all alike (default 8, at most 256)")
+    plan.add_argument("--latency", type=seconds, default=1e-5, help="of a message one way (default 10us)")
+    plan.add_argument("--bandwidth", type=rate, default=50e9, help="of a link, bytes per second with K, M, G (default 50G)")
+    plan.add_argument("--injection", type=rate, default=0.0, help="of all links of a rank together (default: that of a link)")
+    plan.add_argument("--reduction", type=rate, default=10e9, help="bytes of inputs per second that a rank reduces (default 10G)")
+    plan.add_argument(
+        "--islands", type=island_list, default=[], metavar="LIST", help="all_reduce over islands of cards, such as 8xH200,8xMI325X"
+    )
+    plan.add_argument(
+        "--border", type=rate_list, default=[], metavar="LIST", help="rates of each island's links to the others, in place of NICs"
+    )
+    plan.add_argument("--even", action="store_true", help="also the time of equal shares for all islands and border links")
+    plan.add_argument("--json", **as_json)
 
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
     demo.add_argument("--ranks", type=_count(2), default=4, help="processes, each in the role of a card (default 4, at least 2)")
@@ -194,6 +221,10 @@ def _dispatch(options: argparse.Namespace) -> int:
         from hmc.cli.run import run_command
 
         return run_command(options)
+    if options.command == "plan":
+        from hmc.cli.plan import run_plan
+
+        return run_plan(options)
     if options.command == "demo":
         from hmc.demo import run_demo
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hmc.cli.run import Job, stopped_by_signals
+from hmc._job import Job
+from hmc.cli.run import stopped_by_signals
 
 __all__ = ["Ranks", "run_worker"]
 

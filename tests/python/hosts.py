@@ -103,6 +103,9 @@ class TwoHosts:
             host.run("ip", "link", "set", "lo", "up")
             host.run("ip", "address", "add", f"{host.address}/24", "dev", host.interface)
             host.run("ip", "link", "set", host.interface, "up")
+        # The kernel tells of a carrier up to a second later, and UCX passes over an interface that is not running.
+        for host in self.hosts:
+            host.run("timeout", "10", "sh", "-c", f"until ip link show {host.interface} | grep -q 'state U'; do sleep 0.02; done")
         return alpha, beta
 
     @staticmethod

@@ -223,6 +223,7 @@ calls = {
     "descriptor": local.descriptor, "buffer close": lambda: local.close(1),
     "barrier": lambda: comm.barrier(1), "all_to_all": lambda: comm.all_to_all(x, x), "iall_to_all": lambda: comm.iall_to_all(x, x),
     "exchange": lambda: comm.exchange(one, 1), "exchange_bytes": lambda: comm.exchange_bytes(b"", 1),
+    "subgroup": lambda: comm.subgroup([0], 9),
     "split": lambda: comm.split(0, timeout=1), "comm buffer": lambda: comm.buffer(10), "topology": lambda: comm.topology(1),
     "comm send": lambda: comm.send(x, 0, timeout=1), "comm isend": lambda: comm.isend(x, 0), "comm irecv": lambda: comm.irecv(x, 0),
     "comm put": lambda: comm.put(one, mine[0]), "comm notify": lambda: comm.notify(0, 1), "comm fence": lambda: comm.fence(0),

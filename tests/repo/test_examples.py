@@ -27,6 +27,7 @@ OPTIONS = {
     "mixed_vendors.py": ["-n", "2", "--simulate", "cuda,rocm"],
     "arrays_and_buffers.py": [],
     "asyncio_pair.py": [],
+    "spawned.py": [],
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"

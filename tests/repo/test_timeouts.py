@@ -27,12 +27,14 @@ EXCEPTIONS = {
         ("buffer", "register", "register_memory", "numpy", "native", "connect_native", "slice", "descriptor"), HARDWARE
     ),
     **dict.fromkeys(("publish", "unpublish", "progress", "counters", "peers", "parse", "self", "device", "local", "memory"), LOCAL),
+    "subgroup": "joins the group here; sends nothing",
     **dict.fromkeys(("status", "error", "info", "add_done_callback", "then", "watch", "drain", "fileno", "take"), LOCAL),
-    **dict.fromkeys(("generate_job_key", "list_settings", "detect_launch"), LOCAL),
+    **dict.fromkeys(("generate_job_key", "list_settings", "detect_launch", "plan", "islands"), LOCAL),
     "create": "starts this Context or queue; no peer is asked",
     "cancel": "stops the operation under the engine lock, or refuses",
     "withdraw": "stops the operation under the engine lock, or refuses",
     "join": "makes a stream wait, not the caller",
+    "abort": "ends collectives here, and notifies the others in the background",
     "fence": "orders what is posted afterwards; does not wait",
     "init": "InitOptions::timeout_seconds, `timeout=` in Python",
 }

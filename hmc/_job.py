@@ -1,0 +1,176 @@
+"""Job: the processes of one job on this host, as ``hmc run`` and ``hmc.spawn`` start them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO
+
+__all__ = ["Job", "describe_exit", "end_with_parent"]
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent(parent: int) -> None:
+    """In a new process: it is killed when the process that started it, whose id is ``parent``, ends in whatever way."""
+    LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def describe_exit(code: int) -> str:
+    """What became of a process, from its exit status as ``subprocess`` has it."""
+    return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+def _torch_store(rendezvous: str) -> dict[str, str]:
+    """Where the processes of one job find torch's store: the port after that of the rendezvous, or a free one of this host."""
+    if rendezvous.startswith("tcp://"):
+        host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+        return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(int(port) + 1)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
+def _print_failure(text: str) -> None:
+    print(f"hmc run: {text}", file=sys.stderr)
+
+
+@dataclass
+class Job:
+    """Processes of one job on this host, ranks ``first_rank`` onwards.
+
+    Started by :meth:`start` with the environment that ``hmc.init()`` reads, and that of ``torch.distributed``. When one process
+    fails, the others get ``grace`` seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then
+    killed. Killed, this process takes the others with it; a command with ``ties_itself`` calls :func:`end_with_parent` by itself.
+    ``report`` gets a line for every process that failed. ``descriptors`` are what each process inherits, by local rank.
+    """
+
+    command: Sequence[str]
+    processes: int
+    first_rank: int = 0
+    size: int | None = None
+    rendezvous: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 5.0
+    output: Callable[[int, str], None] | None = None
+    report: Callable[[str], None] = _print_failure
+    descriptors: Sequence[Sequence[int]] = ()
+    ties_itself: bool = False
+    _running: list[subprocess.Popen[str]] = field(default_factory=list)
+    _readers: list[threading.Thread] = field(default_factory=list)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _stopped: set[int] = field(default_factory=set)
+
+    def start(self) -> None:
+        """Starts every process; each has its own process group so that terminating reaches its children."""
+        rendezvous = self.rendezvous
+        if not rendezvous:
+            self._folder = tempfile.TemporaryDirectory(prefix="hmc-run-")
+            rendezvous = f"unix:{self._folder.name}/rendezvous"
+        store = _torch_store(rendezvous)
+        for local_rank in range(self.processes):
+            environment = {
+                **store,
+                **os.environ,
+                **self.environment,
+                "RANK": str(self.first_rank + local_rank),
+                "WORLD_SIZE": str(self.size or self.processes),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(self.processes),
+                "HMC_RANK": str(self.first_rank + local_rank),
+                "HMC_SIZE": str(self.size or self.processes),
+                "HMC_LOCAL_RANK": str(local_rank),
+                "HMC_LOCAL_SIZE": str(self.processes),
+                "HMC_RENDEZVOUS": rendezvous,
+            }
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+            piped = subprocess.PIPE if self.output else None
+            process = subprocess.Popen(
+                list(self.command),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=piped,
+                stderr=subprocess.STDOUT if self.output else None,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                pass_fds=self.descriptors[local_rank] if self.descriptors else (),
+                preexec_fn=None if self.ties_itself else partial(end_with_parent, os.getpid()),
+            )
+            self._running.append(process)
+            if self.output and process.stdout:
+                reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, process.stdout), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def ended(self) -> dict[int, int]:
+        """Exit statuses of the processes that have ended, by local rank; -n where signal n killed one."""
+        codes = ((index, process.poll()) for index, process in enumerate(self._running))
+        return {index: code for index, code in codes if code is not None}
+
+    def wait(self) -> int:
+        """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0.
+
+        Reports every rank that failed.
+        """
+        status = 0
+        deadline: float | None = None
+        waiting = set(range(len(self._running)))
+        while waiting:
+            for index, code in self.ended().items():
+                if index not in waiting:
+                    continue
+                waiting.discard(index)
+                if code == 0:
+                    continue
+                stopped = f"had not ended {self.grace:g} s later and was stopped"
+                how = stopped if index in self._stopped else describe_exit(code)
+                self.report(f"rank {self.first_rank + index} {how}")
+                if status == 0:
+                    status = code if code > 0 else 128 - code
+                    deadline = time.monotonic() + self.grace
+            if waiting and deadline is not None and time.monotonic() > deadline:
+                self.stop()
+                deadline = None
+            if waiting:
+                time.sleep(0.01)
+        self.close()
+        return status
+
+    def stop(self, patience: float = 2.0) -> None:
+        """Terminates what still runs; kills what has not ended ``patience`` seconds later."""
+        self._stopped = {index for index, process in enumerate(self._running) if process.poll() is None}
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            alive = [process for process in self._running if process.poll() is None]
+            for process in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            end = time.monotonic() + patience
+            while time.monotonic() < end and any(process.poll() is None for process in alive):
+                time.sleep(0.01)
+
+    def close(self) -> None:
+        """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous."""
+        for reader in self._readers:
+            reader.join(timeout=2)
+        if self._folder:
+            self._folder.cleanup()
+
+    def _forward(self, rank: int, stream: IO[str]) -> None:
+        assert self.output is not None
+        for line in stream:
+            self.output(rank, line)

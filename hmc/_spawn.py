@@ -1,0 +1,175 @@
+"""``hmc.spawn``: runs a function as a job of several processes of this host."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FunctionType
+from typing import IO, Any, TypeVar
+
+from hmc._by_value import dumps, named_globals
+from hmc._job import Job, describe_exit
+from hmc.errors import HmcTimeoutError, InvalidArgumentError, PeerLostError, RankFailedError
+
+__all__ = ["Failure", "Success", "spawn"]
+
+T = TypeVar("T")
+
+#: Seconds from the first failure to the end of the ranks that still run: those that failed at the same time end by themselves,
+#: the others are terminated, then killed.
+COLLECT = 0.2
+PATIENCE = 0.4
+
+# The paths come first: what is imported there is what is imported here.
+BOOT = "import sys; sys.path[:] = sys.argv[4:]; from hmc._spawned import main; main(*sys.argv[1:4])"
+
+
+@dataclass
+class Success:
+    """The function has returned in one rank. Its pickled result comes next."""
+
+
+@dataclass
+class Failure:
+    """Why there is no result. ``when`` is the monotonic time in seconds, which all processes of a host share."""
+
+    text: str  # a traceback
+    when: float
+    cause: bytes | None  # the pickled exception
+
+
+def spawn(
+    fn: Callable[..., T],
+    n: int,
+    *args: Any,
+    timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[T]:
+    """As :func:`hmc.spawn`."""
+    if not callable(fn):
+        raise TypeError(f"spawn: fn must be callable, not {type(fn).__name__}")
+    n = operator.index(n)
+    if n < 1:
+        raise InvalidArgumentError(f"spawn: n is {n}; a job has at least one rank")
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgumentError(f"spawn: timeout is {timeout}; it is a number of seconds from 0 on, or None")
+    task = _pickled(fn, args)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    with ExitStack() as stack:
+        # Without a name: nothing is left behind, however this process ends.
+        task_file = stack.enter_context(tempfile.TemporaryFile())
+        task_file.write(task)
+        task_file.flush()
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(n)]
+        numbers = ",".join(str(file.fileno()) for file in files)
+        paths = [path for path in sys.path if isinstance(path, str)]
+        job = Job(
+            [sys.executable, "-c", BOOT, str(os.getpid()), str(task_file.fileno()), numbers, *paths],
+            n,
+            environment=environment or {},
+            output=_Output(),
+            descriptors=[(task_file.fileno(), file.fileno()) for file in files],
+            ties_itself=True,
+        )
+        try:
+            job.start()
+            while (codes := _poll(job, n, deadline)) is None:
+                time.sleep(0.005)
+        finally:
+            job.stop(PATIENCE)
+            job.close()
+        return _results(files, codes)
+
+
+class _Output:
+    """Prints a line of a rank."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, rank: int, line: str) -> None:
+        with self._lock:
+            sys.stdout.write(f"[{rank}] {line}")
+            sys.stdout.flush()
+
+
+def _poll(job: Job, n: int, deadline: float) -> dict[int, int] | None:
+    """Exit statuses of the ranks that have ended by themselves, once all have or one has failed."""
+    codes = job.ended()
+    if any(codes.values()):
+        time.sleep(COLLECT)
+        return job.ended()
+    if len(codes) == n:
+        return codes
+    if time.monotonic() >= deadline:
+        running = [str(rank) for rank in range(n) if rank not in codes]
+        ranks = f"rank {running[0]} was" if len(running) == 1 else f"ranks {', '.join(running)} were"
+        raise HmcTimeoutError(f"spawn: {ranks} still running at the deadline; the job was killed")
+    return None
+
+
+def _results(files: Sequence[IO[bytes]], codes: dict[int, int]) -> list[Any]:
+    values: dict[int, Any] = {}
+    failures: list[tuple[bool, float, int, str, BaseException | None]] = []
+    for rank, code in codes.items():
+        outcome = _load(files[rank])
+        if isinstance(outcome, Failure):
+            cause = _exception(outcome.cause)
+            # The death of a peer follows from another rank's failure.
+            failures.append((isinstance(cause, PeerLostError), outcome.when, rank, f"failed:\n{outcome.text}", cause))
+        elif code != 0 or outcome is None:
+            how = describe_exit(code) + ("" if code else " without a result")
+            failures.append((False, time.monotonic(), rank, how, None))
+        else:
+            try:
+                values[rank] = pickle.load(files[rank])
+            except Exception as error:
+                failures.append((False, time.monotonic(), rank, f"returned what cannot be loaded here: {error}", error))
+    if failures:
+        _, _, rank, how, cause = min(failures, key=lambda failure: failure[:3])
+        raise RankFailedError(f"spawn: rank {rank} {how}", rank=rank, exit_code=codes[rank]) from cause
+    return [values[rank] for rank in range(len(files))]
+
+
+def _load(file: IO[bytes]) -> Success | Failure | None:
+    """What a rank has written; None if it wrote nothing, or not all of it."""
+    file.seek(0)
+    try:
+        outcome = pickle.load(file)
+    except (EOFError, pickle.UnpicklingError):
+        return None
+    assert isinstance(outcome, Success | Failure)
+    return outcome
+
+
+def _exception(pickled: bytes | None) -> BaseException | None:
+    try:
+        found = pickle.loads(pickled) if pickled else None
+    except Exception:  # it is of a class that does not take its own arguments
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    task = {"fn": fn, "args": args, "argv": sys.argv}
+    try:
+        return dumps(task)
+    except Exception as error:
+        parts = [(f"argument {i} of fn", arg) for i, arg in enumerate(args)]
+        if isinstance(fn, FunctionType):
+            parts += [(f"the global {name!r} that fn uses", value) for name, value in named_globals(fn).items()]
+        for what, value in parts:
+            try:
+                dumps(value)
+            except Exception as reason:
+                raise InvalidArgumentError(f"spawn: {what} ({type(value).__name__}) cannot be sent: {reason}") from error
+        raise InvalidArgumentError(f"spawn: fn cannot be sent to another process: {error}") from error
