@@ -7,6 +7,8 @@ JOBS := $(shell nproc)
 SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f 2>/dev/null)
 DEMO_ARGS ?=
+# The newest torch, and the last before it changed what a backend is.
+TORCH ?= 2.13 2.15
 FUZZ_SECONDS ?= 20
 
 SECONDS ?= 600
@@ -30,12 +32,16 @@ test-cpp: $(BUILD)/.tests-built
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q
 
-# torch.distributed over HMC, in an environment with torch.
-test-torch: $(BUILD)/.installed
-	test -d build/torch || $(PYTHON) -m venv build/torch
-	build/torch/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
-	$(call WHEEL_INTO,build/torch)
-	build/torch/bin/pytest -q tests/distributed
+# torch.distributed over HMC, in an environment for each torch. All that are supported: make test-torch TORCH="2.12 2.13 2.14 2.15".
+test-torch: $(addprefix test-torch-,$(TORCH))
+
+test-torch-%: $(BUILD)/.installed
+	test -d build/torch-$* || $(PYTHON) -m venv build/torch-$*
+	build/torch-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps "torch==$*.*"
+	build/torch-$*/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
+	$(PYTHON) tools/torch_without_cuda.py build/torch-$*
+	$(call WHEEL_INTO,build/torch-$*)
+	build/torch-$*/bin/pytest -q tests/distributed
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["deadlines", "run_soon"]
 
-# What hangs on a future may wait for another one: as many may wait inside each other, less one.
-MOST_THREADS = 16
+# What hangs on a future may wait for another one, and that for a third. The pool starts a thread only when none is idle, so the
+# limit is there for programs that wait without end.
+MOST_THREADS = 4096
 _pool = ThreadPoolExecutor(MOST_THREADS, "hmc-torch-future")
 
 

@@ -1,24 +1,79 @@
-"""How the ranks of a process group meet: rank 0 says in torch's store where."""
+"""How the ranks of a process group meet: in the default group, or by torch's store."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import hmc
 
+# That of torch's default group, while it is open. Other groups are parts of it: they share its connections, memory and threads.
+_home: hmc.Communicator | None = None
 
-def meet(store: Any, rank: int, size: int, timeout: float) -> hmc.Communicator:
-    """The group's Communicator. Ranks of one host meet at a Unix socket, others at a port of rank 0's host.
 
-    The key of the job's connections is ``HMC_JOB_KEY``; where that is not set and ranks are on several hosts, rank 0 makes one up
-    and hands it out by the store, which is then as secret as the store is.
+def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int]) -> hmc.Communicator:
+    """The group's Communicator. ``ranks``: the members' in the default group; none for the default group itself.
+
+    Its members make a group alone: nobody else needs to come. Ranks of one host meet at a Unix socket, others at a port of rank
+    0's host. The key of the job's connections is ``HMC_JOB_KEY``; where that is not set and ranks are on several hosts, rank 0
+    makes one up and hands it out by the store, which is then as secret as the store is.
     """
+    global _home
+    if not ranks:
+        _home = _meet_by_store(store, rank, size, timeout)
+        return _home
+    part = _part_of_home(store, rank, size, timeout, ranks)
+    return _meet_by_store(store, rank, size, timeout) if part is None else part
+
+
+def leave(communicator: hmc.Communicator) -> None:
+    """To be called before it is closed: groups made from now on are no parts of it."""
+    global _home
+    if communicator is _home:
+        _home = None
+
+
+def _part_of_home(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int]) -> hmc.Communicator | None:
+    """None, at every member, where the default group is of another backend, or is closed at one of them."""
+    limit = timedelta(seconds=timeout)
+    meeting = f"hmc/part/{store.add(f'hmc/parts/{rank}', 1)}"
+    if rank == 0:
+        store.set(meeting, str(secrets.randbelow((1 << 31) - 2) + 2 if _home is not None else 0))
+    store.wait([meeting], limit)
+    number = int(store.get(meeting))
+    if number == 0:
+        return None
+    with contextlib.ExitStack() as unless_made:
+        part = None
+        with contextlib.suppress(hmc.HmcError):
+            if _home is not None:
+                part = _home.subgroup(ranks, number)
+                unless_made.callback(part.close)
+        if part is None:
+            store.add(f"{meeting}/without", 1)
+        # Nobody uses it before everybody has made it.
+        if store.add(f"{meeting}/came", 1) == size:
+            store.set(f"{meeting}/all", "yes" if store.add(f"{meeting}/without", 0) == 0 else "no")
+        try:
+            store.wait([f"{meeting}/all"], limit)
+        except Exception:
+            store.add(f"{meeting}/came", -1)  # who comes now does not meet this one
+            raise
+        if store.get(f"{meeting}/all") == b"yes":
+            unless_made.pop_all()
+            return part
+    return None
+
+
+def _meet_by_store(store: Any, rank: int, size: int, timeout: float) -> hmc.Communicator:
     if size == 1:
         return hmc.init(0, 1)
     # The store may be of an earlier process group with the same name, as torchrun's is after destroy_process_group().

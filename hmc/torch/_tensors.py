@@ -13,18 +13,17 @@ from hmc.errors import InvalidArgumentError, UnsupportedError
 Tensors = Sequence[torch.Tensor]
 Item = TypeVar("Item")
 
-_OPERATIONS = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "avg"),
-    (dist.ReduceOp.PRODUCT, "product"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.BAND, "band"),
-    (dist.ReduceOp.BOR, "bor"),
-    (dist.ReduceOp.BXOR, "bxor"),
-)
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+# Reductions by torch's operation: ReduceOp objects, which a ReduceOp finds; the enum's members do not.
+_OPERATIONS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): name.lower() for name in _NAMES}
 # Of truth values, which are bytes of 0 and 1. As NCCL does it, a sum says whether any is true.
 _OF_BOOL = {"sum": "bor", "max": "bor", "bor": "bor", "product": "band", "min": "band", "band": "band", "bxor": "bxor"}
+# Types that NumPy has. Tensors of others are passed as integers of their size, and the type by name.
+_OF_NUMPY = {
+    *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+}
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def device_types() -> list[str]:
@@ -41,28 +40,45 @@ def one(items: Sequence[Item]) -> Item:
     return items[0]
 
 
-def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as an array that HMC takes: without gradients; truth values are bytes."""
+def bare(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as an array that HMC takes: without gradients; of the same size, type and shape may differ."""
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"a tensor of layout {tensor.layout}; make it dense first")
     if not tensor.is_contiguous():
         raise InvalidArgumentError("a tensor that is not contiguous; pass .contiguous()")
-    tensor = tensor.detach()
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_cpu:
+        return tensor.detach().view(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
+    # NumPy's array: HMC takes it ten times as fast as the tensor, whose DLPack export is written in Python.
+    return tensor.numpy() if tensor.dtype in _OF_NUMPY else tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
 
 
-def reduced(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The array to reduce, with op= and factor= of HMC's call."""
+def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
+    """op, factor and dtype of HMC's reduction of arrays() of such tensors."""
     asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-    if asked == dist.ReduceOp.PREMUL_SUM:
-        factor = asked.factor
-        return bare(tensor), {"op": "premul_sum", "factor": factor.item() if isinstance(factor, torch.Tensor) else factor}
-    op = next((name for known, name in _OPERATIONS if asked == known), None)
-    if op is not None and tensor.dtype == torch.bool:
-        op = _OF_BOOL.get(op)
-    if op is None:
-        raise UnsupportedError(f"no reduction {asked} of {tensor.dtype}")
-    return bare(tensor), {"op": op}
+    factor = None
+    op = _OPERATIONS.get(asked)
+    kind = tensor.dtype
+    if op is None and asked == dist.ReduceOp.PREMUL_SUM:
+        op, factor = "premul_sum", asked.factor
+        if isinstance(factor, torch.Tensor):
+            factor = factor.item()
+    if kind in _OF_NUMPY:
+        if op is not None:
+            return op, factor, None
+    elif kind == torch.bool:
+        if op in _OF_BOOL:
+            return _OF_BOOL[op], None, None
+    elif op is not None:
+        return op, factor, str(kind).removeprefix("torch.")
+    raise UnsupportedError(f"no reduction {op.upper() if op else asked} of {kind}")
+
+
+def reducible(tensor: torch.Tensor, dtype: str | None) -> Any:
+    """As bare(), without the type that `dtype` is named instead of."""
+    array = bare(tensor)
+    return memoryview(array) if dtype is not None and tensor.is_cpu else array
 
 
 class Packed:
@@ -114,6 +130,13 @@ def check_equal(blocks: Tensors, other: torch.Tensor, size: int, what: str) -> N
                 f"{what}: tensor {at} of the list has {block.numel()} elements of {block.dtype}, "
                 f"and that of this rank {other.numel()} of {other.dtype}"
             )
+
+
+def check_types(tensors: Tensors, what: str) -> None:
+    """What one call moves or reduces is of one type."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise InvalidArgumentError(f"{what}: tensors of {tensors[0].dtype} and of {tensor.dtype} in one call")
 
 
 def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:

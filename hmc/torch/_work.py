@@ -13,6 +13,39 @@ import torch.distributed as dist
 import hmc
 from hmc.torch._callbacks import deadlines, run_soon
 
+_making_futures = threading.Lock()
+
+
+class DoneWork(dist.Work):  # type: ignore[misc]
+    """A call that had its result when it returned, as torch's synchronous calls have."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._tensors)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        devices = {tensor.device for tensor in self._tensors if not tensor.is_cpu}
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=sorted(devices, key=str))
+        future.set_result(list(self._tensors))
+        return future
+
 
 class HmcWork(dist.Work):  # type: ignore[misc]
     """One call of a process group: some Works of HMC, and what is left to do here once they are complete.
@@ -24,20 +57,23 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self,
         works: Sequence[hmc.Work],
         tensors: Sequence[torch.Tensor],
-        timeout: timedelta,
+        seconds: float,
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._works = works
         self._tensors = list(tensors)
-        self._timeout = timeout
+        self._seconds = seconds
         self._finish = finish
-        self._lock = threading.RLock()
+        self._finishing = threading.RLock() if finish is not None else None
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        seconds = (timeout or self._timeout).total_seconds()
+        seconds = timeout.total_seconds() if timeout else self._seconds
         hmc.wait_all(self._works, seconds) if len(self._works) != 1 else self._works[0].wait(seconds)
+        error = self._own_error()
+        if error is not None:
+            raise error
         self._finish_once()
         return True
 
@@ -68,22 +104,32 @@ class HmcWork(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        with self._lock:
+        with _making_futures:
             if self._future is None:
                 self._future = self._make_future()
             return self._future
 
+    def _own_error(self) -> Exception | None:
+        """What is wrong with a call whose Works are complete without an error."""
+        return None
+
     def _error(self) -> Exception | None:
-        return next((error for error in (work.error() for work in self._works) if error is not None), None)
+        for work in self._works:
+            error = work.error()
+            if error is not None:
+                return error
+        return self._own_error() if all(work.done for work in self._works) else None
 
     def _finish_once(self) -> None:
-        with self._lock:
+        if self._finishing is None:
+            return
+        with self._finishing:
             if self._finish is not None:
                 self._finish()
                 self._finish = None
 
     def _make_future(self) -> torch.futures.Future[Any]:
-        devices = sorted({tensor.device for tensor in self._tensors if tensor.device.type != "cpu"}, key=str)
+        devices = sorted({tensor.device for tensor in self._tensors if not tensor.is_cpu}, key=str)
         over: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         left = len(self._works)
         counting = threading.Lock()
@@ -98,7 +144,7 @@ class HmcWork(dist.Work):  # type: ignore[misc]
                 run_soon(over.set_result, None)
 
         def too_late() -> None:
-            run_soon(over.set_result, hmc.HmcTimeoutError(f"not complete after {self._timeout.total_seconds():g} s"))
+            run_soon(over.set_result, hmc.HmcTimeoutError(f"not complete after {self._seconds:g} s"))
 
         # What this raises is the error of the future for C++ too; that of set_exception() is a value there.
         def outcome(ended: torch.futures.Future[Any]) -> list[torch.Tensor]:
@@ -109,9 +155,40 @@ class HmcWork(dist.Work):  # type: ignore[misc]
             return self._tensors
 
         future = over.then(outcome)
-        deadline = deadlines.add(self._timeout.total_seconds(), too_late)
+        deadline = deadlines.add(self._seconds, too_late)
         for work in self._works:
             work.add_done_callback(one_done)
         if not self._works and deadline.stop():
             over.set_result(None)
         return future
+
+
+class ReceiveWork(HmcWork):
+    """A receive. One of a message that does not fill its tensor fails; the tensor then begins with the message."""
+
+    def _own_error(self) -> Exception | None:
+        tensor, info = self._tensors[0], self._works[0].info
+        size = tensor.numel() * tensor.element_size()
+        if info.bytes == size:
+            return None
+        return hmc.InvalidArgumentError(
+            f"recv: the message from rank {info.source} with tag {info.tag} has {info.bytes} bytes, "
+            f"and the tensor {size} ({tensor.numel()} elements of {tensor.dtype})"
+        )
+
+
+class JoinedWork(HmcWork):
+    """Several calls as one."""
+
+    def __init__(self, parts: Sequence[HmcWork], seconds: float) -> None:
+        works = [work for part in parts for work in part._works]
+        tensors = [tensor for part in parts for tensor in part._tensors]
+        super().__init__(works, tensors, seconds)
+        self._parts = parts
+
+    def _finish_once(self) -> None:
+        for part in self._parts:
+            part._finish_once()
+
+    def _own_error(self) -> Exception | None:
+        return next((error for error in (part._own_error() for part in self._parts) if error is not None), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,16 +16,25 @@ import pytest
 
 PRELUDE = """
 import faulthandler, os, sys
-faulthandler.dump_traceback_later({deadline}, exit=True)
-import torch
+import torch  # takes half a minute beside twenty busy processes
 import torch.distributed as dist
+faulthandler.dump_traceback_later({deadline}, exit=True)
 import hmc
-import hmc.torch
+{imports}
 
 def start(backend="hmc", **options):
     dist.init_process_group(backend, **options)
     return dist.get_rank(), dist.get_world_size()
 """
+
+
+def free_port() -> int:
+    """One below those that the kernel gives to outgoing connections: none of these takes it before torch listens there."""
+    while True:
+        port = random.randrange(20000, 32000, 2)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
@@ -36,16 +47,14 @@ def run_torch(tmp_path: Path) -> Callable[..., list[str]]:
         deadline: float = 90,
         expect: dict[int, int] | None = None,
         environment: dict[str, str] | None = None,
+        imports: str = "import hmc.torch",
     ) -> list[str]:
         script = tmp_path / "job.py"
-        script.write_text(PRELUDE.format(deadline=deadline) + textwrap.dedent(source))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        script.write_text(PRELUDE.format(deadline=deadline, imports=imports) + textwrap.dedent(source))
         base = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(ranks),
             "OMP_NUM_THREADS": "1",
         }
@@ -60,7 +69,7 @@ def run_torch(tmp_path: Path) -> Callable[..., list[str]]:
         failed = False
         for rank, (process, out) in enumerate(jobs):
             try:
-                failed = process.wait(deadline + 10) != (expect or {}).get(rank, 0) or failed
+                failed = process.wait(deadline + 25) != (expect or {}).get(rank, 0) or failed
             except subprocess.TimeoutExpired:
                 process.kill()
                 failed = True

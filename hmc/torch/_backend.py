@@ -1,0 +1,36 @@
+"""The backend behind a process group, for torch 2.14 and later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+import hmc
+from hmc.torch._calls import Calls
+
+
+class HmcBackend(Calls, torch._C._distributed_c10d.Backend):  # type: ignore[misc]
+    """The calls of :class:`HmcProcessGroup` for those who ask a group for its backend.
+
+    torch's Python calls the group itself: torch hands on no more of a Work that a Python backend returns than ``wait()`` and
+    ``get_future()``.
+    """
+
+    # torch's own class answers each of these by asking the Python class, without end where that has none.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_time_estimate = False
+    _supports_time_estimate = False
+
+    def __init__(self, communicator: hmc.Communicator, seconds: float) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self._start(communicator, seconds)
+
+    @property
+    def options(self) -> Any:
+        return torch._C._distributed_c10d.Backend.Options("hmc", timedelta(seconds=self._seconds))

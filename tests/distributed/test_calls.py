@@ -1,0 +1,319 @@
+"""What torch's callers do besides plain collectives: barriers with a deadline, coalescing, futures, uneven tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def test_a_receive_of_another_size_names_both(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+
+        def fails(call, *parts):
+            try:
+                call()
+            except Exception as error:
+                assert all(part in str(error) for part in parts), error
+            else:
+                raise SystemExit("passed")
+
+        if rank == 0:
+            for _ in range(6):
+                dist.send(torch.arange(3.0), 1, tag=4)
+        else:
+            out = torch.zeros(5)
+            short = ("12 bytes", "20", "5 elements of torch.float32", "rank 0", "tag 4")
+            fails(lambda: dist.recv(out, 0, tag=4), *short)
+            assert out.tolist() == [0, 1, 2, 0, 0]
+            fails(lambda: dist.recv(out, tag=4), *short)
+            work = dist.irecv(out, 0, tag=4)
+            fails(work.wait, *short)
+            assert work.is_completed() and not work.is_success() and "12 bytes" in str(work.exception())
+            fails(dist.irecv(out, 0, tag=4).get_future().wait, *short)
+            fails(lambda: dist.recv(torch.zeros(2), 0, tag=4), "12 bytes", "8")
+            whole = torch.zeros(3)
+            assert dist.recv(whole, tag=4) == 0 and whole.tolist() == [0, 1, 2]
+        dist.barrier()
+        """
+    )
+
+
+def test_calls_between_different_types_are_refused(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        floats, integers = torch.ones(4), torch.ones(2, dtype=torch.int32)
+        calls = [
+            lambda: dist.all_gather_into_tensor(floats, integers),
+            lambda: dist.all_gather([torch.ones(2)] * 2, integers),
+            lambda: dist.reduce_scatter_tensor(integers, floats),
+            lambda: dist.all_to_all_single(torch.ones(2), integers),
+            lambda: dist.all_to_all([torch.ones(1)] * 2, [torch.ones(1, dtype=torch.int32)] * 2),
+        ]
+        for at, call in enumerate(calls):
+            try:
+                call()
+            except ValueError as error:
+                assert "torch.float32" in str(error) and "torch.int32" in str(error), error
+            else:
+                raise SystemExit(f"call {at} passed")
+        try:
+            dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+        except hmc.UnsupportedError as error:
+            assert str(error) == "no reduction AVG of torch.bool", error
+        else:
+            raise SystemExit("an average of truth values")
+        dist.destroy_process_group()
+        """
+    )
+
+
+MONITORED = """
+import time
+from datetime import timedelta
+rank, size = start()
+world = dist.group.WORLD
+
+def barrier(seconds, wait_all_ranks):
+    # Before 2.14 torch's own function has it for gloo alone.
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+        dist.monitored_barrier(timeout=timedelta(seconds=seconds), wait_all_ranks=wait_all_ranks)
+    else:
+        world.monitored_barrier(timedelta(seconds=seconds), wait_all_ranks)
+
+for _ in range(3):
+    barrier(60, False)
+for wait_all_ranks in (False, True):
+    dist.barrier()
+    if rank < 2:
+        began = time.monotonic()
+        try:
+            barrier(1, wait_all_ranks)
+        except hmc.HmcTimeoutError as error:
+            assert 0.9 < time.monotonic() - began < 30
+            if rank == 0:
+                assert ("ranks 2, 3" if wait_all_ranks else "rank 2 ") in str(error), error
+            else:
+                assert "rank 0" in str(error), error
+        else:
+            raise SystemExit("it came back")
+    dist.barrier()
+    if rank >= 2:
+        world._barriers += 1  # they missed one; as many calls on every rank as before
+barrier(60, True)
+dist.destroy_process_group()
+"""
+
+
+def test_monitored_barrier_names_who_is_missing(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(MONITORED, ranks=4)
+
+
+def test_a_barrier_with_a_deadline(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import time
+        from datetime import timedelta
+        rank, size = start()
+        opts = dist.BarrierOptions()
+        opts.timeout = timedelta(seconds=0.5)
+        pair = dist.new_group([0, 1])
+        if rank == 0:
+            began = time.monotonic()
+            try:
+                pair.barrier(opts).wait()
+            except hmc.HmcTimeoutError:
+                assert 0.4 < time.monotonic() - began < 20
+            else:
+                raise SystemExit("it came back")
+        dist.barrier()
+        """
+    )
+
+
+UNEVEN = """
+rank, size = start()
+for counts in ([0, 3, 5], [4, 0, 0], [0, 0, 0], [7, 7, 1]):
+    mine = torch.arange(counts[rank], dtype=torch.float32) + 10 * rank
+    outs = [torch.full((count,), -1.0) for count in counts]
+    dist.all_gather(outs, mine)
+    for r, out in enumerate(outs):
+        assert out.tolist() == [10 * r + i for i in range(counts[r])], (counts, outs)
+    for contiguous in (False, True):
+        whole = torch.arange(sum(counts), dtype=torch.float32) * (rank + 1)
+        blocks = list(whole.split(counts)) if contiguous else [block.clone() for block in whole.split(counts)]
+        out = torch.empty(counts[rank])
+        dist.reduce_scatter(out, blocks)
+        expected = (torch.arange(sum(counts), dtype=torch.float32) * 6).split(counts)[rank]
+        assert torch.equal(out, expected), (counts, out)
+    # Rank r sends counts[d] elements to rank d.
+    ins = [torch.full((count,), float(rank)) for count in counts]
+    outs = [torch.empty(counts[rank]) for _ in range(size)]
+    dist.all_to_all(outs, ins)
+    assert [out.tolist() for out in outs] == [[r] * counts[rank] for r in range(size)]
+    flat = torch.empty(size * counts[rank])
+    dist.all_to_all_single(flat, torch.cat(ins), [counts[rank]] * size, counts)
+    assert torch.equal(flat, torch.cat(outs))
+for shape in ((0,), (0, 4), (4, 0)):
+    tensor = torch.ones(shape)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 1)
+    dist.reduce(tensor, 2)
+    dist.all_gather([torch.ones(shape) for _ in range(size)], tensor)
+    dist.gather(tensor, [torch.ones(shape) for _ in range(size)] if rank == 1 else None, 1)
+    dist.scatter(tensor, [torch.ones(shape) for _ in range(size)] if rank == 1 else None, 1)
+    dist.all_gather_into_tensor(torch.ones(size * shape[0], *shape[1:]), tensor)
+    dist.reduce_scatter_tensor(tensor, torch.ones(size * shape[0], *shape[1:]))
+    other = rank ^ 1
+    if other < size:
+        ops = [dist.P2POp(dist.isend, tensor, other), dist.P2POp(dist.irecv, torch.ones(shape), other)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    assert tensor.shape == shape
+dist.destroy_process_group()
+"""
+
+
+def test_uneven_and_empty_tensors(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(UNEVEN, ranks=3)
+
+
+def test_every_kind_of_element_moves_and_floats_of_8_and_16_bits_are_reduced(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        names = "uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 bool complex64 complex128"
+        kinds = [getattr(torch, name) for name in [*names.split(), "float8_e4m3fn", "float8_e5m2"]]
+        for kind in kinds:
+            for shape in ((), (1,), (3, 5)):
+                tensor = torch.full(shape, rank + 1).to(kind)
+                dist.broadcast(tensor, 1)
+                assert tensor.dtype == kind and tensor.shape == shape
+                assert torch.equal(tensor.to(torch.complex128), torch.full(shape, 2).to(kind).to(torch.complex128)), kind
+                outs = [torch.zeros(shape).to(kind) for _ in range(size)]
+                dist.all_gather(outs, torch.full(shape, rank + 1).to(kind))
+                for r, out in enumerate(outs):
+                    assert torch.equal(out.to(torch.complex128), torch.full(shape, r + 1).to(kind).to(torch.complex128)), kind
+        for kind in [getattr(torch, name) for name in "bfloat16 float16 float8_e4m3fn float8_e5m2 uint16 uint32 uint64".split()]:
+            for shape in ((), (1,), (257,)):
+                for asynchronous in (False, True):
+                    tensor = torch.full(shape, rank + 1).to(kind)
+                    work = dist.all_reduce(tensor, async_op=asynchronous)
+                    if asynchronous:
+                        work.wait()
+                    assert torch.equal(tensor.double(), torch.full(shape, 3.0).double()), (kind, tensor)
+            out = torch.zeros(4).to(kind)
+            dist.reduce_scatter_tensor(out, torch.full((8,), rank + 1).to(kind))
+            assert out.double().tolist() == [3.0] * 4, kind
+        dist.destroy_process_group()
+        """
+    )
+
+
+COALESCED = """
+import gc, weakref
+from torch.distributed.distributed_c10d import _coalescing_manager
+rank, size = start()
+world, cpu = dist.group.WORLD, torch.device("cpu")
+for asynchronous in (False, True):
+    tensors = [torch.full((n,), rank + 1.0) for n in (1, 0, 1000)]
+    with _coalescing_manager(async_ops=asynchronous) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    if asynchronous:
+        manager.wait()
+    assert [tensor.unique().tolist() for tensor in tensors] == [[3], [], [3]]
+    outs = [torch.empty(4), torch.empty(6)]
+    with _coalescing_manager(async_ops=asynchronous) as manager:
+        for out in outs:
+            dist.all_gather_into_tensor(out, torch.full((out.numel() // 2,), float(rank)))
+    if asynchronous:
+        manager.wait()
+    assert [out.tolist() for out in outs] == [[0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
+    out = torch.empty(2)
+    with _coalescing_manager(async_ops=asynchronous) as manager:
+        dist.reduce_scatter_tensor(out, torch.arange(4.0))
+    if asynchronous:
+        manager.wait()
+    assert out.tolist() == [4 * rank, 4 * rank + 2]
+    got = torch.empty(5)
+    with _coalescing_manager(device=cpu, async_ops=asynchronous) as manager:
+        dist.isend(torch.full((5,), float(rank)), 1 - rank)
+        dist.irecv(got, 1 - rank)
+    if asynchronous:
+        manager.wait()
+    assert got.tolist() == [1 - rank] * 5
+# A block that ends by an exception keeps nothing of what is complete, and the next one is as any.
+kept = []
+try:
+    with _coalescing_manager(device=cpu):
+        tensor = torch.ones(3)
+        kept.append(weakref.ref(tensor))
+        world.allreduce([tensor]).wait()
+        del tensor
+        raise KeyError("of the block")
+except KeyError:
+    pass
+for _ in range(2):
+    world.allreduce([torch.ones(3)]).wait()
+gc.collect()
+assert kept[0]() is None
+with _coalescing_manager(device=cpu):
+    dist.isend(torch.full((5,), float(rank)), 1 - rank)
+    dist.irecv(got.zero_(), 1 - rank)
+assert got.tolist() == [1 - rank] * 5
+short = torch.empty(9)
+with _coalescing_manager(device=cpu, async_ops=True) as manager:
+    dist.isend(torch.ones(3), 1 - rank)
+    dist.irecv(short, 1 - rank)
+try:
+    manager.wait()
+except hmc.InvalidArgumentError as error:
+    assert "12 bytes" in str(error), error
+else:
+    raise SystemExit("a short message filled the tensor")
+dist.destroy_process_group()
+"""
+
+
+def test_coalesced_calls(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(COALESCED)
+
+
+def test_many_callbacks_may_wait_inside_each_other(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        depth = 50
+        def again(left):
+            def then(future):
+                if left == 0:
+                    return future.value()[0]
+                return dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again(left - 1)).wait()
+            return then
+        assert dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again(depth)).wait().tolist() == [size] * 3
+        # Of synchronous calls too.
+        future = dist.group.WORLD.allreduce([tensor := torch.ones(3)]).get_future()
+        assert future.wait()[0] is tensor or future.wait()[0].tolist() == [size] * 3
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_functional_collectives(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import torch.distributed._functional_collectives as functional
+        rank, size = start()
+        group = dist.group.WORLD
+        assert functional.all_reduce(torch.ones(3), "sum", group).tolist() == [size] * 3
+        assert functional.all_gather_tensor(torch.full((2,), float(rank)), 0, group).tolist() == [0, 0, 1, 1]
+        assert functional.reduce_scatter_tensor(torch.arange(4.0), "sum", 0, group).tolist() == [4 * rank, 4 * rank + 2]
+        assert functional.all_to_all_single(torch.arange(2.0) + 10 * rank, None, None, group).tolist() == [rank, 10 + rank]
+        several = functional.all_reduce_coalesced([torch.ones(3), torch.ones(2)], "sum", group)
+        assert [one.tolist() for one in several] == [[2, 2, 2], [2, 2]]
+        assert functional.broadcast(torch.full((3,), float(rank)), 1, group).tolist() == [1, 1, 1]
+        dist.destroy_process_group()
+        """
+    )
