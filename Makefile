@@ -13,6 +13,14 @@ FUZZ_SECONDS ?= 20
 
 SECONDS ?= 600
 
+# A compiler cache, where there is one, serves every clone on this machine.
+ifneq ($(shell command -v ccache),)
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
+endif
+
 .PHONY: bench-peers soak test-torch demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
 
 # The package as it is built, for another environment: $(call WHEEL_INTO,its folder).
