@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <string>
 #include <system_error>
+#include <thread>
 
 // Computed block by block beside the data, which memcpy and memcmp then touch: sanitizers check those in one go, and miss nothing.
 #define HMC_UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
@@ -62,6 +66,32 @@ void stop_process(pid_t child) {
   siginfo_t info;
   while (waitid(P_PID, static_cast<id_t>(child), &info, WSTOPPED | WEXITED | WNOWAIT) != 0 && errno == EINTR) {
   }
+}
+
+namespace {
+
+bool all_threads_stopped(pid_t process) {
+  std::error_code ended;
+  const std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
+  for (const auto& thread : std::filesystem::directory_iterator(tasks, ended)) {
+    std::ifstream file(thread.path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    const std::size_t name_end = line.rfind(')');  // the name may hold anything; ") " and the state follow it
+    if (name_end == std::string::npos || line.compare(name_end, 3, ") T") != 0) return false;
+  }
+  return !ended;
+}
+
+}  // namespace
+
+bool wait_until_stopped(pid_t process) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!all_threads_stopped(process)) {
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 TemporaryFolder::TemporaryFolder() {

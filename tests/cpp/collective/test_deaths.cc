@@ -7,6 +7,7 @@ namespace {
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::wait_until_stopped;
 
 using Bytes = std::vector<std::byte>;
 MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
@@ -333,7 +334,7 @@ TEST(Death, AStoppedRankTimesOutByName) {
     }
     ASSERT_TRUE(process.board.wait(0, 1));
     const auto pid = static_cast<pid_t>(process.board[0].load());
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ASSERT_TRUE(wait_until_stopped(pid));
     const Status status = world.barrier(Deadline::after_seconds(0.5));
     EXPECT_EQ(status.code(), Code::timeout) << status.str();
     EXPECT_TRUE(world.lost().empty());

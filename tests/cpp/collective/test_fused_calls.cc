@@ -1,5 +1,4 @@
 // Fused reductions among processes: what ends them, who notices, and what happens where a rank cannot take part.
-#include <sys/resource.h>
 
 #include "collective/job.h"
 
@@ -9,6 +8,7 @@ namespace {
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::wait_until_stopped;
 
 using Bytes = std::vector<std::byte>;
 MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
@@ -101,10 +101,7 @@ TEST(FusedCalls, RanksThatSleepAreWoken) {
     for (int late = 0; late < 3; ++late) {
       if (me.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(150));
       const auto before = std::chrono::steady_clock::now();
-      rusage usage_before{}, usage_after{};
-      getrusage(RUSAGE_SELF, &usage_before);
       HMC_ASSERT_OK(all_reduce(me, soon()));
-      getrusage(RUSAGE_SELF, &usage_after);
       EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
     }
     // In the background, with nobody waiting.
@@ -126,17 +123,17 @@ TEST(FusedCalls, AStoppedRankHoldsNobodyBeyondTheDeadline) {
     const Member me = *world.self();
     HMC_ASSERT_OK(all_reduce(me, soon()));
     if (me.rank() == 1) {
+      static Bytes in = input(1, testing::lengthy(64 << 20)), out(in.size());
+      const auto work = me.iall_reduce(view(out), view(in), xored);
       process.board[1].store(getpid());
-      const Work work = [&] {
-        static Bytes in = input(1, 64 << 20), out(in.size());
-        return *me.iall_reduce(view(out), view(in), xored);
-      }();
       raise(SIGSTOP);
-      EXPECT_FALSE(work.wait(soon()).ok());
+      HMC_ASSERT_OK(work.status());
+      EXPECT_FALSE(work->wait(soon()).ok());
       return;
     }
-    EXPECT_TRUE(process.board.wait(1, 1));
-    Bytes in = input(me.rank(), 64 << 20), out(in.size(), std::byte{0x5C});
+    ASSERT_TRUE(process.board.wait(1, 1));
+    ASSERT_TRUE(wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
+    Bytes in = input(me.rank(), testing::lengthy(64 << 20)), out(in.size(), std::byte{0x5C});
     const auto before = std::chrono::steady_clock::now();
     const Status status = me.all_reduce(view(out), view(in), xored, Deadline::after_seconds(0.3));
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));

@@ -10,6 +10,7 @@ namespace {
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::wait_until_stopped;
 
 void expect_world(const Process& process, const Communicator& world) {
   ASSERT_TRUE(world.valid());
@@ -135,7 +136,7 @@ TEST(Init, StoppedRankZeroDoesNotDelayTheDeadline) {
       }
       if (!joined) {
         ASSERT_TRUE(process.board.wait(1, 1));
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ASSERT_TRUE(wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
       }
       process.board[0].store(1);
       options.timeout_seconds = 3;

@@ -96,7 +96,7 @@ std::string all_to_all(std::uint32_t size, std::uint64_t block, const AllToAllTu
 TEST(Plan, AllToAllDirectOfEverySize) {
   AllToAllTuning direct;
   direct.relay_ranks = 1000;
-  for (std::uint32_t size = 1; size <= 65; ++size) {
+  for (const std::uint32_t size : testing::rank_counts()) {
     for (const std::uint64_t block : {0U, 1U, 7U, 64U})
       ASSERT_EQ(all_to_all(size, block, direct, size), "") << size << " ranks, " << block << " bytes";
   }
@@ -105,7 +105,7 @@ TEST(Plan, AllToAllDirectOfEverySize) {
 TEST(Plan, AllToAllRelayedOfEverySize) {
   AllToAllTuning relay;
   relay.relay_ranks = 1;
-  for (std::uint32_t size = 1; size <= 65; ++size) {
+  for (const std::uint32_t size : testing::rank_counts()) {
     for (const std::uint64_t block : {1U, 5U, 64U})
       ASSERT_EQ(all_to_all(size, block, relay, size), "") << size << " ranks, " << block << " bytes";
   }
@@ -121,7 +121,7 @@ TEST(Plan, AllToAllVOfEverySize) {
   AllToAllTuning windows;
   windows.large = 1;
   windows.inline_copy = 50;
-  for (std::uint32_t size = 1; size <= 65; ++size) {
+  for (const std::uint32_t size : testing::rank_counts()) {
     ASSERT_EQ(all_to_all_v(size, {}, size), "") << size << " ranks";
     for (const std::uint32_t window : {1U, 2U, 4U}) {
       windows.window = window;
@@ -164,7 +164,7 @@ TEST(Plan, ReceivesArePostedBeforeSendsAndStaggered) {
 }
 
 TEST(Plan, AllGatherOfEverySizeAndUnevenCounts) {
-  for (std::uint32_t size = 1; size <= 65; ++size) {
+  for (const std::uint32_t size : testing::rank_counts()) {
     for (const int kind : {0, 1, 2}) {
       std::vector<std::uint64_t> counts(size);
       for (std::uint32_t r = 0; r < size; ++r) counts[r] = kind == 0 ? 8 : kind == 1 ? uneven(r, 1) : 0;
@@ -187,7 +187,7 @@ TEST(Plan, AllGatherOfEverySizeAndUnevenCounts) {
 
 // Nobody leaves a barrier before everybody has come: knowledge, carried along the messages, must be complete at every end.
 TEST(Plan, BarrierTellsEverybodyOfEverybody) {
-  for (std::uint32_t size = 1; size <= 65; ++size) {
+  for (const std::uint32_t size : testing::rank_counts()) {
     std::vector<std::vector<bool>> knows(size, std::vector<bool>(size, false));
     std::vector<Schedule> schedules;
     for (std::uint32_t r = 0; r < size; ++r) {

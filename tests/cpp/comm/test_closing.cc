@@ -16,7 +16,7 @@ class Closing : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Closing, ::testing::ValuesIn(all_ways()), [](const auto& p) { return p.param; });
 
 TEST_P(Closing, PutsThatAreCompleteAtThisEndArrive) {
-  constexpr std::size_t size = 8 << 20;
+  const std::size_t size = lengthy(8 << 20);
   for (std::uint64_t round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
     const WayPair pair(GetParam());
@@ -84,7 +84,7 @@ TEST_P(Closing, MatchedMessagesEnd) {
   for (std::uint64_t round = 0; round < 8; ++round) {
     SCOPED_TRACE(round);
     const WayPair pair(GetParam());
-    auto out = pattern(8 << 20, round);
+    auto out = pattern(lengthy(8 << 20), round);
     Guarded in(out.size());
     const auto received = *pair.ba.irecv(in.view(), 1);
     const auto sent = *pair.ab.isend(view(out), 1);

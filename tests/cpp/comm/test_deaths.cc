@@ -152,7 +152,7 @@ TEST_P(Processes, KilledMidPut) {
   const int before = open_descriptors();
   {
     const auto context = make_context(GetParam());
-    auto foreign = pattern(64 << 20, 3);
+    auto foreign = pattern(lengthy(64 << 20), 3);
     for (int round = 0; round < 4; ++round) {
       Role victim("target", GetParam() + " " + context.addresses().front());
       const auto peer = *context.accept(soon());

@@ -17,7 +17,7 @@ using namespace testing;
 
 MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
 
-constexpr std::size_t put_bytes = 24 << 20;
+const std::size_t put_bytes = lengthy(24 << 20);
 // A loss is noticed within a second; a loaded machine is given ten.
 Deadline promptly() { return soon(10); }
 
