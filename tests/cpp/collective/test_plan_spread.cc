@@ -40,7 +40,7 @@ constexpr std::uint32_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13};
 
 TEST(PlanSpread, BroadcastReachesEveryRank) {
   for (const std::uint32_t size : sizes) {
-    for (const std::uint64_t bytes : {0ULL, 1ULL, 100ULL, 5000ULL, slow() ? 9001ULL : 70'001ULL}) {
+    for (const std::uint64_t bytes : {0ULL, 1ULL, 100ULL, 5000ULL, testing::slow() ? 9001ULL : 70'001ULL}) {
       for (const std::uint64_t tree : {0ULL, 1ULL << 20}) {
         for (std::uint32_t root = 0; root < size; root += 2) {
           std::vector<SimulatedRank> ranks;
