@@ -267,6 +267,88 @@ class BlockBatch:
         Bytes in all.
         """
 
+class Layout:
+    """
+    Where the elements of a paged KV cache lie: named axes from the outermost to the innermost, as in "L=32 B=1024 H=8 N=16 (kv D=128) bf16". Arguments give what the text leaves out: extents, first layer and head, element type, scales. InvalidArgumentError names the part of the text that is unknown, missing or ambiguous. Immutable.
+    """
+    def __init__(
+        self,
+        text: str,
+        *,
+        L: typing.SupportsInt = 0,
+        B: typing.SupportsInt = 0,
+        N: typing.SupportsInt = 0,
+        H: typing.SupportsInt = 0,
+        D: typing.SupportsInt = 0,
+        first_layer: typing.SupportsInt = 0,
+        first_head: typing.SupportsInt = 0,
+        dtype: typing.Any = None,
+        scales: collections.abc.Sequence[typing.SupportsFloat] = [],
+    ) -> None: ...
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    def packed(
+        self,
+        layers: tuple[typing.SupportsInt, typing.SupportsInt],
+        heads: tuple[typing.SupportsInt, typing.SupportsInt],
+        blocks: typing.SupportsInt,
+    ) -> Layout:
+        """
+        The same order of axes, compact and in one buffer, for these (first, count) of layers and heads, and blocks.
+        """
+    @property
+    def block(self) -> int:
+        """
+        Tokens of a block.
+        """
+    @property
+    def blocks(self) -> int:
+        """
+        Number of blocks.
+        """
+    @property
+    def buffer_bytes(self) -> int:
+        """
+        Bytes that each buffer has at least.
+        """
+    @property
+    def buffers(self) -> int:
+        """
+        Number of buffers.
+        """
+    @property
+    def dims(self) -> int:
+        """
+        Dimensions of a head.
+        """
+    @property
+    def dtype(self) -> str:
+        """
+        As "bf16".
+        """
+    @property
+    def heads(self) -> tuple[int, int]:
+        """
+        (first, count) in the whole model.
+        """
+    @property
+    def kv(self) -> int:
+        """
+        2, or 1 without a kv axis.
+        """
+    @property
+    def layers(self) -> tuple[int, int]:
+        """
+        (first, count) in the whole model.
+        """
+    @property
+    def scales(self) -> list[float]:
+        """
+        A pair for each layer, of K and V.
+        """
+
 class Work:
     """
     One operation under way: wait for it, await it, or be called back. Completes exactly once by itself; dropping it does not cancel it. Any thread.
@@ -1786,6 +1868,52 @@ def init(
     **kwargs: typing.Any,
 ) -> Communicator: ...
 def keygen() -> str: ...
+def layout_convert(
+    source: Layout,
+    source_arrays: collections.abc.Sequence[typing.Any],
+    source_blocks: typing.Any,
+    source_first: typing.SupportsInt,
+    target: Layout,
+    target_arrays: collections.abc.Sequence[typing.Any],
+    target_blocks: typing.Any,
+    target_first: typing.SupportsInt,
+    tokens: typing.SupportsInt,
+    position: typing.SupportsInt,
+    layers: tuple[typing.SupportsInt, typing.SupportsInt],
+    heads: tuple[typing.SupportsInt, typing.SupportsInt],
+    digest: bool,
+) -> int: ...
+def layout_digest(
+    layout: Layout,
+    arrays: collections.abc.Sequence[typing.Any],
+    blocks: typing.Any,
+    first: typing.SupportsInt,
+    tokens: typing.SupportsInt,
+    position: typing.SupportsInt,
+    layers: tuple[typing.SupportsInt, typing.SupportsInt],
+    heads: tuple[typing.SupportsInt, typing.SupportsInt],
+) -> int: ...
+def layout_digests(
+    layout: Layout,
+    arrays: collections.abc.Sequence[typing.Any],
+    blocks: typing.Any,
+    first: typing.SupportsInt,
+    tokens: typing.SupportsInt,
+    position: typing.SupportsInt,
+    layers: tuple[typing.SupportsInt, typing.SupportsInt],
+    heads: tuple[typing.SupportsInt, typing.SupportsInt],
+) -> typing.Any: ...
+def layout_runs(
+    source: Layout,
+    source_blocks: typing.Any,
+    source_first: typing.SupportsInt,
+    target: Layout,
+    target_blocks: typing.Any,
+    target_first: typing.SupportsInt,
+    tokens: typing.SupportsInt,
+    layers: tuple[typing.SupportsInt, typing.SupportsInt],
+    heads: tuple[typing.SupportsInt, typing.SupportsInt],
+) -> list[tuple[int, int, typing.Any, int, typing.Any]]: ...
 def plan_collective(
     call: str,
     nbytes: typing.SupportsIndex,

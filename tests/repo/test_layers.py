@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "cpp" / "src"
-LAYERS = ["base", "device", "memory", "progress", "control", "transport", "comm", "collective"]
+LAYERS = ["base", "device", "memory", "progress", "control", "transport", "comm", "layout", "collective"]
 # control and transport stand side by side: neither sees the other.
-RANK = {"base": 0, "device": 1, "memory": 2, "progress": 3, "control": 4, "transport": 4, "comm": 5, "collective": 6}
+RANK = {"base": 0, "device": 1, "memory": 2, "progress": 3, "control": 4, "transport": 4, "comm": 5, "layout": 6, "collective": 7}
 INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 

@@ -9,6 +9,7 @@
 #include "hmc/device.h"
 #include "hmc/interrupt.h"
 #include "hmc/islands.h"
+#include "hmc/layout.h"
 #include "hmc/memory.h"
 #include "hmc/native.h"
 #include "hmc/path.h"

@@ -1,0 +1,177 @@
+// Layouts of KV caches for hmc.layout, which gives these functions their Python form.
+#include <pybind11/numpy.h>
+
+#include <vector>
+
+#include "common.h"
+#include "element_type.h"
+#include "hmc/layout.h"
+
+namespace hmc::bindings {
+namespace {
+
+using Buffers = std::vector<MemoryView>;
+using Extent = std::pair<std::uint64_t, std::uint64_t>;
+
+// The arrays of a cache: one, or a sequence of them.
+Buffers buffers_of(const py::sequence& arrays, bool writable) {
+  Buffers views;
+  for (const py::handle array : arrays) {
+    views.push_back(view_of(array, writable));
+    if (!views.back().device.is_cpu()) refuse("layouts are converted in CPU memory; this array is on " + views.back().device.str());
+  }
+  return views;
+}
+
+std::vector<std::span<const std::byte>> readable(const Buffers& buffers) {
+  std::vector<std::span<const std::byte>> spans;
+  for (const MemoryView& view : buffers) spans.emplace_back(static_cast<const std::byte*>(view.data), view.bytes);
+  return spans;
+}
+std::vector<std::span<std::byte>> writable(const Buffers& buffers) {
+  std::vector<std::span<std::byte>> spans;
+  for (const MemoryView& view : buffers) spans.emplace_back(static_cast<std::byte*>(view.data), view.bytes);
+  return spans;
+}
+
+LayoutRange range_of(const Extent& extent) { return {extent.first, extent.second}; }
+py::tuple tuple_of(LayoutRange range) { return py::make_tuple(range.first, range.count); }
+
+Layout make_layout(const std::string& text, std::uint64_t layers, std::uint64_t blocks, std::uint64_t tokens, std::uint64_t heads,
+                   std::uint64_t dims, std::uint64_t first_layer, std::uint64_t first_head, const py::object& dtype,
+                   const std::vector<float>& scales) {
+  LayoutGiven given;
+  given.extents = {layers, blocks, tokens, heads, 0, dims};
+  given.first_layer = first_layer;
+  given.first_head = first_head;
+  given.scales = scales;
+  if (!dtype.is_none()) given.type = element_type_of(py::none(), dtype);
+  return check(Layout::parse(text, given));
+}
+
+py::list runs(const Layout& source, const py::object& source_blocks, std::uint64_t source_first, const Layout& target,
+              const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, const Extent& layers,
+              const Extent& heads) {
+  const Offsets from = offsets_of(source_blocks, "source blocks"), to = offsets_of(target_blocks, "target blocks");
+  const LayoutMove move{source,         {from.values, source_first}, target, {to.values, target_first}, tokens, 0, range_of(layers),
+                        range_of(heads)};
+  std::vector<LayoutRuns> found;
+  {
+    const ReleasedGil nogil;
+    found = check(layout_runs(move));
+  }
+  py::list all;
+  for (const LayoutRuns& one : found) {
+    const auto array = [](const std::vector<std::uint64_t>& offsets) {
+      return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(offsets.size()), offsets.data());
+    };
+    all.append(
+        py::make_tuple(one.bytes, one.source_buffer, array(one.source_offsets), one.target_buffer, array(one.target_offsets)));
+  }
+  return all;
+}
+
+std::uint64_t convert(const Layout& source, const py::sequence& source_arrays, const py::object& source_blocks,
+                      std::uint64_t source_first, const Layout& target, const py::sequence& target_arrays,
+                      const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, std::uint64_t position,
+                      const Extent& layers, const Extent& heads, bool digest) {
+  const Buffers from = buffers_of(source_arrays, false), to = buffers_of(target_arrays, true);
+  const Offsets from_blocks = offsets_of(source_blocks, "source blocks"), to_blocks = offsets_of(target_blocks, "target blocks");
+  const LayoutMove move{source,           {from_blocks.values, source_first},
+                        target,           {to_blocks.values, target_first},
+                        tokens,           position,
+                        range_of(layers), range_of(heads)};
+  const auto read = readable(from);
+  const auto written = writable(to);
+  const ReleasedGil nogil;
+  return check(layout_convert(move, read, written, {digest}));
+}
+
+LayoutSelection selection_of(const Layout& layout, const Offsets& blocks, std::uint64_t first, std::uint64_t tokens,
+                             std::uint64_t position, const Extent& layers, const Extent& heads) {
+  return {layout, {blocks.values, first}, tokens, position, range_of(layers), range_of(heads)};
+}
+
+std::uint64_t digest(const Layout& layout, const py::sequence& arrays, const py::object& blocks, std::uint64_t first,
+                     std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
+  const Buffers buffers = buffers_of(arrays, false);
+  const Offsets list = offsets_of(blocks, "blocks");
+  const auto read = readable(buffers);
+  const ReleasedGil nogil;
+  return check(layout_digest(selection_of(layout, list, first, tokens, position, layers, heads), read));
+}
+
+py::array_t<std::uint64_t> digests(const Layout& layout, const py::sequence& arrays, const py::object& blocks, std::uint64_t first,
+                                   std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
+  const Buffers buffers = buffers_of(arrays, false);
+  const Offsets list = offsets_of(blocks, "blocks");
+  const auto read = readable(buffers);
+  std::vector<std::uint64_t> table;
+  {
+    const ReleasedGil nogil;
+    table = check(layout_digests(selection_of(layout, list, first, tokens, position, layers, heads), read));
+  }
+  return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(table.size()), table.data());
+}
+
+std::vector<float> scales_of(const Layout& layout) {
+  std::vector<float> scales;
+  for (std::uint64_t layer = 0; layer < layout.extent(LayoutAxis::layer); ++layer) {
+    for (std::uint64_t kv = 0; kv < 2; ++kv) scales.push_back(layout.scale(layer, kv));
+  }
+  return scales;
+}
+
+}  // namespace
+
+void bind_layout(py::module_& module) {
+  py::class_<Layout>(
+      module, "Layout",
+      "Where the elements of a paged KV cache lie: named axes from the outermost to the innermost, as in \"L=32 B=1024 "
+      "H=8 N=16 (kv D=128) bf16\". Arguments give what the text leaves out: extents, first layer and head, element type, "
+      "scales. InvalidArgumentError names the part of the text that is unknown, missing or ambiguous. Immutable.")
+      .def(py::init(&make_layout), py::arg("text"), py::kw_only(), py::arg("L") = 0, py::arg("B") = 0, py::arg("N") = 0,
+           py::arg("H") = 0, py::arg("D") = 0, py::arg("first_layer") = 0, py::arg("first_head") = 0, py::arg("dtype") = py::none(),
+           py::arg("scales") = std::vector<float>())
+      .def("__str__", &Layout::str)
+      .def("__repr__", [](const Layout& self) { return "<hmc.layout.Layout \"" + self.str() + "\">"; })
+      .def("__eq__", [](const Layout& self,
+                        const py::object& other) { return py::isinstance<Layout>(other) && self == other.cast<Layout>(); })
+      .def("__hash__", [](const Layout& self) { return py::hash(py::str(self.str())); })
+      .def(
+          "packed",
+          [](const Layout& self, const Extent& layers, const Extent& heads, std::uint64_t blocks) {
+            return check(self.packed(range_of(layers), range_of(heads), blocks));
+          },
+          py::arg("layers"), py::arg("heads"), py::arg("blocks"),
+          "The same order of axes, compact and in one buffer, for these (first, count) of layers and heads, and blocks.")
+      .def_property_readonly(
+          "layers", [](const Layout& self) { return tuple_of(self.layers()); }, "(first, count) in the whole model.")
+      .def_property_readonly(
+          "heads", [](const Layout& self) { return tuple_of(self.heads()); }, "(first, count) in the whole model.")
+      .def_property_readonly(
+          "blocks", [](const Layout& self) { return self.extent(LayoutAxis::block); }, "Number of blocks.")
+      .def_property_readonly(
+          "block", [](const Layout& self) { return self.extent(LayoutAxis::token); }, "Tokens of a block.")
+      .def_property_readonly(
+          "dims", [](const Layout& self) { return self.extent(LayoutAxis::dim); }, "Dimensions of a head.")
+      .def_property_readonly(
+          "kv", [](const Layout& self) { return self.extent(LayoutAxis::kv); }, "2, or 1 without a kv axis.")
+      .def_property_readonly(
+          "dtype", [](const Layout& self) { return std::string(name_of(self.type())); }, "As \"bf16\".")
+      .def_property_readonly("scales", scales_of, "A pair for each layer, of K and V.")
+      .def_property_readonly("buffers", &Layout::buffers, "Number of buffers.")
+      .def_property_readonly("buffer_bytes", &Layout::buffer_bytes, "Bytes that each buffer has at least.");
+  module.def("layout_runs", runs, py::arg("source"), py::arg("source_blocks"), py::arg("source_first"), py::arg("target"),
+             py::arg("target_blocks"), py::arg("target_first"), py::arg("tokens"), py::arg("layers"), py::arg("heads"));
+  module.def("layout_convert", convert, py::arg("source"), py::arg("source_arrays"), py::arg("source_blocks"),
+             py::arg("source_first"), py::arg("target"), py::arg("target_arrays"), py::arg("target_blocks"),
+             py::arg("target_first"), py::arg("tokens"), py::arg("position"), py::arg("layers"), py::arg("heads"),
+             py::arg("digest"));
+  module.def("layout_digest", digest, py::arg("layout"), py::arg("arrays"), py::arg("blocks"), py::arg("first"), py::arg("tokens"),
+             py::arg("position"), py::arg("layers"), py::arg("heads"));
+  module.def("layout_digests", digests, py::arg("layout"), py::arg("arrays"), py::arg("blocks"), py::arg("first"),
+             py::arg("tokens"), py::arg("position"), py::arg("layers"), py::arg("heads"));
+}
+
+}  // namespace hmc::bindings

@@ -1,0 +1,142 @@
+#include <array>
+#include <memory>
+
+#include "layout/walk.h"
+
+namespace hmc {
+namespace {
+
+using Sums = std::array<std::uint32_t, longest_span>;
+
+// Keys follow the 16-bit halves of 32-bit elements.
+const std::int16_t* keys_of(std::uint64_t dim, std::size_t element) noexcept {
+  return dimension_keys() + dim * (element == 4 ? 2 : 1);
+}
+
+class Conversion {
+ public:
+  Conversion(const LayoutMove& move, const Walk& walk, bool digest)
+      : move_(move), walk_(walk), digest_(digest), from_(tile_strides(move.source)), to_(tile_strides(move.target)) {
+    const std::size_t from_size = move.source.element(), to_size = move.target.element();
+    const std::uint64_t dims = move.source.extent(LayoutAxis::dim);
+    // Between caches whose tokens are contiguous a tile stays so.
+    const bool columns = from_.row == from_size && to_.row == to_size;
+    read_ = columns ? TileStrides{from_size, longest_span * from_size} : TileStrides{dims * from_size, from_size};
+    written_ = columns ? TileStrides{to_size, longest_span * to_size} : TileStrides{dims * to_size, to_size};
+    columns_ = columns;
+  }
+
+  std::uint64_t run(std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target) {
+    const std::uint64_t element_count = longest_span * move_.source.extent(LayoutAxis::dim);
+    bool casts = move_.source.type() != move_.target.type();
+    visit_tiles(walk_, move_.target, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
+      const HeadPlace from = head_place(move_.source, layer, head, kv), to = head_place(move_.target, layer, head, kv);
+      const std::byte* const read = source[from.buffer].data() + from.offset + span.source.offset;
+      std::byte* const written = target[to.buffer].data() + to.offset + span.target.offset;
+      const float factor =
+          move_.source.scale(layer - move_.source.layers().first, kv) / move_.target.scale(layer - move_.target.layers().first, kv);
+      Sums sums{};
+      if (casts || factor != 1) {
+        if (!in_) {
+          in_ = std::make_unique_for_overwrite<std::byte[]>(element_count * move_.source.element());
+          out_ = std::make_unique_for_overwrite<std::byte[]>(element_count * move_.target.element());
+        }
+        cast_tile(written, read, span.count, factor, sums);
+      } else {
+        copy_tile(written, read, span.count, sums);
+      }
+      if (digest_) total_ += weigh({sums.data(), span.count}, layer, kv, head, move_.position + span.token);
+    });
+    return total_;
+  }
+
+ private:
+  // The digest is that of the copy: the source may change at any time.
+  void copy_tile(std::byte* to, const std::byte* from, std::uint64_t tokens, Sums& sums) const noexcept {
+    const std::size_t size = move_.source.element();
+    for (const DimPiece& piece : walk_.pieces) {
+      kernels_.copy(to + piece.target, to_, from + piece.source, from_, tokens, piece.count, size);
+      if (digest_) kernels_.digest(sums.data(), to + piece.target, to_, tokens, piece.count, size, keys_of(piece.dim, size));
+    }
+  }
+
+  void cast_tile(std::byte* to, const std::byte* from, std::uint64_t tokens, float factor, Sums& sums) const noexcept {
+    const std::size_t from_size = move_.source.element(), to_size = move_.target.element();
+    const std::uint64_t dims = move_.source.extent(LayoutAxis::dim);
+    for (const DimPiece& piece : walk_.pieces)
+      kernels_.copy(in_.get() + piece.dim * read_.column, read_, from + piece.source, from_, tokens, piece.count, from_size);
+    if (digest_) kernels_.digest(sums.data(), in_.get(), read_, tokens, dims, from_size, keys_of(0, from_size));
+    if (columns_ && tokens < longest_span) {
+      for (std::uint64_t dim = 0; dim < dims; ++dim)
+        kernels_.cast(out_.get() + dim * written_.column, move_.target.type(), in_.get() + dim * read_.column, move_.source.type(),
+                      tokens, factor);
+    } else {
+      kernels_.cast(out_.get(), move_.target.type(), in_.get(), move_.source.type(), tokens * dims, factor);
+    }
+    for (const DimPiece& piece : walk_.pieces)
+      kernels_.copy(to + piece.target, to_, out_.get() + piece.dim * written_.column, written_, tokens, piece.count, to_size);
+  }
+
+  const LayoutMove& move_;
+  const Walk& walk_;
+  const bool digest_;
+  const TileStrides from_, to_;
+  TileStrides read_, written_;  // of the tile before and after the cast
+  bool columns_ = false;
+  const TileKernels& kernels_ = tile_kernels();
+  std::unique_ptr<std::byte[]> in_, out_;
+  std::uint64_t total_ = 0;
+};
+
+// Calls add(layer, head, span, value) with the digest of each tile.
+template <class Add>
+Status digest_tiles(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers, const Walk& walk,
+                    Add add) {
+  const Layout& layout = selection.layout;
+  HMC_TRY(check_buffers(layout, buffers, "cache"));
+  const TileKernels& kernels = tile_kernels();
+  const TileStrides strides = tile_strides(layout);
+  const std::size_t size = layout.element();
+  visit_tiles(walk, layout, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
+    const HeadPlace place = head_place(layout, layer, head, kv);
+    const std::byte* const at = buffers[place.buffer].data() + place.offset + span.source.offset;
+    Sums sums{};
+    for (const DimPiece& piece : walk.pieces)
+      kernels.digest(sums.data(), at + piece.source, strides, span.count, piece.count, size, keys_of(piece.dim, size));
+    add(layer, head, span, weigh({sums.data(), span.count}, layer, kv, head, selection.position + span.token));
+  });
+  return {};
+}
+
+}  // namespace
+
+Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std::span<const std::byte>> source,
+                                     std::span<const std::span<std::byte>> target, const LayoutConvertOptions& options) {
+  HMC_ASSIGN(const Walk walk, walk_of(move, longest_span));
+  HMC_TRY(check_buffers(move.source, source, "source"));
+  HMC_TRY(check_buffers(move.target, target, "target"));
+  return Conversion(move, walk, options.digest).run(source, target);
+}
+
+Result<std::uint64_t> layout_digest(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers) {
+  HMC_ASSIGN(const Walk walk, walk_of(selection));
+  std::uint64_t total = 0;
+  HMC_TRY(digest_tiles(selection, buffers, walk,
+                       [&](std::uint64_t, std::uint64_t, const TokenSpan&, std::uint64_t value) { total += value; }));
+  return total;
+}
+
+Result<std::vector<std::uint64_t>> layout_digests(const LayoutSelection& selection,
+                                                  std::span<const std::span<const std::byte>> buffers) {
+  HMC_ASSIGN(const Walk walk, walk_of(selection));
+  const std::size_t blocks = selection.pages.blocks.size();
+  std::vector<std::uint64_t> table(static_cast<std::size_t>(walk.layers.count * walk.heads.count) * blocks);
+  HMC_TRY(digest_tiles(selection, buffers, walk,
+                       [&](std::uint64_t layer, std::uint64_t head, const TokenSpan& span, std::uint64_t value) {
+                         const std::uint64_t row = (layer - walk.layers.first) * walk.heads.count + (head - walk.heads.first);
+                         table[static_cast<std::size_t>(row) * blocks + static_cast<std::size_t>(span.block)] += value;
+                       }));
+  return table;
+}
+
+}  // namespace hmc

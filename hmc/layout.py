@@ -1,0 +1,130 @@
+"""Layouts of KV caches: descriptions, runs, conversion and digests, on CPU memory, without a connection.
+
+A cache is a :class:`Layout` and its arrays: one array, or a sequence of ``layout.buffers`` of them. A sequence's tokens are those
+of a list of blocks. Token ``t`` is token ``first + t`` of these blocks. Ranges of layers and heads are ``(first, count)`` in the
+whole model, ``(0, 0)`` is all. docs/explanation/layouts.md explains the text of a Layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hmc import _core
+from hmc._core import Layout
+
+__all__ = ["Layout", "Runs", "convert", "digest", "digests", "runs"]
+
+_ALL = (0, 0)
+
+
+class Runs(NamedTuple):
+    """Runs of equal length that are contiguous in both caches, between one pair of buffers. Offsets are bytes."""
+
+    nbytes: int
+    source_buffer: int
+    source_offsets: Any  # uint64 array
+    target_buffer: int
+    target_offsets: Any  # uint64 array
+
+
+def arrays_of(layout: Layout, arrays: Any) -> Sequence[Any]:
+    """The cache's arrays as a sequence, also where it is one array."""
+    return arrays if isinstance(arrays, list | tuple) else [arrays]
+
+
+def runs(
+    source: Layout,
+    source_blocks: Any,
+    target: Layout,
+    target_blocks: Any,
+    tokens: int,
+    *,
+    source_first: int = 0,
+    target_first: int = 0,
+    layers: tuple[int, int] = _ALL,
+    heads: tuple[int, int] = _ALL,
+) -> list[Runs]:
+    """The longest common runs of moving ``tokens`` tokens from ``source`` to ``target``.
+
+    They cover the layers and heads that both caches have. Raises UnsupportedError where element type or scales differ, so that the
+    elements have to be converted; InvalidArgumentError for blocks, tokens and ranges that the caches do not have.
+    """
+    found = _core.layout_runs(source, source_blocks, source_first, target, target_blocks, target_first, tokens, layers, heads)
+    return [Runs(*one) for one in found]
+
+
+def convert(
+    source: Layout,
+    source_arrays: Any,
+    source_blocks: Any,
+    target: Layout,
+    target_arrays: Any,
+    target_blocks: Any,
+    tokens: int,
+    *,
+    source_first: int = 0,
+    target_first: int = 0,
+    position: int = 0,
+    layers: tuple[int, int] = _ALL,
+    heads: tuple[int, int] = _ALL,
+    digest: bool = False,
+) -> int:
+    """Copies ``tokens`` tokens between caches in CPU memory that do not overlap: permutes, changes the block size and casts.
+
+    A cast multiplies by the source's scale over the target's and rounds to nearest even. 8-bit types take their largest number
+    above it, others an infinity; NaN stays NaN. Returns the digest of what was read, or 0 without ``digest=True``. ``position`` is
+    that of the first token in the sequence, for the digest. Releases the GIL; runs on the calling thread.
+
+    Raises InvalidArgumentError, and has then written nothing.
+    """
+    return _core.layout_convert(
+        source,
+        arrays_of(source, source_arrays),
+        source_blocks,
+        source_first,
+        target,
+        arrays_of(target, target_arrays),
+        target_blocks,
+        target_first,
+        tokens,
+        position,
+        layers,
+        heads,
+        digest,
+    )
+
+
+def digest(
+    layout: Layout,
+    arrays: Any,
+    blocks: Any,
+    tokens: int,
+    *,
+    first: int = 0,
+    position: int = 0,
+    layers: tuple[int, int] = _ALL,
+    heads: tuple[int, int] = _ALL,
+) -> int:
+    """The digest of ``tokens`` tokens: equal for equal elements in every layout and block size, whatever the order of axes.
+
+    The digests of disjoint layers, heads or tokens add up, modulo 2**64, to the digest of all of them. ``position`` is that of the
+    first token in the sequence. It finds accidents, not forgeries. Raises InvalidArgumentError.
+    """
+    return _core.layout_digest(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
+
+
+def digests(
+    layout: Layout,
+    arrays: Any,
+    blocks: Any,
+    tokens: int,
+    *,
+    first: int = 0,
+    position: int = 0,
+    layers: tuple[int, int] = _ALL,
+    heads: tuple[int, int] = _ALL,
+) -> Any:
+    """The digests of every layer, head and block: a uint64 array of shape (layers, heads, len(blocks))."""
+    table = _core.layout_digests(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
+    return table.reshape(layers[1] or layout.layers[1], heads[1] or layout.heads[1], -1)

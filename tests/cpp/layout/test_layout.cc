@@ -1,0 +1,172 @@
+// Layouts as C++ programs use them, and the tiles' loops of every instruction set. tests/python/test_layout.py compares with NumPy.
+#include "hmc/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "layout/limits.h"
+#include "layout/tile.h"
+#include "layout/walk.h"
+
+namespace hmc {
+namespace {
+
+std::vector<std::byte> random_bytes(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+TEST(Layout, PlacesElementsInTheOrderOfItsAxes) {
+  const auto layout = Layout::parse("L=2 | B=3 kv H=4@8 D=16/8 N=32 8 bf16");
+  ASSERT_TRUE(layout.ok()) << layout.status().str();
+  EXPECT_EQ(layout->buffers(), 2U);
+  EXPECT_EQ(layout->buffer_bytes(), 3U * 2 * 4 * 16 * 32 * 2);
+  EXPECT_EQ(layout->map(LayoutAxis::dim).offset(9), (32U * 8 + 1) * 2);
+  EXPECT_EQ(layout->map(LayoutAxis::token).offset(5), 5U * 8 * 2);
+  EXPECT_EQ(layout->map(LayoutAxis::layer).buffer, 1U);
+  EXPECT_EQ(layout->heads(), (LayoutRange{8, 4}));
+  EXPECT_EQ(Layout::parse(layout->str()).value(), *layout);
+}
+
+TEST(Layout, PacksTheScalesOfItsLayers) {
+  const auto layout = Layout::parse("L=3@4 B=3 kv H=4 N=32:64 D=16 f8_e5m2 scale=1,2,3,4,5,6");
+  ASSERT_TRUE(layout.ok()) << layout.status().str();
+  const auto packed = layout->packed({5, 2}, {1, 2}, 7);
+  ASSERT_TRUE(packed.ok()) << packed.status().str();
+  EXPECT_EQ(packed->str(), "L=2@5 B=7 kv=2 H=2@1 N=32 D=16 f8_e5m2 scale=3,4,5,6");
+  EXPECT_FALSE(layout->packed({5, 3}, {1, 2}, 7).ok());
+  EXPECT_FALSE(layout->packed({5, 2}, {1, 2}, 0).ok());
+}
+
+TEST(Layout, RefusesWhatIsBeyondTheLimits) {
+  for (const char* const text : {"B=2 N=65537 D=8 bf16", "B=2 N=2 D=16385 bf16", "L=4097 B=2 N=2 D=8 bf16",
+                                 "H=65537 B=2 N=2 D=8 bf16", "B=2:2000000000000000 N=2 D=8 bf16", "L=1@1048577 B=2 N=2 D=8 bf16",
+                                 "kv=3 B=2 N=2 D=8 bf16", "B=99999999999999999999999 N=2 D=8 bf16"}) {
+    const auto layout = Layout::parse(text);
+    ASSERT_FALSE(layout.ok()) << text;
+    EXPECT_EQ(layout.status().code(), Code::invalid_argument) << text;
+  }
+  LayoutGiven given;
+  given.scales = {std::nanf("")};
+  EXPECT_FALSE(Layout::parse("B=2 N=2 D=8 bf16", given).ok());
+  given.scales = {};
+  given.first_head = 3;
+  EXPECT_FALSE(Layout::parse("B=2 N=2 D=8 bf16", given).ok());
+}
+
+TEST(Layout, ConvertsThereAndBack) {
+  const auto a = Layout::parse("L=2 B=4 H=2 N=32 (kv D=24) bf16"), b = Layout::parse("L=2 kv | B=2 H=2 D=24 N=64 bf16");
+  ASSERT_TRUE(a.ok() && b.ok());
+  const std::vector<std::byte> original = random_bytes(a->buffer_bytes(), 1);
+  std::vector<std::vector<std::byte>> middle(4, std::vector<std::byte>(b->buffer_bytes()));
+  std::vector<std::byte> back(original.size());
+  const std::vector<std::uint64_t> four{2, 0, 3, 1}, two{1, 0};
+  std::vector<std::span<std::byte>> written(middle.begin(), middle.end());
+  const std::vector<std::span<const std::byte>> read(middle.begin(), middle.end());
+  const std::span<const std::byte> from(original);
+  const std::span<std::byte> to(back);
+  const auto there = layout_convert({*a, {four, 0}, *b, {two, 0}, 128, 0, {}, {}}, {&from, 1}, written, {true});
+  ASSERT_TRUE(there.ok()) << there.status().str();
+  const auto home = layout_convert({*b, {two, 0}, *a, {four, 0}, 128, 0, {}, {}}, read, {&to, 1}, {true});
+  ASSERT_TRUE(home.ok()) << home.status().str();
+  EXPECT_EQ(*there, *home);
+  EXPECT_NE(*there, 0U);
+  EXPECT_EQ(back, original);
+}
+
+TEST(Layout, RunsAreAsLongAsBothSidesAllow) {
+  const auto a = Layout::parse("L=2 B=4 H=4 N=32 (kv D=16) bf16"), slice = Layout::parse("L=2 B=4 H=2@2 N=32 (kv D=16) bf16"),
+             smaller = Layout::parse("L=2 B=8 H=4 N=16 (kv D=16) bf16"), other = Layout::parse("L=2 B=4 N=32 H=4 (kv D=16) bf16");
+  const std::vector<std::uint64_t> blocks{1, 3}, halves{1, 3, 5, 7};
+  const auto length = [&](const Layout& target, const std::vector<std::uint64_t>& list) {
+    const auto runs = layout_runs({*a, {blocks, 0}, target, {list, 0}, 64, 0, {}, {}});
+    EXPECT_TRUE(runs.ok()) << runs.status().str();
+    return runs->at(0).bytes;
+  };
+  EXPECT_EQ(length(*a, blocks), 4U * 32 * 64);      // a block
+  EXPECT_EQ(length(*slice, blocks), 2U * 32 * 64);  // the slice's heads of a block
+  EXPECT_EQ(length(*smaller, halves), 16U * 64);    // one head of a smaller block
+  EXPECT_EQ(length(*other, blocks), 64U);           // K and V of one token
+}
+
+TEST(LayoutDigest, KeysAreOddAndDifferent) {
+  const std::int16_t* const keys = dimension_keys();
+  std::vector<bool> seen(1U << 16);
+  for (std::size_t i = 0; i < 1U << 15; ++i) {
+    const auto key = static_cast<std::uint16_t>(keys[i]);
+    EXPECT_EQ(key % 2, 1);
+    EXPECT_FALSE(seen[key]) << i;
+    seen[key] = true;
+  }
+}
+
+#if defined(__x86_64__)
+TEST(LayoutTiles, VectorsGiveTheSameBits) {
+  if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t size = std::size_t{1} << random() % 3, rows = 1 + random() % 64, columns = 1 + random() % 70;
+    const auto strides = [&](std::uint32_t kind) {
+      if (kind == 0) return TileStrides{columns * size + random() % 7, size};
+      if (kind == 1) return TileStrides{size, rows * size + random() % 7};
+      return TileStrides{size * 3, rows * size * 3};
+    };
+    const std::vector<std::byte> source = random_bytes(rows * columns * size * 4 + 1024, random());
+    const TileStrides from = strides(random() % 3), to = strides(random() % 3);
+    std::vector<std::byte> a(source.size()), b(source.size());
+    tile_baseline.copy(a.data() + 1, to, source.data() + 3, from, rows, columns, size);
+    tile_avx2.copy(b.data() + 1, to, source.data() + 3, from, rows, columns, size);
+    ASSERT_EQ(a, b);
+    for (std::size_t i = 0; i < rows; ++i) {
+      for (std::size_t j = 0; j < columns; ++j)
+        ASSERT_EQ(0,
+                  std::memcmp(a.data() + 1 + i * to.row + j * to.column, source.data() + 3 + i * from.row + j * from.column, size));
+    }
+    std::vector<std::uint32_t> x(rows, 5), y(rows, 5);
+    tile_baseline.digest(x.data(), source.data() + 3, from, rows, columns, size, dimension_keys());
+    tile_avx2.digest(y.data(), source.data() + 3, from, rows, columns, size, dimension_keys());
+    ASSERT_EQ(x, y);
+  }
+}
+
+TEST(LayoutTiles, CastsGiveTheSameBits) {
+  if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
+  constexpr std::array types{DataType::f16,       DataType::bf16,        DataType::f32,
+                             DataType::f8_e4m3fn, DataType::f8_e4m3fnuz, DataType::f8_e5m2};
+  for (const DataType from : types) {
+    std::vector<std::byte> source = random_bytes(65536 * 4, 9);
+    for (std::size_t i = 0; i < 65536 && size_of(from) == 2; ++i) {  // every number
+      const auto bits = static_cast<std::uint16_t>(i);
+      std::memcpy(source.data() + 2 * i, &bits, 2);
+    }
+    for (const DataType to : types) {
+      for (const float factor : {1.0F, 0.37F}) {
+        std::vector<std::byte> a(65536 * 4), b(65536 * 4);
+        tile_baseline.cast(a.data(), to, source.data(), from, 65521, factor);
+        tile_avx2.cast(b.data(), to, source.data(), from, 65521, factor);
+        std::size_t different = 0;
+        for (std::size_t i = 0; i < 65521; ++i) {
+          std::uint32_t x = 0, y = 0;
+          std::memcpy(&x, a.data() + i * size_of(to), size_of(to));
+          std::memcpy(&y, b.data() + i * size_of(to), size_of(to));
+          const auto nan = [&](std::uint32_t bits) {  // its payload is free
+            if (to == DataType::f32) return (bits & 0x7fffffffU) > 0x7f800000U;
+            return to == DataType::f16 ? (bits & 0x7fffU) > 0x7c00U : to == DataType::bf16 && (bits & 0x7fffU) > 0x7f80U;
+          };
+          different += x != y && !(nan(x) && nan(y)) ? 1U : 0U;
+        }
+        EXPECT_EQ(different, 0U) << name_of(from) << " to " << name_of(to);
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace hmc
