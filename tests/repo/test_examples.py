@@ -28,6 +28,7 @@ OPTIONS = {
     "arrays_and_buffers.py": [],
     "asyncio_pair.py": [],
     "spawned.py": [],
+    "kv_pair.py": [],
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
