@@ -214,6 +214,14 @@ Error copy_now(void* target, const void* source, std::size_t bytes, Side target_
   return prepared != Error::ok || !work ? prepared : work();
 }
 
+Error reach(const void* pointer, std::size_t bytes, std::byte** reached, std::shared_ptr<void>& hold) {
+  auto end = std::make_shared<End>();
+  if (const Error error = resolve(pointer, bytes, Side::device, *end); error != Error::ok) return error;
+  *reached = end->allocation ? end->alias() : reinterpret_cast<std::byte*>(end->host);
+  hold = std::move(end);
+  return Error::ok;
+}
+
 Error fill(void* target, int value, std::size_t bytes, const StreamRef& stream) {
   std::function<Error()> work;
   const Error prepared = prepare_fill(target, value, bytes, work);

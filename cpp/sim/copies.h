@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "core.h"
 #include "streams.h"
@@ -20,6 +21,9 @@ Error copy(void* target, const void* source, std::size_t bytes, Side target_side
 // As copy(), done on return; memory that cannot be accessed is invalid_value.
 Error copy_blocking(void* target, const void* source, std::size_t bytes, Side target_side, Side source_side,
                     const StreamRef& stream);
+// Where this library itself reaches `bytes` of device or pinned memory, for what a kernel does. The memory stays while `hold`
+// lives.
+Error reach(const void* pointer, std::size_t bytes, std::byte** reached, std::shared_ptr<void>& hold);
 // By the calling thread, in no stream's order: for what a stream does.
 Error copy_now(void* target, const void* source, std::size_t bytes, Side target_side, Side source_side);
 // Device or pinned memory.

@@ -13,7 +13,8 @@
 namespace hmc::sim {
 namespace {
 
-constexpr const char* known_kernel = "hmc_copy_blocks";
+constexpr const char* block_kernel = "hmc_copy_blocks";
+constexpr const char* every_kernel = "hmc_";
 constexpr unsigned most_threads = 1024;
 
 std::atomic<std::uint64_t> launches{0};
@@ -56,9 +57,16 @@ Error copy_blocks(const Blocks& blocks) {
   return Error::ok;
 }
 
+Error prepare_blocks(const Launch& launch, std::function<Error()>& work) {
+  const Blocks blocks = blocks_of(launch.arguments);
+  if (blocks.width != 1 && blocks.width != 4 && blocks.width != 8 && blocks.width != 16) return Error::invalid_value;
+  work = [blocks] { return copy_blocks(blocks); };
+  return Error::ok;
+}
+
 }  // namespace
 
-bool can_run(const char* image) { return image != nullptr && std::strstr(image, known_kernel) != nullptr; }
+bool can_run(const char* image) { return image != nullptr && std::strstr(image, every_kernel) != nullptr; }
 
 Error load_module(const char* image, void** module) {
   if (image == nullptr || module == nullptr) return Error::invalid_value;
@@ -83,18 +91,21 @@ Error find_kernel(void* module, const char* name, void** kernel) {
 
 Error launch(void* kernel, const Launch& launch, const StreamRef& stream) {
   Modules& all = modules();
+  std::string name;
   {
     const std::lock_guard lock(all.mutex);
     const auto found = all.kernels.find(kernel);
-    if (found == all.kernels.end() || found->second != known_kernel) return Error::invalid_handle;
+    if (found == all.kernels.end()) return Error::invalid_handle;
+    name = found->second;
   }
   if (!stream) return Error::invalid_handle;
   const bool fits = launch.groups > 0 && launch.threads > 0 && launch.threads <= most_threads && launch.arguments != nullptr;
   if (!fits) return Error::invalid_value;
-  const Blocks blocks = blocks_of(launch.arguments);
-  if (blocks.width != 1 && blocks.width != 4 && blocks.width != 8 && blocks.width != 16) return Error::invalid_value;
+  std::function<Error()> work;
+  const Error error = name == block_kernel ? prepare_blocks(launch, work) : prepare_reduce(name, launch, work);
+  if (error != Error::ok) return error == Error::not_found ? Error::invalid_handle : error;
   launches.fetch_add(1);
-  submit(stream, [blocks] { return copy_blocks(blocks); });
+  submit(stream, std::move(work));
   return Error::ok;
 }
 

@@ -1,8 +1,9 @@
-// Kernels, as far as they are simulated: an image that names them is loaded, and one runs, HMC's for scattered blocks, by doing
-// what cpp/src/device/kernels/copy_blocks.cu says of itself.
+// Kernels, as far as they are simulated: an image that names them is loaded, and HMC's run: that for scattered blocks by doing what
+// cpp/src/device/kernels/copy_blocks.cu says of itself, those that reduce as they are.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "core.h"
@@ -20,6 +21,8 @@ struct Launch {
 bool can_run(const char* image);
 Error load_module(const char* image, void** module);
 Error find_kernel(void* module, const char* name, void** kernel);
+// Of the kernel hmc_reduce_<type>: checks a launch and makes the operation. not_found: it is none.
+Error prepare_reduce(const std::string& name, const Launch& launch, std::function<Error()>& work);
 Error launch(void* kernel, const Launch& launch, const StreamRef& stream);
 
 }  // namespace hmc::sim

@@ -49,6 +49,7 @@ inline constexpr std::size_t reduce_ops = 9;
 // - f64 and f32 round after each operation. Narrower floating types are added up in f32 and rounded once, to nearest even.
 //   A result beyond the largest number is an infinity, or NaN where the type has none.
 // - Integers wrap around. `avg` of integers divides the wrapped sum and rounds toward zero.
+// - A NaN's sign and payload depend on the processor that reduces the element.
 // - min and max return NaN if any element is NaN. Of zeros with different signs they return the one of the highest rank.
 struct Reduction {
   DataType type = DataType::f32;

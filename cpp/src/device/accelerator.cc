@@ -48,11 +48,4 @@ Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t
   return std::unique_ptr<Allocation>(std::make_unique<OwnedMemory>(devices_, sharing_, DeviceSpan{data, bytes, owner}));
 }
 
-Status Accelerator::fill(const DeviceSpan& target, std::uint8_t value) {
-  if (target.bytes == 0) return {};
-  BlockingCompletion done;
-  HMC_TRY(copies_.fill(target, value, &done));
-  return done.wait(*this);
-}
-
 }  // namespace hmc

@@ -1,6 +1,7 @@
 // Accelerator: a DeviceRuntime on the calls of one vendor.
 #pragma once
 
+#include "device/accelerator_compute.h"
 #include "device/accelerator_copies.h"
 #include "device/accelerator_devices.h"
 #include "device/accelerator_sharing.h"
@@ -18,7 +19,7 @@ class Accelerator final : public DeviceRuntime {
   std::optional<PointerInfo> classify(const void* data, std::size_t bytes) override;
   Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) override;
   Status copy(const CopyOp& op, Completion* done) override { return copies_.copy(op, done); }
-  Status fill(const DeviceSpan& target, std::uint8_t value) override;
+  DeviceCompute& compute() override { return compute_; }
   bool poll() override { return copies_.poll(); }
   MemorySharing& sharing() override { return sharing_; }
   DeviceStreams& streams() override { return streams_; }
@@ -26,6 +27,7 @@ class Accelerator final : public DeviceRuntime {
  private:
   AcceleratorDevices devices_;
   AcceleratorCopies copies_{devices_};
+  AcceleratorCompute compute_{devices_, *this};
   AcceleratorSharing sharing_{devices_};
   AcceleratorStreams streams_{devices_};
 };

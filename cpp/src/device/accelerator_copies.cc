@@ -19,17 +19,13 @@ constexpr std::size_t short_copy_bytes = 64 << 10;
 Result<CopyStream*> AcceleratorCopies::stream_for(AcceleratorDevice& device, CopyDirection direction, std::size_t bytes,
                                                   bool in_blocks) {
   const bool is_long = bytes > short_copy_bytes;
-  CopyStream* chosen = &device.streams[static_cast<std::size_t>(direction) * 2 + (is_long ? 1 : 0)];
+  std::size_t chosen = static_cast<std::size_t>(direction) * 2 + (is_long ? 1 : 0);
   if (is_long && direction == CopyDirection::on_device && !in_blocks) {
-    for (CopyStream& other : std::span(device.streams).last(AcceleratorDevice::more_streams)) {
-      if (other.pending.size() < chosen->pending.size()) chosen = &other;
+    for (std::size_t other = AcceleratorDevice::compute_stream + 1; other < device.streams.size(); ++other) {
+      if (device.streams[other].pending.size() < device.streams[chosen].pending.size()) chosen = other;
     }
   }
-  if (chosen->handle == nullptr) {
-    const int code = calls_.streams->make_stream(chosen->handle);
-    if (code != 0) return devices_.failure("making a stream of " + devices_.vendor(), code);
-  }
-  return chosen;
+  return devices_.stream(device, chosen);
 }
 
 int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued) {
@@ -54,18 +50,6 @@ int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one
   return 0;
 }
 
-// The event that says when everything on the stream so far is over. A copy that failed half way ends there, with `failed`.
-Status AcceleratorCopies::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
-  HMC_ASSIGN(const VendorEvent made, devices_.event(device));
-  if (const int code = calls_.streams->record(made, stream.handle); code != 0) {
-    device.free_events.push_back(made);
-    return devices_.failure("recording an event of " + devices_.vendor(), code);
-  }
-  stream.pending.push_back({made, done, std::move(failed)});
-  device.pending.fetch_add(1);
-  return {};
-}
-
 Status AcceleratorCopies::start(AcceleratorDevice& device, CopyStream& stream, const CopyOp& op, CopyDirection direction,
                                 bool one_launch, Completion* done) {
   if (op.after != nullptr) {
@@ -81,7 +65,7 @@ Status AcceleratorCopies::start(AcceleratorDevice& device, CopyStream& stream, c
         code);
     if (issued == 0) return failed;
   }
-  return leave_event(device, stream, done, std::move(failed));
+  return devices_.leave_event(device, stream, done, std::move(failed));
 }
 
 // Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
@@ -113,19 +97,6 @@ Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
   HMC_ASSIGN(CopyStream * chosen,
              stream_for(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes, op.blocks != 0));
   return start(*on, *chosen, op, direction, one_launch, done);
-}
-
-Status AcceleratorCopies::fill(const DeviceSpan& target, std::uint8_t value, Completion* done) {
-  const int index = target.device.index();
-  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const std::scoped_lock lock(on->mutex);
-  HMC_ASSIGN(CopyStream * chosen, stream_for(*on, CopyDirection::on_device, target.bytes, false));
-  if (const int code = calls_.copies->fill(target.data, value, target.bytes, chosen->handle); code != 0) {
-    return devices_.failure("filling " + std::to_string(target.bytes) + " bytes on " + devices_.name(index), code);
-  }
-  return leave_event(*on, *chosen, done, {});
 }
 
 bool AcceleratorCopies::poll() {

@@ -14,7 +14,6 @@ class AcceleratorCopies {
   explicit AcceleratorCopies(AcceleratorDevices& devices) noexcept : devices_(devices), calls_(devices.calls()) {}
 
   Status copy(const CopyOp& op, Completion* done);
-  Status fill(const DeviceSpan& target, std::uint8_t value, Completion* done);
   bool poll();
 
  private:
@@ -24,7 +23,6 @@ class AcceleratorCopies {
   Status start(AcceleratorDevice& device, CopyStream& stream, const CopyOp& op, CopyDirection direction, bool one_launch,
                Completion* done);
   int issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued);
-  Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
 
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;

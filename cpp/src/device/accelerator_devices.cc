@@ -99,4 +99,24 @@ Result<VendorEvent> AcceleratorDevices::event(AcceleratorDevice& device) {
   return made;
 }
 
+Result<CopyStream*> AcceleratorDevices::stream(AcceleratorDevice& device, std::size_t index) {
+  CopyStream& wanted = device.streams[index];
+  if (wanted.handle == nullptr) {
+    if (const int code = calls_.streams->make_stream(wanted.handle); code != 0)
+      return failure("making a stream of " + vendor_, code);
+  }
+  return &wanted;
+}
+
+Status AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
+  HMC_ASSIGN(const VendorEvent made, event(device));
+  if (const int code = calls_.streams->record(made, stream.handle); code != 0) {
+    device.free_events.push_back(made);
+    return failure("recording an event of " + vendor_, code);
+  }
+  stream.pending.push_back({made, done, std::move(failed)});
+  device.pending.fetch_add(1);
+  return {};
+}
+
 }  // namespace hmc

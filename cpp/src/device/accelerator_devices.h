@@ -33,10 +33,12 @@ struct CopyStream {
 // What HMC keeps of one device.
 struct AcceleratorDevice {
   enum class Peer : std::uint8_t { untried, reached, refused };
+  static constexpr std::size_t compute_stream = 6;
   static constexpr std::size_t more_streams = 3;
 
   std::mutex mutex;
-  std::array<CopyStream, 6 + more_streams> streams;  // CopyDirection x {short, long}; more for long copies on the device
+  // CopyDirection x {short, long}; one for what the device computes; more for long copies on the device.
+  std::array<CopyStream, compute_stream + 1 + more_streams> streams;
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
@@ -59,6 +61,10 @@ class AcceleratorDevices {
   [[nodiscard]] std::span<const std::unique_ptr<AcceleratorDevice>> all() const noexcept { return devices_; }
   // With the device's mutex held and the device current.
   Result<VendorEvent> event(AcceleratorDevice& device);
+  // Likewise. That stream, made at first use.
+  Result<CopyStream*> stream(AcceleratorDevice& device, std::size_t index);
+  // Likewise. Completes `done` once all that is on the stream so far is over. What failed half way ends there, with `failed`.
+  Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
 
   [[nodiscard]] const VendorCalls& calls() const noexcept { return calls_; }
   [[nodiscard]] const std::string& vendor() const noexcept { return vendor_; }

@@ -32,41 +32,12 @@ unsigned widest_access(std::uint64_t bits) noexcept {
 
 }  // namespace
 
-void BlockKernel::load_cuda(const VendorLibrary& library) {
-#define HMC_WANT(member, cuda, hip, ...) library.load(api_.member, #cuda);
-  HMC_KERNEL_CALLS(HMC_WANT)
-#undef HMC_WANT
-}
-
-void BlockKernel::load_hip(const VendorLibrary& library) {
-#define HMC_WANT(member, cuda, hip, ...) library.load(api_.member, #hip);
-  HMC_KERNEL_CALLS(HMC_WANT)
-#undef HMC_WANT
-}
-
-bool BlockKernel::available() const noexcept {
-  bool all = true;
-#define HMC_HAVE(member, ...) all = all && api_.member != nullptr;
-  HMC_KERNEL_CALLS(HMC_HAVE)
-#undef HMC_HAVE
-  return all;
-}
-
 BlockKernel::Kernel& BlockKernel::kernel_of(int device) {
   Kernel& kernel = kernels_[device];
-  if (kernel.tried) return kernel;
-  kernel.code = vendor_.unsupported;
-  const kernel::Image image = available() ? vendor_.image(device) : kernel::Image{};
-  kernel.tried = !image.pending;
-  if (image.data == nullptr) return kernel;
-  kernel::Module module = nullptr;
-  int processors = 0;
-  kernel.code = api_.load_module(&module, image.data);
-  if (kernel.code == 0) kernel.code = api_.get_function(&kernel.function, module, "hmc_copy_blocks");
-  if (kernel.code == 0) kernel.code = api_.attribute(&processors, vendor_.multiprocessor_count, device);
-  if (vendor_.clear(kernel.code) != 0) kernel.code = vendor_.unsupported;  // copied one by one then
+  if (kernel.loaded.tried) return kernel;
+  kernel.loaded.load(api_, vendor_, image_, device, "hmc_copy_blocks");
   const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
-  kernel.groups = wanted != 0 ? wanted : static_cast<std::size_t>(std::max(1, processors));
+  kernel.groups = wanted != 0 ? wanted : kernel.loaded.processors;
   return kernel;
 }
 
@@ -115,7 +86,7 @@ int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, Vendor
   void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &bytes, &width};
   const std::size_t tiles = blocks.count * blocks.bytes / (threads * unroll * width) + 1;
   const auto groups = static_cast<unsigned>(std::min(tiles, kernel.groups));
-  const int code = api_.launch(kernel.function, groups, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  const int code = api_.launch(kernel.loaded.function, groups, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
   if (code == 0) chunk.used += 2 * blocks.count;
   return code;
 }
@@ -123,7 +94,7 @@ int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, Vendor
 int BlockKernel::copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) {
   const std::scoped_lock lock(mutex_);
   const Kernel& kernel = kernel_of(device);
-  if (kernel.code != 0) return kernel.code;
+  if (kernel.loaded.code != 0) return kernel.loaded.code;
   while (issued < blocks.count) {
     VendorBlocks part = blocks;
     part.target_offsets += issued;

@@ -7,7 +7,9 @@
 #include "device/cuda_chunks.h"
 #include "device/cuda_driver_api.h"
 #include "device/kernels/copy_blocks_ptx.h"
+#include "device/kernels/reduce_ptx.h"
 #include "device/library.h"
+#include "device/reduce_kernel.h"
 
 namespace hmc {
 namespace {
@@ -40,6 +42,10 @@ double nvlink_bandwidth(int major) {
 
 Pointer address(const void* data) { return reinterpret_cast<Pointer>(data); }
 
+kernel::Vendor kernel_vendor() {
+  return {cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count, [](int code) { return code; }};
+}
+
 class CudaDriver final : public VendorRuntime {
  public:
   Status open() override {
@@ -61,6 +67,7 @@ class CudaDriver final : public VendorRuntime {
   // Null functions until open().
   [[nodiscard]] const cuda_driver::Api& api() const noexcept { return api_; }
   [[nodiscard]] const cuda_driver::ChunkApi& chunk_api() const noexcept { return chunk_api_; }
+  [[nodiscard]] const kernel::Api& kernel_api() const noexcept { return kernel_api_; }
   [[nodiscard]] BlockKernel& blocks() noexcept { return blocks_; }
 
  private:
@@ -69,8 +76,8 @@ class CudaDriver final : public VendorRuntime {
   VendorLibrary library_{row};
   cuda_driver::Api api_;
   cuda_driver::ChunkApi chunk_api_;
-  BlockKernel blocks_{{cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count,
-                       [](int) { return kernel::Image{copy_blocks_ptx, false}; }, [](int code) { return code; }}};
+  kernel::Api kernel_api_;
+  BlockKernel blocks_{kernel_api_, kernel_vendor(), [](int) { return kernel::Image{copy_blocks_ptx, false}; }};
 };
 
 Status CudaDriver::load() {
@@ -88,7 +95,7 @@ Status CudaDriver::load() {
 #undef HMC_NEED
 #undef HMC_WANT
 #undef HMC_WANT_CHUNK
-  blocks_.load_cuda(library_);
+  kernel_api_.load_cuda(library_);
   if (missing.empty()) return {};
   return Status(Code::unsupported, library() + " is too old: it has no " + missing + "; a driver of CUDA 11 or later is needed");
 }
@@ -127,7 +134,7 @@ class CudaDevices final : public VendorDevices {
     std::vector<std::string> names{"IPC handles"};
     if (driver_.chunk_api().complete()) names.emplace_back("virtual memory");
     if (has_dma_buf(api_, index) == 0) names.emplace_back("dma-buf");
-    if (driver_.blocks().available()) names.emplace_back("block kernel");
+    if (driver_.kernel_api().complete()) names.insert(names.end(), {"block kernel", "reductions"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -283,6 +290,7 @@ VendorCalls cuda_calls() {
   auto runtime = std::make_unique<CudaDriver>();
   CudaDriver& driver = *runtime;
   const cuda_driver::Api& api = driver.api();
+  const auto reduce_image = [](int, DataType type) { return kernel::Image{reduce_ptx[static_cast<std::size_t>(type)], false}; };
   return {.traits = {.codes = cuda_driver::codes},
           .runtime = std::move(runtime),
           .devices = std::make_unique<CudaDevices>(driver),
@@ -290,7 +298,8 @@ VendorCalls cuda_calls() {
           .handles = std::make_unique<CudaHandles>(api),
           .streams = std::make_unique<CudaStreams>(api),
           .copies = std::make_unique<CudaCopies>(driver),
-          .chunks = std::make_unique<CudaChunks>(driver.chunk_api())};
+          .chunks = std::make_unique<CudaChunks>(driver.chunk_api()),
+          .compute = std::make_unique<ReduceKernel>(driver.kernel_api(), kernel_vendor(), reduce_image)};
 }
 
 DeviceRuntime& cuda_instance() {

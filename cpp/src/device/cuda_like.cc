@@ -9,8 +9,9 @@
 #include "device/block_kernel.h"
 #include "device/cuda_like_api.h"
 #include "device/kernel_compiler.h"
-#include "device/kernels/copy_blocks_source.h"
+#include "device/kernels/sources.h"
 #include "device/library.h"
+#include "device/reduce_kernel.h"
 
 namespace hmc {
 namespace {
@@ -73,7 +74,16 @@ class CudaLike final : public VendorRuntime {
   [[nodiscard]] const cuda_like::Api& api() const noexcept { return api_; }
   [[nodiscard]] HsaDmaBuf hsa_dma_buf() const noexcept { return hsa_dma_buf_; }
   [[nodiscard]] BlockKernel& blocks() noexcept { return blocks_; }
-  [[nodiscard]] bool has_block_kernel() { return blocks_.available() && compiler_.available(library_); }
+  [[nodiscard]] bool has_kernels() { return kernel_api_.complete() && compiler_.available(library_); }
+  [[nodiscard]] const kernel::Api& kernel_api() const noexcept { return kernel_api_; }
+  [[nodiscard]] kernel::Vendor kernel_vendor() const {
+    return {cuda_like::codes.unsupported, kernel::hip_multiprocessor_count, [this](int code) { return clear(code); }};
+  }
+  // `defines`: lines before the text.
+  kernel::Image compile(const char* name, const std::string& defines, const char* text, int device) {
+    return compiler_.compile(library_, {name, defines, text}, device,
+                             [this, device] { static_cast<void>(clear(api_.device_set(device))); });
+  }
   // These runtimes keep the last error for whoever asks next: a framework must not meet ours.
   int clear(int code) const {
     if (code != 0 && api_.last_error != nullptr) static_cast<void>(api_.last_error());
@@ -82,17 +92,14 @@ class CudaLike final : public VendorRuntime {
 
  private:
   Status load();
-  kernel::Image block_kernel(int device) {
-    return compiler_.compile(library_, copy_blocks_source, device,
-                             [this, device] { static_cast<void>(clear(api_.device_set(device))); });
-  }
 
   const Row& row_;
   VendorLibrary library_;
   cuda_like::Api api_;
   KernelCompiler compiler_;
-  BlockKernel blocks_{{cuda_like::codes.unsupported, kernel::hip_multiprocessor_count,
-                       [this](int device) { return block_kernel(device); }, [this](int code) { return clear(code); }}};
+  kernel::Api kernel_api_;
+  BlockKernel blocks_{kernel_api_, kernel_vendor(),
+                      [this](int device) { return compile("hmc_copy_blocks", {}, copy_blocks_source, device); }};
   HsaDmaBuf hsa_dma_buf_ = nullptr;
 };
 
@@ -117,7 +124,7 @@ Status CudaLike::load() {
 #undef HMC_NEED
 #undef HMC_WANT
 #undef HMC_FROM_DRIVER
-  if (!row_.compiler.stem.empty()) blocks_.load_hip(library_);
+  if (!row_.compiler.stem.empty()) kernel_api_.load_hip(library_);
   // Its own dependency: where it is not loaded already, there is no such runtime either.
   if (row_.dma_buf_library != nullptr)
     VendorLibrary::load_loaded(hsa_dma_buf_, row_.dma_buf_library, "hsa_amd_portable_export_dmabuf");
@@ -145,7 +152,7 @@ class CudaLikeDevices final : public VendorDevices {
   std::vector<std::string> capabilities(int) override {
     std::vector<std::string> names{"IPC handles"};
     if (api_.dma_buf != nullptr || runtime_.hsa_dma_buf() != nullptr) names.emplace_back("dma-buf");
-    if (runtime_.has_block_kernel()) names.emplace_back("block kernel");
+    if (runtime_.has_kernels()) names.insert(names.end(), {"block kernel", "reductions"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -282,13 +289,21 @@ class CudaLikeCopies final : public VendorCopies {
 VendorCalls cuda_like_calls(const Row& row) {
   auto owned = std::make_unique<CudaLike>(row);
   CudaLike& runtime = *owned;
+  std::unique_ptr<VendorCompute> compute;
+  if (!row.compiler.stem.empty()) {
+    compute = std::make_unique<ReduceKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, DataType type) {
+      const std::string kernel = name_of_reduce_kernel(type);
+      return runtime.compile(kernel.c_str(), "#define HMC_REDUCE_" + std::string(name_of(type)) + "\n", reduce_source, device);
+    });
+  }
   return {.traits = {.codes = cuda_like::codes, .pci_vendor = row.pci_vendor},
           .runtime = std::move(owned),
           .devices = std::make_unique<CudaLikeDevices>(runtime),
           .memory = std::make_unique<CudaLikeMemory>(runtime),
           .handles = std::make_unique<CudaLikeHandles>(runtime),
           .streams = std::make_unique<CudaLikeStreams>(runtime),
-          .copies = std::make_unique<CudaLikeCopies>(runtime)};
+          .copies = std::make_unique<CudaLikeCopies>(runtime),
+          .compute = std::move(compute)};
 }
 
 template <const Row& row>

@@ -74,7 +74,7 @@ Status refuse_memory(std::string_view what, std::size_t bytes, int error) {
                 error);
 }
 
-class HostRuntime final : public DeviceRuntime, private MemorySharing, private DeviceStreams {
+class HostRuntime final : public DeviceRuntime, private MemorySharing, private DeviceStreams, private DeviceCompute {
  public:
   RuntimeInfo enumerate() override {
     std::string name = "CPU";
@@ -123,6 +123,16 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
 
   Status fill(const DeviceSpan& target, std::uint8_t value) override {
     if (target.bytes > 0) std::memset(target.data, value, target.bytes);
+    return {};
+  }
+
+  DeviceCompute& compute() override { return *this; }
+
+  Status prepare_reduction(int, DataType, std::size_t) override { return {}; }
+
+  Status reduce(const ReductionOp& op, Completion* done) override {
+    reduce_on_cpu(op.target.data, op.sources, op.target.bytes / size_of(op.step.type), op.step);
+    done->complete({});
     return {};
   }
 

@@ -33,10 +33,10 @@ class Builders {
   std::vector<std::thread> threads_;
 };
 
-void refused(int code, const std::string& text) {
+void refused(const KernelSource& source, int code, const std::string& text) {
   const std::string why = text.empty() ? std::string() : ": " + text.substr(0, text.find('\n'));
-  log(LogLevel::warning, "the run-time compiler refused the kernel for blocks (code " + std::to_string(code) + ")" + why +
-                             "; they are copied one by one");
+  log(LogLevel::warning, "the run-time compiler refused the kernel " + source.name + " (code " + std::to_string(code) + ")" + why +
+                             "; HMC does without it: blocks are copied one by one, the CPU reduces");
 }
 
 }  // namespace
@@ -67,10 +67,11 @@ bool KernelCompiler::available(const VendorLibrary& runtime) {
 }
 
 // Compiled for the device that is current, which is what hiprtc does when no architecture is named.
-std::string KernelCompiler::build(const char* source) const {
+std::string KernelCompiler::build(const KernelSource& source) const {
   compiler::Program program = nullptr;
-  if (const int code = api_.create(&program, source, "hmc_copy_blocks", 0, nullptr, nullptr); code != 0) {
-    refused(code, {});
+  const std::string all = source.defines + source.text;
+  if (const int code = api_.create(&program, all.c_str(), source.name.c_str(), 0, nullptr, nullptr); code != 0) {
+    refused(source, code, {});
     return {};
   }
   std::string result;
@@ -87,20 +88,20 @@ std::string KernelCompiler::build(const char* source) const {
       text.resize(bytes);
       if (api_.log(program, text.data()) != 0) text.clear();
     }
-    refused(code, text);
+    refused(source, code, text);
   }
   static_cast<void>(api_.destroy(&program));
   return result;
 }
 
-kernel::Image KernelCompiler::compile(const VendorLibrary& runtime, const char* source, int device, std::function<void()> enter) {
+kernel::Image KernelCompiler::compile(const VendorLibrary& runtime, KernelSource source, int device, std::function<void()> enter) {
   const std::scoped_lock lock(mutex_);
   if (!open(runtime)) return {};
-  const auto [found, added] = builds_.try_emplace(device);
+  const auto [found, added] = builds_.try_emplace({device, source.name});
   Build& made = found->second;
   if (added) {
     static Builders builders;
-    made.pending = builders.start([this, &made, source, enter = std::move(enter)] {
+    made.pending = builders.start([this, &made, source = std::move(source), enter = std::move(enter)] {
       enter();
       std::string code = build(source);
       const std::scoped_lock ready(mutex_);

@@ -1,11 +1,12 @@
 // KernelCompiler: HIP's run-time compiler (hiprtc), for kernels of which no one binary fits every card.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 
-#include "device/block_kernel.h"
+#include "device/kernel_api.h"
 #include "device/library.h"
 
 // clang-format off
@@ -29,7 +30,15 @@ struct Api {
 
 }  // namespace compiler
 
-// Compiling takes a good part of a second, so a thread of its own does it, once per device; the process does not end before it.
+// A kernel's source: `defines`, lines, and `text`.
+struct KernelSource {
+  std::string name;
+  std::string defines;
+  const char* text;
+};
+
+// Compiling takes a good part of a second, so a thread of its own does it, once per kernel and device; the process does not end
+// before it.
 // Any thread.
 class KernelCompiler {
  public:
@@ -38,7 +47,7 @@ class KernelCompiler {
   // Opens the compiler: `runtime` itself where that has its calls (ROCm up to 6), else the library of the row.
   [[nodiscard]] bool available(const VendorLibrary& runtime);
   // `source` for `device`, pending at first. `enter` makes the device current on the thread that compiles.
-  kernel::Image compile(const VendorLibrary& runtime, const char* source, int device, std::function<void()> enter);
+  kernel::Image compile(const VendorLibrary& runtime, KernelSource source, int device, std::function<void()> enter);
 
  private:
   struct Build {
@@ -46,13 +55,13 @@ class KernelCompiler {
     std::string code;  // empty: refused
   };
   bool open(const VendorLibrary& runtime);
-  [[nodiscard]] std::string build(const char* source) const;
+  [[nodiscard]] std::string build(const KernelSource& source) const;
 
   VendorLibrary library_;
   std::mutex mutex_;  // of what follows
   bool opened_ = false;
   compiler::Api api_;
-  std::map<int, Build> builds_;
+  std::map<std::pair<int, std::string>, Build> builds_;  // by device and name
 };
 
 }  // namespace hmc

@@ -17,6 +17,9 @@ struct ReduceStep {
   std::uint32_t divisor = 1;    // of the result
 };
 
+// Sources of one reduction by a device.
+inline constexpr std::size_t most_reduced_sources = 64;
+
 // target[i] = sources[0][i] op sources[1][i] op ..., left to right, for `count` elements. Arrays need no alignment. `target` may be
 // one of the sources; other overlaps are undefined. At least one source.
 void reduce_on_cpu(void* target, std::span<const void* const> sources, std::size_t count, const ReduceStep& step) noexcept;

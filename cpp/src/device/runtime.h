@@ -13,6 +13,7 @@
 
 #include "base/blob.h"
 #include "base/completion.h"
+#include "device/reduce.h"
 #include "hmc/device.h"
 #include "hmc/memory.h"
 #include "hmc/status.h"
@@ -136,6 +137,27 @@ class MemorySharing {
   ~MemorySharing() = default;
 };
 
+// A reduction of memory that one device reaches, as reduce_on_cpu().
+struct ReductionOp {
+  DeviceSpan target;                     // whole elements; its device reduces
+  std::span<const void* const> sources;  // each of as many bytes; addresses of that device; the list is not read after the call
+  ReduceStep step;
+};
+
+// What a device computes. Thread rules as DeviceRuntime.
+class DeviceCompute {
+ public:
+  virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;  // blocking
+  // Makes device `index` ready to reduce elements of that type; may take a while the first time. Errors: unsupported (with the
+  // reason; perhaps for now, while the kernel is compiled: the CPU reduces).
+  virtual Status prepare_reduction(int index, DataType type, std::size_t sources) = 0;
+  // `done` as for DeviceRuntime::copy. Errors: as prepare_reduction().
+  virtual Status reduce(const ReductionOp& op, Completion* done) = 0;
+
+ protected:
+  ~DeviceCompute() = default;
+};
+
 // Thread rules: every call from any thread, no engine lock needed; implementations lock inside.
 // Eight methods at most: capabilities that a vendor lacks are `unsupported` with the reason.
 class DeviceRuntime {
@@ -148,7 +170,7 @@ class DeviceRuntime {
   virtual Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) = 0;
   // `done` is completed once the bytes are in place: perhaps inside the call, else by poll(), on whatever thread calls that.
   virtual Status copy(const CopyOp& op, Completion* done) = 0;
-  virtual Status fill(const DeviceSpan& target, std::uint8_t value) = 0;  // blocking
+  virtual DeviceCompute& compute() = 0;
   virtual MemorySharing& sharing() = 0;
   virtual DeviceStreams& streams() = 0;
   // Completes what has finished; true if anything did. Never blocks. Whoever waits for a copy calls it.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "device/reduce.h"
 #include "hmc/status.h"
 
 namespace hmc {
@@ -50,6 +51,14 @@ struct VendorBlocks {
   const std::uint64_t* source_offsets;
   std::size_t count;
   std::size_t bytes;
+};
+
+// target[i] = sources[0][i] op sources[1][i] op ..., all reached by one device.
+struct VendorReduction {
+  void* target;
+  std::span<const void* const> sources;
+  std::size_t count;  // elements
+  ReduceStep step;
 };
 
 struct VendorPointer {
@@ -162,6 +171,16 @@ class VendorCopies {
   virtual int fill(void* target, std::uint8_t value, std::size_t bytes, VendorStream stream) = 0;
 };
 
+// All (current). What HMC's own kernels compute.
+class VendorCompute {
+ public:
+  virtual ~VendorCompute() = default;
+  // Loads the kernel for elements of that type on device `index`. Unsupported: there is none, or it is still being compiled.
+  virtual int prepare(int index, DataType type) = 0;
+  // At most most_reduced_sources. Asynchronous on the stream; nothing of the arguments is read after the call but the memory.
+  virtual int reduce(int index, const VendorReduction& reduction, VendorStream stream) = 0;
+};
+
 // What is known of a vendor without its library.
 struct VendorTraits {
   VendorCodes codes;
@@ -179,7 +198,8 @@ struct VendorCalls {
   std::unique_ptr<VendorHandles> handles;
   std::unique_ptr<VendorStreams> streams;
   std::unique_ptr<VendorCopies> copies;
-  std::unique_ptr<VendorChunks> chunks = nullptr;  // null: the vendor has no such memory
+  std::unique_ptr<VendorChunks> chunks = nullptr;    // null: the vendor has no such memory
+  std::unique_ptr<VendorCompute> compute = nullptr;  // null: the vendor runs no kernel of HMC's
 };
 
 // The device is current while this lives.

@@ -62,7 +62,7 @@ Status Memory::copy_to_host(void* target, std::size_t bytes, std::size_t offset)
 
 Status Memory::fill(std::uint8_t value) const {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device()));
-  return runtime->fill(span_of(*this), value);
+  return runtime->compute().fill(span_of(*this), value);
 }
 
 void Memory::reset() noexcept {

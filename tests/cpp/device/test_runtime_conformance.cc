@@ -87,8 +87,8 @@ TEST_P(RuntimeConformance, CopiesOnTheDevice) {
 TEST_P(RuntimeConformance, Fills) {
   const auto memory = allocate(5000);
   ASSERT_NE(memory, nullptr);
-  HMC_ASSERT_OK(runtime_->fill(memory->span(), 0x11));
-  HMC_ASSERT_OK(runtime_->fill(part(memory->span(), 1001, 2000), 0xC3));
+  HMC_ASSERT_OK(runtime_->compute().fill(memory->span(), 0x11));
+  HMC_ASSERT_OK(runtime_->compute().fill(part(memory->span(), 1001, 2000), 0xC3));
   std::vector<std::byte> back(5000);
   HMC_ASSERT_OK(copy({back.data(), back.size(), Device::cpu()}, memory->span()));
   for (std::size_t i = 0; i < back.size(); ++i) ASSERT_EQ(back[i], i >= 1001 && i < 3001 ? std::byte{0xC3} : std::byte{0x11}) << i;

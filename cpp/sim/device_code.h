@@ -1,0 +1,26 @@
+// What CUDA C is on the host: one thread at a time, which is all of its group. For kernels that any group can run.
+#pragma once
+
+namespace hmc::sim {
+
+struct Index {
+  unsigned x = 0;
+};
+inline thread_local Index thread_index, block_index, group_size{1}, grid_size;
+
+// Runs `kernel` for each group of a grid, one after the other.
+template <class Kernel>
+void run_grid(unsigned groups, const Kernel& kernel) {
+  grid_size.x = groups;
+  for (block_index.x = 0; block_index.x < groups; ++block_index.x) kernel();
+}
+
+}  // namespace hmc::sim
+
+#define __device__
+#define __global__
+#define __launch_bounds__(threads)
+#define threadIdx hmc::sim::thread_index
+#define blockIdx hmc::sim::block_index
+#define blockDim hmc::sim::group_size
+#define gridDim hmc::sim::grid_size

@@ -1,0 +1,53 @@
+#include "device/accelerator_compute.h"
+
+#include <string>
+
+namespace hmc {
+
+Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
+  if (target.bytes == 0) return {};
+  const int index = target.device.index();
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  BlockingCompletion done;
+  {
+    const DeviceScope scope(*calls_.devices, index);
+    if (scope.code() != 0) return devices_.unusable(index, scope.code());
+    const std::scoped_lock lock(on->mutex);
+    HMC_ASSIGN(CopyStream * stream, devices_.stream(*on, AcceleratorDevice::compute_stream));
+    if (const int code = calls_.copies->fill(target.data, value, target.bytes, stream->handle); code != 0) {
+      return devices_.failure("filling " + std::to_string(target.bytes) + " bytes on " + devices_.name(index), code);
+    }
+    HMC_TRY(devices_.leave_event(*on, *stream, &done, {}));
+  }
+  return done.wait(runtime_);
+}
+
+Status AcceleratorCompute::prepare_reduction(int index, DataType type, std::size_t sources) {
+  HMC_TRY(devices_.device(index).status());
+  if (calls_.compute == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
+  if (sources > most_reduced_sources) {
+    return Status(Code::unsupported, "a device reduces at most " + std::to_string(most_reduced_sources) + " arrays at once");
+  }
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const int code = calls_.compute->prepare(index, type);
+  if (code == 0) return {};
+  return devices_.failure("loading the kernel that reduces " + std::string(name_of(type)) + " on " + devices_.name(index), code);
+}
+
+Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
+  const int index = op.target.device.index();
+  HMC_TRY(prepare_reduction(index, op.step.type, op.sources.size()));
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const std::scoped_lock lock(on->mutex);
+  HMC_ASSIGN(CopyStream * stream, devices_.stream(*on, AcceleratorDevice::compute_stream));
+  const VendorReduction reduction{op.target.data, op.sources, op.target.bytes / size_of(op.step.type), op.step};
+  if (const int code = calls_.compute->reduce(index, reduction, stream->handle); code != 0) {
+    return devices_.failure("reducing " + std::to_string(op.target.bytes) + " bytes on " + devices_.name(index), code);
+  }
+  return devices_.leave_event(*on, *stream, done, {});
+}
+
+}  // namespace hmc

@@ -1,0 +1,27 @@
+// AcceleratorCompute: what the devices of an Accelerator compute, and its completions.
+#pragma once
+
+#include "device/accelerator_devices.h"
+#include "device/runtime.h"
+
+namespace hmc {
+
+// On a stream of its own per device, made at first use: a kernel does not wait behind copies. AcceleratorCopies::poll() ends what
+// is over.
+class AcceleratorCompute final : public DeviceCompute {
+ public:
+  // `runtime`: whose poll() that is.
+  AcceleratorCompute(AcceleratorDevices& devices, DeviceRuntime& runtime) noexcept
+      : devices_(devices), calls_(devices.calls()), runtime_(runtime) {}
+
+  Status fill(const DeviceSpan& target, std::uint8_t value) override;
+  Status prepare_reduction(int index, DataType type, std::size_t sources) override;
+  Status reduce(const ReductionOp& op, Completion* done) override;
+
+ private:
+  AcceleratorDevices& devices_;
+  const VendorCalls& calls_;
+  DeviceRuntime& runtime_;
+};
+
+}  // namespace hmc

@@ -1,0 +1,43 @@
+#include "device/kernel_api.h"
+
+#include <algorithm>
+
+namespace hmc::kernel {
+
+void Api::load_cuda(const VendorLibrary& library) {
+#define HMC_WANT(member, cuda, hip, ...) library.load(this->member, #cuda);
+  HMC_KERNEL_CALLS(HMC_WANT)
+#undef HMC_WANT
+}
+
+void Api::load_hip(const VendorLibrary& library) {
+#define HMC_WANT(member, cuda, hip, ...) library.load(this->member, #hip);
+  HMC_KERNEL_CALLS(HMC_WANT)
+#undef HMC_WANT
+}
+
+bool Api::complete() const noexcept {
+  bool all = true;
+#define HMC_HAVE(member, ...) all = all && this->member != nullptr;
+  HMC_KERNEL_CALLS(HMC_HAVE)
+#undef HMC_HAVE
+  return all;
+}
+
+void Loaded::load(const Api& api, const Vendor& vendor, const std::function<Image(int device)>& image, int device,
+                  const char* name) {
+  if (tried) return;
+  code = vendor.unsupported;
+  const Image made = api.complete() ? image(device) : Image{};
+  tried = !made.pending;
+  if (made.data == nullptr) return;
+  Module module = nullptr;
+  int found = 0;
+  code = api.load_module(&module, made.data);
+  if (code == 0) code = api.get_function(&function, module, name);
+  if (code == 0) code = api.attribute(&found, vendor.multiprocessor_count, device);
+  if (vendor.clear(code) != 0) code = vendor.unsupported;  // callers do without
+  processors = static_cast<std::size_t>(std::max(1, found));
+}
+
+}  // namespace hmc::kernel

@@ -1,0 +1,68 @@
+// Loading and launching kernels, for runtimes that do so as CUDA's driver does.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <type_traits>
+
+#include "device/library.h"
+#include "device/vendor_calls.h"
+
+// Rows CALL(member, name in CUDA's driver, name in HIP, type).
+// clang-format off
+#define HMC_KERNEL_CALLS(CALL)                                                                                         \
+  CALL(load_module, cuModuleLoadData, hipModuleLoadData, int(Module*, const void*))                                    \
+  CALL(get_function, cuModuleGetFunction, hipModuleGetFunction, int(Function*, Module, const char*))                   \
+  CALL(launch, cuLaunchKernel, hipModuleLaunchKernel, int(Function, unsigned, unsigned, unsigned, unsigned, unsigned,  \
+                                                          unsigned, unsigned, VendorStream, void**, void**))           \
+  CALL(attribute, cuDeviceGetAttribute, hipDeviceGetAttribute, int(int*, int, int))                                    \
+  CALL(allocate_host, cuMemHostAlloc, hipHostMalloc, int(void**, std::size_t, unsigned))                               \
+  CALL(event_create, cuEventCreate, hipEventCreateWithFlags, int(VendorEvent*, unsigned))                              \
+  CALL(event_record, cuEventRecord, hipEventRecord, int(VendorEvent, VendorStream))                                    \
+  CALL(event_query, cuEventQuery, hipEventQuery, int(VendorEvent))
+// clang-format on
+
+namespace hmc::kernel {
+
+using Module = void*;
+using Function = void*;
+constexpr unsigned host_alloc_portable = 1;
+constexpr unsigned event_disable_timing = 2;
+constexpr int cuda_multiprocessor_count = 16;
+constexpr int hip_multiprocessor_count = 63;
+
+#define HMC_KERNEL_MEMBER(member, cuda, hip, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
+struct Api {
+  HMC_KERNEL_CALLS(HMC_KERNEL_MEMBER)
+
+  void load_cuda(const VendorLibrary& library);
+  void load_hip(const VendorLibrary& library);
+  // False: the runtime cannot run kernels of ours.
+  [[nodiscard]] bool complete() const noexcept;
+};
+#undef HMC_KERNEL_MEMBER
+
+// The kernel in the form that a device loads. Neither data nor pending: there is none.
+struct Image {
+  const void* data = nullptr;
+  bool pending = false;  // being made
+};
+
+struct Vendor {
+  int unsupported;                     // its code
+  int multiprocessor_count;            // its device attribute
+  std::function<int(int code)> clear;  // passes a code on, and takes back what the runtime has noted of the error
+};
+
+// A kernel in the context of one device.
+struct Loaded {
+  bool tried = false;  // what follows will not change
+  int code = 0;        // the vendor's; its unsupported: there is no such kernel, or not yet
+  Function function = nullptr;
+  std::size_t processors = 1;  // of the device
+
+  // Loads `name` from the image, unless it has been tried. The device is current.
+  void load(const Api& api, const Vendor& vendor, const std::function<Image(int device)>& image, int device, const char* name);
+};
+
+}  // namespace hmc::kernel

@@ -1,0 +1,9 @@
+// The texts of the kernels' sources; CMake writes the definitions.
+#pragma once
+
+namespace hmc {
+
+extern const char copy_blocks_source[];
+extern const char reduce_source[];
+
+}  // namespace hmc

@@ -1,0 +1,39 @@
+// ReduceKernel: elementwise reductions of memory that one device reaches, in one kernel launch. For runtimes that load and launch
+// kernels as CUDA's driver does.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "device/kernel_api.h"
+#include "device/vendor_calls.h"
+
+namespace hmc {
+
+// One kernel for each element type, loaded into a device's context at first use. Any thread.
+class ReduceKernel final : public VendorCompute {
+ public:
+  using MakeImage = std::function<kernel::Image(int device, DataType type)>;
+  // `image`: called with the device current.
+  ReduceKernel(const kernel::Api& api, kernel::Vendor vendor, MakeImage image)
+      : api_(api), vendor_(std::move(vendor)), image_(std::move(image)) {}
+
+  int prepare(int index, DataType type) override;
+  int reduce(int index, const VendorReduction& reduction, VendorStream stream) override;
+
+ private:
+  kernel::Loaded kernel_of(int device, DataType type);
+
+  const kernel::Api& api_;
+  const kernel::Vendor vendor_;
+  const MakeImage image_;
+  std::mutex mutex_;  // of what follows
+  std::map<std::pair<int, DataType>, kernel::Loaded> kernels_;
+};
+
+// "hmc_reduce_bf16"
+[[nodiscard]] std::string name_of_reduce_kernel(DataType type);
+
+}  // namespace hmc
