@@ -15,12 +15,14 @@ constexpr std::uint64_t reduced_at_once = 512 << 10;
 }  // namespace
 
 Areas::Areas(CollectiveBuffers buffers, std::uint64_t scratch) : buffers_(std::move(buffers)) {
-  if (scratch > 0) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
+  if (scratch > 0 && !buffers_.scratch) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
 }
 
 MemoryView Areas::slice(const Slice& where, std::uint64_t bytes) const {
-  if (where.area == Area::scratch) return {scratch_.get() + where.offset, bytes};
-  MemoryView view = where.area == Area::in ? buffers_.in : buffers_.out;
+  if (where.area == Area::scratch && !buffers_.scratch) return {scratch_.get() + where.offset, bytes};
+  MemoryView view = where.area == Area::scratch ? MemoryView(buffers_.scratch->memory())
+                    : where.area == Area::in    ? buffers_.in
+                                                : buffers_.out;
   view.data = static_cast<std::byte*>(view.data) + where.offset;
   view.bytes = bytes;
   return view;
@@ -38,7 +40,7 @@ bool Areas::is_short(const Step& step, std::size_t ranks) const noexcept {
     case StepKind::copy:
       return buffers_.in.device.is_cpu() && buffers_.out.device.is_cpu();
     case StepKind::reduce:
-      return step.bytes * ranks <= reduced_at_once;
+      return !buffers_.scratch && step.bytes * ranks <= reduced_at_once;
     default:
       return false;
   }
@@ -57,6 +59,7 @@ Status Areas::copy(const Step& step) const {
 void Areas::release(Engine& engine) noexcept {
   if (buffers_.in.owner) engine.retire(std::move(buffers_.in.owner));
   if (buffers_.out.owner) engine.retire(std::move(buffers_.out.owner));
+  if (buffers_.scratch) engine.retire(std::move(buffers_.scratch));
 }
 
 }  // namespace hmc

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/device_reducer.h"
 #include "collective/plan.h"
 #include "device/reduce.h"
 #include "hmc/memory.h"
@@ -18,15 +19,19 @@ struct CollectiveBuffers {
   MemoryView in;
   MemoryView out;
   ReduceStep reduction = {};  // of reduce steps
+  std::shared_ptr<DeviceScratch> scratch =
+      nullptr;  // the schedule's, on the device that reduces; null: host memory, the CPU reduces
 };
 
 class Areas {
  public:
-  // `scratch`: bytes.
+  // `scratch`: bytes, in host memory unless the buffers bring some.
   Areas(CollectiveBuffers buffers, std::uint64_t scratch);
 
   [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
   [[nodiscard]] const ReduceStep& reduction() const noexcept { return buffers_.reduction; }
+  // The device that reduces; the CPU where that does.
+  [[nodiscard]] Device reducer() const noexcept { return buffers_.scratch ? buffers_.scratch->memory().device() : Device::cpu(); }
   [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
   // Where the sources of a reduction begin.
   [[nodiscard]] std::vector<const void*> sources(std::span<const Slice> slices) const;

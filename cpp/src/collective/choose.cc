@@ -104,7 +104,7 @@ Choice all_to_all_choice(const EqualCall& call, const Tuning& tuning) {
 
 }  // namespace
 
-Tuning tuning_for(bool host) { return {all_to_all_tuning(host), reduce_tuning(host), spread_tuning(host, false)}; }
+Tuning tuning_for(bool host, bool staged) { return {all_to_all_tuning(host), reduce_tuning(staged), spread_tuning(host, false)}; }
 
 Result<CallKind> equal_call_kind(std::string_view name) {
   std::string all;

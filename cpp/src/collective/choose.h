@@ -28,7 +28,8 @@ struct Tuning {
   ReduceTuning reduce;
   SpreadTuning spread;
 };
-[[nodiscard]] Tuning tuning_for(bool host);
+// `staged`: of reduce_tuning().
+[[nodiscard]] Tuning tuning_for(bool host, bool staged);
 
 // By name. Errors: invalid_argument, naming the calls that there are.
 Result<CallKind> equal_call_kind(std::string_view name);

@@ -116,7 +116,8 @@ void CollectiveWork::post(std::uint32_t index) {
   }
 }
 
-// Short ones here; others without the engine lock, like a message that takes its time.
+// On the device of the memory, where that reduces; else short ones here, others without the engine lock, like a message that takes
+// its time.
 void CollectiveWork::reduce(std::uint32_t index) {
   const Step& step = run_.steps()[index];
   if (step.bytes == 0 || run_.poisoned(index)) return run_.finish(index);
@@ -126,7 +127,9 @@ void CollectiveWork::reduce(std::uint32_t index) {
     reduce_on_cpu(to, sources, step.bytes / size_of(areas_.reduction().type), areas_.reduction());
     return run_.finish(index);
   }
-  const auto work = reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction());
+  const Device reducer = areas_.reducer();
+  const auto work = reducer.is_cpu() ? reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction())
+                                     : reduce_on_device(engine(), reducer, to, sources, step.bytes, areas_.reduction());
   run_.posted(index, work);
   work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/device_reducer.h"
 #include "collective/member_calls.h"
 #include "collective/places.h"
 #include "collective/planning.h"
@@ -31,10 +32,10 @@ constexpr std::array basis_names{"path", "topology", "alike", "default"};
 // Latency and bandwidth of every link of a group, and what they rest on.
 class LinkSurvey {
  public:
-  // `reduces`: device memory is reduced in host memory.
-  LinkSurvey(const Group& group, bool reduces)
+  // `staged`: by rank, it reduces its device memory in host memory.
+  LinkSurvey(const Group& group, std::vector<bool> staged)
       : group_(group),
-        reduces_(reduces),
+        staged_(std::move(staged)),
         hosts_(hosts_of(group)),
         cards_(written_cards(group)),
         basis_(std::size_t{group.size()} * group.size(), Basis::fallback) {}
@@ -69,7 +70,7 @@ class LinkSurvey {
 
   [[nodiscard]] std::pair<Device, Device> ends(std::uint32_t from, std::uint32_t to) const {
     const Device source = group_.rank(from).device, target = group_.rank(to).device;
-    const bool through_host = reduces_ && !source.is_cpu() && !target.is_cpu();
+    const bool through_host = staged_[to] && !source.is_cpu() && !target.is_cpu();
     return {source, through_host ? Device::cpu() : target};
   }
   [[nodiscard]] Class class_of(std::uint32_t from, std::uint32_t to) const {
@@ -133,7 +134,7 @@ class LinkSurvey {
   }
 
   const Group& group_;
-  const bool reduces_;
+  const std::vector<bool> staged_;
   const std::vector<std::uint32_t> hosts_;        // by rank
   const std::vector<const TopologyCard*> cards_;  // by rank
   std::vector<Basis> basis_;                      // by link
@@ -153,10 +154,25 @@ std::string figures_of(const CollectivePlan& plan) {
   return text + rates;
 }
 
+// The ranks whose device memory the CPU reduces. A device of another process is taken to be able to what this process's device of
+// the vendor is; where there is none, the CPU is taken to reduce.
+std::vector<bool> staged_ranks(const Group& group, DataType type) {
+  std::map<std::string_view, bool> able{{Device::cpu().vendor(), true}};
+  for (const std::uint32_t rank : group.local()) {
+    const Device& device = group.rank(rank).device;
+    if (!able.contains(device.vendor())) able[device.vendor()] = device_reduces(device, type, group.size());
+  }
+  std::vector<bool> staged;
+  for (std::uint32_t r = 0; r < group.size(); ++r) staged.push_back(!able[group.rank(r).device.vendor()]);
+  return staged;
+}
+
 Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
   HMC_ASSIGN(const EqualCall call, equal_call(name, bytes, options, group.size()));
-  LinkSurvey survey(group, reduces(call.kind));
+  const std::vector<bool> staged = reduces(call.kind) ? staged_ranks(group, options.type) : std::vector<bool>(group.size());
+  LinkSurvey survey(group, staged);
   PlannedGroup planned{survey.take(), {}};
+  planned.staged = staged;
   planned.may_fuse = group.fused().possible();
   for (std::uint32_t r = 0; r < group.size(); ++r) planned.on_host.push_back(group.rank(r).device.is_cpu());
   planned.basis = [&](std::uint32_t from, std::uint32_t to) {

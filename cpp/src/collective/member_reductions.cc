@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/device_reducer.h"
 #include "collective/member_calls.h"
 #include "collective/plan_reduce.h"
 #include "collective/tuning.h"
@@ -23,6 +24,23 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
   if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
   if (reduction.op == ReduceOp::avg) step.divisor = group.size();
   return step;
+}
+
+struct Planned {
+  std::shared_ptr<const Schedule> schedule;
+  std::shared_ptr<DeviceScratch> scratch;  // where the device reduces
+};
+
+// The Schedule that `plan(tuning)` makes for who reduces: the device, where it is able to and has the scratch memory, else the CPU.
+// Other ranks see no difference.
+template <class Plan>
+Planned planned(const Group& group, const MemoryView& out, const MemoryView& in, const Reduction& reduction, const Plan& plan) {
+  const bool host = on_host(out, in);
+  const bool device = !host && out.device == in.device && device_reduces(in.device, reduction.type, group.size());
+  std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device));
+  if (!device) return {std::move(schedule), nullptr};
+  if (auto scratch = DeviceScratch::take(in.device, schedule->scratch)) return {std::move(schedule), std::move(scratch).value()};
+  return {plan(reduce_tuning(true)), nullptr};
 }
 
 std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
@@ -49,15 +67,16 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   }
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = reduce_tuning(on_host(out, in));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  auto schedule = group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)},
-                                         [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
+  auto [schedule, scratch] = planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
+    return group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)},
+                                  [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
+  });
   Share share{group,
               rank,
               call_of(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
               std::move(schedule),
-              {in, out, step}};
+              {in, out, step, std::move(scratch)}};
   if (may_fuse(*group, in.bytes)) share.fused = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
   return share;
 }
@@ -77,10 +96,15 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
   }
-  const ReduceTuning tuning = reduce_tuning(on_host(out, in));
-  auto schedule = std::make_shared<const Schedule>(
-      plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
-  Share share{group, rank, call_of(CallKind::reduce_scatter, reduction, layout.counts), std::move(schedule), {in, out, step}};
+  auto [schedule, scratch] = planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
+    return std::make_shared<const Schedule>(
+        plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
+  });
+  Share share{group,
+              rank,
+              call_of(CallKind::reduce_scatter, reduction, layout.counts),
+              std::move(schedule),
+              {in, out, step, std::move(scratch)}};
   if (may_fuse(*group, std::reduce(layout.counts.begin(), layout.counts.end())))
     share.fused = fused::plan_reduce_scatter({layout.counts, layout.displacements});
   return share;
@@ -119,14 +143,15 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  const ReduceTuning tuning = reduce_tuning(on_host(target, in));
-  auto schedule = group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)},
-                                         [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
+  auto [schedule, scratch] = planned(*group, target, in, reduction, [&](const ReduceTuning& tuning) {
+    return group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)},
+                                  [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
+  });
   Share share{group,
               rank,
               call_of(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}}, at),
               std::move(schedule),
-              {in, target, step}};
+              {in, target, step, std::move(scratch)}};
   if (may_fuse(*group, in.bytes)) share.fused = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
   return share;
 }

@@ -35,6 +35,17 @@ bool is_fused(const EqualCall& call, const PlannedGroup& group) {
          std::ranges::all_of(group.on_host, [](bool host) { return host; });
 }
 
+// Of device memory.
+std::string who_reduces(const EqualCall& call, const PlannedGroup& group) {
+  const auto devices = std::ranges::count(group.on_host, false);
+  if (!reduces(call.kind) || devices == 0) return "";
+  const auto by_cpu = std::ranges::count(group.staged, true);
+  if (by_cpu == 0) return " The devices reduce their ranks' parts.";
+  if (by_cpu == devices) return " The CPU reduces device memory, staged through host memory.";
+  return " " + std::to_string(devices - by_cpu) + " devices reduce their ranks' parts; the CPU reduces those of the other " +
+         std::to_string(by_cpu) + ", staged through host memory.";
+}
+
 Tuning fused_tuning(const EqualCall& call, Tuning tuning) {
   tuning.reduce.whole = 0;
   tuning.reduce.chunk = fused::Slots(nullptr, call.size).chunk();
@@ -63,7 +74,8 @@ Result<EqualCall> equal_call(std::string_view name, std::uint64_t bytes, const P
 
 Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group) {
   Tunings tunings;
-  for (std::uint32_t r = 0; r < call.size; ++r) tunings.push_back(tuning_for(group.on_host[r]));
+  for (std::uint32_t r = 0; r < call.size; ++r)
+    tunings.push_back(tuning_for(group.on_host[r], !group.staged.empty() && group.staged[r]));
   const Tunings by_messages = tunings;
   const bool fused = is_fused(call, group);
   if (fused) {
@@ -77,7 +89,7 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group)
   plan.bytes = call.bytes;
   plan.ranks = static_cast<int>(call.size);
   plan.algorithm = std::move(algorithm);
-  plan.reason = std::move(reason);
+  plan.reason = std::move(reason) + who_reduces(call, group);
   for (const PairTraffic& pair : traffic_of(schedules)) {
     const LinkCost& link = group.cost.link(pair.from, pair.to);
     plan.links.push_back({static_cast<int>(pair.from), static_cast<int>(pair.to), pair.bytes, link.latency * 1e6, link.bandwidth,

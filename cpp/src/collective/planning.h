@@ -19,6 +19,7 @@ inline constexpr std::uint32_t max_planned_ranks = 256;  // all pairs of more ta
 struct PlannedGroup {
   CostModel cost;
   std::vector<bool> on_host;                                            // by rank: its buffers are CPU memory
+  std::vector<bool> staged = {};                                        // by rank: the CPU reduces its device memory
   bool may_fuse = false;                                                // reductions of CPU memory
   std::function<std::string(std::uint32_t, std::uint32_t)> basis = {};  // of a link's figures
   std::string figures = {};                                             // CollectivePlan::figures

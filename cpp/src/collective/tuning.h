@@ -18,9 +18,10 @@ namespace hmc {
   if (!host) tuning.inline_copy = 0;
   return tuning;
 }
-[[nodiscard]] inline ReduceTuning reduce_tuning(bool host) {
+// `staged`: device memory that the CPU reduces.
+[[nodiscard]] inline ReduceTuning reduce_tuning(bool staged) {
   ReduceTuning tuning;
-  tuning.staged = !host;
+  tuning.staged = staged;
   return tuning;
 }
 // `in_place`: the rank's own block is where it belongs.

@@ -66,17 +66,24 @@ TEST(PlanChoice, AlgorithmsChangeWhereThePlannersDo) {
 }
 
 TEST(PlanChoice, BytesOfLinksAreThoseOfTheSchedules) {
-  for (const bool host : {true, false}) {
+  for (const auto& [host, staged] : {std::pair(true, false), std::pair(false, true), std::pair(false, false)}) {
     for (const char* name :
          {"all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "gather", "scatter", "all_to_all"}) {
       for (const std::uint64_t bytes : {0 * MiB, 24 * KiB, 600 * KiB, 96 * MiB}) {
         const std::uint32_t size = 6;
         const auto call = equal_call(name, bytes, {.root = 2}, size);
         ASSERT_TRUE(call.ok()) << call.status().str();
-        const auto plan = plan_of(*call, {CostModel(size, {.latency = 1e-6, .bandwidth = 1e9}, {}), std::vector<bool>(size, host)});
+        const auto plan = plan_of(*call, {.cost = CostModel(size, {.latency = 1e-6, .bandwidth = 1e9}, {}),
+                                          .on_host = std::vector<bool>(size, host),
+                                          .staged = std::vector<bool>(size, staged)});
         ASSERT_TRUE(plan.ok()) << plan.status().str();
         std::vector<Schedule> executed;
-        for (std::uint32_t r = 0; r < size; ++r) executed.push_back(schedule_of(*call, r, tuning_for(host)));
+        for (std::uint32_t r = 0; r < size; ++r) executed.push_back(schedule_of(*call, r, tuning_for(host, staged)));
+        const bool names_the_cpu = plan->reason.find("The CPU reduces device memory") != std::string::npos;
+        const bool names_devices = plan->reason.find("The devices reduce") != std::string::npos;
+        const bool reduction = std::string_view(name).find("reduce") != std::string_view::npos;
+        EXPECT_EQ(names_the_cpu, reduction && staged) << plan->reason;
+        EXPECT_EQ(names_devices, reduction && !host && !staged) << plan->reason;
         const auto traffic = traffic_of(executed);
         ASSERT_EQ(plan->links.size(), traffic.size());
         for (std::size_t i = 0; i < traffic.size(); ++i) {
@@ -98,8 +105,8 @@ TEST(PlanChoice, CoarserSchedulesMoveTheSameBytes) {
     std::vector<Schedule> fine, coarse;
     std::size_t fine_steps = 0, coarse_steps = 0;
     for (std::uint32_t r = 0; r < size; ++r) {
-      fine.push_back(schedule_of(*call, r, tuning_for(true)));
-      coarse.push_back(schedule_of(*call, r, coarser(*call, tuning_for(true), 10'000)));
+      fine.push_back(schedule_of(*call, r, tuning_for(true, false)));
+      coarse.push_back(schedule_of(*call, r, coarser(*call, tuning_for(true, false), 10'000)));
       fine_steps += fine.back().steps.size();
       coarse_steps += coarse.back().steps.size();
     }

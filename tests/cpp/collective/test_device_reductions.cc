@@ -1,0 +1,264 @@
+// all_reduce, reduce_scatter and reduce of device memory, on simulated devices: every type and operation, the same bits as the
+// CPU's reduction in rank order, and reduced by the device that can.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collective/job.h"
+#include "device/reduce.h"
+#include "device/runtime.h"
+
+namespace hmc {
+namespace {
+
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+using Bytes = std::vector<std::byte>;
+
+void simulate_vendors() {
+  setenv("HMC_CUDA_LIBRARY", HMC_SIM_CUDA, 1);
+  setenv("HMC_ROCM_LIBRARY", HMC_SIM_ROCM, 1);
+  setenv("HMC_MLU_LIBRARY", HMC_SIM_MLU, 1);
+  setenv("HMC_SIM_DEVICES", "2", 1);
+}
+
+std::uint64_t launches(const char* library) {
+  void* handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (handle == nullptr) return 0;
+  const auto count = reinterpret_cast<std::uint64_t (*)()>(dlsym(handle, "hmcsim_launches"));
+  return count == nullptr ? 0 : count();
+}
+
+// Small numbers of either sign: no NaN, whose bits are the reducer's choice.
+Bytes input(DataType type, std::size_t count, std::size_t rank) {
+  Bytes made(count * size_of(type));
+  testing::fill_pattern(made, rank * 31 + static_cast<std::size_t>(type));
+  if (!is_floating(type)) return made;
+  const std::size_t each = size_of(type);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::byte& top = made[(i + 1) * each - 1];
+    if (each == 8 || each == 4) top = (top & std::byte{0x80}) | std::byte{0x3f};
+    if (each == 2) top = (top & std::byte{0x83}) | std::byte{0x3c};
+    if (each == 1) top = top & std::byte{0xb7};
+  }
+  return made;
+}
+
+Bytes expected(const Reduction& reduction, std::size_t count, std::size_t ranks) {
+  std::vector<Bytes> inputs;
+  std::vector<const void*> sources;
+  for (std::size_t r = 0; r < ranks; ++r) inputs.push_back(input(reduction.type, count, r));
+  for (const Bytes& each : inputs) sources.push_back(each.data());
+  ReduceStep step{.type = reduction.type, .op = reduction.op};
+  if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
+  if (reduction.op == ReduceOp::avg) step.divisor = static_cast<std::uint32_t>(ranks);
+  Bytes result(count * size_of(reduction.type));
+  reduce_on_cpu(result.data(), sources, count, step);
+  return result;
+}
+
+// Bytes on a device, `offset` off any alignment.
+class OnDevice {
+ public:
+  OnDevice(const Device& device, const Bytes& bytes, std::size_t offset = 0) : offset_(offset), bytes_(bytes.size()) {
+    auto memory = Memory::allocate(bytes.size() + offset + guard, device);
+    EXPECT_TRUE(memory.ok()) << memory.status().str();
+    memory_ = std::move(memory).value();
+    HMC_EXPECT_OK(memory_.fill(0x5c));
+    HMC_EXPECT_OK(memory_.copy_from_host(bytes.data(), bytes.size(), offset));
+  }
+  [[nodiscard]] MemoryView view() const {
+    MemoryView view(memory_);
+    view.data = static_cast<std::byte*>(view.data) + offset_;
+    view.bytes = bytes_;
+    return view;
+  }
+  [[nodiscard]] Bytes read() const {
+    Bytes bytes(bytes_);
+    HMC_EXPECT_OK(memory_.copy_to_host(bytes.data(), bytes.size(), offset_));
+    return bytes;
+  }
+  [[nodiscard]] bool guarded() const {
+    Bytes all(memory_.size());
+    HMC_EXPECT_OK(memory_.copy_to_host(all.data(), all.size()));
+    const auto outside = [&](std::size_t i) { return i < offset_ || i >= offset_ + bytes_; };
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (outside(i) && all[i] != std::byte{0x5c}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t guard = 5;
+  std::size_t offset_, bytes_;
+  Memory memory_;
+};
+
+// Where a run-time compiler makes the kernel, the CPU reduces until it has.
+void wait_until_ready(const Device& device, DataType type, std::size_t ranks) {
+  if (device.is_cpu() || device.vendor() == "mlu") return;
+  const auto runtime = runtime_for(device);
+  ASSERT_TRUE(runtime.ok());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!(*runtime)->compute().prepare_reduction(device.index(), type, ranks).ok()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+using Devices = std::vector<const char*>;  // by rank
+
+void on_devices(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body,
+                const char* transports = "", bool breaks = false) {
+  run_job(static_cast<int>(devices.size()), [&](const Process& process) {
+    simulate_vendors();
+    InitOptions options = process.options();
+    options.context.transports = transports;
+    options.devices = {*Device::parse(devices[static_cast<std::size_t>(process.rank)])};
+    const Communicator world = process.init(options);
+    ASSERT_TRUE(world.valid());
+    body(*world.self(), world);
+    if (!breaks) {
+      HMC_EXPECT_OK(world.barrier(soon()));
+    } else {  // all others have returned as well
+      process.board[0].fetch_add(1);
+      EXPECT_TRUE(process.board.wait(0, process.size));
+    }
+  });
+}
+
+void check_all_reduce(const Member& me, const Reduction& reduction, std::size_t count, bool in_place, std::size_t offset) {
+  const auto ranks = static_cast<std::size_t>(me.size());
+  SCOPED_TRACE(std::string(name_of(reduction.op)) + " of " + std::to_string(count) + " " + std::string(name_of(reduction.type)));
+  const OnDevice in(me.device(), input(reduction.type, count, static_cast<std::size_t>(me.rank())), offset);
+  const OnDevice out(me.device(), Bytes(count * size_of(reduction.type), std::byte{0x11}), offset);
+  HMC_ASSERT_OK(me.all_reduce(in_place ? in.view() : out.view(), in.view(), reduction, soon()));
+  ASSERT_TRUE((in_place ? in : out).read() == expected(reduction, count, ranks));
+  ASSERT_TRUE(in.guarded() && out.guarded());
+}
+
+const std::vector<Devices> mixes{{"cuda:0", "cuda:1"}, {"rocm:1", "rocm:0"}, {"cuda:0", "rocm:1", "mlu:0"}, {"cuda:1", "cpu"}};
+
+TEST(DeviceReductions, EveryTypeAndOperation) {
+  for (const Devices& devices : mixes) {
+    on_devices(devices, [](const Member& me, const Communicator&) {
+      for (std::size_t type = 0; type < data_types; ++type) {
+        wait_until_ready(me.device(), static_cast<DataType>(type), static_cast<std::size_t>(me.size()));
+        for (std::size_t op = 0; op < reduce_ops; ++op) {
+          const Reduction reduction{static_cast<DataType>(type), static_cast<ReduceOp>(op), 0.5};
+          if (check_reduction(reduction).ok()) check_all_reduce(me, reduction, 257, op % 2 == 0, 16);
+        }
+      }
+    });
+  }
+}
+
+TEST(DeviceReductions, EverySizeInPlaceAndNot) {
+  for (const char* transports : {"", "tcp,staging"}) {
+    for (const Devices& devices : mixes) {
+      on_devices(
+          devices,
+          [](const Member& me, const Communicator&) {
+            for (const int each : {0, 1, 2, 7, 1023, 4097, 40'000, 300'001}) {
+              const auto count = static_cast<std::size_t>(each);
+              check_all_reduce(me, {DataType::f32, ReduceOp::sum}, count, false, 4);
+              check_all_reduce(me, {DataType::bf16, ReduceOp::avg}, count, true, 3);
+            }
+          },
+          transports);
+    }
+  }
+}
+
+TEST(DeviceReductions, TheDeviceReduces) {
+  for (const Devices& devices : {Devices{"cuda:0", "cuda:1"}, Devices{"rocm:0", "cuda:0"}}) {
+    on_devices(devices, [](const Member& me, const Communicator& world) {
+      const bool cuda = me.device().vendor() == "cuda";
+      wait_until_ready(me.device(), DataType::f32, 2);
+      HMC_ASSERT_OK(world.barrier(soon()));
+      const std::uint64_t before = launches(cuda ? HMC_SIM_CUDA : HMC_SIM_ROCM);
+      check_all_reduce(me, {DataType::f32, ReduceOp::sum}, 300'000, false, 0);
+      EXPECT_GE(launches(cuda ? HMC_SIM_CUDA : HMC_SIM_ROCM), before + 2) << "chunks reduced by the device";
+    });
+  }
+}
+
+TEST(DeviceReductions, PlanSaysWhoReduces) {
+  on_devices({"cuda:0", "mlu:0"}, [](const Member& me, const Communicator&) {
+    const auto plan = me.plan("all_reduce", 1 << 20);
+    ASSERT_TRUE(plan.ok()) << plan.status().str();
+    EXPECT_NE(plan->reason.find("CPU reduces"), std::string::npos) << plan->reason;
+    EXPECT_EQ(plan->reason.find("1 devices reduce") != std::string::npos, me.rank() == 0) << plan->reason;
+  });
+}
+
+TEST(DeviceReductions, ScatterAndRoots) {
+  on_devices({"cuda:0", "rocm:0", "cuda:1"}, [](const Member& me, const Communicator&) {
+    const auto rank = static_cast<std::size_t>(me.rank());
+    wait_until_ready(me.device(), DataType::i32, 3);
+    const Reduction reduction{DataType::i32, ReduceOp::sum};
+    for (const std::size_t block : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{200'000}}) {
+      const OnDevice in(me.device(), input(reduction.type, 3 * block, rank));
+      const OnDevice out(me.device(), Bytes(block * 4));
+      HMC_ASSERT_OK(me.reduce_scatter(out.view(), in.view(), reduction, soon()));
+      const Bytes all = expected(reduction, 3 * block, 3);
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * block * 4);
+      ASSERT_TRUE(out.read() == Bytes(begin, begin + static_cast<std::ptrdiff_t>(block * 4))) << block;
+    }
+    for (int root = 0; root < 3; ++root) {
+      const std::size_t count = 150'001;
+      const OnDevice in(me.device(), input(reduction.type, count, rank));
+      const OnDevice out(me.device(), Bytes(count * 4));
+      HMC_ASSERT_OK(me.reduce(out.view(), in.view(), root, reduction, soon()));
+      if (me.rank() == root) ASSERT_TRUE(out.read() == expected(reduction, count, 3)) << root;
+    }
+  });
+}
+
+TEST(DeviceReductions, ManyAtOnce) {
+  on_devices({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator&) {
+    const Reduction reduction{DataType::f32, ReduceOp::sum};
+    std::vector<OnDevice> in, out;
+    std::vector<Work> works;
+    constexpr std::size_t calls = 24;
+    for (std::size_t i = 0; i < calls; ++i) {
+      const std::size_t count = i % 4 == 0 ? 100'000 + i : i;
+      in.emplace_back(me.device(), input(reduction.type, count, static_cast<std::size_t>(me.rank())));
+      out.emplace_back(me.device(), Bytes(count * 4));
+    }
+    for (std::size_t i = 0; i < calls; ++i) works.push_back(*me.iall_reduce(out[i].view(), in[i].view(), reduction));
+    for (std::size_t i = 0; i < calls; ++i) {
+      HMC_ASSERT_OK(works[i].wait(soon()));
+      ASSERT_TRUE(out[i].read() == expected(reduction, out[i].view().bytes / 4, 2)) << i;
+    }
+  });
+}
+
+// A device that fails ends the collective with its error on every rank.
+TEST(DeviceReductions, AFailedLaunchEndsTheCollective) {
+  on_devices(
+      {"cuda:0", "cuda:1"},
+      [](const Member& me, const Communicator& world) {
+        check_all_reduce(me, {DataType::f32, ReduceOp::sum}, 1000, false, 0);
+        HMC_ASSERT_OK(world.barrier(soon()));
+        if (me.rank() == 0) {
+          void* handle = dlopen(HMC_SIM_CUDA, RTLD_NOW | RTLD_NOLOAD);
+          ASSERT_NE(handle, nullptr);
+          const auto fail = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(handle, "hmcsim_fail"));
+          ASSERT_NE(fail, nullptr);
+          fail("cuLaunchKernel", 1, 719);
+        }
+        // Each rank waits for what the other reduces.
+        const std::size_t count = 300'000;
+        const OnDevice in(me.device(), input(DataType::f32, count, 0)), out(me.device(), Bytes(count * 4));
+        const Status status = me.all_reduce(out.view(), in.view(), {DataType::f32, ReduceOp::sum}, soon());
+        EXPECT_EQ(status.code(), Code::device) << status.str();
+        EXPECT_NE(status.message().find("719"), std::string::npos) << status.str();
+      },
+      "", true);
+}
+
+}  // namespace
+}  // namespace hmc
