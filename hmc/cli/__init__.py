@@ -134,11 +134,16 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", **as_json)
 
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
-    demo.add_argument("--ranks", type=_count(2), default=4, help="processes, each in the role of a card (default 4, at least 2)")
+    demo.add_argument(
+        "--ranks",
+        type=_count(2),
+        help="processes, each in the role of a card (at least 2; default 4, or 2 to --train on few cores)",
+    )
     demo.add_argument(
         "--tokens", type=_count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
     )
-    demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens): seconds on a laptop")
+    demo.add_argument("--train", action="store_true", help="train a model on two islands of different vendor and speed instead")
+    demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens), or few steps: seconds on a laptop")
     demo.add_argument("--devices", default="", help="memory of the ranks, cycling, e.g. 'cuda:0,cpu'; default: accelerators")
     demo.add_argument("--simulate", **simulate)
     demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
@@ -226,6 +231,10 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         return run_plan(options)
     if options.command == "demo":
+        if options.train:
+            from hmc.demo.train import run_training
+
+            return run_training(options)
         from hmc.demo import run_demo
 
         return run_demo(options)

@@ -18,15 +18,17 @@ from hmc.demo.screen import Screen
 __all__ = ["run_demo"]
 
 WORKER = Path(__file__).with_name("worker.py")
+RANKS = 4
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Starts the ranks, shows progress, prints the table, draws the picture. Exit status 1 if a check or a process failed."""
     tokens = 128 if options.quick else options.tokens
     rounds = 2 if options.quick else 3
+    ranks = options.ranks or RANKS
     try:
         check_transports([options.transports])
-        places = place_ranks(options.devices, options.ranks, options.simulate)
+        places = place_ranks(options.devices, ranks, options.simulate)
     except ValueError as error:
         print(f"hmc demo: {error}", file=sys.stderr)
         return 2
@@ -38,10 +40,10 @@ def run_demo(options: argparse.Namespace) -> int:
             screen.update(message)
 
         arguments = [str(tokens), str(rounds), options.transports, ",".join(place.name for place in places)]
-        environment = simulation(options.simulate, options.ranks)
+        environment = simulation(options.simulate, ranks)
         # What a warning says of a path, the table says of all of them.
         environment["HMC_LOG"] = os.environ.get("HMC_LOG", "error")
-        status = Ranks("demo", WORKER, on_message, screen.text).run(arguments, options.ranks, environment)
+        status = Ranks("demo", WORKER, on_message, screen.text).run(arguments, ranks, environment)
     if results.moved:
         screen.table()
     if options.json:
