@@ -22,12 +22,12 @@ WORKER = Path(__file__).with_name("worker.py")
 #: Emulated speed of a card of the second vendor relative to one of the first.
 RELATIVE_SPEED = 0.6
 #: What a step on all cards together should take in seconds: long beside what NumPy and the all_reduce take on a small machine.
-STEP, QUICK_STEP = 0.2, 0.06
+STEP, QUICK_STEP = 0.3, 0.06
 
 
 def run_training(options: argparse.Namespace) -> int:
     """Starts the ranks, prints tables and checks, draws the picture. Exit status 1 if a check or a process failed."""
-    steps = 8 if options.quick else 25
+    steps = 8 if options.quick else 20
     # Ranks that share a core delay each other's all_reduce by more than cards do.
     ranks = options.ranks or (4 if len(os.sched_getaffinity(0)) >= 4 else 2)
     notice = ""

@@ -36,7 +36,7 @@ class Run:
     def step_seconds(self) -> float:
         """Median over the steps of the slowest rank's time."""
         by_rank: list[list[float]] = [rank["seconds"] for rank in self.ranks.values()]
-        return statistics.median(max(each) for each in zip(*by_rank, strict=True))
+        return float(statistics.median(max(each) for each in zip(*by_rank, strict=True)))
 
     @property
     def throughput(self) -> float:
