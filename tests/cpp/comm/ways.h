@@ -50,11 +50,10 @@ class Guarded {
   [[nodiscard]] MemoryView view() { return {inner().data(), inner().size()}; }
   // Bytes [0, size) are of pattern `seed`, all others as they were.
   [[nodiscard]] bool holds(std::size_t size, std::uint64_t seed) const {
-    for (std::size_t i = 0; i < bytes_.size(); ++i) {
-      const bool data = i >= guard && i - guard < size;
-      if (bytes_[i] != (data ? pattern_byte(i - guard, seed) : pattern_byte(i, poison_))) return false;
-    }
-    return true;
+    std::vector<std::byte> expected(bytes_.size());
+    fill_pattern(expected, poison_);
+    fill_pattern(std::span(expected).subspan(guard, size), seed);
+    return same_bytes(expected, bytes_);
   }
   [[nodiscard]] bool untouched() const { return holds(0, 0); }
 
