@@ -1,5 +1,7 @@
 #include "element_type.h"
 
+#include <pybind11/numpy.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -93,11 +95,18 @@ std::optional<DataType> type_named(py::handle dtype) {
   return type;
 }
 
+// array.dtype, or None. Of a NumPy array by its C struct: three look-ups of an attribute cost as much as a small reduction.
+py::object dtype_of(py::handle array) {
+  if (Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_)
+    return py::reinterpret_borrow<py::object>(py::detail::array_proxy(array.ptr())->descr);
+  return py::getattr(array, "dtype", py::none());
+}
+
 }  // namespace
 
 DataType element_type_of(py::handle array, py::handle dtype) {
   const bool given = dtype && !dtype.is_none();
-  const py::object asked = given ? py::reinterpret_borrow<py::object>(dtype) : py::getattr(array, "dtype", py::none());
+  const py::object asked = given ? py::reinterpret_borrow<py::object>(dtype) : dtype_of(array);
   if (!given && asked.is_none()) {
     throw py::type_error(std::string("a ") + Py_TYPE(array.ptr())->tp_name +
                          " has no element type; name it, as in dtype=\"float32\"");
@@ -117,7 +126,7 @@ Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::
   const DataType type = element_type_of(inp, dtype);
   for (const py::handle each : {out, inp}) {
     if (each.is_none()) continue;
-    const py::object own = py::getattr(each, "dtype", py::none());
+    const py::object own = dtype_of(each);
     if (own.is_none() || element_type_of(each, own) == type) continue;
     throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));
   }

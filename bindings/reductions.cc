@@ -41,62 +41,88 @@ bool for_members(const T&, const py::object& out, const Timeout& timeout, const 
   return false;
 }
 
+// Of {member: (out, inp)} or {member: array}.
+Reduction reduction_of_members(const py::dict& by_member, py::handle inp, std::string_view op, py::handle factor,
+                               py::handle dtype) {
+  if (inp && !inp.is_none()) refuse("{member: (out, inp)} has the inputs; leave inp out");
+  std::optional<Reduction> first;
+  for (const auto& [who, value] : by_member) {
+    const bool both = py::isinstance<py::tuple>(value) && py::len(value) == 2;
+    const py::object to = both ? py::object(py::cast<py::tuple>(value)[0]) : py::reinterpret_borrow<py::object>(value);
+    const Reduction one = reduction_of(to, both ? py::object(py::cast<py::tuple>(value)[1]) : to, op, factor, dtype);
+    if (first && first->type != one.type) throw py::type_error("the Members' arrays are of different types");
+    first = one;
+  }
+  if (!first) refuse("name every local Member, as in {comm.local[0]: array}");
+  return *first;
+}
+
 template <class T>
 Reduction reduction_for(const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
                         const py::object& dtype) {
-  if (std::is_same_v<T, Communicator> && py::isinstance<py::dict>(out)) {
-    if (!inp.is_none()) refuse("{member: (out, inp)} has the inputs; leave inp out");
-    std::optional<Reduction> first;
-    for (const auto& [who, value] : py::dict(out)) {
-      const bool both = py::isinstance<py::tuple>(value) && py::len(value) == 2;
-      const py::object to = both ? py::object(py::cast<py::tuple>(value)[0]) : py::reinterpret_borrow<py::object>(value);
-      const Reduction one = reduction_of(to, both ? py::object(py::cast<py::tuple>(value)[1]) : to, op, factor, dtype);
-      if (first && first->type != one.type) throw py::type_error("the Members' arrays are of different types");
-      first = one;
-    }
-    if (!first) refuse("name every local Member, as in {comm.local[0]: array}");
-    return *first;
-  }
+  if (std::is_same_v<T, Communicator> && py::isinstance<py::dict>(out)) return reduction_of_members(out, inp, op, factor, dtype);
   return reduction_of(out, input_of(out, inp), op, factor, dtype);
+}
+
+constexpr const char* all_reduce_doc =
+    "all_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, timeout=None)\n--\n\n"
+    "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
+    "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every "
+    "rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. "
+    "Collective.";
+
+std::string_view operation_of(py::handle op) {
+  if (!op) return "sum";
+  Py_ssize_t length = 0;
+  const char* const text = PyUnicode_Check(op.ptr()) != 0 ? PyUnicode_AsUTF8AndSize(op.ptr(), &length) : nullptr;
+  if (text != nullptr) return {text, static_cast<std::size_t>(length)};
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  throw py::type_error(std::string("op must be a str, not a ") + Py_TYPE(op.ptr())->tp_name);
+}
+
+// A fast method: with small arrays the call itself would cost the most.
+template <class T>
+PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  static const Signature<6> signature("all_reduce", {"out", "inp", "op", "factor", "dtype", "timeout"}, 1);
+  return guarded([&]() -> py::object {
+    const auto [target, input, op, factor, dtype, timeout] = signature.parse(args, count, keywords);
+    const T& group = self_as<T>(self);
+    const py::handle source = !input || input.is_none() ? target : input;
+    const std::string_view operation = operation_of(op);
+    if constexpr (std::is_same_v<T, Communicator>) {
+      if (PyDict_Check(target.ptr()) != 0) {
+        const auto reduction = reduction_of_members(py::reinterpret_borrow<py::dict>(target), input, operation, factor, dtype);
+        const auto buffers = buffers_of(py::reinterpret_borrow<py::dict>(target));
+        const Deadline deadline = deadline_of(timeout);
+        interruptible([&] { return group.all_reduce(buffers, reduction, deadline); });
+        return py::none();
+      }
+    }
+    const Reduction reduction = reduction_of(target, source, operation, factor, dtype);
+    const BorrowedView to(target, true), from(source, false);
+    const Deadline deadline = deadline_of(timeout);
+    const Member member = member_of(group);
+    interruptible([&] { return member.all_reduce(*to, *from, reduction, deadline); }, gil_for(to->bytes));
+    return py::none();
+  });
 }
 
 template <class T, class Class>
 void bind_reducing(Class& cls) {
+  fast_method(cls, "all_reduce", all_reduce<T>, all_reduce_doc);
   using py::arg;
   cls.def(
-         "all_reduce",
+         "iall_reduce",
          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
-            const py::object& dtype, const Timeout& timeout) {
+            const py::object& dtype) {
            const py::object source = input_of(out, inp);
-           const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
-           const auto many = [&](const auto& buffers, Deadline deadline) { return self.all_reduce(buffers, reduction, deadline); };
-           if constexpr (std::is_same_v<T, Communicator>) {
-             if (for_members(self, out, timeout, many)) return;
-           }
-           const BorrowedView to(out, true), from(source, false);
-           const Deadline deadline = deadline_of(timeout);
-           const Member member = member_of(self);
-           interruptible([&] { return member.all_reduce(*to, *from, reduction, deadline); }, gil_for(to->bytes));
+           const Reduction reduction = reduction_of(out, source, op, factor, dtype);
+           const MemoryView to = view_of(out, true), from = view_of(source, false);
+           const ReleasedGil nogil;
+           return check(member_of(self).iall_reduce(to, from, reduction));
          },
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
-         arg("timeout") = py::none(),
-         "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
-         "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced once, in rank "
-         "order: every rank gets the "
-         "same "
-         "bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.")
-      .def(
-          "iall_reduce",
-          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
-             const py::object& dtype) {
-            const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_of(out, source, op, factor, dtype);
-            const MemoryView to = view_of(out, true), from = view_of(source, false);
-            const ReleasedGil nogil;
-            return check(member_of(self).iall_reduce(to, from, reduction));
-          },
-          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
-          "As all_reduce of arrays, but returns a Work at once.")
+         "As all_reduce of arrays, but returns a Work at once.")
       .def(
           "reduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,

@@ -788,7 +788,7 @@ class Member:
         timeout: float | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced once, in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
         self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None
@@ -1549,7 +1549,7 @@ class Communicator:
         timeout: float | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced once, in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
         self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None

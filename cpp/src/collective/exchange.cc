@@ -39,7 +39,7 @@ Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr
                               {}};
     buffers.in.owner = data.back();
     buffers.out.owner = data.back();
-    HMC_ASSIGN(auto work, start_collective(group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)));
+    HMC_ASSIGN(auto work, start_collective({group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)}));
     works.push_back(std::move(work));
   }
   HMC_TRY(finish_collectives(works, deadline));

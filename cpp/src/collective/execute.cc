@@ -27,14 +27,14 @@ class CollectiveWork::Gate final : public PendingOp {
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
                                const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers,
-                               std::shared_ptr<const fused::Plan> fused)
+                               std::optional<fused::Way> fused)
     : WorkState(group->engine()),
       group_(std::move(group)),
       rank_(rank),
       call_(call),
       run_(schedule),
       areas_(std::move(buffers), schedule->scratch),
-      fused_plan_(std::move(fused)),
+      fused_way_(std::move(fused)),
       reason_(*group_->engine()) {}
 
 CollectiveWork::~CollectiveWork() = default;
@@ -44,12 +44,21 @@ Status CollectiveWork::start() {
   group_->running().add(*this);
   accepted();
   run_.begin();
-  if (!fused_plan_) group_->fused().announce(rank_, sequence_, call_);
+  if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
   if (group_->context().fenced_peers() != 0) [[unlikely]]
     wait_for_fences();
   if (fences_ == 0) advance();
   group_->compare_early(*this);
   return {};
+}
+
+void CollectiveWork::start_begun(const fused::Begun& begun) {
+  sequence_ = begun.sequence;
+  group_->running().add(*this);
+  accepted();
+  run_.begin();
+  start_fused(begun);
+  group_->compare_early(*this);
 }
 
 void CollectiveWork::wait_for_fences() {
@@ -77,16 +86,21 @@ void CollectiveWork::advance_soon() {
 void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
-  if (fused_plan_ && !failing_) return start_fused();
+  if (fused_way_ && !failing_) return start_fused();
   posting_ = true;
   while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
 
-void CollectiveWork::start_fused() {
-  fused_call_ = group_->fused().post(rank_, sequence_, call_, std::exchange(fused_plan_, nullptr), areas_.buffers());
+void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
+  fused_call_ = group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_way_, std::nullopt), areas_.buffers(), begun);
   fused_call_->on_complete_locked([this](const Status& status) { on_fused(status); });
+  // Of a process that died earlier there is no more news.
+  for (std::uint32_t r = 0; r < group_->size() && fused_call_; ++r) {
+    const PeerState& peer = *group_->rank(r).peer;
+    if (peer.phase() == PeerPhase::lost && fused_call_->needs(r)) fail(peer.failure().with_context(group_->describe(r)));
+  }
 }
 
 // Inside its completion: no message is posted from here.
@@ -255,6 +269,7 @@ Status CollectiveWork::cancel_locked() {
 }
 
 bool CollectiveWork::fused_needs(std::uint32_t process) const {
+  if (mismatched_) return false;  // it ends for that reason
   for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
     if (group_->rank(r).process == process && (r == rank_ || fused_call_->needs(r))) return true;
   }
@@ -293,13 +308,43 @@ std::string CollectiveWork::missing() const {
 
 void CollectiveWork::released() noexcept { areas_.release(*engine()); }
 
-Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
-                                                         CollectiveBuffers buffers, std::shared_ptr<const fused::Plan> fused) {
-  auto work = std::make_shared<CollectiveWork>(group, rank, call, schedule, std::move(buffers), std::move(fused));
-  const auto lock = group->engine()->lock();
+namespace {
+
+std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
+  return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
+                                          std::move(call.fused));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
+  auto work = make_work(std::move(call));
+  const auto lock = work->engine()->lock();
   HMC_TRY(work->start());
   return work;
+}
+
+Status run_collective(CollectiveCall call, Deadline deadline) {
+  std::shared_ptr<CollectiveWork> work;
+  const std::shared_ptr<Engine>& engine = call.group->engine();
+  if (call.fused && !engine->forked()) {
+    using AtOnce = fused::Calls::AtOnce;
+    fused::Begun begun;
+    const auto lock = engine->lock();
+    auto tried = AtOnce::not_possible;
+    if (call.group->context().fenced_peers() == 0) {
+      HMC_ASSIGN(tried, call.group->fused().at_once(call.rank, call.call, *call.fused, call.buffers, begun));
+    }
+    if (tried == AtOnce::done) return {};
+    if (tried == AtOnce::begun) {
+      work = make_work(std::move(call));
+      work->start_begun(begun);
+    }
+  }
+  if (!work) {
+    HMC_ASSIGN(work, start_collective(std::move(call)));
+  }
+  return finish_collectives(std::span(&work, 1), deadline);
 }
 
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline) {

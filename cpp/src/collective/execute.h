@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,15 +31,16 @@ constexpr std::uint64_t sequence_of(std::int64_t tag) noexcept { return static_c
 
 class CollectiveWork final : public WorkState {
  public:
-  // `call`: of encode_call(). `fused`: how it is done in one pass over shared memory, where every rank can do that; may be null.
+  // `call`: of encode_call(). `fused`: how it is done over shared memory, where every rank can do that.
   CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers,
-                 std::shared_ptr<const fused::Plan> fused);
+                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers, std::optional<fused::Way> fused);
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
   // Takes the collective's number and posts all that waits for nothing. Errors: closed (not accepted).
   Status start();
+  // The same for a fused call that has been announced.
+  void start_begun(const fused::Begun& begun);
   // Stops what can be stopped and ends with `reason` once nothing of it is under way any more. Breaks the group.
   void fail(const Status& reason);
   Status cancel_locked() override;
@@ -55,7 +57,7 @@ class CollectiveWork final : public WorkState {
 
  private:
   class Gate;
-  void start_fused();
+  void start_fused(const std::optional<fused::Begun>& begun = std::nullopt);
   void on_fused(const Status& status);
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
@@ -76,8 +78,8 @@ class CollectiveWork final : public WorkState {
   const std::uint32_t call_;
   ScheduleRun run_;
   Areas areas_;
-  std::shared_ptr<const fused::Plan> fused_plan_;  // until it is tried
-  std::shared_ptr<fused::Call> fused_call_;        // under way
+  std::optional<fused::Way> fused_way_;      // until it is tried
+  std::shared_ptr<fused::Call> fused_call_;  // under way
   std::uint64_t sequence_ = 0;
   std::uint32_t fences_ = 0;  // pending; nothing is posted before they are released
   bool posting_ = false;      // advance() is on the stack
@@ -88,11 +90,20 @@ class CollectiveWork final : public WorkState {
   Status outcome_;
 };
 
+// One rank's part in a collective, checked and planned.
+struct CollectiveCall {
+  std::shared_ptr<Group> group;
+  std::uint32_t rank = 0;
+  std::uint32_t call = 0;  // of encode_call()
+  std::shared_ptr<const Schedule> schedule;
+  CollectiveBuffers buffers;
+  std::optional<fused::Way> fused = std::nullopt;  // see CollectiveWork
+};
+
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
-Result<std::shared_ptr<CollectiveWork>> start_collective(const std::shared_ptr<Group>& group, std::uint32_t rank,
-                                                         std::uint32_t call, const std::shared_ptr<const Schedule>& schedule,
-                                                         CollectiveBuffers buffers,
-                                                         std::shared_ptr<const fused::Plan> fused = nullptr);
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call);
+// Carries it out. Small reductions among ranks of one host make no Work if the other ranks come soon. Engine lock not held.
+Status run_collective(CollectiveCall call, Deadline deadline);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);
 

@@ -133,8 +133,10 @@ void Group::heard_broken(const job::Breakage& breakage) {
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {
   // Messages of one that said goodbye end by themselves: what it owed this side it has sent.
-  if (reason.code() == Code::closed)
+  if (reason.code() == Code::closed) {
+    fused_.compare();  // it may have left because it was in another collective
     return running_.fail_if([process](const CollectiveWork& work) { return work.fused_needs(process); }, reason);
+  }
   std::string ranks;
   for (std::uint32_t r = 0; r < size(); ++r) {
     if (ranks_[r].process == process) ranks += (ranks.empty() ? "" : ", ") + describe(r);

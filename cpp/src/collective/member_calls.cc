@@ -81,13 +81,17 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
 
 Started start(Result<Share> share) {
   if (!share.ok()) return share.status();
-  return start_collective(share->group, share->rank, share->call, share->schedule, std::move(share->buffers),
-                          std::move(share->fused));
+  return start_collective(std::move(share).value());
 }
 
 Status finish(const Started& started, Deadline deadline) {
   if (!started) return started.status();
   return finish_collectives(std::span(&started.value(), 1), deadline);
+}
+
+Status run(Result<Share> share, Deadline deadline) {
+  if (!share.ok()) return share.status();
+  return run_collective(std::move(share).value(), deadline);
 }
 
 Result<Work> as_work(Started started) {

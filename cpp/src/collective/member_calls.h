@@ -34,16 +34,11 @@ Status check_layout(std::string_view call, std::string_view which, const Member:
 Status check_disjoint(std::string_view call, const Member::Layout& layout);
 
 // One Member's share of a collective, checked and planned, not started.
-struct Share {
-  std::shared_ptr<Group> group;
-  std::uint32_t rank = 0;
-  std::uint32_t call = 0;
-  std::shared_ptr<const Schedule> schedule;
-  CollectiveBuffers buffers;
-  std::shared_ptr<const fused::Plan> fused = nullptr;  // see CollectiveWork
-};
+using Share = CollectiveCall;
 Started start(Result<Share> share);
 Status finish(const Started& started, Deadline deadline);
+// As start() and finish(), but a small reduction on one host may be over without a Work.
+Status run(Result<Share> share, Deadline deadline);
 Result<Work> as_work(Started started);
 // The shares of every local Member, by `share_of(entry)`: nothing is started unless all are well.
 template <class Entry, class ShareOf>

@@ -40,7 +40,7 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
   const std::uint64_t block = in.bytes / group->size();
   const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in));
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  return start_collective(group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out});
+  return start_collective({group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out}});
 }
 
 Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
@@ -60,14 +60,14 @@ Started start_all_to_all_v(const Member& member, const MemoryView& out, const La
   auto schedule = std::make_shared<const Schedule>(
       plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
                         {in_layout.counts, in_layout.displacements}, all_to_all_tuning(on_host(out, in))));
-  return start_collective(group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out});
+  return start_collective({group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out}});
 }
 
 Started start_barrier(const Member& member) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective(group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {});
+  return start_collective({group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {}});
 }
 
 // A barrier of one or several Members. It has no memory, so it ends at once when it is cancelled or at its deadline; that breaks

@@ -1,7 +1,6 @@
 // all_reduce, reduce_scatter and reduce, of one Member and of several that join by one call.
 #include <array>
 #include <bit>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -47,13 +46,15 @@ std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduc
   return root << 8 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
 }
 
-// `bytes`: of a rank's input.
-bool may_fuse(Group& group, std::uint64_t bytes) { return group.fused().possible() && bytes >= fused::least_bytes; }
-
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
-std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> sizes, std::uint64_t root = 0) {
+std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::uint64_t bytes, std::uint64_t root = 0) {
+  const std::array alike{bytes, root, std::bit_cast<std::uint64_t>(reduction.factor)};
+  return encode_call(kind, reduction, std::span(alike).first(reduction.op == ReduceOp::premul_sum ? 3 : 2));
+}
+
+std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> sizes) {
   std::vector<std::uint64_t> alike(sizes.begin(), sizes.end());
-  alike.push_back(root);
+  alike.push_back(0);
   if (reduction.op == ReduceOp::premul_sum) alike.push_back(std::bit_cast<std::uint64_t>(reduction.factor));
   return encode_call(kind, reduction, alike);
 }
@@ -74,10 +75,10 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   });
   Share share{group,
               rank,
-              call_of(CallKind::all_reduce, reduction, std::array{std::uint64_t{in.bytes}}),
+              call_of(CallKind::all_reduce, reduction, in.bytes),
               std::move(schedule),
               {in, out, step, std::move(scratch)}};
-  if (may_fuse(*group, in.bytes)) share.fused = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
+  if (group->fused().possible()) share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type));
   return share;
 }
 
@@ -105,8 +106,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
               call_of(CallKind::reduce_scatter, reduction, layout.counts),
               std::move(schedule),
               {in, out, step, std::move(scratch)}};
-  if (may_fuse(*group, std::reduce(layout.counts.begin(), layout.counts.end())))
-    share.fused = fused::plan_reduce_scatter({layout.counts, layout.displacements});
+  if (group->fused().possible()) share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements});
   return share;
 }
 
@@ -149,17 +149,17 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   });
   Share share{group,
               rank,
-              call_of(CallKind::reduce, reduction, std::array{std::uint64_t{in.bytes}}, at),
+              call_of(CallKind::reduce, reduction, in.bytes, at),
               std::move(schedule),
               {in, target, step, std::move(scratch)}};
-  if (may_fuse(*group, in.bytes)) share.fused = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
+  if (group->fused().possible()) share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type));
   return share;
 }
 
 }  // namespace
 
 Status Member::all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
-  return finish(start(all_reduce_share(*this, out, in, reduction)), deadline);
+  return run(all_reduce_share(*this, out, in, reduction), deadline);
 }
 
 Result<Work> Member::iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
@@ -167,7 +167,7 @@ Result<Work> Member::iall_reduce(const MemoryView& out, const MemoryView& in, co
 }
 
 Status Member::reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
-  return finish(start(equal_reduce_scatter_share(*this, out, in, reduction)), deadline);
+  return run(equal_reduce_scatter_share(*this, out, in, reduction), deadline);
 }
 
 Result<Work> Member::ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
@@ -176,7 +176,7 @@ Result<Work> Member::ireduce_scatter(const MemoryView& out, const MemoryView& in
 
 Status Member::reduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, const Reduction& reduction,
                                 Deadline deadline) const {
-  return finish(start(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction)), deadline);
+  return run(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction), deadline);
 }
 
 Result<Work> Member::ireduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
@@ -185,7 +185,7 @@ Result<Work> Member::ireduce_scatter_v(const MemoryView& out, const MemoryView& 
 }
 
 Status Member::reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction, Deadline deadline) const {
-  return finish(start(reduce_share(*this, out, in, root, reduction)), deadline);
+  return run(reduce_share(*this, out, in, root, reduction), deadline);
 }
 
 Result<Work> Member::ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction) const {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "collective/cost_bound.h"
-#include "collective/fused/pass.h"
+#include "collective/fused/one_shot.h"
 
 namespace hmc {
 namespace {
@@ -29,10 +29,9 @@ Result<std::optional<PlannedAlternative>> runner_up_of(const EqualCall& call, Tu
   return std::optional(PlannedAlternative{choice_of(call, tunings.front()).algorithm, seconds});
 }
 
-// In one pass over shared slots the same bytes pass between the same ranks as in chunks by messages.
+// Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
 bool is_fused(const EqualCall& call, const PlannedGroup& group) {
-  return group.may_fuse && reduces(call.kind) && call.bytes >= fused::least_bytes &&
-         std::ranges::all_of(group.on_host, [](bool host) { return host; });
+  return group.may_fuse && reduces(call.kind) && std::ranges::all_of(group.on_host, [](bool host) { return host; });
 }
 
 // Of device memory.
@@ -47,15 +46,19 @@ std::string who_reduces(const EqualCall& call, const PlannedGroup& group) {
 }
 
 Tuning fused_tuning(const EqualCall& call, Tuning tuning) {
-  tuning.reduce.whole = 0;
-  tuning.reduce.chunk = fused::Slots(nullptr, call.size).chunk();
+  const bool one_shot = fused::in_one_shot(call.bytes, call.size);
+  tuning.reduce.whole = one_shot ? call.bytes * call.size : 0;
+  tuning.reduce.chunk = one_shot ? fused::shot_bytes : fused::Slots(nullptr, call.size).chunk();
   return tuning;
 }
 
 Choice fused_choice(const EqualCall& call) {
+  const std::string why = "All ranks are on one host, and an input has " + bytes_text(call.bytes) + ", ";
+  const std::string limit = bytes_text(fused::shot_bytes / (call.size - 1));
+  if (fused::in_one_shot(call.bytes, call.size))
+    return {"whole inputs through shared memory", why + "at most " + limit + ": one exchange costs less than three."};
   return {"one pass over shared memory, chunks of " + bytes_text(fused::Slots(nullptr, call.size).chunk()),
-          "All ranks are on one host, and an input has " + bytes_text(call.bytes) + ", at least " + bytes_text(fused::least_bytes) +
-              ": each array is read and written once."};
+          why + "more than " + limit + ": each array is read and written once."};
 }
 
 }  // namespace

@@ -6,47 +6,48 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "device/number_formats.h"
+#include "device/reduce_formats.h"
 #include "device/reduce_variants.h"
 
 namespace hmc {
 namespace {
 
-// Elements that are added up in the first-level cache before they are stored.
-constexpr std::size_t block = 1024;
+// ---- operations, of registers whose lanes are T ----
 
-// ---- operations ----
-
-// Integers are added and multiplied as unsigned ones of at least 32 bits, which wrap around.
-template <class T, class F>
-T arithmetic(T a, T b, F&& f) noexcept {
-  if constexpr (std::is_floating_point_v<T>) {
-    return f(a, b);
-  } else if constexpr (sizeof(T) < 4) {
-    return static_cast<T>(f(static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(b)));
-  } else {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(f(static_cast<U>(a), static_cast<U>(b)));
-  }
-}
+// Integers are added and multiplied as unsigned ones, which wrap around.
+template <class T>
+struct WrappingOf {
+  using Type = std::make_unsigned_t<T>;
+};
+template <>
+struct WrappingOf<float> {
+  using Type = float;
+};
+template <>
+struct WrappingOf<double> {
+  using Type = double;
+};
+template <class T>
+using Wrapping = Vector<typename WrappingOf<T>::Type>;
 
 struct Sum {
   template <class T>
-  static T apply(T a, T b) noexcept {
-    return arithmetic(a, b, [](auto x, auto y) { return x + y; });
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
+    return bits<Vector<T>>(bits<Wrapping<T>>(a) + bits<Wrapping<T>>(b));
   }
 };
 struct Product {
   template <class T>
-  static T apply(T a, T b) noexcept {
-    return arithmetic(a, b, [](auto x, auto y) { return x * y; });
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
+    return bits<Vector<T>>(bits<Wrapping<T>>(a) * bits<Wrapping<T>>(b));
   }
 };
+// NaN if either is.
 struct Min {
   template <class T>
-  static T apply(T a, T b) noexcept {
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
     if constexpr (std::is_floating_point_v<T>) {
-      return a < b || a != a ? a : b;
+      return (a < b) | (a != a) ? a : b;
     } else {
       return a < b ? a : b;
     }
@@ -54,9 +55,9 @@ struct Min {
 };
 struct Max {
   template <class T>
-  static T apply(T a, T b) noexcept {
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
     if constexpr (std::is_floating_point_v<T>) {
-      return a > b || a != a ? a : b;
+      return (a > b) | (a != a) ? a : b;
     } else {
       return a > b ? a : b;
     }
@@ -64,60 +65,95 @@ struct Max {
 };
 struct And {
   template <class T>
-  static T apply(T a, T b) noexcept {
-    return static_cast<T>(a & b);
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
+    return a & b;
   }
 };
 struct Or {
   template <class T>
-  static T apply(T a, T b) noexcept {
-    return static_cast<T>(a | b);
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
+    return a | b;
   }
 };
 struct Xor {
   template <class T>
-  static T apply(T a, T b) noexcept {
-    return static_cast<T>(a ^ b);
+  static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
+    return a ^ b;
   }
 };
 
 // ---- loops ----
 
+template <class Format>
+using Registers = typename Format::Registers;
+
 template <class Format, class Op>
-void run(void* target, const void* const* sources, std::size_t sources_count, std::size_t count, const ReduceStep& step) noexcept {
-  using Wide = typename Format::Wide;
-  using Stored = typename Format::Stored;
-  alignas(64) Wide result[block];
-  alignas(64) Wide next[block];
-  const auto fetch = [&](Wide* to, std::size_t source, std::size_t at, std::size_t n) {
-    load<Format>(to, static_cast<const Stored*>(sources[source]) + at, n);
-    if constexpr (std::is_floating_point_v<Wide>) {
-      if (step.scale == 1) return;
-      const Wide scale = static_cast<Wide>(step.scale);
-      for (std::size_t i = 0; i < n; ++i) to[i] *= scale;
-    }
-  };
-  for (std::size_t at = 0; at < count; at += block) {
-    const std::size_t n = count - at < block ? count - at : block;
-    fetch(result, 0, at, n);
-    for (std::size_t source = 1; source < sources_count; ++source) {
-      fetch(next, source, at, n);
-      for (std::size_t i = 0; i < n; ++i) result[i] = Op::apply(result[i], next[i]);
-    }
-    if (step.divisor != 1) {
-      // A divisor that an 8-bit or 16-bit type cannot hold is larger than any sum.
-      for (std::size_t i = 0; i < n; ++i) {
-        if constexpr (std::is_floating_point_v<Wide>) {
-          result[i] /= static_cast<Wide>(step.divisor);
-        } else if constexpr (std::is_signed_v<Wide>) {
-          result[i] = static_cast<Wide>(static_cast<std::int64_t>(result[i]) / static_cast<std::int64_t>(step.divisor));
-        } else {
-          result[i] = static_cast<Wide>(result[i] / std::uint64_t{step.divisor});
-        }
+void combine(Registers<Format>& a, const Registers<Format>& b) noexcept {
+  for (std::size_t i = 0; i < Format::registers; ++i) a.part[i] = Op::template apply<typename Format::Lane>(a.part[i], b.part[i]);
+}
+
+template <class T>
+void divide(Vector<T>& values, std::uint32_t divisor) noexcept {
+  if constexpr (std::is_floating_point_v<T>) {
+    values /= static_cast<T>(divisor);
+  } else {
+    // A divisor that an 8-bit or 16-bit type cannot hold is larger than any sum.
+    using Widest = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    for (std::size_t i = 0; i < register_bytes / sizeof(T); ++i)
+      values[i] = static_cast<T>(static_cast<Widest>(values[i]) / static_cast<Widest>(divisor));
+  }
+}
+
+// One step of the result. `at(source)`: where its elements are.
+template <class Format, class Op, class At>
+Registers<Format> reduced(std::size_t sources, const ReduceStep& step, const At& at) noexcept {
+  using Lane = typename Format::Lane;
+  const auto fetch = [&](std::size_t source) {
+    Registers<Format> values = Format::load(at(source));
+    if constexpr (std::is_floating_point_v<Lane>) {
+      if (step.scale != 1) {
+        for (auto& part : values.part) part *= static_cast<Lane>(step.scale);
       }
     }
-    store<Format>(static_cast<Stored*>(target) + at, result, n);
+    return values;
+  };
+  Registers<Format> result = fetch(0);
+  for (std::size_t source = 1; source < sources; ++source) combine<Format, Op>(result, fetch(source));
+  if (step.divisor != 1) {
+    for (auto& part : result.part) divide<Lane>(part, step.divisor);
   }
+  return result;
+}
+
+template <class Format, class Op>
+void run(void* target, const void* const* sources, std::size_t sources_count, std::size_t count, const ReduceStep& step) noexcept {
+  constexpr std::size_t element = sizeof(typename Format::Stored), bytes = Format::step * element;
+  auto* const to = static_cast<unsigned char*>(target);
+  const auto from = [&](std::size_t source, std::size_t offset) {
+    return static_cast<const unsigned char*>(sources[source]) + offset;
+  };
+  const std::size_t whole = count / Format::step * bytes;
+  if (sources_count == 2 && step.scale == 1 && step.divisor == 1) {
+    const unsigned char *const first = from(0, 0), *const second = from(1, 0);
+    for (std::size_t offset = 0; offset < whole; offset += bytes) {
+      Registers<Format> values = Format::load(first + offset);
+      combine<Format, Op>(values, Format::load(second + offset));
+      Format::store(to + offset, values);
+    }
+  } else {
+    for (std::size_t offset = 0; offset < whole; offset += bytes)
+      Format::store(to + offset,
+                    reduced<Format, Op>(sources_count, step, [&](std::size_t source) { return from(source, offset); }));
+  }
+  const std::size_t rest = count * element - whole;
+  if (rest == 0) return;
+  unsigned char padded[bytes] = {};
+  const auto result = reduced<Format, Op>(sources_count, step, [&](std::size_t source) {
+    __builtin_memcpy(padded, from(source, whole), rest);
+    return padded;
+  });
+  Format::store(padded, result);
+  __builtin_memcpy(to + whole, padded, rest);
 }
 
 template <class Format>
@@ -132,7 +168,7 @@ ReduceFunction of_format(ReduceOp op) noexcept {
     case ReduceOp::band:
     case ReduceOp::bor:
     case ReduceOp::bxor:
-      if constexpr (std::is_integral_v<typename Format::Wide>) {
+      if constexpr (std::is_integral_v<typename Format::Lane>) {
         return op == ReduceOp::band ? run<Format, And> : op == ReduceOp::bor ? run<Format, Or> : run<Format, Xor>;
       }
       break;

@@ -56,6 +56,10 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // waits), at the next drop_retired(), drive() or stop().
   void retire(std::shared_ptr<const void> owner);
 
+  // Looks that a waiter takes before it would yield its core, and whether another thread waits for the engine lock meanwhile.
+  [[nodiscard]] unsigned looks_before_yield() const noexcept { return core_.wait_policy.rounds(); }
+  [[nodiscard]] bool contended() const noexcept { return core_.lock.contended(); }
+
   // ---- engine lock not held ----
   // Drives until `done()` (called under the lock, must be cheap) or the deadline: spin, then sched_yield, then sleep. True: done.
   // Works in every Progress mode. While the caller sleeps, another thread may call `done` (under the lock). Once it has returned

@@ -13,7 +13,13 @@ using testing::wait_until_stopped;
 using Bytes = std::vector<std::byte>;
 MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
-constexpr std::size_t fused_bytes = 1 << 20;
+// Of a rank's input: in one shot (within the announcement, and beside it), and in chunks.
+std::size_t fused_bytes = 0;
+class FusedCalls : public ::testing::TestWithParam<std::size_t> {
+ protected:
+  void SetUp() override { fused_bytes = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Bytes, FusedCalls, ::testing::Values(24, 5'001, 1 << 20));
 constexpr Reduction xored{DataType::u8, ReduceOp::bxor};
 
 Bytes input(int rank, std::size_t bytes) { return testing::pattern(bytes, static_cast<std::uint64_t>(rank) * 31 + 5); }
@@ -27,7 +33,7 @@ Bytes expected(int ranks, std::size_t bytes) {
   return all;
 }
 
-Status all_reduce(const Member& me, Deadline deadline, std::size_t bytes = fused_bytes) {
+Status all_reduce(const Member& me, Deadline deadline, std::size_t bytes) {
   Bytes in = input(me.rank(), bytes), out(bytes);
   const Status status = me.all_reduce(view(out), view(in), xored, deadline);
   if (status.ok()) {
@@ -36,9 +42,11 @@ Status all_reduce(const Member& me, Deadline deadline, std::size_t bytes = fused
   return status;
 }
 
+Status all_reduce(const Member& me, Deadline deadline) { return all_reduce(me, deadline, fused_bytes); }
+
 // A rank is in another collective, and may only wait there for what this one does not send.
-TEST(FusedCalls, AMismatchIsNamedOnEveryRank) {
-  for (const std::string other : {"barrier", "broadcast", "gather", "all_reduce", "reduce_scatter", "reduce"}) {
+TEST_P(FusedCalls, AMismatchIsNamedOnEveryRank) {
+  for (const std::string other : {"barrier", "broadcast", "gather", "all_reduce", "another way", "reduce_scatter", "reduce"}) {
     for (const int odd : {0, 2}) {
       run_job(3, [&](const Process& process) {
         const Communicator world = process.init();
@@ -57,13 +65,16 @@ TEST(FusedCalls, AMismatchIsNamedOnEveryRank) {
           status = me.gather(view(out), {in.data(), fused_bytes}, odd, soon());
         } else if (other == "all_reduce") {
           status = all_reduce(me, soon(), fused_bytes + 1);
+        } else if (other == "another way") {
+          status = all_reduce(me, soon(), fused_bytes > 100'000 ? 100 : 100'000);
         } else if (other == "reduce_scatter") {
           status = me.reduce_scatter(large, view(in), xored, soon());
         } else {
           status = me.reduce(large, {in.data(), fused_bytes}, odd, xored, soon());
         }
         EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
-        for (const std::string& word : {other, std::string("all_reduce"), "rank " + std::to_string(odd) + " ("})
+        for (const std::string& word :
+             {other == "another way" ? "all_reduce" : other, std::string("all_reduce"), "rank " + std::to_string(odd) + " ("})
           EXPECT_NE(status.message().find(word), std::string_view::npos) << word << ": " << status.str();
         process.board[0].fetch_add(1);
         EXPECT_TRUE(process.board.wait(0, 3));
@@ -72,7 +83,7 @@ TEST(FusedCalls, AMismatchIsNamedOnEveryRank) {
   }
 }
 
-TEST(FusedCalls, ManyUnderWayAmongOthersThatAreNot) {
+TEST(FusedCallsOfAllSizes, ManyUnderWayAmongOthersThatAreNot) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
@@ -94,7 +105,7 @@ TEST(FusedCalls, ManyUnderWayAmongOthersThatAreNot) {
 }
 
 // Sleepers are woken, also by a process that they were never connected with.
-TEST(FusedCalls, RanksThatSleepAreWoken) {
+TEST_P(FusedCalls, RanksThatSleepAreWoken) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
@@ -117,7 +128,7 @@ TEST(FusedCalls, RanksThatSleepAreWoken) {
   });
 }
 
-TEST(FusedCalls, AStoppedRankHoldsNobodyBeyondTheDeadline) {
+TEST(FusedCallsInChunks, AStoppedRankHoldsNobodyBeyondTheDeadline) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
@@ -150,7 +161,7 @@ TEST(FusedCalls, AStoppedRankHoldsNobodyBeyondTheDeadline) {
   });
 }
 
-TEST(FusedCalls, ARankThatDiesOrLeavesIsNamed) {
+TEST_P(FusedCalls, ARankThatDiesOrLeavesIsNamed) {
   for (const int gone : {0, 2}) {
     for (const bool dies : {true, false}) {
       run_job(3,
@@ -182,7 +193,62 @@ TEST(FusedCalls, ARankThatDiesOrLeavesIsNamed) {
   }
 }
 
-TEST(FusedCalls, CancelledAtOneRankTheyEndAtAll) {
+// Before anybody calls: nothing is under way that its death could end.
+TEST_P(FusedCalls, ARankThatDiedBeforeIsNamed) {
+  run_job(3,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const Member me = *world.self();
+            HMC_ASSERT_OK(all_reduce(me, soon()));
+            HMC_ASSERT_OK(world.barrier(soon()));
+            if (me.rank() == 1) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+              testing::die();
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(600));
+            const auto before = std::chrono::steady_clock::now();
+            const Status status = all_reduce(me, soon());
+            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+            EXPECT_TRUE(status.code() == Code::peer_lost || status.code() == Code::closed) << status.str();
+            EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
+            process.board[1].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(1, 2));
+          },
+          {.killed = {1}, .rendezvous = {}});
+}
+
+// It has not called: the others have nothing to reduce, and what it does later changes nothing.
+TEST_P(FusedCalls, ARankThatIsStoppedBeforeTheCallHoldsNobody) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    for (int i = 0; i < 3; ++i) HMC_ASSERT_OK(all_reduce(me, soon()));
+    if (me.rank() == 1) {
+      process.board[1].store(getpid());
+      raise(SIGSTOP);
+      // In one shot it has all that it needs until it learns that the others gave up.
+      const Status status = all_reduce(me, soon());
+      EXPECT_TRUE(fused_bytes < 100'000 || !status.ok());
+      process.board[3].store(1);
+      return;
+    }
+    EXPECT_TRUE(process.board.wait(1, 1));
+    Bytes in = input(me.rank(), fused_bytes), out(in.size(), std::byte{0x5C});
+    const Bytes untouched = out;
+    const auto before = std::chrono::steady_clock::now();
+    const Status status = me.all_reduce(view(out), view(in), xored, Deadline::after_seconds(0.3));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(out, untouched);
+    process.board[2].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(2, 2));
+    if (me.rank() == 0) kill(static_cast<pid_t>(process.board[1].load()), SIGCONT);
+    EXPECT_TRUE(process.board.wait(3, 1));
+    EXPECT_EQ(out, untouched);
+  });
+}
+
+TEST_P(FusedCalls, CancelledAtOneRankTheyEndAtAll) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
@@ -207,7 +273,7 @@ TEST(FusedCalls, CancelledAtOneRankTheyEndAtAll) {
 }
 
 // The Context's own close, while a thread waits.
-TEST(FusedCalls, AClosedContextEndsThem) {
+TEST_P(FusedCalls, AClosedContextEndsThem) {
   run_job(2, [](const Process& process) {
     const Communicator world = process.init();
     const Member me = *world.self();
@@ -225,7 +291,7 @@ TEST(FusedCalls, AClosedContextEndsThem) {
 }
 
 // Groups of a split have a segment of their own; both at once, and after the other is gone.
-TEST(FusedCalls, InGroupsOfASplit) {
+TEST_P(FusedCalls, InGroupsOfASplit) {
   run_job(4, [](const Process& process) {
     const Communicator world = process.init();
     const auto halves = world.split(std::vector{process.rank % 2}, std::vector{-process.rank}, soon());
@@ -246,7 +312,42 @@ TEST(FusedCalls, InGroupsOfASplit) {
 }
 
 // Whichever process will not or cannot: all use messages.
-TEST(FusedCalls, OneThatCannotTakePartMakesAllUseMessages) {
+// Blocking calls of several sizes one after the other, so that ranks are one call apart now and then.
+TEST(FusedCallsOfAllSizes, OneAfterTheOther) {
+  for (const int ranks : {2, 5}) {
+    run_job(ranks, [](const Process& process) {
+      const Communicator world = process.init();
+      const Member me = *world.self();
+      for (std::size_t i = 0; i < 400; ++i) {
+        if (i % 40 == static_cast<std::size_t>(me.rank())) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        const std::size_t bytes = i % 50 == 0 ? 100'000 + i : i % 7 == 0 ? 3'000 + i : i;
+        Bytes in(bytes), out(bytes);
+        for (std::size_t at = 0; at < bytes; ++at)
+          in[at] = static_cast<std::byte>(i * 7 + at * 13 + static_cast<std::size_t>(me.rank()) * 101);
+        Bytes want(bytes);
+        for (int r = 0; r < me.size(); ++r) {
+          for (std::size_t at = 0; at < bytes; ++at)
+            want[at] ^= static_cast<std::byte>(i * 7 + at * 13 + static_cast<std::size_t>(r) * 101);
+        }
+        const int root = static_cast<int>(i) % me.size();
+        if (i % 3 == 0) {
+          HMC_ASSERT_OK(me.reduce(me.rank() == root ? view(out) : MemoryView{}, view(in), root, xored, soon()));
+        } else if (i % 3 == 1) {
+          HMC_ASSERT_OK(me.all_reduce(view(out), view(in), xored, soon()));
+        } else {
+          HMC_ASSERT_OK(me.all_reduce(view(in), view(in), xored, soon()));
+          out = in;
+        }
+        if (i % 3 != 0 || me.rank() == root) {
+          ASSERT_EQ(out, want) << i;
+        }
+      }
+      HMC_EXPECT_OK(world.barrier(soon()));
+    });
+  }
+}
+
+TEST_P(FusedCalls, OneThatCannotTakePartMakesAllUseMessages) {
   for (const int unwilling : {0, 1}) {
     run_job(2, [unwilling](const Process& process) {
       if (process.rank == unwilling) setenv("HMC_FUSED", "0", 1);

@@ -8,6 +8,7 @@
 #include "collective/group.h"
 #include "collective/world.h"
 #include "comm/counters.h"
+#include "progress/futex.h"
 
 namespace hmc::fused {
 namespace {
@@ -23,13 +24,12 @@ CollectiveBuffers without_owners(CollectiveBuffers buffers) {
 
 }  // namespace
 
-Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, std::shared_ptr<const Plan> plan,
-           const CollectiveBuffers& buffers)
+Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers)
     : WorkState(calls.group_.engine()),
       calls_(calls),
       rank_(rank),
       own_(own),
-      plan_(std::move(plan)),
+      way_(std::move(way)),
       buffers_(without_owners(buffers)) {}
 
 Status Call::cancel_locked() {
@@ -40,8 +40,14 @@ Status Call::cancel_locked() {
   return {};
 }
 
+bool Call::needs(std::uint32_t rank) const noexcept {
+  if (rank == rank_) return false;
+  if (way_.chunks) return !pass_ || pass_->needs(rank);
+  return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
+}
+
 bool Call::awaits(std::uint32_t rank) const noexcept {
-  if (pass_) return pass_->needs(rank);
+  if (pass_ || !way_.chunks) return needs(rank);
   const auto theirs = latest_fused(calls_.slots().board(rank));
   return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
 }
@@ -51,6 +57,7 @@ void Calls::use(std::shared_ptr<Segment> segment) {
   segment_ = std::move(segment);
   next_chunk_.assign(group_.size(), 0);
   reserved_.assign(group_.size(), false);
+  shots_.assign(group_.size(), {});
   group_.engine()->add(*this);
 }
 
@@ -60,22 +67,59 @@ void Calls::announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t c
   wake_others();
 }
 
-std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, std::shared_ptr<const Plan> plan,
-                                  const CollectiveBuffers& buffers) {
+std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
+                                  const CollectiveBuffers& buffers, const std::optional<Begun>& begun) {
   if (!reserved_[rank]) reserved_[rank] = segment_->reserve(rank).ok();
   const bool takes_part = reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
-  std::uint64_t bytes = 0;
-  for (const Part& part : plan->parts) bytes += part.bytes;
-  auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, takes_part}, std::move(plan), buffers);
+  std::uint64_t bytes = way.bytes;
+  if (way.chunks) {
+    for (const Part& part : way.chunks->parts) bytes += part.bytes;
+  }
+  auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, takes_part}, std::move(way), buffers);
   posted->accepted();
   under_way_.push_back(posted);
-  if (first_of_its_rank(under_way_.size() - 1)) announce(*posted);
+  if (begun) {
+    posted->number_ = begun->number;
+    posted->announced_ = true;
+  } else if (first_of_its_rank(under_way_.size() - 1) && can_announce(*posted)) {
+    announce(*posted);
+  }
   group_.engine()->kick();
   return posted;
 }
 
+Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
+                                     Begun& begun) {
+  const bool possible = segment_ && !way.chunks && reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu() &&
+                        std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
+                        shots_[rank].can_publish(slots());
+  if (!possible) return AtOnce::not_possible;
+  HMC_ASSIGN(begun.sequence, group_.next_sequence(rank));
+  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, true}, way, buffers.in.data);
+  wake_others();
+  Engine& engine = *group_.engine();
+  unsigned looks = engine.looks_before_yield();
+  for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
+    if (r == rank) continue;
+    auto theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
+    for (; !theirs && looks > 0 && !engine.contended(); --looks) {
+      cpu_relax();
+      theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
+    }
+    if (!theirs || theirs->call != call || theirs->bytes != way.bytes || !theirs->takes_part) return AtOnce::begun;
+  }
+  count(OneShots::finish(slots(), rank, begun.number, way, buffers));
+  return AtOnce::done;
+}
+
+bool Calls::can_announce(const Call& call) noexcept { return call.way_.chunks || shots_[call.rank_].can_publish(slots()); }
+
 void Calls::announce(Call& call) {
-  announce_fused(slots().board(call.rank_), call.own_);
+  if (call.way_.chunks) {
+    announce_fused(slots().board(call.rank_), call.own_);
+  } else {
+    call.number_ = shots_[call.rank_].publish(slots(), call.rank_, call.own_, call.way_, call.buffers_.in.data);
+  }
   call.announced_ = true;
   wake_others();
 }
@@ -85,8 +129,13 @@ Calls::Agreement Calls::agreement(const Call& call) {
   bool declined = !own.takes_part, awaited = false;
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == call.rank_) continue;
-    const auto theirs = latest_fused(slots().board(r));
-    auto other = other_call(slots().board(r), own.sequence);
+    const Board& board = slots().board(r);
+    const auto in_chunks = latest_fused(board);
+    const auto theirs = call.way_.chunks ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
+    auto other = other_call(board, own.sequence);
+    if (const auto elsewhere = call.way_.chunks ? shot_under(board, own.sequence) : in_chunks;
+        elsewhere && elsewhere->sequence == own.sequence)
+      other = elsewhere->call;
     if (theirs && theirs->sequence == own.sequence && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes))
       other = theirs->call;
     if (other) {
@@ -105,24 +154,24 @@ Calls::Agreement Calls::agreement(const Call& call) {
 bool Calls::advance(const std::shared_ptr<Call>& call) {
   // Looked at first: whoever has given up because of another collective has seen that one announced, so it is seen here as well.
   const bool is_abandoned = abandoned(*call);
-  if (!call->announced_) announce(*call);
-  if (!call->pass_) {
+  if (!call->announced_ && can_announce(*call)) announce(*call);
+  if (call->announced_ && !call->pass_) {
     const Agreement agreed = agreement(*call);
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
       end(call, Status(Code::unsupported, "a rank cannot take part in a fused call"));
       return true;
     }
+    if (agreed == Agreement::reached && !call->way_.chunks) {
+      count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
+      end(call, {});
+      return true;
+    }
     if (agreed == Agreement::reached)
-      call->pass_.emplace(slots(), call->rank_, call->plan_, call->buffers_, next_chunk_[call->rank_]);
+      call->pass_.emplace(slots(), call->rank_, call->way_.chunks, call->buffers_, next_chunk_[call->rank_]);
   }
-  const bool moved = call->pass_ && call->pass_->advance(bytes_per_poll);
-  if (moved) wake_others();
+  const bool moved = call->pass_ && advance_pass(*call);
   if (call->pass_ && call->pass_->done()) {
-    next_chunk_[call->rank_] = call->pass_->end();
-    Counters& counters = group_.context().counters();
-    counters.add("fused.count", 1);
-    counters.add("fused.bytes", call->pass_->bytes_taken());
     end(call, {});
     return true;
   }
@@ -131,6 +180,22 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     return true;
   }
   return moved;
+}
+
+bool Calls::advance_pass(Call& call) {
+  const bool moved = call.pass_->advance(bytes_per_poll);
+  if (moved) wake_others();
+  if (call.pass_->done()) {
+    next_chunk_[call.rank_] = call.pass_->end();
+    count(call.pass_->bytes_taken());
+  }
+  return moved;
+}
+
+void Calls::count(std::uint64_t bytes_taken) {
+  Counters& counters = group_.context().counters();
+  counters.add("fused.count", 1);
+  counters.add("fused.bytes", bytes_taken);
 }
 
 bool Calls::abandoned(const Call& call) const noexcept {
@@ -151,6 +216,13 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
   const std::uint64_t before = gave_up.load(std::memory_order_relaxed);
   if (before == 0 || from + 1 < before) gave_up.store(from + 1, std::memory_order_seq_cst);
   wake_others();
+}
+
+void Calls::compare() {
+  for (std::size_t i = 0; i < under_way_.size(); ++i) {
+    const Call& call = *under_way_[i];
+    if (first_of_its_rank(i) && call.announced_ && !call.pass_) static_cast<void>(agreement(call));
+  }
 }
 
 void Calls::leave() {
@@ -182,10 +254,14 @@ bool Calls::arm() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     Call& call = *under_way_[i];
     if (!first_of_its_rank(i)) continue;
-    if (abandoned(call) || !call.announced_ || (call.pass_ ? call.pass_->can_advance() : agreement(call) != Agreement::awaited))
-      return false;
+    if (abandoned(call) || can_advance(call)) return false;
   }
   return true;
+}
+
+bool Calls::can_advance(Call& call) {
+  if (!call.announced_) return can_announce(call);
+  return call.pass_ ? call.pass_->can_advance() : agreement(call) != Agreement::awaited;
 }
 
 void Calls::disarm() {

@@ -11,6 +11,7 @@
 
 #include "base/pollable.h"
 #include "collective/fused/announcements.h"
+#include "collective/fused/one_shot.h"
 #include "collective/fused/pass.h"
 #include "collective/fused/segment.h"
 #include "progress/work_state.h"
@@ -23,17 +24,23 @@ namespace fused {
 
 class Calls;
 
+// A one-shot call that a rank has announced.
+struct Begun {
+  std::uint64_t sequence = 0;
+  std::uint64_t number = 0;  // of the one-shot calls
+};
+
 // One rank's share in a fused call. Ends with ok; unsupported: nothing was done, and every rank is to use messages; closed: another
 // rank gave up, and the collective's reason is on its way; cancelled.
 class Call final : public WorkState {
  public:
   // `own`: what the rank announces.
-  Call(Calls& calls, std::uint32_t rank, const Announced& own, std::shared_ptr<const Plan> plan, const CollectiveBuffers& buffers);
+  Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers);
 
   // ---- engine lock held ----
   Status cancel_locked() override;  // at once: nothing of it is written afterwards
   // Whether it cannot end without `rank`.
-  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept { return rank != rank_ && (!pass_ || pass_->needs(rank)); }
+  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept;
   // Whether it is `rank` whose doing is missing now.
   [[nodiscard]] bool awaits(std::uint32_t rank) const noexcept;
 
@@ -42,10 +49,11 @@ class Call final : public WorkState {
   Calls& calls_;
   const std::uint32_t rank_;
   const Announced own_;
-  const std::shared_ptr<const Plan> plan_;
+  const Way way_;
   const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
   bool announced_ = false;
-  std::optional<Pass> pass_;  // once every rank has announced the call
+  std::uint64_t number_ = 0;  // once announced, of a one-shot call
+  std::optional<Pass> pass_;  // once every rank has announced the call, unless it is a one-shot call
 };
 
 // Owned by Group. All calls but use() with the engine lock held.
@@ -59,9 +67,16 @@ class Calls final : public Pollable {
 
   // `rank` has started a collective that is not fused.
   void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);
-  // Starts a fused call, where those are possible. It takes its turn after the rank's earlier ones.
-  std::shared_ptr<Call> post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, std::shared_ptr<const Plan> plan,
-                             const CollectiveBuffers& buffers);
+  // Starts a fused call, where those are possible. It takes its turn after the rank's earlier ones. `begun`: what at_once() began.
+  std::shared_ptr<Call> post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
+                             const CollectiveBuffers& buffers, const std::optional<Begun>& begun);
+  // Carries out a one-shot call at once, without a Call, if every other rank comes before a waiter would yield.
+  enum class AtOnce : std::uint8_t { not_possible, done, begun };
+  // `not_possible`: nothing was done. `begun`: the caller posts it. The group's next sequence is taken unless it is not possible.
+  // Errors: those of Group::next_sequence().
+  Result<AtOnce> at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers, Begun& begun);
+  // Tells the local ranks that wait where another rank is in another collective, should that not have been noticed yet.
+  void compare();
   // No local rank takes part in collectives any more.
   void leave();
 
@@ -78,6 +93,10 @@ class Calls final : public Pollable {
   // What the others have announced. Broken: another collective, which the call's rank has been told.
   Agreement agreement(const Call& call);
   bool advance(const std::shared_ptr<Call>& call);
+  bool advance_pass(Call& call);
+  [[nodiscard]] bool can_announce(const Call& call) noexcept;
+  [[nodiscard]] bool can_advance(Call& call);
+  void count(std::uint64_t bytes_taken);
   void end(const std::shared_ptr<Call>& call, const Status& status);
   // A rank that it needs has given up.
   [[nodiscard]] bool abandoned(const Call& call) const noexcept;
@@ -90,6 +109,7 @@ class Calls final : public Pollable {
   Group& group_;
   std::shared_ptr<Segment> segment_;              // null: none
   std::vector<std::uint64_t> next_chunk_;         // by rank; of local ones
+  std::vector<OneShots> shots_;                   // likewise
   std::vector<bool> reserved_;                    // likewise
   std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
   bool armed_ = false;

@@ -45,6 +45,7 @@ Pass::Pass(const Slots& slots, std::uint32_t rank, std::shared_ptr<const Plan> p
       plan_(std::move(plan)),
       in_(static_cast<const std::byte*>(buffers.in.data)),
       out_(buffers.out.data),
+      kind_(out_ == in_ ? CopyKind::cached : copy_kind_for(buffers.out.bytes)),
       step_(buffers.reduction),
       first_(first),
       end_(first + chunks_of(*plan_, slots.chunk())),
@@ -104,6 +105,12 @@ bool Pass::can_collect() {
   return collected_ < reduced_ && collects(rank_) && all_reached(&Board::reduced, &Seen::reduced, collected_ + 1);
 }
 
+std::uint64_t Pass::kept_at(const Part& own) const noexcept { return plan_->keeps_at + (own.offset - plan_->parts[rank_].offset); }
+
+void Pass::write_output(std::uint64_t offset, const std::byte* from, std::size_t bytes) noexcept {
+  copy_bytes(output(offset), from, bytes, kind_);
+}
+
 std::size_t Pass::publish() {
   if (!can_publish()) return 0;
   std::size_t bytes = 0;
@@ -121,19 +128,22 @@ std::size_t Pass::publish() {
 std::size_t Pass::reduce() {
   if (!can_reduce()) return 0;
   const Part own = piece(rank_, reduced_);
+  std::byte* const result = slots_.result(rank_, reduced_);
   if (own.bytes > 0) {
     for (std::uint32_t r = 0; r < slots_.ranks(); ++r)
       sources_[r] = r == rank_ ? in_ + own.offset : slots_.input(r, reduced_, rank_);
-    const bool keeps = plan_->all_collect || !plan_->root || plan_->root == rank_;
-    std::byte* const slot = slots_.result(rank_, reduced_);
-    std::byte* const to = keeps ? output(plan_->keeps_at + (own.offset - plan_->parts[rank_].offset)) : slot;
+    // Straight to the output if no other rank collects it.
+    std::byte* const to = !plan_->all_collect && (!plan_->root || plan_->root == rank_) ? output(kept_at(own)) : result;
     reduce_on_cpu(to, sources_, own.bytes / size_of(step_.type), step_);
-    if (keeps && plan_->all_collect) std::memcpy(slot, to, own.bytes);
   }
   taken_ += own.bytes * (slots_.ranks() - 1);
-  ++reduced_;
   Board& board = slots_.board(rank_);
-  board.reduced.store(reduced_, std::memory_order_seq_cst);
+  board.reduced.store(++reduced_, std::memory_order_seq_cst);
+  // The others need not wait for this: the slot is written again once this rank, too, has collected the chunk.
+  if (plan_->all_collect && own.bytes > 0) {
+    write_output(kept_at(own), result, own.bytes);
+    copy_fence(kind_);
+  }
   if (!collects(rank_)) board.collected.store(++collected_, std::memory_order_seq_cst);
   return own.bytes * slots_.ranks();
 }
@@ -144,9 +154,10 @@ std::size_t Pass::collect() {
   for (std::uint32_t owner = 0; owner < slots_.ranks(); ++owner) {
     const Part to = piece(owner, collected_);
     if (owner == rank_ || to.bytes == 0) continue;
-    std::memcpy(output(to.offset), slots_.result(owner, collected_), to.bytes);
+    write_output(to.offset, slots_.result(owner, collected_), to.bytes);
     bytes += to.bytes;
   }
+  copy_fence(kind_);
   taken_ += bytes;
   slots_.board(rank_).collected.store(++collected_, std::memory_order_seq_cst);
   return bytes;

@@ -2,7 +2,7 @@
 //
 // Each rank reduces one part of the arrays, chunk by chunk: from its own input, and from what the others copy into their slots.
 // Others collect the result from its slots. Every array is read and written once, the rest stays in the caches. In rank order, as
-// every reduction of HMC.
+// every reduction of HMC. Large outputs are written around the caches: there a line is read before it is written.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,9 @@
 #include "collective/areas.h"
 #include "collective/fused/slots.h"
 #include "collective/parts.h"
+#include "transport/copy.h"
 
 namespace hmc::fused {
-
-// Shorter inputs of a rank are over sooner as messages.
-inline constexpr std::uint64_t least_bytes = 16 << 10;
 
 // What every rank knows alike, but for `keeps_at`.
 struct Plan {
@@ -66,6 +64,9 @@ class Pass {
   [[nodiscard]] bool can_publish();
   [[nodiscard]] bool can_reduce();
   [[nodiscard]] bool can_collect();
+  // Where in the output this rank's own piece goes.
+  [[nodiscard]] std::uint64_t kept_at(const Part& own) const noexcept;
+  void write_output(std::uint64_t offset, const std::byte* from, std::size_t bytes) noexcept;
   std::size_t publish();
   std::size_t reduce();
   std::size_t collect();
@@ -75,6 +76,7 @@ class Pass {
   const std::shared_ptr<const Plan> plan_;
   const std::byte* const in_;
   void* const out_;
+  const CopyKind kind_;  // of copies into the output
   const ReduceStep step_;
   const std::uint64_t first_, end_;
   std::uint64_t published_, reduced_, collected_;  // as on the Board

@@ -40,8 +40,8 @@ Result<std::shared_ptr<Segment>> Segment::attach(UniqueFd fd, std::uint32_t rank
 Status Segment::reserve(std::uint32_t rank) const {
   int error = 0;
   do {
-    const auto offset = static_cast<off_t>(slots_.ring(rank) - mapping_.data());
-    error = fallocate(fd_.get(), 0, offset, static_cast<off_t>(ring_bytes)) == 0 ? 0 : errno;
+    const auto offset = static_cast<off_t>(slots_.area(rank) - mapping_.data());
+    error = fallocate(fd_.get(), 0, offset, static_cast<off_t>(rank_bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
   if (error == 0) return {};
   return errno_status("allocating a rank's slots", error == ENOSPC ? ENOMEM : error);

@@ -18,7 +18,10 @@ inline constexpr std::uint32_t max_ranks = 32;
 inline constexpr std::uint64_t depth = 4;
 inline constexpr std::size_t line_bytes = 64;
 inline constexpr std::size_t board_bytes = 4096;
-inline constexpr std::size_t ring_bytes = 512 << 10;     // slots of one rank
+inline constexpr std::size_t ring_bytes = 512 << 10;  // slots of one rank
+inline constexpr std::size_t shot_bytes = 64 << 10;   // input of a one-shot call, see one_shot.h
+inline constexpr std::uint64_t shot_depth = 2;        // one-shot calls whose inputs are kept
+inline constexpr std::size_t rank_bytes = ring_bytes + shot_depth * shot_bytes;
 inline constexpr std::uint64_t announcement_count = 64;  // kept of collectives that are not fused
 
 // What a rank says of its latest fused call, and of other collectives that it has started: see announcements.h.
@@ -33,6 +36,16 @@ struct OtherAnnouncement {
   std::atomic<std::uint32_t> call;
 };
 
+// A one-shot call of a rank: the announcement, and the input where it fits. One line, so that a small call costs one transfer.
+struct alignas(line_bytes) ShotEntry {
+  std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
+  std::atomic<std::uint64_t> bytes;   // of the input
+  std::atomic<std::uint32_t> call;
+  std::atomic<std::uint32_t> takes_part;  // 0: it goes by messages
+  std::byte input[line_bytes - 24];
+};
+static_assert(sizeof(ShotEntry) == line_bytes);
+
 // Written by its rank alone, but for `armed`. All publishing writes are seq_cst, as are arm() and what it then looks at, so that
 // none of the two misses the other.
 struct Board {
@@ -44,6 +57,7 @@ struct Board {
   // does.
   alignas(line_bytes) std::atomic<std::uint64_t> gave_up;
   alignas(line_bytes) FusedAnnouncement fused;
+  ShotEntry shots[shot_depth];
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
@@ -53,7 +67,7 @@ class Slots {
  public:
   // `base`: bytes_for(ranks) bytes, zero at first, aligned to a page.
   Slots(std::byte* base, std::uint32_t ranks) noexcept : base_(base), ranks_(ranks) {}
-  static constexpr std::size_t bytes_for(std::uint32_t ranks) noexcept { return ranks * (board_bytes + ring_bytes); }
+  static constexpr std::size_t bytes_for(std::uint32_t ranks) noexcept { return ranks * (board_bytes + rank_bytes); }
 
   [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
   // Bytes of one slot: whole lines, so whole elements of every type.
@@ -67,11 +81,16 @@ class Slots {
   [[nodiscard]] std::byte* result(std::uint32_t rank, std::uint64_t number) const noexcept {
     return slot(rank, number) + ranks_ * chunk();
   }
-  [[nodiscard]] std::byte* ring(std::uint32_t rank) const noexcept { return base_ + ranks_ * board_bytes + rank * ring_bytes; }
+  // Where `rank` publishes its input of one-shot call `number` of the group, if its entry has no room.
+  [[nodiscard]] std::byte* shot(std::uint32_t rank, std::uint64_t number) const noexcept {
+    return area(rank) + ring_bytes + (number % shot_depth) * shot_bytes;
+  }
+  // The rank's slots of both kinds: rank_bytes.
+  [[nodiscard]] std::byte* area(std::uint32_t rank) const noexcept { return base_ + ranks_ * board_bytes + rank * rank_bytes; }
 
  private:
   [[nodiscard]] std::byte* slot(std::uint32_t rank, std::uint64_t number) const noexcept {
-    return ring(rank) + (number % depth) * (ranks_ + 1) * chunk();
+    return area(rank) + (number % depth) * (ranks_ + 1) * chunk();
   }
 
   std::byte* base_;
