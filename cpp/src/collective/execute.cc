@@ -39,26 +39,25 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank,
 
 CollectiveWork::~CollectiveWork() = default;
 
-Status CollectiveWork::start() {
-  HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
+Status CollectiveWork::start(const std::optional<fused::Begun>& begun) {
+  if (begun) {
+    sequence_ = begun->sequence;
+  } else {
+    HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
+  }
   group_->running().add(*this);
   accepted();
   run_.begin();
-  if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
-  if (group_->context().fenced_peers() != 0) [[unlikely]]
-    wait_for_fences();
-  if (fences_ == 0) advance();
+  if (begun) {
+    start_fused(begun);
+  } else {
+    if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
+    if (group_->context().fenced_peers() != 0) [[unlikely]]
+      wait_for_fences();
+    if (fences_ == 0) advance();
+  }
   group_->compare_early(*this);
   return {};
-}
-
-void CollectiveWork::start_begun(const fused::Begun& begun) {
-  sequence_ = begun.sequence;
-  group_->running().add(*this);
-  accepted();
-  run_.begin();
-  start_fused(begun);
-  group_->compare_early(*this);
 }
 
 void CollectiveWork::wait_for_fences() {
@@ -86,7 +85,7 @@ void CollectiveWork::advance_soon() {
 void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
-  if (fused_way_ && !failing_) return start_fused();
+  if (fused_way_ && !failing_) return start_fused(std::nullopt);
   posting_ = true;
   while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
@@ -338,7 +337,7 @@ Status run_collective(CollectiveCall call, Deadline deadline) {
     if (tried == AtOnce::done) return {};
     if (tried == AtOnce::begun) {
       work = make_work(std::move(call));
-      work->start_begun(begun);
+      HMC_TRY(work->start(begun));
     }
   }
   if (!work) {

@@ -47,7 +47,7 @@ struct Min {
   template <class T>
   static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
     if constexpr (std::is_floating_point_v<T>) {
-      return (a < b) | (a != a) ? a : b;
+      return ((a < b) | (a != a)) ? a : b;
     } else {
       return a < b ? a : b;
     }
@@ -57,7 +57,7 @@ struct Max {
   template <class T>
   static Vector<T> apply(Vector<T> a, Vector<T> b) noexcept {
     if constexpr (std::is_floating_point_v<T>) {
-      return (a > b) | (a != a) ? a : b;
+      return ((a > b) | (a != a)) ? a : b;
     } else {
       return a > b ? a : b;
     }
