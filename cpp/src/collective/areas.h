@@ -1,6 +1,7 @@
 // Areas: the memory that a Schedule's slices name, and what is done inside it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,8 @@ struct CollectiveBuffers {
   MemoryView in;
   MemoryView out;
   ReduceStep reduction = {};  // of reduce steps
+  // What comes before a reduction by the device: the streams of the two buffers, as they were when the call was made. Null: none.
+  std::array<std::shared_ptr<StreamPoint>, 2> after = {};
   std::shared_ptr<DeviceScratch> scratch =
       nullptr;  // the schedule's, on the device that reduces; null: host memory, the CPU reduces
 };

@@ -78,11 +78,12 @@ bool device_reduces(const Device& device, DataType type, std::size_t sources) {
 }
 
 std::shared_ptr<WorkState> reduce_on_device(const std::shared_ptr<Engine>& engine, const Device& device, void* target,
-                                            const std::vector<const void*>& sources, std::size_t bytes, const ReduceStep& step) {
+                                            const std::vector<const void*>& sources, std::size_t bytes, const ReduceStep& step,
+                                            const std::array<std::shared_ptr<StreamPoint>, 2>& after) {
   const auto runtime = runtime_for(device);
   if (!runtime.ok()) return completed_work(engine, runtime.status());
   const auto work = std::make_shared<DeviceReduction>(engine, **runtime);
-  work->start({{target, bytes, device}, sources, step});
+  work->start({{target, bytes, device}, sources, step, {after[0].get(), after[1].get()}});
   return work;
 }
 

@@ -141,8 +141,9 @@ void CollectiveWork::reduce(std::uint32_t index) {
     return run_.finish(index);
   }
   const Device reducer = areas_.reducer();
-  const auto work = reducer.is_cpu() ? reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction())
-                                     : reduce_on_device(engine(), reducer, to, sources, step.bytes, areas_.reduction());
+  const auto work = reducer.is_cpu()
+                        ? reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction())
+                        : reduce_on_device(engine(), reducer, to, sources, step.bytes, areas_.reduction(), areas_.buffers().after);
   run_.posted(index, work);
   work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
 }

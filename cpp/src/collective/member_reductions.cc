@@ -8,6 +8,7 @@
 #include "collective/member_calls.h"
 #include "collective/plan_reduce.h"
 #include "collective/tuning.h"
+#include "comm/onesided/transfer.h"
 
 namespace hmc {
 namespace {
@@ -27,19 +28,28 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
 
 struct Planned {
   std::shared_ptr<const Schedule> schedule;
-  std::shared_ptr<DeviceScratch> scratch;  // where the device reduces
+  // Where the device reduces; see CollectiveBuffers.
+  std::array<std::shared_ptr<StreamPoint>, 2> after = {};
+  std::shared_ptr<DeviceScratch> scratch = nullptr;
 };
 
 // The Schedule that `plan(tuning)` makes for who reduces: the device, where it is able to and has the scratch memory, else the CPU.
 // Other ranks see no difference.
 template <class Plan>
-Planned planned(const Group& group, const MemoryView& out, const MemoryView& in, const Reduction& reduction, const Plan& plan) {
+Result<Planned> planned(const Group& group, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                        const Plan& plan) {
   const bool host = on_host(out, in);
   const bool device = !host && out.device == in.device && device_reduces(in.device, reduction.type, group.size());
   std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device));
-  if (!device) return {std::move(schedule), nullptr};
-  if (auto scratch = DeviceScratch::take(in.device, schedule->scratch)) return {std::move(schedule), std::move(scratch).value()};
-  return {plan(reduce_tuning(true)), nullptr};
+  if (!device) return Planned{std::move(schedule)};
+  auto scratch = DeviceScratch::take(in.device, schedule->scratch);
+  if (!scratch.ok()) return Planned{plan(reduce_tuning(true))};
+  Planned found{std::move(schedule), {}, std::move(scratch).value()};
+  HMC_ASSIGN(found.after[0], mark_stream(in.stream, in.device));
+  if (out.stream != in.stream) {
+    HMC_ASSIGN(found.after[1], mark_stream(out.stream, out.device));
+  }
+  return found;
 }
 
 std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
@@ -69,15 +79,16 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  auto [schedule, scratch] = planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
-    return group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)},
-                                  [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
-  });
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
+               return group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)}, [&] {
+                 return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning);
+               });
+             }));
   Share share{group,
               rank,
               call_of(CallKind::all_reduce, reduction, in.bytes),
-              std::move(schedule),
-              {in, out, step, std::move(scratch)}};
+              std::move(found.schedule),
+              {in, out, step, std::move(found.after), std::move(found.scratch)}};
   if (group->fused().possible()) share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type));
   return share;
 }
@@ -97,15 +108,15 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
   }
-  auto [schedule, scratch] = planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
-    return std::make_shared<const Schedule>(
-        plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
-  });
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
+               return std::make_shared<const Schedule>(
+                   plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
+             }));
   Share share{group,
               rank,
               call_of(CallKind::reduce_scatter, reduction, layout.counts),
-              std::move(schedule),
-              {in, out, step, std::move(scratch)}};
+              std::move(found.schedule),
+              {in, out, step, std::move(found.after), std::move(found.scratch)}};
   if (group->fused().possible()) share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements});
   return share;
 }
@@ -143,15 +154,16 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  auto [schedule, scratch] = planned(*group, target, in, reduction, [&](const ReduceTuning& tuning) {
-    return group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)},
-                                  [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
-  });
+  HMC_ASSIGN(auto found, planned(*group, target, in, reduction, [&](const ReduceTuning& tuning) {
+               return group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)}, [&] {
+                 return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning);
+               });
+             }));
   Share share{group,
               rank,
               call_of(CallKind::reduce, reduction, in.bytes, at),
-              std::move(schedule),
-              {in, target, step, std::move(scratch)}};
+              std::move(found.schedule),
+              {in, target, step, std::move(found.after), std::move(found.scratch)}};
   if (group->fused().possible()) share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type));
   return share;
 }

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "device/accelerator_streams.h"
+
 namespace hmc {
 
 Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
@@ -43,6 +45,11 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
   const std::scoped_lock lock(on->mutex);
   HMC_ASSIGN(CopyStream * stream, devices_.stream(*on, AcceleratorDevice::compute_stream));
+  for (const StreamPoint* point : op.after) {
+    if (point == nullptr) continue;
+    const int code = calls_.streams->wait(stream->handle, static_cast<const AcceleratorPoint*>(point)->event());
+    if (code != 0) return devices_.failure("ordering a reduction of " + devices_.vendor() + " behind the caller's stream", code);
+  }
   const VendorReduction reduction{op.target.data, op.sources, op.target.bytes / size_of(op.step.type), op.step};
   if (const int code = calls_.compute->reduce(index, reduction, stream->handle); code != 0) {
     return devices_.failure("reducing " + std::to_string(op.target.bytes) + " bytes on " + devices_.name(index), code);

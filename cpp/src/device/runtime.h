@@ -1,6 +1,7 @@
 // DeviceRuntime: one vendor's runtime. A new vendor is one file (or one table row) in this folder.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -142,6 +143,7 @@ struct ReductionOp {
   DeviceSpan target;                     // whole elements; its device reduces
   std::span<const void* const> sources;  // each of as many bytes; addresses of that device; the list is not read after the call
   ReduceStep step;
+  std::array<const StreamPoint*, 2> after = {};  // of the same runtime: come first; not used after the call
 };
 
 // What a device computes. Thread rules as DeviceRuntime.

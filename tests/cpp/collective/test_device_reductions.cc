@@ -260,5 +260,37 @@ TEST(DeviceReductions, AFailedLaunchEndsTheCollective) {
       "", true);
 }
 
+// What a stream of the caller still writes is reduced, also where nothing of it is sent: the device's kernel comes after it.
+TEST(DeviceReductions, FollowTheCallersStream) {
+  for (const Devices& devices : {Devices{"rocm:0"}, Devices{"rocm:0", "rocm:1"}}) {
+    on_devices(devices, [](const Member& me, const Communicator&) {
+      const auto ranks = static_cast<std::size_t>(me.size());
+      wait_until_ready(me.device(), DataType::f32, ranks);
+      const auto call = [](const char* name) {
+        void* const found = dlsym(dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD), name);
+        EXPECT_NE(found, nullptr) << name;
+        return found;
+      };
+      void* stream = nullptr;
+      ASSERT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(me.device().index()), 0);
+      ASSERT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
+      for (const int each : {1000, 300'000}) {
+        const auto count = static_cast<std::size_t>(each);
+        const Bytes mine = input(DataType::f32, count, static_cast<std::size_t>(me.rank()));
+        const OnDevice in(me.device(), Bytes(count * 4, std::byte{0x11})), out(me.device(), Bytes(count * 4));
+        const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+        ASSERT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
+        ASSERT_EQ(reinterpret_cast<int (*)(void*, const void*, std::size_t, int, void*)>(call("hipMemcpyAsync"))(
+                      in.view().data, mine.data(), mine.size(), 1, stream),
+                  0);
+        MemoryView source = in.view();
+        source.stream = reinterpret_cast<StreamHandle>(stream);
+        HMC_ASSERT_OK(me.all_reduce(out.view(), source, {DataType::f32, ReduceOp::sum}, soon()));
+        ASSERT_TRUE(out.read() == expected({DataType::f32, ReduceOp::sum}, count, ranks)) << count;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace hmc
