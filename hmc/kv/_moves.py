@@ -12,11 +12,12 @@ from hmc._core import BlockBatch, Peer
 from hmc.errors import UnsupportedError
 from hmc.layout import Layout, Runs
 
-__all__ = ["CHUNK", "Chunk", "InFlight", "Side", "batches", "chunks", "common", "direct_runs"]
+__all__ = ["CHUNK", "Chunk", "InFlight", "Side", "batches", "chunks", "common", "direct_runs", "groups"]
 
 CHUNK = 4 << 20  # bytes of a chunk that is converted
 _BATCH = 64 << 20  # bytes of a batch of runs
 _SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
+_PROBE = 32  # tokens
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,40 @@ def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
 
 def direct_runs(source: Side, target: Side, tokens: int, layers: tuple[int, int] = (0, 0)) -> list[Runs] | None:
     """The runs of a move, or None where it is to be converted."""
+    first = layers[0] if layers[1] else common(source.layout.layers, target.layout.layers)[0]
     try:
-        found = layouts.runs(
-            source.layout,
-            source.blocks,
-            target.layout,
-            target.blocks,
-            tokens,
-            source_first=source.first,
-            target_first=target.first,
-            layers=layers,
-        )
+        # A few tokens tell how long runs are: a long list of short ones would take longer than the move.
+        few = min(tokens, _PROBE)
+        probe = _runs(source, target, few, (first, 1), (0, 0))
+        nbytes = sum(run.nbytes * len(run.source_offsets) for run in probe)
+        if nbytes < _SHORT * sum(len(run.source_offsets) for run in probe) and nbytes >= _SHORT:
+            return None
+        return _runs(source, target, tokens, layers, (0, 0))
     except UnsupportedError:
         return None
-    total = sum(run.nbytes * len(run.source_offsets) for run in found)
-    pieces = sum(len(run.source_offsets) for run in found)
-    return found if total >= pieces * _SHORT else None
+
+
+def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> list[Runs]:
+    return layouts.runs(
+        source.layout,
+        source.blocks,
+        target.layout,
+        target.blocks,
+        tokens,
+        source_first=source.first,
+        target_first=target.first,
+        layers=layers,
+        heads=heads,
+    )
+
+
+def groups(layout: Layout, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The layers in groups of about CHUNK bytes, so that one is checked while the next one travels."""
+    first, count = layers
+    per_layer = layout.packed((first, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
+    step = max(1, CHUNK // per_layer)
+    for layer in range(first, first + count, step):
+        yield layer, min(step, first + count - layer)
 
 
 def batches(

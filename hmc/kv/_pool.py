@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Peer
-from hmc.errors import ClosedError, InvalidArgumentError
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.kv._blocks import Blocks
 from hmc.kv._leases import Lease, Leases
 from hmc.kv._moves import Side
@@ -60,7 +61,11 @@ class Pool:
         self._check_arrays()
         self._own = [not isinstance(array, ConnBuffer) for array in self.arrays]
         self.buffers = [array if isinstance(array, ConnBuffer) else ctx.register(array, access=access) for array in self.arrays]
-        self.pages_are_on_cpu = True
+        for buffer in self.buffers:
+            if buffer.device != "cpu":
+                raise UnsupportedError(
+                    f"a pool is in CPU memory; an array is on {buffer.device}: keep a copy of its pages on the CPU"
+                )
         self.scratch = Scratch(ctx)
         self.blocks = Blocks(self.layout.blocks)
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
@@ -278,9 +283,13 @@ class Pool:
             return
         for transfer in self._under_way():
             transfer.cancel()
+        until = None if timeout is None else time.monotonic() + timeout
         for transfer in self._under_way():
-            if transfer.error() is None and not transfer.done:
-                transfer._drained.wait(timeout)
+            if not transfer._drained.wait(None if until is None else max(0.0, until - time.monotonic())):
+                raise HmcTimeoutError(
+                    f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
+                    "call close() again to go on waiting"
+                )
         self.leases.close()
         self._closed = True
         self.ctx.unpublish(name_of(self.id))

@@ -11,7 +11,7 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError
-from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs
+from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs, groups
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -68,44 +68,75 @@ class Pull:
         if self.verify and ticket.digests and not aligned:
             raise InvalidArgumentError(
                 f"pull of {self.tokens} tokens from token {self.skip} on: digests are of whole blocks of {block} tokens; "
-                "begin and end at a "
-                "block of the lease, or pass verify=False"
+                "begin and end at a block of the lease, or pass verify=False"
             )
         blocks = ticket.blocks[first // block : -(-(first + self.tokens) // block)]
         rows = ticket.rows[first // block : -(-(first + self.tokens) // block)]
         source = Side(remote.layout, blocks, first % block)
         layers, heads = common(near.layers, remote.layout.layers), common(near.heads, remote.layout.heads)
-        runs = direct_runs(source, self.target, self.tokens)
         verify = self.verify and ticket.digests
-        if runs is not None:
-            self._read(remote, runs)
-            found = 0
-            if verify and self.pool.pages_are_on_cpu:
-                found = layouts.digest(
-                    near,
-                    self.pool.arrays,
-                    self.target.blocks,
-                    self.tokens,
-                    first=self.target.first,
-                    position=self.skip,
-                    layers=layers,
-                    heads=heads,
-                )
-        else:
-            found = self._convert(remote, source, layers, verify)
+        if layers[1] == 0 or heads[1] == 0:
+            raise InvalidArgumentError(f"pull: the pool {near} has no layer or no head of the peer's pool {remote.layout}")
+        found = self._read(remote, source, layers, heads, verify)
         self._check(remote, rows, layers, heads, found, verify)
 
-    def _read(self, remote: RemotePool, runs: list[layouts.Runs]) -> None:
-        flight = InFlight(2, lambda work: finish(work, self.transfer))
+    def _read(self, remote: RemotePool, source: Side, layers: tuple[int, int], heads: tuple[int, int], verify: bool) -> int:
+        total = 0
+        target = self.target
+
+        def check(item: tuple[list[Any], tuple[int, int]]) -> None:
+            nonlocal total
+            works, group = item
+            try:
+                for work in works:
+                    finish(work, self.transfer)
+            finally:
+                for work in works:
+                    drained(work)
+            if verify:
+                total += layouts.digest(
+                    target.layout,
+                    self.pool.arrays,
+                    target.blocks,
+                    self.tokens,
+                    first=target.first,
+                    position=self.skip,
+                    layers=group,
+                    heads=heads,
+                )
+
+        def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
+            for work in item[0]:
+                drained(work)
+
+        flight = InFlight(2, check)
+        convert = (0, 0)  # layers without runs that are long enough
         try:
-            for batch, nbytes in batches(self.peer, runs, self.pool.buffers, remote.buffers, reading=True):
+            for group in groups(target.layout, self.tokens, layers):
                 self.transfer._check_cancelled()
-                flight.add(self.peer.get_blocks(batch))
-                self.bytes_read += nbytes
+                runs = direct_runs(source, target, self.tokens, group)
+                if runs is None:
+                    convert = (convert[0] if convert[1] else group[0], convert[1] + group[1])
+                    continue
+                if convert[1]:
+                    total += self._convert(remote, source, convert, verify)
+                    convert = (0, 0)
+                works: list[Any] = []
+                try:
+                    for batch, nbytes in batches(self.peer, runs, self.pool.buffers, remote.buffers, reading=True):
+                        works.append(self.peer.get_blocks(batch))
+                        self.bytes_read += nbytes
+                except BaseException:
+                    drop((works, group))
+                    raise
+                flight.add((works, group))
                 self._beat(remote)
             flight.drain()
         finally:
-            flight.give_up(drained)
+            flight.give_up(drop)
+        if convert[1]:
+            total += self._convert(remote, source, convert, verify)
+        return total & _MASK
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
         total = 0

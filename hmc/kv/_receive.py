@@ -152,7 +152,7 @@ class Inbox(Transfer):
             return ProtocolError(
                 f"layer {layer}, heads {heads}, was pushed; this pool has layers {layout.layers} and heads {layout.heads}"
             )
-        if not self._verify or not self._pool.pages_are_on_cpu:
+        if not self._verify:
             return None
         found = layouts.digest(
             layout, self._pool.arrays, self._target.blocks, self._tokens, first=self._target.first, layers=(layer, 1), heads=heads

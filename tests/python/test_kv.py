@@ -351,3 +351,22 @@ def test_blocks_are_not_given_away_while_they_are_written(sides: Any) -> None:
     with pytest.raises(hmc.HmcCancelledError):
         inbox.wait(20)
     assert b.pool.free_blocks == 12
+
+
+def test_layers_with_other_scales_are_converted_among_those_that_are_not(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hmc.kv import _moves
+
+    monkeypatch.setattr(_moves, "CHUNK", 1)  # layer by layer, block by block
+    plain = "L=4 B=12 kv H=2 N=16 D=32 bf16"
+    a, b, to_a, to_b = sides(plain, plain + " scale=1,1,2,1,4,4,1,1")
+    wanted = expected(a, [3, 1, 2], b, [4, 9, 7], 40)
+    b.pool.pull(to_a, a.pool.lease("s", [3, 1, 2], 40).ticket, [4, 9, 7]).wait(20)
+    same(b, wanted)
+    assert b.pool.counters("")["bytes_converted"] == 2 * 3 * 2 * 2 * 16 * 32 * 2
+    inbox = b.pool.receive(to_a, [0, 1, 2], 40)
+    wanted = expected(a, [3, 1, 2], b, [0, 1, 2], 40)
+    with a.pool.push(to_b, inbox.ticket, [3, 1, 2]) as push:
+        for layer in range(4):
+            push.ready(layer, timeout=20)
+    inbox.wait(20)
+    same(b, wanted)

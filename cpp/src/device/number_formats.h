@@ -40,6 +40,9 @@ template <class Code, unsigned Exponent, unsigned Mantissa, std::uint32_t Bias, 
 struct Narrow {
   using Stored [[gnu::aligned(1), gnu::may_alias]] = Code;
   using Wide = float;
+  static constexpr unsigned exponent = Exponent, mantissa = Mantissa;
+  static constexpr std::uint32_t bias = Bias, last = Last, beyond = Beyond, nan = Nan;
+  static constexpr bool signed_zero = SignedZero;
   static constexpr unsigned shift = 23 - Mantissa;
   static constexpr std::uint32_t sign_bit = 1U << (Exponent + Mantissa);
 
@@ -97,6 +100,62 @@ inline __m128i bfloat16_codes(__m256 values) noexcept {
 }
 #endif
 
+#if defined(__F16C__) && defined(__AVX2__)
+inline __m256i words(std::uint32_t value) noexcept { return _mm256_set1_epi32(static_cast<int>(value)); }
+inline __m256i chosen_where(__m256i mask, __m256i yes, __m256i no) noexcept { return _mm256_blendv_epi8(no, yes, mask); }
+
+// Narrow::decode of eight codes of 8 bits.
+template <class Format>
+__m256 narrow_values(const void* from) noexcept {
+  constexpr unsigned e = Format::exponent, m = Format::mantissa;
+  const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, words(Format::sign_bit)), 31 - e - m);
+  const __m256i magnitude = _mm256_and_si256(codes, words(Format::sign_bit - 1));
+  const __m256 unit = _mm256_castsi256_ps(words((128 - Format::bias - m) << 23));
+  const __m256i small = _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), unit));
+  const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(magnitude, Format::shift), words((127 - Format::bias) << 23));
+  __m256i bits = chosen_where(_mm256_cmpgt_epi32(words(1U << m), magnitude), small, normal);
+  if constexpr (Format::signed_zero) {
+    bits = chosen_where(_mm256_cmpgt_epi32(magnitude, words(Format::last)), words(0x7fc00000U), bits);
+    if constexpr (Format::beyond != Format::nan)
+      bits = chosen_where(_mm256_cmpeq_epi32(magnitude, words(Format::beyond)), words(0x7f800000U), bits);
+  } else {
+    bits = chosen_where(_mm256_cmpeq_epi32(codes, words(Format::nan)), words(0x7fc00000U), bits);
+  }
+  return _mm256_castsi256_ps(_mm256_or_si256(bits, sign));
+}
+
+// Narrow::encode of eight values to codes of 8 bits.
+template <class Format>
+void narrow_codes(void* to, __m256 values) noexcept {
+  constexpr unsigned e = Format::exponent, m = Format::mantissa, shift = Format::shift;
+  const __m256i all = _mm256_castps_si256(values);
+  const __m256i bits = _mm256_and_si256(all, words(0x7fffffffU));
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(all, 31), e + m);
+  const __m256i magic = words((127 - Format::bias + 1 - m + 23) << 23);
+  const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(bits), _mm256_castsi256_ps(magic));
+  const __m256i small = _mm256_sub_epi32(_mm256_castps_si256(sum), magic);
+  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, shift), words(1));
+  const __m256i half = words((1U << (shift - 1)) - 1 - ((127 - Format::bias) << 23));
+  const __m256i normal = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, half), even), shift);
+  __m256i codes = chosen_where(_mm256_cmpgt_epi32(words((128 - Format::bias) << 23), bits), small, normal);
+  codes = chosen_where(_mm256_cmpgt_epi32(codes, words(Format::last)), words(Format::beyond), codes);
+  codes = chosen_where(_mm256_cmpgt_epi32(bits, words(0x7f800000U)), words(Format::nan), codes);
+  __m256i signs = sign;
+  if constexpr (!Format::signed_zero) {
+    const __m256i plain = _mm256_or_si256(_mm256_cmpeq_epi32(codes, words(0)), _mm256_cmpeq_epi32(codes, words(Format::nan)));
+    signs = _mm256_andnot_si256(plain, sign);
+  }
+  codes = _mm256_or_si256(codes, signs);
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+  _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packus_epi16(halves, halves));
+}
+
+template <class Format>
+constexpr bool is_narrow8 =
+    std::is_same_v<Format, Float8E4m3fn> || std::is_same_v<Format, Float8E4m3fnuz> || std::is_same_v<Format, Float8E5m2>;
+#endif
+
 template <class Format>
 void load(typename Format::Wide* __restrict to, const typename Format::Stored* __restrict from, std::size_t count) noexcept {
   std::size_t i = 0;
@@ -110,6 +169,9 @@ void load(typename Format::Wide* __restrict to, const typename Format::Stored* _
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
       }
     }
+  }
+  if constexpr (is_narrow8<Format>) {
+    for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, narrow_values<Format>(from + i));
   }
 #endif
   for (; i < count; ++i) to[i] = Format::decode(from[i]);
@@ -130,6 +192,9 @@ void store(typename Format::Stored* __restrict to, const typename Format::Wide* 
       }
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), codes);
     }
+  }
+  if constexpr (is_narrow8<Format>) {
+    for (; i + 8 <= count; i += 8) narrow_codes<Format>(to + i, _mm256_loadu_ps(from + i));
   }
 #endif
   for (; i < count; ++i) to[i] = Format::encode(from[i]);

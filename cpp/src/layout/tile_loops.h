@@ -224,15 +224,15 @@ constexpr float largest() noexcept {
 
 template <class To>
 void scale_and_store(std::byte* to, float* values, std::size_t count, float factor) noexcept {
-  if (factor != 1) {
-    for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
-  }
   if constexpr (largest<To>() != 0) {
     constexpr float most = largest<To>();
     for (std::size_t i = 0; i < count; ++i) {
-      const float below = values[i] > most ? most : values[i];
+      const float value = values[i] * factor;
+      const float below = value > most ? most : value;
       values[i] = below < -most ? -most : below;
     }
+  } else if (factor != 1) {
+    for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
   }
   store<To>(reinterpret_cast<typename To::Stored*>(to), values, count);
 }
