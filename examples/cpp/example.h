@@ -1,6 +1,7 @@
 // What the examples share: results that must be good, and processes to talk between.
 #pragma once
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,9 +34,9 @@ inline void expect(bool condition, const char* what) {
 }
 
 // Runs `body(options)` in `size` processes, as `hmc run` or mpirun would start them (then hmc::Communicator::init() needs no
-// options). A process that uses HMC must not be forked from one that has used it: all are started here, first. Returns the exit
-// status for main.
-inline int run_processes(int size, const std::function<void(const hmc::InitOptions&)>& body) {
+// options). A process that uses HMC must not be forked from one that has used it: all are started here, first. `killed`: how many
+// are expected to be killed. Returns the exit status for main.
+inline int run_processes(int size, const std::function<void(const hmc::InitOptions&)>& body, int killed = 0) {
   const std::string rendezvous = "unix:/tmp/hmc-example-" + std::to_string(getpid());
   for (int rank = 0; rank < size; ++rank) {
     if (fork() != 0) continue;
@@ -46,11 +47,15 @@ inline int run_processes(int size, const std::function<void(const hmc::InitOptio
     body(options);
     std::exit(0);
   }
-  int failed = 0;
+  int failed = 0, dead = 0;
   for (int status = 0; wait(&status) > 0;) {
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) ++failed;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+      ++dead;
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      ++failed;
+    }
   }
-  return failed == 0 ? 0 : 1;
+  return failed == 0 && dead == killed ? 0 : 1;
 }
 
 }  // namespace example

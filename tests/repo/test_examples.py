@@ -29,6 +29,9 @@ OPTIONS = {
     "asyncio_pair.py": [],
     "spawned.py": [],
     "kv_pair.py": [],
+    "explain_plan.py": ["-n", "2"],
+    "train_two_islands.py": ["-n", "2", "--simulate", "cuda,rocm"],
+    "shrink_after_loss.py": [],
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
