@@ -29,8 +29,11 @@ T = TypeVar("T")
 COLLECT = 0.2
 PATIENCE = 0.4
 
-# The paths come first: what is imported there is what is imported here.
-BOOT = "import sys; sys.path[:] = sys.argv[4:]; from hmc._spawned import main; main(*sys.argv[1:4])"
+# The paths come first: what is imported there is what is imported here. No name stays in __main__, where those of the caller go.
+BOOT = (
+    "__import__('sys').path[:] = __import__('sys').argv[4:]; "
+    "__import__('hmc._spawned', fromlist=['main']).main(*__import__('sys').argv[1:4])"
+)
 
 
 @dataclass
@@ -132,8 +135,10 @@ def _results(files: Sequence[IO[bytes]], codes: dict[int, int]) -> list[Any]:
         else:
             try:
                 values[rank] = pickle.load(files[rank])
-            except Exception as error:
-                failures.append((False, time.monotonic(), rank, f"returned what cannot be loaded here: {error}", error))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # its class may raise anything, SystemExit too
+                failures.append((False, time.monotonic(), rank, f"returned what cannot be loaded here: {error!r}", error))
     if failures:
         _, _, rank, how, cause = min(failures, key=lambda failure: failure[:3])
         raise RankFailedError(f"spawn: rank {rank} {how}", rank=rank, exit_code=codes[rank]) from cause
@@ -154,7 +159,9 @@ def _load(file: IO[bytes]) -> Success | Failure | None:
 def _exception(pickled: bytes | None) -> BaseException | None:
     try:
         found = pickle.loads(pickled) if pickled else None
-    except Exception:  # it is of a class that does not take its own arguments
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # it is of a class that does not take its own arguments, or raises anything else
         return None
     return found if isinstance(found, BaseException) else None
 

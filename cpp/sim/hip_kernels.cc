@@ -10,7 +10,7 @@ using hmc::sim::cuda_code;
 using hmc::sim::Error;
 namespace sim = hmc::sim;
 
-#define HMC_SIM_ENTER \
+#define HMC_SIM_ENTER_MODULE \
   if (const int code_ = sim::injected_error(__func__); code_ != 0) return code_
 
 extern "C" int hipGetDevice(int* device);
@@ -34,20 +34,20 @@ int give(const std::string& text, char* to) {
 }  // namespace
 
 HMC_SIM_EXPORT int hipModuleLoadData(void** module, const void* image) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   if (!sim::can_run(static_cast<const char*>(image))) return sim::cuda_not_supported;  // callers copy instead
   return cuda_code(sim::load_module(static_cast<const char*>(image), module));
 }
 
 HMC_SIM_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   return cuda_code(sim::find_kernel(module, name, function));
 }
 
 HMC_SIM_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                          unsigned block_y, unsigned block_z, unsigned /*shared_bytes*/, void* stream,
                                          void** arguments, void** extra) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   int device = 0;
   if (extra != nullptr || hipGetDevice(&device) != 0) return cuda_code(Error::invalid_value);
   const sim::Launch launch{grid_x * grid_y * grid_z, block_x * block_y * block_z, arguments};
@@ -55,7 +55,7 @@ HMC_SIM_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsign
 }
 
 HMC_SIM_EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   if (value == nullptr || attribute != attribute_multiprocessors) return cuda_code(Error::invalid_value);
   if (!sim::device_exists(device)) return cuda_code(Error::invalid_device);
   *value = 1;
@@ -64,7 +64,7 @@ HMC_SIM_EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) 
 
 HMC_SIM_EXPORT int hiprtcCreateProgram(Program** program, const char* source, const char* /*name*/, int headers,
                                        const char** /*texts*/, const char** /*names*/) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   if (program == nullptr || source == nullptr || headers != 0) return 3;  // HIPRTC_ERROR_INVALID_INPUT
   *program = new Program{source, {}, {}};
   return 0;
@@ -72,7 +72,7 @@ HMC_SIM_EXPORT int hiprtcCreateProgram(Program** program, const char* source, co
 
 // Compiles what names a kernel; the code is the source.
 HMC_SIM_EXPORT int hiprtcCompileProgram(Program* program, int /*options*/, const char** /*texts*/) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   if (program->source.find("__global__") == std::string::npos) {
     program->log = "error: no kernel\n";
     return compilation_failed;
@@ -82,29 +82,29 @@ HMC_SIM_EXPORT int hiprtcCompileProgram(Program* program, int /*options*/, const
 }
 
 HMC_SIM_EXPORT int hiprtcGetProgramLogSize(Program* program, std::size_t* bytes) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   *bytes = program->log.size() + 1;
   return 0;
 }
 
 HMC_SIM_EXPORT int hiprtcGetProgramLog(Program* program, char* log) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   return give(program->log, log);
 }
 
 HMC_SIM_EXPORT int hiprtcGetCodeSize(Program* program, std::size_t* bytes) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   *bytes = program->code.size() + 1;
   return 0;
 }
 
 HMC_SIM_EXPORT int hiprtcGetCode(Program* program, char* code) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   return give(program->code, code);
 }
 
 HMC_SIM_EXPORT int hiprtcDestroyProgram(Program** program) {
-  HMC_SIM_ENTER;
+  HMC_SIM_ENTER_MODULE;
   delete *program;
   *program = nullptr;
   return 0;

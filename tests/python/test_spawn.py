@@ -300,3 +300,37 @@ def test_no_rank_outlives_the_caller(number: signal.Signals, stopped: bool, tmp_
     while any(alive(rank) for rank in ranks):
         assert time.monotonic() < end, "a rank still runs"
         time.sleep(0.02)
+
+
+def test_names_of_the_script_are_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "names.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import hmc
+
+            sys = "not the module"
+
+            def main():
+                return "mine"
+
+            def call():
+                return main() + ", " + sys
+
+            if __name__ == "__main__":
+                print(hmc.spawn(call, 1, timeout=30))
+            """
+        )
+    )
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == "['mine, not the module']\n", result.stderr
+
+
+class ExitsWhenLoaded:
+    def __reduce__(self) -> Any:
+        return sys.exit, (5,)
+
+
+def test_a_result_that_exits_when_it_is_loaded_is_an_error() -> None:
+    with pytest.raises(hmc.RankFailedError, match="rank 0 returned what cannot be loaded here: SystemExit"):
+        hmc.spawn(ExitsWhenLoaded, 1, timeout=30)

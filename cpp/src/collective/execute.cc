@@ -95,10 +95,12 @@ void CollectiveWork::advance() {
 void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
   fused_call_ = group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_way_, std::nullopt), areas_.buffers(), begun);
   fused_call_->on_complete_locked([this](const Status& status) { on_fused(status); });
-  // Of a process that died earlier there is no more news.
+  // Of a process that died or left earlier there is no more news. One that left may have taken part before.
   for (std::uint32_t r = 0; r < group_->size() && fused_call_; ++r) {
     const PeerState& peer = *group_->rank(r).peer;
-    if (peer.phase() == PeerPhase::lost && fused_call_->needs(r)) fail(peer.failure().with_context(group_->describe(r)));
+    const bool missing =
+        (peer.phase() == PeerPhase::lost && fused_call_->needs(r)) || (peer.phase() == PeerPhase::closed && fused_call_->awaits(r));
+    if (missing) fail(peer.failure().with_context(group_->describe(r)));
   }
 }
 

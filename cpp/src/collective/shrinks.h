@@ -18,7 +18,7 @@ namespace hmc {
 class Group;
 class World;
 
-inline constexpr MessageType control_shrink = 212;  // job::Shrink
+inline constexpr MessageType control_shrink = 214;  // job::Shrink
 
 // One shrink of one group. Engine lock held throughout.
 class Shrinking final : private Agreement::Host {

@@ -56,7 +56,9 @@ Status PeerImpl::send_control(MessageType type, ByteSpan payload, std::vector<Un
     if (phase() == PeerPhase::lost || phase() == PeerPhase::closed) return failure();
     return Status(Code::would_block, describe() + " is not connected yet");
   }
-  return link_.channel()->send(type, payload, std::move(fds));
+  const Status sent = link_.channel()->send(type, payload, std::move(fds));
+  if (sent.ok() && type >= wire::first_group_message) closing_.group_message_sent();
+  return sent;
 }
 
 void PeerImpl::broken(std::string_view what) {

@@ -217,6 +217,29 @@ TEST_P(FusedCalls, ARankThatDiedBeforeIsNamed) {
           {.killed = {1}, .rendezvous = {}});
 }
 
+TEST_P(FusedCalls, ARankWhoseContextIsClosedIsNamed) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    HMC_ASSERT_OK(all_reduce(me, soon()));
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (me.rank() == 1) {
+      HMC_EXPECT_OK(world.context().close(soon()));
+      process.board[0].store(1);
+      EXPECT_TRUE(process.board.wait(1, 2));
+      return;
+    }
+    EXPECT_TRUE(process.board.wait(0, 1));
+    const auto before = std::chrono::steady_clock::now();
+    const Status status = all_reduce(me, soon());
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+    EXPECT_EQ(status.code(), Code::closed) << status.str();
+    EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
+    process.board[1].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(1, 2));
+  });
+}
+
 // It has not called: the others have nothing to reduce, and what it does later changes nothing.
 TEST_P(FusedCalls, ARankThatIsStoppedBeforeTheCallHoldsNobody) {
   run_job(3, [](const Process& process) {

@@ -35,6 +35,16 @@ TEST(Init, JobsOfSeveralSizes) {
   }
 }
 
+// The shortest job: some ranks have left before the others know that it has formed.
+TEST(Init, RanksMayLeaveAtOnce) {
+  for (int round = 0; round < 10; ++round) {
+    run_job(3, [](const Process& process) {
+      const Communicator world = process.init();
+      EXPECT_EQ(world.size(), 3);
+    });
+  }
+}
+
 TEST(Init, RankZeroComesLast) {
   run_job(3, [](const Process& process) {
     if (process.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));

@@ -108,6 +108,20 @@ TEST(Shrink, GoesOnWithoutTheDead) {
   }
 }
 
+// The lowest rank decides; what it has decided reaches the others before its goodbye.
+TEST(Shrink, RanksMayLeaveAtOnce) {
+  for (int round = 0; round < 10; ++round) {
+    run_job(3, [](const Process& process) {
+      const Communicator world = process.init();
+      const auto made = world.shrink(soon());
+      HMC_ASSERT_OK(made.status());
+      EXPECT_EQ(made->old_ranks(), (std::vector<int>{0, 1, 2}));
+      HMC_EXPECT_OK(made->close(soon()));
+      HMC_EXPECT_OK(world.close(soon()));
+    });
+  }
+}
+
 TEST(Shrink, TheDeadlineNamesTheRankThatDoesNotCome) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();

@@ -6,7 +6,10 @@
 #include <memory>
 #include <utility>
 
+#include "comm/context_state.h"
+#include "comm/peer_state.h"
 #include "comm/routing/local_transports.h"
+#include "comm/session/group_events.h"
 #include "second_tcp.h"
 #include "support.h"
 
@@ -136,6 +139,36 @@ TEST_F(Order, ACloseAmidAFenceLosesNothing) {
   EXPECT_EQ(first_mismatch(span_of(target_), 7), -1);
   HMC_EXPECT_OK(put.wait(soon()));
   HMC_EXPECT_OK(pair_.a.close(soon()));
+}
+
+// Messages of groups go over the control channel, the goodbye as a signal of a transport.
+TEST(GroupMessages, ComeBeforeTheGoodbye) {
+  for (int round = 0; round < 20; ++round) {
+    const auto a = make_context(), b = make_context();
+    const auto ab = *a.connect(b.addresses().front(), soon());
+    const auto ba = *b.accept(soon());
+    std::size_t received = 0, before_the_end = 0;
+    bool gone = false;
+    {
+      const auto lock = b.state()->engine()->lock();
+      b.state()->group_events().set_message_handler(
+          [&](PeerState&, MessageType, ByteSpan, const std::vector<UniqueFd>&) { ++received; });
+      b.state()->group_events().watch_peers([&](PeerState&, const Status& reason) {
+        EXPECT_EQ(reason.code(), Code::closed) << reason.str();
+        before_the_end = received;
+        gone = true;
+      });
+    }
+    {
+      const auto lock = a.state()->engine()->lock();
+      for (std::uint64_t i = 0; i < 50; ++i) HMC_ASSERT_OK(ab.state()->send_control(201, pattern(1000 + i, i)));
+    }
+    ab.close();
+    EXPECT_TRUE(b.state()->engine()->drive(soon(), [&] { return gone; }));
+    EXPECT_EQ(before_the_end, 50U);
+    HMC_EXPECT_OK(a.close(soon()));
+    HMC_EXPECT_OK(b.close(soon()));
+  }
 }
 
 }  // namespace

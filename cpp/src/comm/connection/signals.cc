@@ -17,13 +17,12 @@ std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept {
     case static_cast<std::uint8_t>(NotifyKind::credit):
     case static_cast<std::uint8_t>(NotifyKind::received):
     case static_cast<std::uint8_t>(NotifyKind::mark):
+    case static_cast<std::uint8_t>(NotifyKind::bye):
       m.number = in.u64();
       break;
     case static_cast<std::uint8_t>(NotifyKind::payload):
       m.payload = in.rest();
       if (m.payload.empty() || m.payload.size() > max_notify_payload) return std::nullopt;
-      break;
-    case static_cast<std::uint8_t>(NotifyKind::bye):
       break;
     default:
       return std::nullopt;

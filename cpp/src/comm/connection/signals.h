@@ -15,13 +15,13 @@ enum class NotifyKind : std::uint8_t {
   counted = 16,   // envelope, u64 id
   payload = 17,   // envelope, bytes
   credit = 18,    // envelope (zero), u64: cost of all payloads consumed so far
-  bye = 19,       // envelope (zero): the last signal of a peer that leaves
+  bye = 19,       // envelope (zero), u64 group messages sent: the last signal of a peer that leaves
   received = 20,  // envelope (zero), u64: signals received so far; attached ones, these and marks not counted
   mark = 21,      // envelope (zero), u64: to be named in the answer, once what came before on this connection is delivered
 };
 
 inline constexpr std::size_t signal_head_bytes = 13;                       // kind and envelope
-inline constexpr std::size_t number_signal_bytes = signal_head_bytes + 8;  // all but payload and bye
+inline constexpr std::size_t number_signal_bytes = signal_head_bytes + 8;  // all but payload
 using SignalHead = std::array<std::byte, signal_head_bytes>;
 using NumberSignal = std::array<std::byte, number_signal_bytes>;
 
@@ -48,7 +48,7 @@ inline SignalHead signal_head(NotifyKind kind, const Envelope& envelope) noexcep
 struct NotifySignal {
   NotifyKind kind = NotifyKind::counted;
   Envelope envelope;
-  std::uint64_t number = 0;  // counted: id; credit, received: total; mark: its number
+  std::uint64_t number = 0;  // counted: id; credit, received, bye: total; mark: its number
   ByteSpan payload;
 };
 std::optional<NotifySignal> decode_notify_signal(ByteSpan signal) noexcept;

@@ -48,10 +48,23 @@ void Closing::begin(const Status& reason) {
   context.engine()->wake_waiters();
 }
 
-void Closing::on_bye() {
-  if (bye_received_) return peer_.broken("bye twice");
-  bye_received_ = true;
+void Closing::on_bye(std::uint64_t group_messages) {
+  if (bye_after_) return peer_.broken("bye twice");
+  bye_after_ = group_messages;
   static_cast<void>(peer_.send_control(wire::bye_ack, {}));
+  take_bye();
+}
+
+void Closing::on_group_message() {
+  ++group_messages_received_;
+  take_bye();
+}
+
+// Signals overtake the control channel, which is another connection. What a group was told last, such as the table of a job or why
+// a collective failed, comes first.
+void Closing::take_bye() {
+  if (!bye_after_ || bye_received_ || ended() || group_messages_received_ < *bye_after_) return;
+  bye_received_ = true;
   const Status reason(Code::closed, peer_.describe() + " said goodbye");
   peer_.posts().abandon(reason);
   if (in_progress()) return advance();
@@ -69,7 +82,7 @@ void Closing::advance() {
   if (state_ == State::draining) {
     if (!quiet()) return;
     if (!peer_.messages().current()) return peer_.fail(peer_.failure());
-    const Status said = peer_.signal(signal_head(NotifyKind::bye, {}), {});
+    const Status said = peer_.signal(number_signal(NotifyKind::bye, {}, group_messages_sent_), {});
     if (said.code() == Code::would_block) return advance_soon();
     if (!said.ok()) return end(peer_.failure(), PeerPhase::closed);
     state_ = State::said;

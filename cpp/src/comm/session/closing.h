@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,11 @@ class Closing {
   // Something may have ended that it waits for.
   void advance();
   void advance_soon();
-  void on_bye();
+  // A message of a group was accepted by the control channel; one was received.
+  void group_message_sent() noexcept { ++group_messages_sent_; }
+  void on_group_message();
+  // `group_messages`: how many the peer has sent. The bye takes effect once they have been received.
+  void on_bye(std::uint64_t group_messages);
   void on_bye_ack();
   void on_channel_closed(const Status& reason);
 
@@ -49,15 +54,18 @@ class Closing {
     torn_down,  // and nothing is left of connections, imports and grants but what the peer's process may still access
   };
   [[nodiscard]] bool ended() const noexcept { return state_ == State::ended || state_ == State::torn_down; }
+  void take_bye();
   void begin(const Status& reason);
   [[nodiscard]] bool quiet();
   void tear_down();
 
   PeerImpl& peer_;  // its phase, and all its parts: what may be in flight, and what ends with it
   State state_ = State::open;
-  bool bye_received_ = false;  // nothing of the peer is in flight any more
-  bool cut_short_ = false;     // it ended while it was draining
-  OneShotTimer timer_;         // for the acknowledgement of bye
+  std::uint64_t group_messages_sent_ = 0, group_messages_received_ = 0;
+  std::optional<std::uint64_t> bye_after_;  // group messages; none: no bye has arrived
+  bool bye_received_ = false;               // and nothing of the peer is in flight any more
+  bool cut_short_ = false;                  // it ended while it was draining
+  OneShotTimer timer_;                      // for the acknowledgement of bye
 };
 
 }  // namespace hmc

@@ -12,9 +12,12 @@ namespace hmc {
 
 void PeerInput::on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   const auto keep = peer_.shared_from_this();
-  // A bye comes by another connection than the control channel, so it may overtake the last news of a group: why it broke.
-  const bool late_news = type >= 200 && peer_.phase() == PeerPhase::closed;
-  if (peer_.phase() != PeerPhase::connecting && !peer_.carries() && !late_news) return;
+  take(type, payload, std::move(fds));
+  if (type >= wire::first_group_message) peer_.closing().on_group_message();
+}
+
+void PeerInput::take(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
+  if (peer_.phase() != PeerPhase::connecting && !peer_.carries()) return;
   if (type == wire::duplicate) return peer_.handshake().on_refused();
   if (type == wire::hello) {
     const auto hello = wire::decode_hello(payload);
@@ -22,7 +25,7 @@ void PeerInput::on_message(MessageType type, ByteSpan payload, std::vector<Uniqu
     return peer_.handshake().on_reply(*hello);
   }
   if (!peer_.handshake().greeted()) return peer_.broken("a message before its hello");
-  if (type >= 200) {
+  if (type >= wire::first_group_message) {
     peer_.impl().group_events().deliver(peer_, type, payload, std::move(fds));
   } else {
     dispatch(type, payload, std::move(fds));
@@ -150,7 +153,7 @@ void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool 
     case NotifyKind::mark:
       return on_mark(m.number);
     case NotifyKind::bye:
-      return peer_.closing().on_bye();
+      return peer_.closing().on_bye(m.number);
   }
   // What waits for credit, or for room to keep a signal, may be sent now.
   if (!peer_.posts().empty()) peer_.impl().peers().pump_soon(peer_);

@@ -22,6 +22,7 @@ class PeerInput final : public ChannelSink {
   void on_signal(EndpointSlot& slot, ByteSpan signal);
 
  private:
+  void take(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void dispatch(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_notification(EndpointSlot& slot, const NotifySignal& m, bool attached);
   void on_mark(std::uint64_t number);

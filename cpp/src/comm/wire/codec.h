@@ -20,6 +20,7 @@ inline constexpr MessageType hello = 100, address = 101, endpoint_ready = 102, e
 inline constexpr MessageType import = 110, imported = 111, release = 112, revoke = 113, revoked = 114, withdraw = 115;
 inline constexpr MessageType lookup = 120, found = 121, lookup_cancel = 122;
 inline constexpr MessageType bye_ack = 130;
+inline constexpr MessageType first_group_message = 200;  // up to 255: of the collective layer
 
 inline constexpr std::size_t max_name = 255;  // published names
 inline constexpr std::size_t max_transport_name = 32;
