@@ -168,7 +168,7 @@ TEST(CommCodec, SignalsOfOtherKindsAreRefused) {
     Bytes signal(21);
     signal[0] = static_cast<std::byte>(kind);
     const unsigned plain = kind & ~unsigned{attached_bit};
-    const bool known = plain == 16 || plain == 17 || plain == 18 || plain == 20 || plain == 21;
+    const bool known = plain >= 16 && plain <= 21;
     EXPECT_EQ(decode_notify_signal(signal).has_value(), known) << kind;
   }
   EXPECT_FALSE(decode_notify_signal(number_signal(NotifyKind::counted, {}, 1ULL << 63)));
