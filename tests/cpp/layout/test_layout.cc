@@ -117,9 +117,8 @@ TEST(LayoutTiles, VectorsGiveTheSameBits) {
       if (kind == 1) return TileStrides{size, rows * size + random() % 7};
       return TileStrides{size * 3, rows * size * 3};
     };
-    const std::vector<std::byte> source = random_bytes(rows * columns * size * 4 + 1024, random());
-    const TileStrides from = strides(static_cast<std::uint32_t>(random() % 3)),
-                      to = strides(static_cast<std::uint32_t>(random() % 3));
+    const std::vector<std::byte> source = random_bytes(rows * columns * size * 4 + 1024, static_cast<std::uint32_t>(random()));
+    const TileStrides from = strides(random() % 3), to = strides(random() % 3);
     std::vector<std::byte> a(source.size()), b(source.size());
     tile_baseline.copy(a.data() + 1, to, source.data() + 3, from, rows, columns, size);
     tile_avx2.copy(b.data() + 1, to, source.data() + 3, from, rows, columns, size);
