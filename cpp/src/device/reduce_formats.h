@@ -192,8 +192,7 @@ struct Narrow {
     constexpr std::uint32_t magic = (127 - Bias + 1 - Mantissa + 23) << 23;
     const Floats sum = bits<Floats>(absolute) + __builtin_bit_cast(float, magic);
     const Words small = bits<Words>(sum) - magic;
-    const Words normal =
-        (absolute - ((127 - Bias) << 23) + ((1U << (shift - 1)) - 1) + ((absolute >> shift) & 1U)) >> shift;
+    const Words normal = (absolute - ((127 - Bias) << 23) + ((1U << (shift - 1)) - 1) + ((absolute >> shift) & 1U)) >> shift;
     // Both are below 2^31, so that signed comparisons do.
     Words code = select(bits<SignedWords>(absolute) < static_cast<std::int32_t>((128 - Bias) << 23), small, normal);
     code = select(bits<SignedWords>(code) > static_cast<std::int32_t>(Last), Words{} + Beyond, code);

@@ -88,7 +88,8 @@ std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const An
   entry.bytes.store(own.bytes, std::memory_order_release);
   entry.call.store(own.call, std::memory_order_release);
   entry.takes_part.store(own.takes_part ? 1 : 0, std::memory_order_release);
-  if (own.takes_part && own.bytes > 0) copy_input(input_at(slots, rank, number, own.bytes), way, static_cast<const std::byte*>(input));
+  if (own.takes_part && own.bytes > 0)
+    copy_input(input_at(slots, rank, number, own.bytes), way, static_cast<const std::byte*>(input));
   entry.number.store(own.sequence + 1, std::memory_order_seq_cst);
   return number;
 }
