@@ -1,9 +1,9 @@
 #include "device/kernel_compiler.h"
 
+#include <map>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/log.h"
 
@@ -14,24 +14,35 @@ namespace {
 class Builders {
  public:
   ~Builders() {
-    for (auto& thread : threads_) thread.join();
+    for (auto& [number, thread] : threads_) thread.join();
   }
-  // False: the system gives no thread.
+  // The thread's number; 0: the system gives no thread.
   template <class Function>
-  bool start(Function&& function) {
+  std::uint64_t start(Function&& function) {
     const std::scoped_lock lock(mutex_);
     try {
-      threads_.emplace_back(std::forward<Function>(function));
+      threads_.emplace(last_ + 1, std::thread(std::forward<Function>(function)));
     } catch (const std::system_error&) {
-      return false;
+      return 0;
     }
-    return true;
+    return ++last_;
+  }
+  // Of a thread that has done its work.
+  void join(std::uint64_t number) {
+    const std::scoped_lock lock(mutex_);
+    if (auto found = threads_.extract(number)) found.mapped().join();
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::thread> threads_;
+  std::uint64_t last_ = 0;
+  std::map<std::uint64_t, std::thread> threads_;
 };
+
+Builders& builders() {
+  static Builders all;
+  return all;
+}
 
 void refused(const KernelSource& source, int code, const std::string& text) {
   const std::string why = text.empty() ? std::string() : ": " + text.substr(0, text.find('\n'));
@@ -100,15 +111,16 @@ kernel::Image KernelCompiler::compile(const VendorLibrary& runtime, KernelSource
   const auto [found, added] = builds_.try_emplace({device, source.name});
   Build& made = found->second;
   if (added) {
-    static Builders builders;
-    made.pending = builders.start([this, &made, source = std::move(source), enter = std::move(enter)] {
+    made.builder = builders().start([this, &made, source = std::move(source), enter = std::move(enter)] {
       enter();
       std::string code = build(source);
       const std::scoped_lock ready(mutex_);
       made.code = std::move(code);
       made.pending = false;
     });
+    made.pending = made.builder != 0;
   }
+  if (!made.pending && made.builder != 0) builders().join(std::exchange(made.builder, 0));
   return {made.code.empty() ? nullptr : made.code.data(), made.pending};
 }
 

@@ -1,6 +1,7 @@
 // KernelCompiler: HIP's run-time compiler (hiprtc), for kernels of which no one binary fits every card.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -52,7 +53,8 @@ class KernelCompiler {
  private:
   struct Build {
     bool pending = true;
-    std::string code;  // empty: refused
+    std::string code;           // empty: refused
+    std::uint64_t builder = 0;  // the thread that compiles; 0: none, or it was joined
   };
   bool open(const VendorLibrary& runtime);
   [[nodiscard]] std::string build(const KernelSource& source) const;
