@@ -10,8 +10,13 @@ namespace {
 
 // ---- copies ----
 
+// An element at any address.
 template <class T>
-using Loose [[gnu::aligned(1), gnu::may_alias]] = T;
+inline T load(const std::byte* at) noexcept {
+  T value;
+  __builtin_memcpy(&value, at, sizeof(T));
+  return value;
+}
 
 // Eight elements, four of 4 bytes.
 template <class T>
@@ -67,9 +72,9 @@ void transpose(std::byte* to, std::size_t to_stride, const std::byte* from, std:
       transpose_square<T>(to + i * to_stride + j * sizeof(T), to_stride, from + j * from_stride + i * sizeof(T), from_stride);
   }
   for (std::size_t i = 0; i < lines; ++i) {
-    auto* const line = reinterpret_cast<Loose<T>*>(to + i * to_stride);
+    std::byte* const line = to + i * to_stride;
     for (std::size_t j = i < whole_lines ? whole_elements : 0; j < elements; ++j)
-      line[j] = reinterpret_cast<const Loose<T>*>(from + j * from_stride)[i];
+      __builtin_memcpy(line + j * sizeof(T), from + j * from_stride + i * sizeof(T), sizeof(T));
   }
 }
 
@@ -130,7 +135,7 @@ inline std::uint32_t wide(std::uint16_t bits) noexcept {
 inline std::uint32_t wide(std::uint8_t bits) noexcept { return bits; }
 
 template <class T>
-std::uint32_t dot(const Loose<T>* values, const std::int16_t* keys, std::size_t count) noexcept {
+std::uint32_t dot(const std::byte* values, const std::int16_t* keys, std::size_t count) noexcept {
   std::uint32_t sum = 0;
   std::size_t i = 0;
 #if defined(__AVX2__)
@@ -138,9 +143,9 @@ std::uint32_t dot(const Loose<T>* values, const std::int16_t* keys, std::size_t 
   for (; i + 16 <= count; i += 16) {
     __m256i v;
     if constexpr (sizeof(T) == 2) {
-      v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i));
+      v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i * sizeof(T)));
     } else {
-      v = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i)));
+      v = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i * sizeof(T))));
     }
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(v, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + i))));
   }
@@ -148,7 +153,7 @@ std::uint32_t dot(const Loose<T>* values, const std::int16_t* keys, std::size_t 
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   sum = static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
 #endif
-  for (; i < count; ++i) sum += product(wide(static_cast<T>(values[i])), keys[i]);
+  for (; i < count; ++i) sum += product(wide(load<T>(values + i * sizeof(T))), keys[i]);
   return sum;
 }
 
@@ -179,8 +184,8 @@ void digest_columns(std::uint32_t* sums, const std::byte* at, std::size_t stride
   }
 #endif
   for (std::size_t j = 0; j < columns && row < rows; ++j) {
-    const auto* const line = reinterpret_cast<const Loose<T>*>(at + j * stride);
-    for (std::size_t i = row; i < rows; ++i) sums[i] += product(wide(static_cast<T>(line[i])), keys[j]);
+    const std::byte* const line = at + j * stride;
+    for (std::size_t i = row; i < rows; ++i) sums[i] += product(wide(load<T>(line + i * sizeof(T))), keys[j]);
   }
 }
 
@@ -188,15 +193,13 @@ template <class T>
 void digest_of(std::uint32_t* sums, const std::byte* at, TileStrides strides, std::size_t rows, std::size_t columns,
                const std::int16_t* keys) noexcept {
   if (strides.column == sizeof(T)) {
-    for (std::size_t i = 0; i < rows; ++i)
-      sums[i] += dot<T>(reinterpret_cast<const Loose<T>*>(at + i * strides.row), keys, columns);
+    for (std::size_t i = 0; i < rows; ++i) sums[i] += dot<T>(at + i * strides.row, keys, columns);
   } else if (strides.row == sizeof(T)) {
     digest_columns<T>(sums, at, strides.column, rows, columns, keys);
   } else {
     for (std::size_t i = 0; i < rows; ++i) {
       for (std::size_t j = 0; j < columns; ++j)
-        sums[i] +=
-            product(wide(static_cast<T>(*reinterpret_cast<const Loose<T>*>(at + i * strides.row + j * strides.column))), keys[j]);
+        sums[i] += product(wide(load<T>(at + i * strides.row + j * strides.column)), keys[j]);
     }
   }
 }
