@@ -246,9 +246,9 @@ TEST(DeviceReductions, AFailedLaunchEndsTheCollective) {
         if (me.rank() == 0) {
           void* handle = dlopen(HMC_SIM_CUDA, RTLD_NOW | RTLD_NOLOAD);
           ASSERT_NE(handle, nullptr);
-          const auto fail = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(handle, "hmcsim_fail"));
+          const auto fail = reinterpret_cast<int (*)(const char*, int, int)>(dlsym(handle, "hmcsim_fail"));
           ASSERT_NE(fail, nullptr);
-          fail("cuLaunchKernel", 1, 719);
+          ASSERT_EQ(fail("cuLaunchKernel", 1, 719), 0);
         }
         // Each rank waits for what the other reduces.
         const std::size_t count = 300'000;
