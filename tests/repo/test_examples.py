@@ -29,6 +29,7 @@ OPTIONS = {
     "asyncio_pair.py": [],
     "spawned.py": [],
     "explain_plan.py": ["-n", "2"],
+    "pages_by_index.py": ["-n", "2"],
     "train_two_islands.py": ["-n", "2", "--simulate", "cuda,rocm"],
     "shrink_after_loss.py": [],
 }
