@@ -51,7 +51,7 @@ class _Versioned(ctypes.Structure):
 
 
 def _tensor_in(capsule: Any) -> Any:
-    """The structure in a capsule that nobody has consumed."""
+    """The DLTensor of a capsule that no library has imported yet."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     valid = ctypes.pythonapi.PyCapsule_IsValid

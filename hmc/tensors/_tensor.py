@@ -131,7 +131,7 @@ class Tensor:
         memory = self.memory()
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=kind, device=self.device if self.device != "cpu" else None)
-        # As bytes first: torch takes every type so, also those that its DLPack import does not know.
+        # torch imports bytes, then views them as the type: its DLPack import does not know every type.
         return torch.from_dlpack(memory).view(kind if size > 1 else torch.uint8).view(kind).as_strided(self.shape, strides)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
