@@ -10,18 +10,28 @@ namespace hmc::bindings {
 inline Memory memory_behind(const Memory& memory) { return memory; }
 inline Memory memory_behind(const ConnBuffer& buffer) { return buffer.memory(); }
 
+// Throws BufferError for device memory.
+template <class T>
+Memory cpu_memory_behind(const T& object) {
+  Memory memory = memory_behind(object);
+  if (!memory.device().is_cpu()) throw py::buffer_error("memory on " + memory.device().str() + " is not addressable by the CPU");
+  return memory;
+}
+
 template <class T, class Class>
 void bind_views(Class& cls) {
   cls.def_buffer([](const T& self) {
-    const Memory memory = memory_behind(self);
-    if (!memory.device().is_cpu()) throw py::buffer_error("memory on " + memory.device().str() + " is not addressable by the CPU");
+    const Memory memory = cpu_memory_behind(self);
     return py::buffer_info(memory.data(), 1, py::format_descriptor<std::uint8_t>::format(), 1, {memory.size()}, {std::size_t{1}});
   });
   cls.def(
       "numpy",
       [](const py::object& self, const py::object& dtype, const py::object& shape) -> py::object {
+        static_cast<void>(cpu_memory_behind(self.cast<const T&>()));  // the buffer protocol would only say "Error getting buffer"
         const py::object numpy = py::module_::import("numpy");
-        py::object array = numpy.attr("asarray")(py::reinterpret_steal<py::object>(PyMemoryView_FromObject(self.ptr())));
+        const auto bytes = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(self.ptr()));
+        if (!bytes) throw py::error_already_set();
+        py::object array = numpy.attr("asarray")(bytes);
         if (!dtype.is_none()) array = array.attr("view")(dtype);
         if (!shape.is_none()) array = array.attr("reshape")(shape);
         return array;

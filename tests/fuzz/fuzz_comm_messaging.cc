@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       same(decode_finish, [&](const auto& m) { return encode(m, *kind); });
       break;
     case Kind::withdraw:
-      same(decode_withdraw, encode_withdraw);
+      same(decode_withdraw, plainly);
       break;
     case Kind::credit:
       same(decode_credit, plainly);

@@ -33,6 +33,25 @@ assert (back == data).all()
     )
 
 
+@pytest.mark.parametrize("vendor", ALLOCATE)
+def test_numpy_of_device_memory_is_a_buffer_error(vendor: str) -> None:
+    run_alone(
+        f"""
+for device in ("{vendor}:0", "{vendor}:1"):
+    memory = hmc.Memory(5000, device=device)
+    with hmc.Context() as context:
+        for view in (memory, memory[1:17], context.buffer(100, device=device)):
+            for call in (view.numpy, lambda: view.numpy("u1"), lambda: view.numpy(shape=(2, -1)), lambda: memoryview(view)):
+                try:
+                    call()
+                except BufferError as error:
+                    assert device in str(error) + str(error.__cause__), error
+                else:
+                    raise SystemExit(f"{{view!r}} as CPU memory")
+"""
+    )
+
+
 def test_memory_that_is_full_is_refused_and_the_next_works() -> None:
     run_alone(
         """

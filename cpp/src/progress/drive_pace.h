@@ -42,8 +42,8 @@ class DrivePace {
   [[nodiscard]] bool keeps_lock() const noexcept { return empty_ + 1 < spin_rounds_; }
 
   // ---- after a round ----
-  // Whether the call may still end within about a microsecond.
-  [[nodiscard]] bool prompt() const noexcept { return empty_ != 0 && empty_ < prompt_rounds; }
+  // Whether the call may still end within about a microsecond. Never before a yield or a sleep, where other threads are to run.
+  [[nodiscard]] bool prompt() const noexcept { return empty_ != 0 && empty_ < prompt_rounds && spins(); }
   // Whether the next round follows without a yield.
   [[nodiscard]] bool spins() const noexcept { return empty_ < spin_rounds_; }
   // Whether it is time to look at the clock, after a round that moved something ...

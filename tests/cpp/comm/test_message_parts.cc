@@ -17,6 +17,24 @@ namespace {
 
 const auto* peer_at(std::uintptr_t n) { return reinterpret_cast<const PeerState*>(n << 6); }
 
+TEST(Matching, TakesOnlyTheLastOfEachAddressThatMeetACondition) {
+  OrderedEntries<int> entries;
+  const Address one{peer_at(1), {1, 0, 0}}, other{peer_at(2), {1, 0, 0}};
+  for (const int value : {1, 2, 3, 5, 7}) entries.add(one, value, value);
+  for (const int value : {9, 11}) entries.add(other, value, value);
+  const auto odd = [](const Address&, int value) { return value % 2 == 1; };
+  EXPECT_EQ(entries.take_last_if([&](const Address& from, int value) { return from == one && odd(from, value); }),
+            (std::vector<int>{7, 5, 3}));
+  EXPECT_EQ(entries.size(), 4U);
+  EXPECT_EQ(entries.take_last_if(odd).size(), 2U);
+  EXPECT_FALSE(entries.find(other, [](const auto&) { return true; }));
+  const auto first = entries.find(one, [](const auto&) { return true; });
+  ASSERT_TRUE(first);
+  EXPECT_EQ(entries.take(first), 1);
+  entries.add(other, 0, 13);
+  EXPECT_EQ(entries.size(), 2U);
+}
+
 // Against a plain list of posted receives and one of messages, both in order.
 TEST(Matching, TakesTheEarliestThatFits) {
   struct Posted {

@@ -67,6 +67,35 @@ TEST_P(Unread, OfLivingPeersIsCounted) {
   EXPECT_EQ(pair.b.counters()["messages.unread"], 0U);
 }
 
+// What a sender takes back when it closes leaves no later message in its place.
+TEST_P(Unread, MessageBehindOneThatWasNotSentKeepsItsPlace) {
+  const Way way(GetParam());
+  const Context context = make_context(way.transports);
+  const Context client = make_context(way.transports);
+  const Peer there = *client.connect(context.addresses().front(), soon());
+  const Peer here = *context.accept(soon());
+  constexpr std::size_t large = 4 << 20;
+  auto first = pattern(large, 1), third = pattern(large, 3), fifth = pattern(large, 5);
+  auto second = pattern(size, 2), fourth = pattern(size, 4);
+  std::vector<Work> announced;
+  announced.push_back(*there.isend({first.data(), large}, 3));
+  HMC_ASSERT_OK(there.send({second.data(), size}, 3, soon()));
+  announced.push_back(*there.isend({third.data(), large}, 3));
+  HMC_ASSERT_OK(there.send({fourth.data(), size}, 4, soon()));
+  announced.push_back(*there.isend({fifth.data(), large}, 3));
+  HMC_EXPECT_OK(client.close(soon()));
+  for (const Work& work : announced) EXPECT_EQ(work.status().code(), Code::closed) << work.status().str();
+  std::vector<std::byte> got(large);
+  EXPECT_EQ(here.recv({got.data(), large}, 3, soon()).status().code(), Code::closed);
+  HMC_ASSERT_OK(here.recv({got.data(), large}, 3, soon()).status());
+  EXPECT_EQ(first_mismatch(std::span(got).first(size), 2), -1);
+  EXPECT_EQ(here.recv({got.data(), large}, 3, soon()).status().code(), Code::closed);  // the third
+  HMC_ASSERT_OK(here.recv({got.data(), large}, 4, soon()).status());
+  EXPECT_EQ(first_mismatch(std::span(got).first(size), 4), -1);
+  EXPECT_EQ(here.recv({got.data(), large}, any_tag, soon()).status().code(), Code::closed);
+  EXPECT_TRUE(eventually([&] { return context.counters()["messages.unread"] == 0; })) << context.counters()["messages.unread"];
+}
+
 // Each costs the same, however many others are posted.
 TEST(UnreadReceives, CancelOfManyIsQuick) {
   const Pair pair;

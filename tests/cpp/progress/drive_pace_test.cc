@@ -77,6 +77,19 @@ TEST(DrivePace, IsPromptForTheFirstEmptyRounds) {
   EXPECT_FALSE(moving.prompt());
 }
 
+TEST(DrivePace, IsNotPromptOnceItYields) {
+  WaitPolicy policy;
+  policy.yielded(std::chrono::seconds(1));
+  policy.yielded(std::chrono::seconds(1));
+  ASSERT_LT(policy.rounds(), DrivePace::prompt_rounds);
+  DrivePace pace(policy);
+  look(pace, policy.rounds() - 1);
+  EXPECT_TRUE(pace.prompt());
+  look(pace, 1);
+  EXPECT_FALSE(pace.spins());
+  EXPECT_FALSE(pace.prompt());
+}
+
 TEST(DrivePace, LooksAtTheClockAtIntervals) {
   const WaitPolicy policy;
   DrivePace idle(policy);

@@ -271,5 +271,25 @@ TEST_F(DriveTest, PromptCallDoesNotCountAsOneThatWaits) {
   remove(poller);
 }
 
+// What before_waiting() releases (an interpreter's lock) may be what the awaited thread waits for.
+TEST_F(DriveTest, CountsAsOneThatWaitsBeforeItsFirstYield) {
+  Interrupt interrupt;
+  core_.wait_policy.yielded(std::chrono::seconds(1));
+  core_.wait_policy.yielded(std::chrono::seconds(1));
+  ASSERT_EQ(core_.wait_policy.rounds(), WaitPolicy::least_rounds);
+  Poller poller;
+  unsigned polls = 0, polls_before_waiting = 0;
+  poller.on_poll = [&] {
+    if (interrupt.waits == 0) polls_before_waiting = polls;
+    if (++polls == WaitPolicy::least_rounds + 2) flag_.store(1);
+    return false;
+  };
+  add(poller);
+  EXPECT_TRUE(drive());
+  EXPECT_EQ(interrupt.waits, 1);
+  EXPECT_LT(polls_before_waiting, WaitPolicy::least_rounds);
+  remove(poller);
+}
+
 }  // namespace
 }  // namespace hmc::testing

@@ -150,6 +150,22 @@ class OrderedEntries {
     return taken;
   }
 
+  // Removes entries from the end of each list while `condition(address, value)`.
+  template <class Condition>
+  std::vector<T> take_last_if(Condition condition) {
+    std::vector<T> taken;
+    last_ = nullptr;
+    for (auto list = lists_.begin(); list != lists_.end();) {
+      while (!list->second.empty() && condition(list->first, list->second.back().value)) {
+        taken.push_back(std::move(list->second.back().value));
+        list->second.pop_back();
+        --size_;
+      }
+      list = list->second.empty() ? lists_.erase(list) : std::next(list);
+    }
+    return taken;
+  }
+
   template <class Each>
   void for_each(Each each) const {
     for (const auto& [address, list] : lists_) {

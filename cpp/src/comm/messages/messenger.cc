@@ -199,7 +199,7 @@ void MessengerImpl::end_operations(const PeerState* peer, const Status& reason) 
 void MessengerImpl::on_peer_closing(PeerState& peer, const Status& reason) {
   sends_.end_queued(&peer, reason);
   receives_.end_posted(&peer, reason);
-  receives_.drop_announcements(peer, Status(Code::closed, "the receiver has closed; nothing was read"));
+  receives_.drop_announcements(peer, Status(Code::closed, "the receiver has closed; nothing was read"), reason);
   rendezvous_.withdraw_announced(peer);
 }
 

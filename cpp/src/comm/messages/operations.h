@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -165,7 +166,7 @@ class ReceiveOperation final : public Operation {
   std::unique_ptr<const Announce> announce;                         // what it was matched with, to begin again
   std::uint64_t arrival = 0;                                        // of the announcement
   bool asked = false;                                               // the sender, to put its half
-  bool withdrawn = false;                                           // the sender would have the announcement back
+  std::optional<Withdraw> withdrawn;                                // the sender would have the announcement back
   bool gives_back = false;                                          // being cancelled: the message is left for another receive
   unsigned fetched_again = 0;
 };
@@ -178,6 +179,7 @@ struct Unexpected {
   std::unique_ptr<const Announce> announce;  // else
   std::uint64_t arrival = 0;
   bool put_back = false;  // by a receive that was cancelled; its sender has the credit back
+  Status missing;         // not ok: the sender left before it was received. Fails the receive whose turn it is.
 };
 
 }  // namespace hmc::messaging

@@ -38,7 +38,9 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
   auto receive = std::make_shared<ReceiveOperation>(messenger_, from, tag, view);
   receive->after = std::move(after);
   const Address wanted{peer.get(), envelope};
-  auto message = matcher_.match_receive(wanted, tag);
+  auto next = next_message(wanted, tag);
+  if (!next.ok()) return next.status().with_context(Operation::describe(false, from, tag, view.bytes));
+  auto message = std::move(*next);
   if (message == nullptr && peer_ended(from))
     return peer->failure().with_context(Operation::describe(false, from, tag, view.bytes));
   if (message == nullptr) {
@@ -111,19 +113,32 @@ void Receives::on_announce(PeerState& peer, ByteSpan signal) {
 }
 
 void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
-  const auto op = decode_withdraw(signal);
-  if (!op) return peer.fail(Status(Code::protocol, "malformed withdrawal"));
-  auto taken = matcher_.unexpected().take_if([&](const Address& from, const auto& message) {
-    return from.peer == &peer && message->announce != nullptr && message->announce->sender_op == *op;
-  });
-  if (taken.empty()) {  // matched meanwhile: it completes, unless that receive is cancelled
-    for (const auto& operation : rendezvous_.operations().of(&peer)) {
-      if (!operation->sending && operation->peer_op == *op) static_cast<ReceiveOperation&>(*operation).withdrawn = true;
+  const auto withdraw = decode_withdraw(signal);
+  if (!withdraw) return peer.fail(Status(Code::protocol, "malformed withdrawal"));
+  const std::uint64_t op = withdraw->sender_op;
+  const auto is_it = [&](const Address& from, const auto& message) {
+    return from.peer == &peer && message->announce != nullptr && message->announce->sender_op == op;
+  };
+  const Status withdrawn(Code::cancelled, "withdrawn before it was matched; nothing was read");
+  if (withdraw->leaving) {
+    Unexpected* found = nullptr;
+    matcher_.unexpected().for_each([&](const Address& from, const auto& message) {
+      if (is_it(from, message)) found = message.get();
+    });
+    if (found != nullptr) {
+      found->announce.reset();
+      found->missing = sender_left(peer);
+      drop_last_missing(peer);
+      return rendezvous_.finish(peer, op, withdrawn);
     }
-    return;
+  } else if (const auto taken = matcher_.unexpected().take_if(is_it); !taken.empty()) {
+    unstashed(*taken.front());
+    return rendezvous_.finish(peer, op, withdrawn);
   }
-  unstashed(*taken.front());
-  rendezvous_.finish(peer, *op, Status(Code::cancelled, "withdrawn before it was matched; nothing was read"));
+  // Matched meanwhile: it completes, unless that receive is cancelled.
+  for (const auto& operation : rendezvous_.operations().of(&peer)) {
+    if (!operation->sending && operation->peer_op == op) static_cast<ReceiveOperation&>(*operation).withdrawn = *withdraw;
+  }
 }
 
 void Receives::stash(Lane& lane, std::unique_ptr<Unexpected> message) {

@@ -48,7 +48,8 @@ class Receives {
   // The message of a receive that was cancelled, for the next one that fits.
   void put_back(ReceiveOperation& receive);
   void end_posted(const PeerState* peer, const Status& reason);  // `peer` null: of all
-  void drop_announcements(PeerState& peer, const Status& reason);
+  // What was announced is received no more: its senders learn `to_sender`, and so do receives of `peer` whose turn it was.
+  void drop_announcements(PeerState& peer, const Status& to_sender, const Status& to_receiver);
   void on_peer_gone(PeerState& peer, const Status& reason);
   void drop_departed(const PeerState* peer);
   void drop_scope(std::uint32_t scope);
@@ -62,6 +63,10 @@ class Receives {
   // An eager payload for `receive`; later if a stream still uses the memory.
   void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
   void stash(Lane& lane, std::unique_ptr<Unexpected> message);
+  // The earliest message for a receive. An error: it was announced, and its sender has left.
+  Result<std::unique_ptr<Unexpected>> next_message(const Address& wanted, std::int64_t tag);
+  // Messages that are missing matter only before others of the same sender.
+  void drop_last_missing(const PeerState& peer);
   // A message that was taken from the unexpected ones: its credit is free.
   void unstashed(const Unexpected& message);
   // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
@@ -82,6 +87,8 @@ class Receives {
   std::uint64_t departures_ = 0;  // peers that have ended
 };
 
+// How a receive ends that a message of `peer` would have met which its sender took back when it closed.
+Status sender_left(const PeerState& peer);
 // Ends posted receives that have been taken out of the table.
 void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason);
 

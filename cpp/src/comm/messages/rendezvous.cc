@@ -364,7 +364,7 @@ bool Rendezvous::pump(Lane& lane) {
 
 void Rendezvous::withdraw_announced(PeerState& peer) {
   for (const auto& operation : operations_.of(&peer)) {
-    if (operation->stage == Stage::announced) lanes_.emit(lanes_.of(peer), encode_withdraw(operation->id));
+    if (operation->stage == Stage::announced) lanes_.emit(lanes_.of(peer), encode(Withdraw{operation->id, true}));
   }
 }
 

@@ -9,42 +9,66 @@ namespace hmc::messaging {
 
 void Receives::put_back(ReceiveOperation& receive) {
   PeerState& peer = *receive.peer;
-  if (peer.phase() != PeerPhase::ready) {
-    return rendezvous_.finish(peer, receive.announce->sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
-  }
-  if (receive.withdrawn) {
-    return rendezvous_.finish(peer, receive.announce->sender_op,
-                              Status(Code::cancelled, "withdrawn after its receive was cancelled"));
-  }
-  context_.counters().add("messages.put_back", 1);
+  const std::uint64_t sender_op = receive.announce->sender_op;
   Lane& lane = lanes_.of(peer);
   Unexpected message;
   message.lane = &lane;
   message.head = receive.announce->head;
-  message.announce = std::move(receive.announce);
   message.arrival = receive.arrival;
   message.put_back = true;
-  if (meet(peer, message)) return;
+  if (peer.phase() != PeerPhase::ready) {
+    rendezvous_.finish(peer, sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
+    message.missing = peer.failure();
+  } else if (receive.withdrawn) {
+    rendezvous_.finish(peer, sender_op, Status(Code::cancelled, "withdrawn after its receive was cancelled"));
+    if (!receive.withdrawn->leaving) return;
+    message.missing = sender_left(peer);
+  } else {
+    context_.counters().add("messages.put_back", 1);
+    message.announce = std::move(receive.announce);
+    if (meet(peer, message)) return;
+  }
   ++lane.put_back;
   stash(lane, std::make_unique<Unexpected>(std::move(message)));
+  drop_last_missing(peer);
 }
 
-// Of messages that nobody will receive: they lead nowhere once their sender is gone. What arrived whole stays receivable.
-void Receives::drop_announcements(PeerState& peer, const Status& reason) {
-  const auto dropped = matcher_.unexpected().take_if(
-      [&](const Address& from, const auto& message) { return from.peer == &peer && message->announce != nullptr; });
-  for (const auto& message : dropped) {
-    if (message->put_back) {
-      --message->lane->put_back;
-    } else {
-      message->lane->held.release(0);
-    }
-    rendezvous_.finish(peer, message->announce->sender_op, reason);
+Status sender_left(const PeerState& peer) {
+  return {Code::closed, peer.describe() + " closed before this message was received; it was not sent"};
+}
+
+Result<std::unique_ptr<Unexpected>> Receives::next_message(const Address& wanted, std::int64_t tag) {
+  for (;;) {
+    auto message = matcher_.match_receive(wanted, tag);
+    if (message == nullptr || message->missing.ok()) return message;
+    unstashed(*message);
+    // A receive from any source takes what others sent.
+    if (!wanted.any()) return std::move(message->missing);
+  }
+}
+
+// Of messages that nobody will receive: they lead nowhere once their sender is gone. What arrived whole stays receivable, in order.
+void Receives::drop_announcements(PeerState& peer, const Status& to_sender, const Status& to_receiver) {
+  std::vector<std::uint64_t> announced;
+  matcher_.unexpected().for_each([&](const Address& from, const auto& message) {
+    if (from.peer != &peer || message->announce == nullptr) return;
+    announced.push_back(message->announce->sender_op);
+    message->announce.reset();
+    message->missing = to_receiver;
+  });
+  drop_last_missing(peer);
+  for (const std::uint64_t op : announced) rendezvous_.finish(peer, op, to_sender);
+}
+
+void Receives::drop_last_missing(const PeerState& peer) {
+  for (const auto& message : matcher_.unexpected().take_last_if(
+           [&](const Address& from, const auto& last) { return from.peer == &peer && !last->missing.ok(); })) {
+    unstashed(*message);
   }
 }
 
 void Receives::on_peer_gone(PeerState& peer, const Status& reason) {
-  drop_announcements(peer, reason);
+  drop_announcements(peer, reason, reason);
   ++departures_;
   if (peer.lane != nullptr && peer.lane->departure == 0) {
     peer.lane->departure = departures_;
@@ -73,6 +97,7 @@ void Receives::discard_all() {
 void Receives::discard_unread(const PeerState* peer, Lane& lane) {
   const auto dropped = matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.peer == peer; });
   lane.held.release_all();
+  lane.put_back = 0;
   if (!dropped.empty()) context_.counters().add("messages.discarded", dropped.size());
 }
 

@@ -110,17 +110,20 @@ std::optional<Finish> decode_finish(ByteSpan signal) {
   return finish;
 }
 
-Bytes encode_withdraw(std::uint64_t sender_op) {
+Bytes encode(const Withdraw& withdraw) {
   Bytes out = begin(Kind::withdraw);
-  WireWriter(out).u64(sender_op);
+  WireWriter(out).u64(withdraw.sender_op).u8(withdraw.leaving ? 1 : 0);
   return out;
 }
 
-std::optional<std::uint64_t> decode_withdraw(ByteSpan signal) {
+std::optional<Withdraw> decode_withdraw(ByteSpan signal) {
   WireReader in = past_kind(signal);
-  const std::uint64_t op = in.u64();
-  if (!in.finish()) return std::nullopt;
-  return op;
+  Withdraw withdraw;
+  withdraw.sender_op = in.u64();
+  const std::uint8_t leaving = in.u8();
+  if (!in.finish() || leaving > 1) return std::nullopt;
+  withdraw.leaving = leaving != 0;
+  return withdraw;
 }
 
 Bytes encode(const Credit& credit) {

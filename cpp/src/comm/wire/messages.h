@@ -55,6 +55,10 @@ struct Finish {
   Code code = Code::ok;
   std::string message;
 };
+struct Withdraw {
+  std::uint64_t sender_op = 0;
+  bool leaving = false;  // the sender closes: a receive that the message would have met fails, and takes no later message instead
+};
 struct Credit {
   std::uint64_t payload = 0;  // bytes
   std::uint64_t heads = 0;    // messages
@@ -66,7 +70,7 @@ inline constexpr std::size_t max_text_bytes = 256;
 Bytes encode(const Announce& announce);
 Bytes encode(const Answer& answer);
 Bytes encode(const Finish& finish, Kind kind = Kind::finish);  // or refuse
-Bytes encode_withdraw(std::uint64_t sender_op);
+Bytes encode(const Withdraw& withdraw);
 Bytes encode(const Credit& credit);
 
 // Each takes a whole signal (kind byte included); nullopt for anything malformed.
@@ -75,7 +79,7 @@ std::optional<Head> decode_head(ByteSpan signal) noexcept;  // of an eager messa
 std::optional<Announce> decode_announce(ByteSpan signal);
 std::optional<Answer> decode_answer(ByteSpan signal);
 std::optional<Finish> decode_finish(ByteSpan signal);  // and of refuse
-std::optional<std::uint64_t> decode_withdraw(ByteSpan signal);
+std::optional<Withdraw> decode_withdraw(ByteSpan signal);
 std::optional<Credit> decode_credit(ByteSpan signal);
 
 }  // namespace hmc::messaging
