@@ -265,7 +265,7 @@ def test_bfloat16_of_numpy() -> None:
 
 def test_arrays_of_jax() -> None:
     jax = pytest.importorskip("jax")
-    with hmc.Context() as context:
+    with hmc.Context() as context, jax.default_device(jax.devices("cpu")[0]):
         array = jax.numpy.arange(24, dtype=jax.numpy.bfloat16).reshape(4, 6)
         whole = tensors.register(context, array, access="r")
         assert (whole.dtype, whole.shape) == ("bfloat16", (4, 6))
