@@ -5,11 +5,13 @@ from __future__ import annotations
 __all__ = [
     "AuthenticationError",
     "ClosedError",
+    "CorruptError",
     "DeviceError",
     "HmcCancelledError",
     "HmcError",
     "HmcTimeoutError",
     "InvalidArgumentError",
+    "LeaseExpiredError",
     "OutOfMemoryError",
     "PeerLostError",
     "ProtocolError",
@@ -100,6 +102,18 @@ class ProtocolError(HmcError):
     """The peer sent what breaks the wire contract, or speaks another version."""
 
     code = "protocol"
+
+
+class LeaseExpiredError(HmcError):
+    """The pages of a KV cache are no longer those of the lease: it expired, was released, or its session was freed."""
+
+    code = "lease_expired"
+
+
+class CorruptError(HmcError):
+    """The elements that arrived are not those that were leased or pushed: their digests differ. The target pages hold garbage."""
+
+    code = "corrupt"
 
 
 class RankFailedError(HmcError):

@@ -28,6 +28,7 @@ OPTIONS = {
     "arrays_and_buffers.py": [],
     "asyncio_pair.py": [],
     "spawned.py": [],
+    "kv_pair.py": [],
     "explain_plan.py": ["-n", "2"],
     "pages_by_index.py": ["-n", "2"],
     "train_two_islands.py": ["-n", "2", "--simulate", "cuda,rocm"],

@@ -1,0 +1,201 @@
+"""KV caches of Llama-3-8B between two processes and between two layouts, as ratios to memcpy of the same blocks, in one run.
+
+Usage: python bench/serving.py [--tokens 1024] [--repeat 5] [--json FILE]. Both cores should be otherwise idle.
+
+memcpy: as many bytes from one cache to another, block by block, by one thread. A ratio is bytes read per second over memcpy's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hmc
+from hmc import kv, layout
+from hmc.layout import Layout
+
+LAYERS, HEADS, DIMS = 32, 8, 128
+ORDERS = {
+    "pages": "L B kv H N D",  # a block of a layer is one piece
+    "transposed": "L B kv H D N",
+    "pairs": "L B N H kv D",
+}
+# (what, source's axes and block size, target's, type of the target)
+CASES = [
+    ("same layout", ("pages", 16), ("pages", 16), "bf16"),
+    ("same layout, blocks of 64", ("pages", 64), ("pages", 64), "bf16"),
+    ("block size 32 to 64", ("pages", 32), ("pages", 64), "bf16"),
+    ("block size 32 to 64, transposed on both sides", ("transposed", 32), ("transposed", 64), "bf16"),
+    ("block size 32 to 64 and a transpose", ("pages", 32), ("transposed", 64), "bf16"),
+    ("tokens before heads", ("pages", 16), ("pairs", 16), "bf16"),
+    ("bf16 to f8_e4m3fn", ("pages", 16), ("pages", 16), "f8_e4m3fn"),
+    ("bf16 to f8_e4m3fn, another order", ("pages", 16), ("pairs", 32), "f8_e4m3fn"),
+]
+
+
+def made(order: str, block: int, dtype: str, tokens: int) -> Layout:
+    scale = " scale=0.01" if dtype.startswith("f8") else ""
+    return Layout(ORDERS[order] + scale, L=LAYERS, B=tokens // block, H=HEADS, N=block, D=DIMS, dtype=dtype)
+
+
+def filled(cache: Any) -> Any:
+    """bf16 numbers near 1, as a cache has them."""
+    words = np.asarray(cache).view(np.uint16)
+    for at in range(0, words.size, 1 << 22):
+        part = words[at : at + (1 << 22)]
+        part[:] = np.random.default_rng(at).normal(size=part.size).astype(np.float32).view(np.uint32) >> 16
+    return cache
+
+
+def best(call: Callable[[], Any], repeat: int) -> float:
+    """Seconds of the fastest of several calls, after one that warms up."""
+    times = []
+    for _ in range(repeat + 1):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def memcpy(source: Any, target: Any, block: int, order: list[int]) -> Callable[[], None]:
+    """Copies whole blocks, in the order given, to the blocks 0, 1, ... of each layer."""
+    per_layer = len(order)
+    pairs = [
+        (target.ctypes.data + (layer * per_layer + i) * block, source.ctypes.data + (layer * per_layer + b) * block)
+        for layer in range(LAYERS)
+        for i, b in enumerate(order)
+    ]
+
+    def copy() -> None:
+        for to, at in pairs:
+            ctypes.memmove(to, at, block)
+
+    return copy
+
+
+def shuffled(count: int) -> list[int]:
+    return [int(block) for block in np.random.default_rng(count).permutation(count)]
+
+
+def prefill(tokens: int) -> None:
+    """The other process: leases pages as it is asked to."""
+    ctx = hmc.Context()
+    print(ctx.addresses[0], flush=True)
+    pool, memory = None, {}
+    for line in sys.stdin:
+        order, block, where, digest = json.loads(line)
+        described = made(order, block, "bf16", tokens)
+        if where not in memory:
+            memory[where] = ctx.buffer(described.buffer_bytes) if where == "mapped" else np.zeros(described.buffer_bytes, np.uint8)
+            filled(memory[where].numpy() if where == "mapped" else memory[where])
+        if pool is not None and (pool.layout != described or pool.arrays[0] is not memory[where]):
+            pool.close()
+            pool = None
+        pool = pool or kv.Pool(ctx, memory[where], described)
+        begin = time.perf_counter()
+        lease = pool.lease("bench", shuffled(described.blocks), seconds=600, digest=digest)
+        print(json.dumps([lease.ticket.hex(), time.perf_counter() - begin]), flush=True)
+
+
+def local(tokens: int, repeat: int) -> list[dict[str, Any]]:
+    """Conversions within this process: what the loops take."""
+    points = []
+    size = made("pages", 16, "bf16", tokens).buffer_bytes
+    source, target = filled(np.zeros(size, np.uint8)), np.ones(size, np.uint8)
+    for what, (order, block), (to_order, to_block), dtype in CASES:
+        a, b = made(order, block, "bf16", tokens), made(to_order, to_block, dtype, tokens)
+        blocks, to_blocks = shuffled(a.blocks), list(range(b.blocks))
+        baseline = best(memcpy(source, target, size // LAYERS // a.blocks, blocks), repeat)
+        for digest in (False, True):
+            seconds = best(
+                lambda d=digest, x=a, y=b, p=blocks, q=to_blocks: layout.convert(x, source, p, y, target, q, tokens, digest=d),
+                repeat,
+            )
+            points.append(
+                {"what": what, "path": "convert", "digest": digest, "bytes": size, "seconds": seconds, "memcpy": baseline}
+            )
+    seconds = best(lambda: layout.digest(a, source, blocks, tokens), repeat)
+    points.append(
+        {"what": "digest alone", "path": "convert", "digest": True, "bytes": size, "seconds": seconds, "memcpy": baseline}
+    )
+    return points
+
+
+def between(tokens: int, repeat: int) -> list[dict[str, Any]]:
+    """Pulls from another process, of memory of its own and of memory that HMC maps."""
+    other = subprocess.Popen(
+        [sys.executable, __file__, "--prefill", "--tokens", str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    points = []
+    size = made("pages", 16, "bf16", tokens).buffer_bytes
+    source = filled(np.zeros(size, np.uint8))
+    with hmc.Context() as ctx:
+        peer = ctx.connect(other.stdout.readline().strip(), timeout=30)
+        target = np.ones(size, np.uint8)
+        for where in ("foreign", "mapped"):
+            for what, (order, block), (to_order, to_block), dtype in CASES:
+                a, b = made(order, block, "bf16", tokens), made(to_order, to_block, dtype, tokens)
+                baseline = best(memcpy(source, target, size // LAYERS // a.blocks, shuffled(a.blocks)), repeat)
+                with kv.Pool(ctx, target, b) as pool:
+                    for digest in (False, True):
+                        times = []
+                        for _ in range(repeat + 1):
+                            print(json.dumps([order, block, where, digest]), file=other.stdin, flush=True)
+                            ticket, leasing = json.loads(other.stdout.readline())
+                            begin = time.perf_counter()
+                            pool.pull(peer, bytes.fromhex(ticket), range(b.blocks)).wait(60)
+                            times.append(time.perf_counter() - begin)
+                        points.append(
+                            {
+                                "what": what,
+                                "path": f"pull, {where} memory",
+                                "digest": digest,
+                                "bytes": size,
+                                "seconds": min(times[1:]),
+                                "memcpy": baseline,
+                                "lease": leasing,
+                            }
+                        )
+    other.stdin.close()
+    other.wait(30)
+    return points
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=1024, help="of the sequence; a multiple of 64")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also writes every figure to this file")
+    parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.prefill:
+        prefill(options.tokens)
+        return
+    points = local(options.tokens, options.repeat) + between(options.tokens, options.repeat)
+    plain: dict[tuple[str, str], float] = {}
+    for point in points:
+        line = f"{point['path']:22} {point['what']:46} {point['bytes'] / point['seconds'] / 1e9:6.1f} GB/s"
+        line += f"  {point['memcpy'] / point['seconds']:5.2f} of memcpy"
+        if point["digest"]:
+            before = plain.get((point["path"], point["what"]))
+            line += "  digest" + ("" if before is None else f" {100 * (point['seconds'] / before - 1):+.0f} %")
+        else:
+            plain[point["path"], point["what"]] = point["seconds"]
+        print(line)
+    if options.json is not None:
+        options.json.write_text(json.dumps(points, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Leases: pages that others may read, with a generation that the reader checks after it has read.
+
+The generation lies in a row per page beside the page's digests, in memory that peers can only read. A lease ends by zeroing the
+generations; only then may its pages change. A reader that finds its generation after it has read has read the pages of the lease.
+Heartbeats and the reader's end are words that the reader writes, so that the owner's engine has no part in either.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hmc import layout as layouts
+from hmc._core import Context, Peer
+from hmc.errors import ClosedError, HmcTimeoutError, OutOfMemoryError
+from hmc.kv._wire import LEASE, Ticket
+from hmc.layout import Layout
+
+if TYPE_CHECKING:
+    from hmc.kv._pool import Pool
+
+__all__ = ["Lease", "Leases"]
+
+# Of a lease: generation of a heartbeat, its count, generation of the reader's end. Of a receive:
+# its generation while it waits, and the same from the sender that has seen it.
+SLOT_WORDS, INBOX_WORD, CLAIM_WORD = 8, 3, 4
+SLOTS = 1024
+_TICK = 0.05  # seconds
+
+
+class Lease:
+    """Pages of a session that a peer may read until the lease ends. Made by :meth:`Pool.lease`. Any thread."""
+
+    def __init__(self, session: str, ticket: Ticket, seconds: float, peer: Peer | None) -> None:
+        self.session = session
+        self.ticket = ticket.encode()
+        self.seconds = seconds
+        self.reason = ""
+        self.expires = time.monotonic() + seconds
+        self._ticket = ticket
+        self._peer = peer
+        self._heartbeats = 0
+        self._ended = threading.Event()
+        self._leases: Leases | None = None
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended; ``reason`` says why: "read", "expired", "released", "peer lost", "closed"."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Waits until it has ended and returns the reason. Raises HmcTimeoutError."""
+        if not self._ended.wait(timeout):
+            raise HmcTimeoutError(f"the lease of session {self.session!r} is still held after {timeout} s")
+        return self.reason
+
+    def renew(self, seconds: float | None = None) -> None:
+        """Lets it last ``seconds`` (default: as at first) from now on."""
+        self.expires = time.monotonic() + (self.seconds if seconds is None else seconds)
+
+    def release(self) -> None:
+        """Ends it: a reader that has not finished gets LeaseExpiredError. Idempotent."""
+        if self._leases is not None:
+            self._leases.end(self, "released")
+
+
+class Leases:
+    """The leases of a pool, and the memory that readers look at."""
+
+    def __init__(self, ctx: Context, layout: Layout, rows: int, pool: Pool) -> None:
+        self.row_words = 1 + layout.layers[1] * layout.heads[1]
+        self.row_buffer = ctx.buffer(rows * self.row_words * 8, access="r")
+        self.word_buffer = ctx.buffer(SLOTS * SLOT_WORDS * 8)
+        self._rows = self.row_buffer.numpy(dtype=np.uint64, shape=(rows, self.row_words))
+        self._words = self.word_buffer.numpy(dtype=np.uint64, shape=(SLOTS, SLOT_WORDS))
+        self._layout = layout
+        self._pool = pool
+        self._free_rows = deque(range(rows))
+        self._free_slots = deque(range(SLOTS))
+        self._generation = secrets.randbits(62) | 1
+        self._held: dict[int, Lease] = {}
+        self._after: dict[int, Callable[[], None]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._sweeper: threading.Thread | None = None
+
+    def make(
+        self,
+        session: str,
+        blocks: Sequence[int],
+        tokens: int,
+        first: int,
+        seconds: float,
+        peer: Peer | None,
+        digest: bool,
+        after: Callable[[], None],
+    ) -> Lease:
+        """A lease; ``after`` runs once it has ended, on the thread that ends it."""
+        table = None
+        if digest:
+            table = layouts.digests(self._layout, self._pool.arrays, blocks, tokens, first=first)
+            table = table.reshape(-1, len(blocks)).T
+        with self._changed:
+            if self._closed:
+                raise ClosedError("the pool is closed")
+            if len(blocks) > len(self._free_rows) or not self._free_slots:
+                raise OutOfMemoryError(
+                    f"a lease of {len(blocks)} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} "
+                    "leases "
+                    "are free; release leases, or give the pool more with lease_blocks="
+                )
+            rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
+            slot = self._free_slots.popleft()
+            self._generation += 1
+            generation = self._generation
+            self._words[slot] = 0
+            if table is not None:
+                self._rows[rows, 1:] = table
+            self._rows[rows, 0] = generation
+            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, digest, np.array(blocks, np.uint32), rows)
+            lease = Lease(session, ticket, seconds, peer)
+            lease._leases = self
+            self._held[generation] = lease
+            self._after[generation] = after
+            if self._sweeper is None:
+                self._sweeper = threading.Thread(target=self._sweep, name="hmc.kv leases", daemon=True)
+                self._sweeper.start()
+            self._changed.notify_all()
+        return lease
+
+    def take_slot(self, generation: int) -> int:
+        """A slot for a receive, whose sender sees by it whether it is still waited for."""
+        with self._changed:
+            if not self._free_slots:
+                raise OutOfMemoryError(f"all {SLOTS} slots for leases and receives are taken: end some of them")
+            slot = self._free_slots.popleft()
+            self._words[slot] = 0
+            self._words[slot, INBOX_WORD] = generation
+            return slot
+
+    def refuse_claims(self, slot: int, generation: int) -> bool:
+        """No sender begins any more. True while one may have begun."""
+        self._words[slot, INBOX_WORD] = 0
+        time.sleep(0.001)  # a claim that was written before this is seen below
+        return int(self._words[slot, CLAIM_WORD]) == generation
+
+    def give_slot(self, slot: int) -> None:
+        with self._changed:
+            self._words[slot, INBOX_WORD] = 0
+            self._free_slots.append(slot)
+
+    def end(self, lease: Lease, reason: str) -> None:
+        ticket = lease._ticket
+        with self._changed:
+            if self._held.pop(ticket.generation, None) is None:
+                return
+            self._rows[ticket.rows, 0] = 0  # before anything may change the pages
+            self._free_rows.extend(ticket.rows.tolist())
+            self._free_slots.append(ticket.slot)
+            after = self._after.pop(ticket.generation)
+            lease.reason = reason
+        try:
+            after()
+        finally:
+            lease._ended.set()
+
+    def end_of(self, session: str, reason: str) -> None:
+        for lease in self.held:
+            if lease.session == session:
+                self.end(lease, reason)
+
+    @property
+    def held(self) -> list[Lease]:
+        with self._changed:
+            return list(self._held.values())
+
+    def _sweep(self) -> None:
+        while True:
+            with self._changed:
+                while not self._held and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+            for lease in self.held:
+                reason = self._look(lease)
+                if reason:
+                    self.end(lease, reason)
+            time.sleep(_TICK)
+
+    def _look(self, lease: Lease) -> str:
+        ticket = lease._ticket
+        beaten, beats, ended = (int(word) for word in self._words[ticket.slot][:3])
+        if ended == ticket.generation:
+            return "read"
+        if beaten == ticket.generation and beats != lease._heartbeats:
+            lease._heartbeats = beats
+            lease.renew()
+        if lease._peer is not None and not lease._peer.alive:
+            return "peer lost"
+        return "expired" if time.monotonic() > lease.expires else ""
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for lease in self.held:
+            self.end(lease, "closed")
+
+    def usage(self) -> dict[str, Any]:
+        with self._changed:
+            return {"leases": len(self._held), "rows_free": len(self._free_rows), "slots_free": len(self._free_slots)}

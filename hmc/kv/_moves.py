@@ -1,0 +1,160 @@
+"""Moves between a local and a remote cache: runs where the elements stay as they are, else chunks that are converted on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hmc import layout as layouts
+from hmc._core import BlockBatch, Peer
+from hmc.errors import UnsupportedError
+from hmc.layout import Layout, Runs
+
+__all__ = ["CHUNK", "Chunk", "InFlight", "Side", "batches", "chunks", "common", "direct_runs", "groups"]
+
+CHUNK = 4 << 20  # bytes of a chunk that is converted
+_BATCH = 64 << 20  # bytes of a batch of runs
+_SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
+_PROBE = 32  # tokens
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side's tokens."""
+
+    layout: Layout
+    blocks: Any
+    first: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some tokens of one layer, and what of both sides' blocks they lie in."""
+
+    layer: int
+    token: int
+    tokens: int
+    packed: Layout  # how the chunk lies in between: as in the remote cache
+    near: Side
+    far: Side
+
+
+def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """What two ranges (first, count) have in common."""
+    first = max(a[0], b[0])
+    return first, max(0, min(a[0] + a[1], b[0] + b[1]) - first)
+
+
+def direct_runs(source: Side, target: Side, tokens: int, layers: tuple[int, int] = (0, 0)) -> list[Runs] | None:
+    """The runs of a move, or None where it is to be converted."""
+    first = layers[0] if layers[1] else common(source.layout.layers, target.layout.layers)[0]
+    try:
+        # A few tokens tell how long runs are: a long list of short ones would take longer than the move.
+        few = min(tokens, _PROBE)
+        probe = _runs(source, target, few, (first, 1), (0, 0))
+        nbytes = sum(run.nbytes * len(run.source_offsets) for run in probe)
+        if nbytes < _SHORT * sum(len(run.source_offsets) for run in probe) and nbytes >= _SHORT:
+            return None
+        return _runs(source, target, tokens, layers, (0, 0))
+    except UnsupportedError:
+        return None
+
+
+def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> list[Runs]:
+    return layouts.runs(
+        source.layout,
+        source.blocks,
+        target.layout,
+        target.blocks,
+        tokens,
+        source_first=source.first,
+        target_first=target.first,
+        layers=layers,
+        heads=heads,
+    )
+
+
+def groups(layout: Layout, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The layers in groups of about CHUNK bytes, so that one is checked while the next one travels."""
+    first, count = layers
+    per_layer = layout.packed((first, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
+    step = max(1, CHUNK // per_layer)
+    for layer in range(first, first + count, step):
+        yield layer, min(step, first + count - layer)
+
+
+def batches(
+    peer: Peer, runs: list[Runs], near: Sequence[Any], far: Sequence[Any], *, reading: bool
+) -> Iterator[tuple[BlockBatch, int]]:
+    """Prepared batches of at most _BATCH bytes. ``near``: local buffers, ``far``: the peer's; reading: runs go from far to near."""
+    for nbytes in sorted({run.nbytes for run in runs}, reverse=True):
+        most = max(1, _BATCH // nbytes)
+        pairs: list[Any] = []
+        count = 0
+        for run in (run for run in runs if run.nbytes == nbytes):
+            source, target = (far, near) if reading else (near, far)
+            for at in range(0, len(run.source_offsets), most):
+                ends = (
+                    (source[run.source_buffer], run.source_offsets[at : at + most]),
+                    (target[run.target_buffer], run.target_offsets[at : at + most]),
+                )
+                mine, theirs = ends[::-1] if reading else ends
+                pairs.append((*mine, *theirs))
+                count += len(mine[1])
+                if count >= most:
+                    yield peer.prepare_blocks(pairs, nbytes), count * nbytes
+                    pairs, count = [], 0
+        if pairs:
+            yield peer.prepare_blocks(pairs, nbytes), count * nbytes
+
+
+def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Iterator[Chunk]:
+    """The move in pieces of about CHUNK bytes in the remote layout, which begin and end with blocks of it."""
+    size = far.layout.block
+    heads = common(near.layout.heads, far.layout.heads)
+    one = far.layout.packed((layers[0], 1), heads, 1)
+    blocks = max(1, CHUNK // one.buffer_bytes)
+    for layer in range(layers[0], layers[0] + layers[1]):
+        token = 0
+        while token < tokens:
+            at = far.first + token
+            count = min(tokens - token, blocks * size - at % size)
+            mine = near.first + token
+            near_size = near.layout.block
+            chunk_far = far.blocks[at // size : -(-(at + count) // size)]
+            chunk_near = near.blocks[mine // near_size : -(-(mine + count) // near_size)]
+            packed = far.layout.packed((layer, 1), heads, len(chunk_far))
+            yield Chunk(
+                layer,
+                token,
+                count,
+                packed,
+                Side(near.layout, chunk_near, mine % near_size),
+                Side(far.layout, chunk_far, at % size),
+            )
+            token += count
+
+
+class InFlight:
+    """At most ``depth`` operations; ``add`` finishes the oldest first."""
+
+    def __init__(self, depth: int, finish: Any) -> None:
+        self._depth = depth
+        self._finish = finish
+        self._pending: deque[Any] = deque()
+
+    def add(self, item: Any) -> None:
+        if len(self._pending) >= self._depth:
+            self._finish(self._pending.popleft())
+        self._pending.append(item)
+
+    def drain(self) -> None:
+        while self._pending:
+            self._finish(self._pending.popleft())
+
+    def give_up(self, drop: Any) -> None:
+        """After an error: ends what is in flight, whatever its outcome."""
+        while self._pending:
+            drop(self._pending.popleft())

@@ -1,0 +1,355 @@
+"""Pool: the KV cache of one engine, over its own arrays."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hmc._core import ConnBuffer, Context, Peer
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
+from hmc.kv._blocks import Blocks
+from hmc.kv._leases import Lease, Leases
+from hmc.kv._moves import Side
+from hmc.kv._pull import Pull
+from hmc.kv._push import Push
+from hmc.kv._receive import Inbox
+from hmc.kv._remote import RemotePool, Scratch, name_of
+from hmc.kv._transfer import Transfer
+from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, Description, Ticket
+from hmc.layout import Layout
+
+__all__ = ["Pool"]
+
+_COUNTED_SESSIONS = 4096
+_ROW_BYTES = 64 << 20
+
+
+class Pool:
+    """The KV cache of one engine: its arrays, registered once and in place, and who has which pages.
+
+    ``caches`` is an array, or a list of ``layout.buffers`` arrays, or ConnBuffers; CPU memory, C-contiguous. ``layout`` is a
+    :class:`hmc.layout.Layout`, or its text with the keywords of Layout: ``Pool(ctx, caches, "L | B kv N H D", L=32, B=1024, N=16,
+    H=8, D=128, dtype="bf16")``. ``lease_blocks`` bounds the pages that all leases together have; by default twice the pool's,
+    within 64 MiB of digests. Every peer of the Context may read the pages, and write them unless ``access="r"``.
+
+    The pool's blocks are given to sessions by :meth:`allocate`. An engine with an allocator of its own passes ``blocks=`` instead.
+    Close it before its Context. Any thread.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        caches: Any,
+        layout: Layout | str,
+        *,
+        access: str = "rw",
+        lease_blocks: int | None = None,
+        **given: Any,
+    ) -> None:
+        if isinstance(layout, Layout) and given:
+            raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
+        self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
+        self.arrays: list[Any] = list(caches) if isinstance(caches, list | tuple) else [caches]
+        self.id = secrets.token_bytes(16)
+        self.ctx = ctx
+        self._check_arrays()
+        self._own = [not isinstance(array, ConnBuffer) for array in self.arrays]
+        self.buffers = [array if isinstance(array, ConnBuffer) else ctx.register(array, access=access) for array in self.arrays]
+        for buffer in self.buffers:
+            if buffer.device != "cpu":
+                raise UnsupportedError(
+                    f"a pool is in CPU memory; an array is on {buffer.device}: keep a copy of its pages on the CPU"
+                )
+        self.scratch = Scratch(ctx)
+        self.blocks = Blocks(self.layout.blocks)
+        row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
+        rows = max(64, min(2 * self.layout.blocks, _ROW_BYTES // row_bytes)) if lease_blocks is None else lease_blocks
+        self.leases = Leases(ctx, self.layout, rows, self)
+        self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
+        self._lock = threading.Lock()
+        self._transfers: set[Transfer] = set()
+        self._counters: dict[str, dict[str, int]] = {}
+        self._totals: dict[str, int] = {}
+        self._closed = False
+        self._publish()
+
+    def _check_arrays(self) -> None:
+        if len(self.arrays) != self.layout.buffers:
+            raise InvalidArgumentError(f"{len(self.arrays)} arrays; the layout {self.layout} has {self.layout.buffers}")
+        for array in self.arrays:
+            nbytes = array.nbytes if hasattr(array, "nbytes") else memoryview(array).nbytes
+            if nbytes < self.layout.buffer_bytes:
+                raise InvalidArgumentError(
+                    f"an array has {nbytes} bytes; the layout {self.layout} requires {self.layout.buffer_bytes}"
+                )
+
+    def _publish(self) -> None:
+        parts = [self.leases.row_buffer, self.leases.word_buffer, *self.buffers]
+        data = Description(self.layout, [bytes(part.descriptor()) for part in parts]).encode()
+        self._description = self.ctx.register(np.frombuffer(bytearray(data), np.uint8), access="r")
+        self.ctx.publish(name_of(self.id), self._description)
+
+    # ---- sessions ----
+
+    def allocate(self, session: str, tokens: int) -> list[int]:
+        """Gives a session blocks for so many tokens, and returns them. Raises OutOfMemoryError when too few are free."""
+        if tokens < 1:
+            raise InvalidArgumentError(f"session {session!r} asked for {tokens} tokens")
+        return self.blocks.allocate(session, -(-tokens // self.layout.block))
+
+    def free(self, session: str) -> None:
+        """Ends what a session has here: leases, transfers, then its blocks. Returns at once; idempotent.
+
+        Readers get LeaseExpiredError. Blocks that a transfer may still write become free when it has drained.
+        """
+        self.leases.end_of(session, "released")
+        for transfer in self._under_way():
+            if transfer.session == session:
+                transfer.cancel()
+        self.blocks.free(session)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no session has, and nothing uses."""
+        return self.blocks.free_count
+
+    # ---- the prefill side ----
+
+    def lease(
+        self,
+        session: str,
+        blocks: Sequence[int] | None = None,
+        tokens: int | None = None,
+        *,
+        first: int = 0,
+        seconds: float = 30.0,
+        peer: Peer | None = None,
+        digest: bool = True,
+        on_end: Callable[[Lease], None] | None = None,
+    ) -> Lease:
+        """Lets peers read pages of a session for some seconds; ``lease.ticket`` is what they need.
+
+        ``blocks``: default the session's own. ``tokens``: default all that fit, from token ``first`` of the first block on. The
+        lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
+        lost, and by ``release()`` or ``free(session)``. Its pages must not change before ``on_end(lease)`` was called; the
+        session's own blocks then become free. With ``digest`` the pages are read once, here.
+
+        Raises InvalidArgumentError, OutOfMemoryError (too many leases), ClosedError.
+        """
+        self._check_open()
+        own = blocks is None
+        chosen = self._chosen(session, blocks)
+        tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
+        self._check_tokens(chosen, tokens, first)
+        if not seconds > 0:
+            raise InvalidArgumentError(f"a lease lasts more than 0 seconds, not {seconds}")
+        use = self.blocks.use(session)
+        lease: Lease | None = None
+        known = threading.Event()
+
+        def after() -> None:
+            known.wait()
+            self.blocks.release(use)
+            if own:
+                self.blocks.free(session)
+            if on_end is not None and lease is not None:
+                on_end(lease)
+
+        try:
+            lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
+        except BaseException:
+            self.blocks.release(use)
+            raise
+        finally:
+            known.set()
+        self.count(session, leases=1)
+        return lease
+
+    def push(
+        self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None = None, *, session: str = "", first: int = 0, credits: int = 4
+    ) -> Push:
+        """Starts to write pages into those that a peer's :meth:`receive` offers, layer by layer: ``push.ready(layer)``.
+
+        At most ``credits`` layers are in flight or not yet checked by the receiver. Heads that the receiver does not have stay
+        here. Raises InvalidArgumentError, ClosedError; what fails later is raised by the Push.
+        """
+        self._check_open()
+        if credits < 1:
+            raise InvalidArgumentError(f"credits is 1 or more, not {credits}")
+        offer = Ticket.decode(ticket, INBOX)
+        chosen = self._chosen(session, blocks)
+        self._check_tokens(chosen, offer.tokens, first)
+        push = Push(self, peer, offer, session, Side(self.layout, np.array(chosen, np.uint64), first), credits)
+        self._run(push, push._run)
+        return push
+
+    # ---- the decode side ----
+
+    def pull(
+        self,
+        peer: Peer,
+        ticket: bytes,
+        blocks: Sequence[int] | None = None,
+        *,
+        session: str = "",
+        first: int = 0,
+        skip: int = 0,
+        tokens: int | None = None,
+        verify: bool = True,
+    ) -> Transfer:
+        """Reads the pages of a peer's lease into pages of this pool, and converts them where the layouts differ.
+
+        ``blocks``: default the session's own. The tokens begin at token ``first`` of the first block. ``skip`` leaves out as many
+        tokens at the beginning of the lease (a prefix that is here already), ``tokens`` those behind so many. Layers and heads are
+        those that both pools have. The lease ends with the pull, whatever its outcome.
+
+        The Transfer fails with LeaseExpiredError or CorruptError (``verify``) where the pages are not those of the lease, with
+        PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
+        """
+        self._check_open()
+        lease = Ticket.decode(ticket, LEASE)
+        chosen = self._chosen(session, blocks)
+        tokens = lease.tokens - skip if tokens is None else tokens
+        if skip < 0 or tokens < 1 or skip + tokens > lease.tokens:
+            raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
+        self._check_tokens(chosen, tokens, first)
+        transfer = Transfer(session, "pull")
+        pull = Pull(self, peer, lease, transfer, Side(self.layout, np.array(chosen, np.uint64), first), skip, tokens, verify)
+        self._run(transfer, pull.run)
+        return transfer
+
+    def receive(
+        self,
+        peer: Peer,
+        blocks: Sequence[int] | None = None,
+        tokens: int | None = None,
+        *,
+        session: str = "",
+        first: int = 0,
+        verify: bool = True,
+        timeout: float | None = None,
+    ) -> Inbox:
+        """Offers pages to a peer's :meth:`push`; ``inbox.ticket`` is what it needs. The Inbox ends when all layers have arrived.
+
+        ``timeout``: seconds until it ends with HmcTimeoutError by itself. It also fails with CorruptError (``verify``),
+        PeerLostError, HmcCancelledError. The pages then hold garbage.
+        """
+        self._check_open()
+        chosen = self._chosen(session, blocks)
+        tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
+        self._check_tokens(chosen, tokens, first)
+        generation, tag = secrets.randbits(63) | 1, secrets.randbits(61)
+        none = np.zeros(0, np.uint32)
+        slot = self.leases.take_slot(generation)
+        ticket = Ticket(INBOX, self.id, generation, slot, tag, tokens, first, verify, np.array(chosen, np.uint32), none)
+        inbox = Inbox(self, peer, ticket, session, Side(self.layout, np.array(chosen, np.uint64), first), tokens, verify, timeout)
+        self._run(inbox, inbox._run)
+        return inbox
+
+    # ---- counters and the end ----
+
+    def counters(self, session: str | None = None) -> dict[str, int]:
+        """Counters by name: of a session (the last 4096 are kept), or of all and with what is held now."""
+        with self._lock:
+            if session is not None:
+                return dict(self._counters.get(session, {}))
+            return {
+                **self._totals,
+                **self.leases.usage(),
+                "transfers": len(self._transfers),
+                "blocks_free": self.blocks.free_count,
+            }
+
+    def count(self, session: str, **amounts: int) -> None:
+        """Adds to counters. For the pool's own parts."""
+        with self._lock:
+            mine = self._counters.setdefault(session, {})
+            for name, amount in amounts.items():
+                if amount:
+                    mine[name] = mine.get(name, 0) + int(amount)
+                    self._totals[name] = self._totals.get(name, 0) + int(amount)
+            while len(self._counters) > _COUNTED_SESSIONS:
+                del self._counters[next(iter(self._counters))]
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
+        if self._closed:
+            return
+        for transfer in self._under_way():
+            transfer.cancel()
+        until = None if timeout is None else time.monotonic() + timeout
+        for transfer in self._under_way():
+            if not transfer._drained.wait(None if until is None else max(0.0, until - time.monotonic())):
+                raise HmcTimeoutError(
+                    f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
+                    "call close() again to go on waiting"
+                )
+        self.leases.close()
+        self._closed = True
+        self.ctx.unpublish(name_of(self.id))
+        owned = [buffer for buffer, own in zip(self.buffers, self._own, strict=True) if own]
+        for buffer in [*owned, self._description, self.leases.row_buffer, self.leases.word_buffer]:
+            buffer.close(timeout=timeout)
+        self.scratch.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- for the pool's parts ----
+
+    def remote(self, peer: Peer, pool: bytes) -> RemotePool:
+        """A peer's pool, imported at the first use."""
+        with self._lock:
+            found = self._remotes.get((peer, pool))
+        if found is None or not found.rows.alive:
+            found = RemotePool(peer, pool, self.scratch, timeout=10.0)
+            with self._lock:
+                self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.rows.alive}
+                self._remotes[peer, pool] = found
+        return found
+
+    def _run(self, transfer: Transfer, run: Callable[[], None]) -> None:
+        use = self.blocks.use(transfer.session)
+        with self._lock:
+            self._transfers.add(transfer)
+
+        def main() -> None:
+            try:
+                run()
+            finally:
+                with self._lock:
+                    self._transfers.discard(transfer)
+                self.blocks.release(use)
+                transfer._drained.set()
+
+        transfer._start(main)
+
+    def _under_way(self) -> list[Transfer]:
+        with self._lock:
+            return list(self._transfers)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the pool is closed")
+
+    def _chosen(self, session: str, blocks: Sequence[int] | None) -> list[int]:
+        chosen = self.blocks.of(session) if blocks is None else [int(block) for block in blocks]
+        if not 0 < len(chosen) <= MAX_BLOCKS or min(chosen) < 0 or max(chosen) >= self.layout.blocks:
+            raise InvalidArgumentError(f"blocks are 1 to {MAX_BLOCKS} numbers below {self.layout.blocks}")
+        return chosen
+
+    def _check_tokens(self, blocks: list[int], tokens: int, first: int) -> None:
+        most = len(blocks) * self.layout.block
+        if first < 0 or tokens < 1 or first + tokens > most:
+            raise InvalidArgumentError(
+                f"{tokens} tokens from token {first} on do not fit into {len(blocks)} blocks of {self.layout.block}"
+            )

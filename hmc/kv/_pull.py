@@ -1,0 +1,240 @@
+"""Pull: reads the pages of a lease into pages here, then checks that they were the lease's."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hmc import layout as layouts
+from hmc._core import Peer
+from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError
+from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs, groups
+from hmc.kv._remote import RemotePool, finish
+from hmc.kv._transfer import Transfer
+from hmc.kv._wire import Ticket
+
+if TYPE_CHECKING:
+    from hmc.kv._pool import Pool
+
+_HEARTBEAT = 1.0  # seconds between two
+_MASK = (1 << 64) - 1
+
+
+class Pull:
+    """One pull, on a thread of its own."""
+
+    def __init__(
+        self, pool: Pool, peer: Peer, ticket: Ticket, transfer: Transfer, target: Side, skip: int, tokens: int, verify: bool
+    ) -> None:
+        self.pool = pool
+        self.peer = peer
+        self.ticket = ticket
+        self.transfer = transfer
+        self.target = target
+        self.skip = skip
+        self.tokens = tokens
+        self.verify = verify
+        self.remote: RemotePool | None = None
+        self.beats = 0
+        self.last_beat = time.monotonic()
+        self.bytes_read = self.bytes_converted = 0
+
+    def run(self) -> None:
+        ended = False
+        try:
+            remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
+            remote.check(self.ticket)
+            self._move(remote)
+            ended = True
+        finally:
+            self.pool.count(
+                self.transfer.session, bytes_read=self.bytes_read, bytes_converted=self.bytes_converted, pulls_failed=not ended
+            )
+            if self.remote is not None and self.peer.alive:
+                with contextlib.suppress(HmcError):  # the lease then expires by itself
+                    self.remote.write_words(self.ticket.slot, 2, [self.ticket.generation], self.pool.scratch)
+        self.pool.count(self.transfer.session, pulls=1, tokens=self.tokens)
+
+    def _move(self, remote: RemotePool) -> None:
+        ticket, near = self.ticket, self.target.layout
+        first = ticket.first + self.skip
+        block, end = remote.layout.block, ticket.first + ticket.tokens
+        aligned = (first == ticket.first or first % block == 0) and (
+            first + self.tokens == end or (first + self.tokens) % block == 0
+        )
+        if self.verify and ticket.digests and not aligned:
+            raise InvalidArgumentError(
+                f"pull of {self.tokens} tokens from token {self.skip} on: digests are of whole blocks of {block} tokens; "
+                "begin and end at a block of the lease, or pass verify=False"
+            )
+        blocks = ticket.blocks[first // block : -(-(first + self.tokens) // block)]
+        rows = ticket.rows[first // block : -(-(first + self.tokens) // block)]
+        source = Side(remote.layout, blocks, first % block)
+        layers, heads = common(near.layers, remote.layout.layers), common(near.heads, remote.layout.heads)
+        verify = self.verify and ticket.digests
+        if layers[1] == 0 or heads[1] == 0:
+            raise InvalidArgumentError(f"pull: the pool {near} has no layer or no head of the peer's pool {remote.layout}")
+        found = self._read(remote, source, layers, heads, verify)
+        self._check(remote, rows, layers, heads, found, verify)
+
+    def _read(self, remote: RemotePool, source: Side, layers: tuple[int, int], heads: tuple[int, int], verify: bool) -> int:
+        total = 0
+        target = self.target
+
+        def check(item: tuple[list[Any], tuple[int, int]]) -> None:
+            nonlocal total
+            works, group = item
+            try:
+                for work in works:
+                    finish(work, self.transfer)
+            finally:
+                for work in works:
+                    drained(work)
+            if verify:
+                total += layouts.digest(
+                    target.layout,
+                    self.pool.arrays,
+                    target.blocks,
+                    self.tokens,
+                    first=target.first,
+                    position=self.skip,
+                    layers=group,
+                    heads=heads,
+                )
+
+        def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
+            for work in item[0]:
+                drained(work)
+
+        flight = InFlight(2, check)
+        convert = (0, 0)  # layers without runs that are long enough
+        try:
+            for group in groups(target.layout, self.tokens, layers):
+                self.transfer._check_cancelled()
+                runs = direct_runs(source, target, self.tokens, group)
+                if runs is None:
+                    convert = (convert[0] if convert[1] else group[0], convert[1] + group[1])
+                    continue
+                if convert[1]:
+                    total += self._convert(remote, source, convert, verify)
+                    convert = (0, 0)
+                works: list[Any] = []
+                try:
+                    for batch, nbytes in batches(self.peer, runs, self.pool.buffers, remote.buffers, reading=True):
+                        works.append(self.peer.get_blocks(batch))
+                        self.bytes_read += nbytes
+                except BaseException:
+                    drop((works, group))
+                    raise
+                flight.add((works, group))
+                self._beat(remote)
+            flight.drain()
+        finally:
+            flight.give_up(drop)
+        if convert[1]:
+            total += self._convert(remote, source, convert, verify)
+        return total & _MASK
+
+    def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
+        total = 0
+        scratch = self.pool.scratch
+
+        def convert(item: tuple[Any, Any, Chunk]) -> None:
+            nonlocal total
+            works, buffer, chunk = item
+            try:
+                for work in works:
+                    finish(work, self.transfer)
+                total += layouts.convert(
+                    chunk.packed,
+                    buffer,
+                    np.arange(len(chunk.far.blocks), dtype=np.uint64),
+                    self.target.layout,
+                    self.pool.arrays,
+                    chunk.near.blocks,
+                    chunk.tokens,
+                    source_first=chunk.far.first,
+                    target_first=chunk.near.first,
+                    position=self.skip + chunk.token,
+                    digest=verify,
+                )
+                self.bytes_converted += chunk.packed.buffer_bytes
+            finally:
+                for work in works:
+                    drained(work)
+                scratch.give(buffer)
+
+        def drop(item: tuple[Any, Any, Chunk]) -> None:
+            for work in item[0]:
+                drained(work)
+            scratch.give(item[1])
+
+        flight = InFlight(1, convert)
+        try:
+            for chunk in chunks(self.target, source, self.tokens, layers):
+                self.transfer._check_cancelled()
+                buffer = scratch.take(chunk.packed.buffer_bytes)
+                works: list[Any] = []
+                item = (works, buffer, chunk)
+                packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+                try:
+                    runs = layouts.runs(
+                        chunk.far.layout,
+                        chunk.far.blocks,
+                        chunk.packed,
+                        packed,
+                        chunk.tokens,
+                        source_first=chunk.far.first,
+                        target_first=chunk.far.first,
+                    )
+                    for batch, nbytes in batches(self.peer, runs, [buffer], remote.buffers, reading=True):
+                        works.append(self.peer.get_blocks(batch))
+                        self.bytes_read += nbytes
+                except BaseException:
+                    drop(item)
+                    raise
+                flight.add(item)
+                self._beat(remote)
+            flight.drain()
+        finally:
+            flight.give_up(drop)
+        return total & _MASK
+
+    def _beat(self, remote: RemotePool) -> None:
+        now = time.monotonic()
+        if now - self.last_beat > _HEARTBEAT:
+            self.last_beat = now
+            self.beats += 1
+            remote.write_words(self.ticket.slot, 0, [self.ticket.generation, self.beats], self.pool.scratch)
+
+    def _check(
+        self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int], found: int, verify: bool
+    ) -> None:
+        read = remote.read_rows(rows, self.pool.scratch, self.transfer)
+        if (read[:, 0] != np.uint64(self.ticket.generation)).any():
+            raise LeaseExpiredError(
+                f"pull of session {self.transfer.session!r}: the lease ended before its pages were read; its pages may hold "
+                "other data now. "
+                "Ask the prefill side for a new lease, or compute the tokens here"
+            )
+        if not verify:
+            return
+        table = read[:, 1:].reshape(len(rows), *(n for _, n in (remote.layout.layers, remote.layout.heads)))
+        layer, head = layers[0] - remote.layout.layers[0], heads[0] - remote.layout.heads[0]
+        wanted = int(table[:, layer : layer + layers[1], head : head + heads[1]].sum(dtype=np.uint64))
+        if wanted != found:
+            raise CorruptError(
+                f"pull of session {self.transfer.session!r}: the digest is {found:#018x}, the lease's is {wanted:#018x}; "
+                "pages changed "
+                "during the lease. Do not use the pages that were written: compute the tokens here"
+            )
+
+
+def drained(work: Any) -> None:
+    """Returns when an operation has ended, withdrawn or by itself, whatever its outcome."""
+    if not work.done and not work._withdraw():
+        with contextlib.suppress(HmcError):
+            work.wait()

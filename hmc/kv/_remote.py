@@ -1,0 +1,148 @@
+"""A peer's pool as this side sees it: imported once, used by every transfer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hmc._core import Context, Descriptor, Peer, RemoteBuffer, Work
+from hmc.errors import HmcTimeoutError, InvalidArgumentError, ProtocolError
+from hmc.kv._leases import SLOT_WORDS, SLOTS
+from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
+
+if TYPE_CHECKING:
+    from hmc.kv._transfer import Transfer
+
+__all__ = ["RemotePool", "Scratch", "finish", "name_of"]
+
+
+def name_of(pool: bytes) -> str:
+    """Under which a pool publishes its description."""
+    return "hmc.kv." + pool.hex()
+
+
+class Scratch:
+    """Registered memory that transfers use in turn. Any thread."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._lock = threading.Lock()
+        self._spare: dict[int, list[Any]] = {}
+
+    def take(self, nbytes: int) -> Any:
+        size = 4096
+        while size < nbytes:
+            size *= 2
+        with self._lock:
+            spare = self._spare.get(size)
+            if spare:
+                return spare.pop()
+        return self._ctx.buffer(size, access="rw")
+
+    def give(self, buffer: Any) -> None:
+        with self._lock:
+            spare = self._spare.setdefault(buffer.nbytes, [])
+            if len(spare) < 8:
+                spare.append(buffer)
+                return
+        buffer.close()
+
+    def close(self) -> None:
+        with self._lock:
+            spare, self._spare = self._spare, {}
+        for buffers in spare.values():
+            for buffer in buffers:
+                buffer.close(timeout=5)
+
+
+def finish(work: Work, transfer: Transfer | None = None) -> None:
+    """Waits until an operation has ended. Where the transfer is cancelled, withdraws it, or lets it end."""
+    while True:
+        try:
+            work.wait(None if transfer is None else 0.05)
+        except HmcTimeoutError:
+            if work.done:
+                raise
+            assert transfer is not None
+            if transfer._cancel.is_set() and work._withdraw():
+                transfer._check_cancelled()
+        else:
+            return
+
+
+class RemotePool:
+    """Layout and buffers of a peer's pool."""
+
+    def __init__(self, peer: Peer, pool: bytes, scratch: Scratch, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        try:
+            published = peer.lookup(name_of(pool), timeout=timeout)
+        except HmcTimeoutError as error:
+            raise HmcTimeoutError(
+                f"peer {peer.name} has published no pool {pool.hex()} within {timeout} s: is the ticket of it?"
+            ) from error
+        if published.nbytes > MAX_DESCRIPTION:
+            raise ProtocolError("the peer's description of its pool is too long")
+        buffer = scratch.take(published.nbytes)
+        try:
+            finish(peer.get(buffer[: published.nbytes], published))
+            described = Description.decode(bytes(buffer.numpy()[: published.nbytes]))
+        finally:
+            scratch.give(buffer)
+        self.peer = peer
+        self.layout = described.layout
+        self.row_words = 1 + self.layout.layers[1] * self.layout.heads[1]
+
+        def imported(data: bytes) -> RemoteBuffer:
+            return peer.import_buffer(Descriptor.parse(data), timeout=max(0.0, until - time.monotonic()))
+
+        self.rows, self.words, *self.buffers = [imported(data) for data in described.descriptors]
+        if any(buffer.nbytes < self.layout.buffer_bytes for buffer in self.buffers) or self.words.nbytes != SLOTS * SLOT_WORDS * 8:
+            raise ProtocolError("the peer's pool is smaller than it says")
+
+    def check(self, ticket: Ticket) -> None:
+        """What a lease's ticket names exists in this pool."""
+        self.check_pages(ticket)
+        if (ticket.rows >= self.rows.nbytes // (8 * self.row_words)).any():
+            raise InvalidArgumentError("the ticket names rows that the pool does not have")
+
+    def check_pages(self, ticket: Ticket) -> None:
+        """The blocks that a ticket names exist in this pool."""
+        fits = ticket.tokens > 0 and -(-(ticket.first + ticket.tokens) // self.layout.block) <= len(ticket.blocks)
+        if not fits or ticket.slot >= SLOTS or (ticket.blocks >= self.layout.blocks).any():
+            raise InvalidArgumentError(f"the ticket names blocks that the pool {self.layout} does not have")
+
+    def read_rows(self, rows: Any, scratch: Scratch, transfer: Transfer) -> Any:
+        """Generations and digests of some pages: (pages, 1 + layers * heads)."""
+        nbytes = 8 * self.row_words
+        buffer = scratch.take(nbytes * len(rows))
+        try:
+            offsets = rows.astype(np.uint64) * nbytes
+            batch = self.peer.prepare_blocks([(buffer, np.arange(len(rows), dtype=np.uint64) * nbytes, self.rows, offsets)], nbytes)
+            finish(self.peer.get_blocks(batch), transfer)
+            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), self.row_words).copy()
+        finally:
+            scratch.give(buffer)
+
+    def read_word(self, slot: int, at: int, scratch: Scratch) -> int:
+        """One of a slot's words."""
+        buffer = scratch.take(8)
+        try:
+            start = (slot * SLOT_WORDS + at) * 8
+            finish(self.peer.get(buffer[:8], self.words[start : start + 8]))
+            return int(buffer.numpy()[:8].view(np.uint64)[0])
+        finally:
+            scratch.give(buffer)
+
+    def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
+        """Writes some of a slot's words and waits until they are there."""
+        buffer = scratch.take(8 * len(words))
+        try:
+            buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
+            start = (slot * SLOT_WORDS + at) * 8
+            finish(self.peer.put(buffer[: 8 * len(words)], self.words[start : start + 8 * len(words)]))
+        finally:
+            scratch.give(buffer)

@@ -1,0 +1,52 @@
+"""Two Contexts with a pool each, for the tests of hmc.kv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import hmc
+from hmc import kv
+from hmc.layout import Layout
+
+DTYPE = {"f16": 2, "bf16": 2, "f32": 4, "f8_e4m3fn": 1}
+
+
+class Side:
+    """A Context with a pool over arrays of its own."""
+
+    def __init__(self, text: str, seed: int, **more: Any) -> None:
+        self.ctx = hmc.Context(**more)
+        self.layout = Layout(text)
+        rng = np.random.default_rng(seed)
+        self.arrays = [rng.integers(0, 256, self.layout.buffer_bytes, dtype=np.uint8) for _ in range(self.layout.buffers)]
+        if self.layout.dtype != "f8_e4m3fn":  # numbers that a cast keeps apart
+            for array in self.arrays:
+                words = array.view({2: np.uint16, 4: np.uint32}[DTYPE[self.layout.dtype]])
+                values = rng.normal(0, 1, words.size).astype(np.float32)
+                if self.layout.dtype == "bf16":
+                    words[:] = values.view(np.uint32) >> 16
+                elif self.layout.dtype == "f16":
+                    words[:] = values.astype(np.float16).view(np.uint16)
+                else:
+                    words[:] = values.view(np.uint32)
+        self.pool = kv.Pool(self.ctx, self.arrays, self.layout)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.ctx.close()
+
+
+PAIRS = [
+    ("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=3 B=12 H=4 N=16 (kv D=32) bf16"),
+    ("L=3 | B=12 kv N=16 H=4 D=32 bf16", "L=3 | B=12 kv N=16 H=4 D=32 bf16"),
+    ("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=3 B=9 H=4 N=32 (kv D=32) bf16"),
+    ("L=3 B=12 kv H=4 D=32 N=32 bf16", "L=3 B=9 kv H=4 D=32 N=64 bf16"),
+    ("L=3 B=12 kv H=4 N=32 D=32 bf16", "L=3 kv | B=13 H=4 D=32/8 N=16 8 bf16"),
+    ("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=2@1 B=12 H=2@2 N=16 (kv D=32) bf16"),
+    ("L=2@1 B=12 H=2@2 N=16 (kv D=32) bf16", "L=4 B=12 H=4 N=32 (kv D=32) bf16"),
+    ("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=3 B=12 kv N=16 H=4 D=32 f8_e4m3fn scale=0.02,0.03"),
+    ("L=3 B=12 H=4 N=16 (kv D=32) f8_e4m3fn scale=0.5", "L=3 B=12 H=4 N=16 (kv D=32) f16"),
+    ("L=3 B=12 N=16 D=64 bf16", "L=3 B=12 N=16 D=64 f32"),
+]

@@ -1,0 +1,102 @@
+"""What hmc.kv refuses, by name: damaged and forged tickets, arguments that cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_sides import PAIRS, Side
+
+import hmc
+from hmc import kv
+from hmc.kv._wire import INBOX, LEASE, Description, Ticket
+
+
+@pytest.fixture
+def sides(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made: list[Side] = []
+
+    def make(prefill: str, decode: str, **more: Any) -> tuple[Side, Side, Any, Any]:
+        a, b = Side(prefill, 1, **more), Side(decode, 2, **more)
+        made.extend((a, b))
+        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
+        to_b = a.ctx.accept(timeout=20)
+        return a, b, to_a, to_b
+
+    yield make
+    for side in made:
+        side.close()
+
+
+def test_damaged_tickets_are_refused(sides: Any) -> None:
+    a, b, to_a, _ = sides(*PAIRS[0])
+    ticket = a.pool.lease("s", [3, 1], 20).ticket
+    rng = random.Random(1)
+    for _ in range(3000):
+        damaged = bytearray(ticket)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        data = bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged) + 1)])])
+        for kind in (LEASE, INBOX):
+            try:
+                decoded = Ticket.decode(data, kind)
+            except (hmc.InvalidArgumentError, hmc.ProtocolError):
+                continue
+            assert decoded.encode() == data
+    description = Description(a.layout, [b"x" * 60] * 3).encode()
+    for _ in range(3000):
+        damaged = bytearray(description)
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        with contextlib.suppress(hmc.ProtocolError):
+            Description.decode(bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged) + 1)])]))
+    decoded = Ticket.decode(ticket, LEASE)
+    for change in (
+        {"blocks": np.array([3, 12], np.uint32)},
+        {"rows": np.array([1, 9999], np.uint32)},
+        {"slot": 5000},
+        {"tokens": 33},
+    ):
+        forged = Ticket(**{**decoded.__dict__, **change}).encode()
+        pull = b.pool.pull(to_a, forged, [0, 1, 2], tokens=16)
+        with pytest.raises(hmc.InvalidArgumentError):
+            pull.wait(20)
+    other = Ticket(**{**decoded.__dict__, "generation": decoded.generation + 1}).encode()
+    with pytest.raises(hmc.LeaseExpiredError):
+        b.pool.pull(to_a, other, [0, 1, 2]).wait(20)
+    with pytest.raises(hmc.InvalidArgumentError, match="receive"):
+        a.pool.push(to_a, ticket, [0])
+    with pytest.raises(TypeError):
+        b.pool.pull(to_a, "ticket", [0])  # type: ignore[arg-type]
+
+
+def test_arguments_are_refused_by_name(sides: Any) -> None:
+    a, b, to_a, _ = sides(*PAIRS[0])
+    with pytest.raises(hmc.OutOfMemoryError, match="of 12 are free"):
+        a.pool.allocate("s", 13 * 16)
+    with pytest.raises(hmc.InvalidArgumentError, match="no blocks"):
+        a.pool.lease("nobody")
+    with pytest.raises(hmc.InvalidArgumentError, match="below 12"):
+        a.pool.lease("s", [12])
+    with pytest.raises(hmc.InvalidArgumentError, match="do not fit"):
+        a.pool.lease("s", [1], 17)
+    with pytest.raises(hmc.InvalidArgumentError, match="credits"):
+        a.pool.push(to_a, b"", [0], credits=0)
+    lease = a.pool.lease("s", [1], 16)
+    with pytest.raises(hmc.InvalidArgumentError, match="lease of 16"):
+        b.pool.pull(to_a, lease.ticket, [1], skip=16)
+    with pytest.raises(hmc.InvalidArgumentError, match="arrays"):
+        kv.Pool(a.ctx, a.arrays * 2, a.layout)
+    with pytest.raises(hmc.InvalidArgumentError, match="bytes"):
+        kv.Pool(a.ctx, a.arrays[0][:-1], a.layout)
+    small = kv.Pool(a.ctx, a.arrays, a.layout, lease_blocks=2)
+    small.lease("s", [1, 2])
+    with pytest.raises(hmc.OutOfMemoryError, match="lease_blocks"):
+        small.lease("s", [3])
+    small.close()
+    small.close()
+    with pytest.raises(hmc.ClosedError):
+        small.lease("s", [3])
