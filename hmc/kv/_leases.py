@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "Leases"]
 
-# Of a lease: generation of a heartbeat, its count, generation of the reader's end. Of a receive:
-# its generation while it waits, and the same from the sender that has seen it.
-SLOT_WORDS, INBOX_WORD, CLAIM_WORD = 8, 3, 4
+# Words of a lease, which its reader writes: generation of a heartbeat, its count, generation of the reader's end.
+SLOT_WORDS = 4
 SLOTS = 1024
 _TICK = 0.05  # seconds
 
@@ -112,8 +111,7 @@ class Leases:
             if len(blocks) > len(self._free_rows) or not self._free_slots:
                 raise OutOfMemoryError(
                     f"a lease of {len(blocks)} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} "
-                    "leases "
-                    "are free; release leases, or give the pool more with lease_blocks="
+                    "leases are free; release leases, or give the pool more with lease_blocks="
                 )
             rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
             slot = self._free_slots.popleft()
@@ -123,7 +121,7 @@ class Leases:
             if table is not None:
                 self._rows[rows, 1:] = table
             self._rows[rows, 0] = generation
-            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, digest, np.array(blocks, np.uint32), rows)
+            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, 0, digest, np.array(blocks, np.uint32), rows)
             lease = Lease(session, ticket, seconds, peer)
             lease._leases = self
             self._held[generation] = lease
@@ -133,27 +131,6 @@ class Leases:
                 self._sweeper.start()
             self._changed.notify_all()
         return lease
-
-    def take_slot(self, generation: int) -> int:
-        """A slot for a receive, whose sender sees by it whether it is still waited for."""
-        with self._changed:
-            if not self._free_slots:
-                raise OutOfMemoryError(f"all {SLOTS} slots for leases and receives are taken: end some of them")
-            slot = self._free_slots.popleft()
-            self._words[slot] = 0
-            self._words[slot, INBOX_WORD] = generation
-            return slot
-
-    def refuse_claims(self, slot: int, generation: int) -> bool:
-        """No sender begins any more. True while one may have begun."""
-        self._words[slot, INBOX_WORD] = 0
-        time.sleep(0.001)  # a claim that was written before this is seen below
-        return int(self._words[slot, CLAIM_WORD]) == generation
-
-    def give_slot(self, slot: int) -> None:
-        with self._changed:
-            self._words[slot, INBOX_WORD] = 0
-            self._free_slots.append(slot)
 
     def end(self, lease: Lease, reason: str) -> None:
         ticket = lease._ticket

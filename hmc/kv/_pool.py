@@ -14,19 +14,20 @@ import numpy as np
 from hmc._core import ConnBuffer, Context, Peer
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.kv._blocks import Blocks
+from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases
+from hmc.kv._listener import Listener
 from hmc.kv._moves import Side
 from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
-from hmc.kv._remote import RemotePool, Scratch, name_of
+from hmc.kv._remote import RemotePool, Scratch
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, Description, Ticket
 from hmc.layout import Layout
 
 __all__ = ["Pool"]
 
-_COUNTED_SESSIONS = 4096
 _ROW_BYTES = 64 << 20
 
 
@@ -56,7 +57,6 @@ class Pool:
             raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
         self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
         self.arrays: list[Any] = list(caches) if isinstance(caches, list | tuple) else [caches]
-        self.id = secrets.token_bytes(16)
         self.ctx = ctx
         self._check_arrays()
         self._own = [not isinstance(array, ConnBuffer) for array in self.arrays]
@@ -68,16 +68,17 @@ class Pool:
                 )
         self.scratch = Scratch(ctx)
         self.blocks = Blocks(self.layout.blocks)
+        self.counts = Counters()
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
         rows = max(64, min(2 * self.layout.blocks, _ROW_BYTES // row_bytes)) if lease_blocks is None else lease_blocks
         self.leases = Leases(ctx, self.layout, rows, self)
+        self.listener = Listener(secrets.randbits(61))
         self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
         self._lock = threading.Lock()
         self._transfers: set[Transfer] = set()
-        self._counters: dict[str, dict[str, int]] = {}
-        self._totals: dict[str, int] = {}
         self._closed = False
-        self._publish()
+        self._described = self._describe()
+        self.id = bytes(self._described.descriptor())
 
     def _check_arrays(self) -> None:
         if len(self.arrays) != self.layout.buffers:
@@ -89,11 +90,10 @@ class Pool:
                     f"an array has {nbytes} bytes; the layout {self.layout} requires {self.layout.buffer_bytes}"
                 )
 
-    def _publish(self) -> None:
+    def _describe(self) -> ConnBuffer:
         parts = [self.leases.row_buffer, self.leases.word_buffer, *self.buffers]
         data = Description(self.layout, [bytes(part.descriptor()) for part in parts]).encode()
-        self._description = self.ctx.register(np.frombuffer(bytearray(data), np.uint8), access="r")
-        self.ctx.publish(name_of(self.id), self._description)
+        return self.ctx.register(np.frombuffer(bytearray(data), np.uint8), access="r")
 
     # ---- sessions ----
 
@@ -168,7 +168,7 @@ class Pool:
             raise
         finally:
             known.set()
-        self.count(session, leases=1)
+        self.counts.add(session, leases=1)
         return lease
 
     def push(
@@ -176,16 +176,34 @@ class Pool:
     ) -> Push:
         """Starts to write pages into those that a peer's :meth:`receive` offers, layer by layer: ``push.ready(layer)``.
 
-        At most ``credits`` layers are in flight or not yet checked by the receiver. Heads that the receiver does not have stay
-        here. Raises InvalidArgumentError, ClosedError; what fails later is raised by the Push.
+        ``blocks``: default the session's own; the session begins at token ``first`` of the first block. Tokens that the receiver
+        has already (its ``skip``) stay here, and so do heads and layers that it does not have. At most ``credits`` layers are in
+        flight or not yet checked by the receiver. Raises InvalidArgumentError, PeerLostError, ClosedError; what fails later is
+        raised by the Push.
         """
+        return self._push(peer, ticket, blocks, session, first, credits, moves=False)
+
+    def migrate(self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None = None, *, session: str, first: int = 0) -> Transfer:
+        """Moves a session into the pages that a peer's :meth:`receive` offers: pushes all layers, then frees the session here.
+
+        The session stays here, whole, unless the peer has accepted and verified every layer. A session that goes on meanwhile
+        moves in two steps: first a push of the tokens that are complete, then, when it pauses, ``migrate`` to a ``receive`` that
+        skips these. Raises and fails as :meth:`push`.
+        """
+        layers = range(self.layout.layers[0], sum(self.layout.layers))
+        push = self._push(peer, ticket, blocks, session, first, len(layers), moves=True)
+        push._migrate(layers)
+        return push
+
+    def _push(
+        self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None, session: str, first: int, credits: int, *, moves: bool
+    ) -> Push:
         self._check_open()
         if credits < 1:
             raise InvalidArgumentError(f"credits is 1 or more, not {credits}")
         offer = Ticket.decode(ticket, INBOX)
-        chosen = self._chosen(session, blocks)
-        self._check_tokens(chosen, offer.tokens, first)
-        push = Push(self, peer, offer, session, Side(self.layout, np.array(chosen, np.uint64), first), credits)
+        source = self._side(self._chosen(session, blocks), offer.tokens, first + offer.skip)
+        push = Push(self, peer, offer, session, source, credits, moves)
         self._run(push, push._run)
         return push
 
@@ -205,22 +223,22 @@ class Pool:
     ) -> Transfer:
         """Reads the pages of a peer's lease into pages of this pool, and converts them where the layouts differ.
 
-        ``blocks``: default the session's own. The tokens begin at token ``first`` of the first block. ``skip`` leaves out as many
-        tokens at the beginning of the lease (a prefix that is here already), ``tokens`` those behind so many. Layers and heads are
-        those that both pools have. The lease ends with the pull, whatever its outcome.
+        ``skip`` leaves out as many tokens at the beginning of the lease (a prefix that is here already), ``tokens`` those behind
+        so many. ``blocks`` are those of the tokens that travel, from token ``first`` of the first block on. Default: the session's
+        own, of which the first ones hold the prefix. Layers and heads are those that both pools have. The lease ends with the pull,
+        whatever its outcome.
 
         The Transfer fails with LeaseExpiredError or CorruptError (``verify``) where the pages are not those of the lease, with
         PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
         """
         self._check_open()
         lease = Ticket.decode(ticket, LEASE)
-        chosen = self._chosen(session, blocks)
         tokens = lease.tokens - skip if tokens is None else tokens
         if skip < 0 or tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
-        self._check_tokens(chosen, tokens, first)
+        target = self._side(self._chosen(session, blocks), tokens, first + (skip if blocks is None else 0))
         transfer = Transfer(session, "pull")
-        pull = Pull(self, peer, lease, transfer, Side(self.layout, np.array(chosen, np.uint64), first), skip, tokens, verify)
+        pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
         self._run(transfer, pull.run)
         return transfer
 
@@ -232,23 +250,39 @@ class Pool:
         *,
         session: str = "",
         first: int = 0,
+        skip: int = 0,
         verify: bool = True,
         timeout: float | None = None,
     ) -> Inbox:
         """Offers pages to a peer's :meth:`push`; ``inbox.ticket`` is what it needs. The Inbox ends when all layers have arrived.
 
-        ``timeout``: seconds until it ends with HmcTimeoutError by itself. It also fails with CorruptError (``verify``),
-        PeerLostError, HmcCancelledError. The pages then hold garbage.
+        ``skip``: tokens of the session that are here already; the push begins behind them. ``tokens`` travel, into ``blocks`` from
+        token ``first`` of the first block on. Defaults: the session's own blocks, of which the first ones hold the prefix, and all
+        tokens that fit. ``timeout``: seconds until it ends with HmcTimeoutError by itself. It also fails with CorruptError
+        (``verify``), PeerLostError, HmcCancelledError. The pages then hold garbage. Raises InvalidArgumentError, PeerLostError,
+        ClosedError.
         """
         self._check_open()
         chosen = self._chosen(session, blocks)
-        tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
-        self._check_tokens(chosen, tokens, first)
-        generation, tag = secrets.randbits(63) | 1, secrets.randbits(61)
-        none = np.zeros(0, np.uint32)
-        slot = self.leases.take_slot(generation)
-        ticket = Ticket(INBOX, self.id, generation, slot, tag, tokens, first, verify, np.array(chosen, np.uint32), none)
-        inbox = Inbox(self, peer, ticket, session, Side(self.layout, np.array(chosen, np.uint64), first), tokens, verify, timeout)
+        begin = first + (skip if blocks is None else 0)
+        tokens = len(chosen) * self.layout.block - begin if tokens is None else tokens
+        if skip < 0:
+            raise InvalidArgumentError(f"skip is 0 or more tokens, not {skip}")
+        target = self._side(chosen, tokens, begin)
+        ticket = Ticket(
+            kind=INBOX,
+            pool=self.id,
+            generation=secrets.randbits(63) | 1,
+            slot=0,
+            tag=self.listener.tag,
+            tokens=tokens,
+            first=target.first,
+            skip=skip,
+            digests=verify,
+            blocks=target.blocks.astype(np.uint32),
+            rows=np.zeros(0, np.uint32),
+        )
+        inbox = Inbox(self, peer, ticket, session, target, tokens, verify, timeout)
         self._run(inbox, inbox._run)
         return inbox
 
@@ -256,26 +290,17 @@ class Pool:
 
     def counters(self, session: str | None = None) -> dict[str, int]:
         """Counters by name: of a session (the last 4096 are kept), or of all and with what is held now."""
+        if session is not None:
+            return self.counts.of(session)
         with self._lock:
-            if session is not None:
-                return dict(self._counters.get(session, {}))
-            return {
-                **self._totals,
-                **self.leases.usage(),
-                "transfers": len(self._transfers),
-                "blocks_free": self.blocks.free_count,
-            }
-
-    def count(self, session: str, **amounts: int) -> None:
-        """Adds to counters. For the pool's own parts."""
-        with self._lock:
-            mine = self._counters.setdefault(session, {})
-            for name, amount in amounts.items():
-                if amount:
-                    mine[name] = mine.get(name, 0) + int(amount)
-                    self._totals[name] = self._totals.get(name, 0) + int(amount)
-            while len(self._counters) > _COUNTED_SESSIONS:
-                del self._counters[next(iter(self._counters))]
+            transfers = len(self._transfers)
+        return {
+            **self.counts.totals,
+            **self.leases.usage(),
+            "transfers": transfers,
+            "pushes_open": self.listener.sessions,
+            "blocks_free": self.blocks.free_count,
+        }
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
@@ -292,9 +317,11 @@ class Pool:
                 )
         self.leases.close()
         self._closed = True
-        self.ctx.unpublish(name_of(self.id))
+        self.listener.close()
+        with self._lock:
+            self._remotes.clear()
         owned = [buffer for buffer, own in zip(self.buffers, self._own, strict=True) if own]
-        for buffer in [*owned, self._description, self.leases.row_buffer, self.leases.word_buffer]:
+        for buffer in [*owned, self._described, self.leases.row_buffer, self.leases.word_buffer]:
             buffer.close(timeout=timeout)
         self.scratch.close()
 
@@ -310,12 +337,16 @@ class Pool:
         """A peer's pool, imported at the first use."""
         with self._lock:
             found = self._remotes.get((peer, pool))
-        if found is None or not found.rows.alive:
+        if found is None or not found.alive:
             found = RemotePool(peer, pool, self.scratch, timeout=10.0)
             with self._lock:
-                self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.rows.alive}
                 self._remotes[peer, pool] = found
         return found
+
+    def _prune(self) -> None:
+        """Releases what was imported from pools that are closed and peers that are lost."""
+        with self._lock:
+            self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.alive}
 
     def _run(self, transfer: Transfer, run: Callable[[], None]) -> None:
         use = self.blocks.use(transfer.session)
@@ -329,6 +360,7 @@ class Pool:
                 with self._lock:
                     self._transfers.discard(transfer)
                 self.blocks.release(use)
+                self._prune()
                 transfer._drained.set()
 
         transfer._start(main)
@@ -340,6 +372,13 @@ class Pool:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the pool is closed")
+
+    def _side(self, blocks: list[int], tokens: int, first: int) -> Side:
+        """So many tokens from token ``first`` of the blocks on, and the blocks that they lie in."""
+        self._check_tokens(blocks, tokens, first)
+        size = self.layout.block
+        within = blocks[first // size : -(-(first + tokens) // size)]
+        return Side(self.layout, np.array(within, np.uint64), first % size)
 
     def _chosen(self, session: str, blocks: Sequence[int] | None) -> list[int]:
         chosen = self.blocks.of(session) if blocks is None else [int(block) for block in blocks]

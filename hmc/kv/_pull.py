@@ -10,7 +10,7 @@ import numpy as np
 
 from hmc import layout as layouts
 from hmc._core import Peer
-from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError
+from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, StaleBufferError
 from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs, groups
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
@@ -44,19 +44,26 @@ class Pull:
 
     def run(self) -> None:
         ended = False
+        held = True  # the lease, as far as is known here
         try:
             remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
             remote.check(self.ticket)
             self._move(remote)
             ended = True
+        except LeaseExpiredError:
+            held = False  # its words may be those of another lease now
+            raise
+        except StaleBufferError as error:
+            held = False
+            raise self._expired() from error
         finally:
-            self.pool.count(
+            self.pool.counts.add(
                 self.transfer.session, bytes_read=self.bytes_read, bytes_converted=self.bytes_converted, pulls_failed=not ended
             )
-            if self.remote is not None and self.peer.alive:
+            if held and self.remote is not None and self.peer.alive:
                 with contextlib.suppress(HmcError):  # the lease then expires by itself
                     self.remote.write_words(self.ticket.slot, 2, [self.ticket.generation], self.pool.scratch)
-        self.pool.count(self.transfer.session, pulls=1, tokens=self.tokens)
+        self.pool.counts.add(self.transfer.session, pulls=1, tokens=self.tokens)
 
     def _move(self, remote: RemotePool) -> None:
         ticket, near = self.ticket, self.target.layout
@@ -215,11 +222,7 @@ class Pull:
     ) -> None:
         read = remote.read_rows(rows, self.pool.scratch, self.transfer)
         if (read[:, 0] != np.uint64(self.ticket.generation)).any():
-            raise LeaseExpiredError(
-                f"pull of session {self.transfer.session!r}: the lease ended before its pages were read; its pages may hold "
-                "other data now. "
-                "Ask the prefill side for a new lease, or compute the tokens here"
-            )
+            raise self._expired()
         if not verify:
             return
         table = read[:, 1:].reshape(len(rows), *(n for _, n in (remote.layout.layers, remote.layout.heads)))
@@ -228,9 +231,14 @@ class Pull:
         if wanted != found:
             raise CorruptError(
                 f"pull of session {self.transfer.session!r}: the digest is {found:#018x}, the lease's is {wanted:#018x}; "
-                "pages changed "
-                "during the lease. Do not use the pages that were written: compute the tokens here"
+                "pages changed during the lease. Do not use the pages that were written: compute the tokens here"
             )
+
+    def _expired(self) -> LeaseExpiredError:
+        return LeaseExpiredError(
+            f"pull of session {self.transfer.session!r}: the lease ended before its pages were read; its pages may hold "
+            "other data now. Ask the prefill side for a new lease, or compute the tokens here"
+        )
 
 
 def drained(work: Any) -> None:

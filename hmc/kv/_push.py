@@ -15,19 +15,19 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
-from hmc.kv._leases import CLAIM_WORD, INBOX_WORD
 from hmc.kv._moves import InFlight, Side, batches, chunks, common, direct_runs
 from hmc.kv._pull import drained
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
-from hmc.kv._wire import ABORT, ACCEPTED, BYE, CREDIT, END, GO, LAYER, RECORD, RECORD_WORDS, START, Ticket, record
+from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, REFUSED, START, STOP, Record, Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._pool import Pool
 
 __all__ = ["Push"]
 
-_LEAVE = 10.0  # seconds that a failed push waits for a receiver that does not answer
+_ANSWER = 30.0  # seconds until the receiver has answered the first record
+_LOOK = 0.1  # seconds between two looks whether the receiver's pool is still open
 
 
 class Push(Transfer):
@@ -36,7 +36,9 @@ class Push(Transfer):
     As a context manager it closes at the end, and cancels after an error.
     """
 
-    def __init__(self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int) -> None:
+    def __init__(
+        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int, moves: bool = False
+    ) -> None:
         super().__init__(session, "push")
         self._pool = pool
         self._peer = peer
@@ -44,8 +46,12 @@ class Push(Transfer):
         self._source = source
         self._credits = credits
         self._changed = threading.Condition()
+        # What happens to the push: ("layer", number), ("close", 0), ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._closed = False
+        self._moves = moves  # the session leaves this pool
+        self._sent: set[int] = set()
+        pool.listener.open(peer, ticket.generation, lambda found: self._events.put(("record", found)))
 
     def ready(self, layer: int, timeout: float | None = None) -> None:
         """Sends a layer, of the whole model, whose pages are complete and stay so until the push has ended.
@@ -74,15 +80,17 @@ class Push(Transfer):
         raise error if error is not None else InvalidArgumentError("the push has ended")
 
     def close(self, timeout: float | None = None) -> None:
-        """No further layers: waits until the receiver has accepted all. Raises the error of the push, or HmcTimeoutError."""
-        self._closed = True
-        self._events.put(("close", None))
+        """No further layers: waits until the receiver has accepted all. Raises the error of the push, or HmcTimeoutError.
+
+        A push that lacks a layer which both pools have fails on both sides.
+        """
+        self._finish()
         self.wait(timeout)
 
     def cancel(self) -> None:
         """Asks it to end, with HmcCancelledError, once nothing of it is in flight. Returns at once; idempotent."""
         super().cancel()
-        self._events.put(("cancel", None))
+        self._events.put(("cancel", 0))
 
     def __enter__(self) -> Push:
         return self
@@ -95,102 +103,128 @@ class Push(Transfer):
         with contextlib.suppress(HmcError):
             self.wait()
 
+    def _migrate(self, layers: range) -> None:
+        """Sends all layers. The push has a credit for each."""
+        for layer in layers:
+            with contextlib.suppress(HmcError):  # raised by wait()
+                self.ready(layer)
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._events.put(("close", 0))
+
     def _main(self, run: Any) -> None:
         super()._main(run)
         with self._changed:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        started = ended = False
-        receive: tuple[Any, Any] | None = None
+        begun = ended = False
         try:
             remote = self._pool.remote(self._peer, self._ticket.pool)
             remote.check_pages(self._ticket)
             self._check_cancelled()
-            self._claim(remote)
-            receive = self._post_receive()
-            started = True
-            self._send(START)
-            waiting: deque[tuple[str, Any]] | None = deque()  # until GO
-            while not ended:
-                event, kind = self._events.get(), 0
-                if event[0] == "answer":
-                    receive = None
-                    kind = self._take_answer(*event[1])
-                    ended = kind == ACCEPTED
-                    receive = None if ended else self._post_receive()
-                if not ended:
-                    self._check_cancelled()
-                if kind == GO:
-                    for held in waiting or ():
-                        self._write(remote, *held)
-                    waiting = None
-                elif not kind and waiting is not None:
-                    waiting.append(event)
-                elif not kind:
-                    self._write(remote, *event)
+            near, far = self._source.layout, remote.layout
+            if self._moves and (common(near.layers, far.layers) != near.layers or common(near.heads, far.heads) != near.heads):
+                raise InvalidArgumentError(
+                    f"migrate of session {self.session!r}: the target {far} lacks layers or heads of {near}; push() to several "
+                    "targets, then free()"
+                )
+            begun = True
+            self._send(START, near.layers[0], near.layers[1], near.heads)
+            self._serve(remote)
+            ended = True
+            if self._moves:
+                self._pool.free(self.session)
         finally:
-            if started and not ended:
-                self._leave(receive)
-            self._pool.count(self.session, pushes=ended, pushes_failed=not ended)
+            if begun and not ended:
+                with contextlib.suppress(HmcError):  # a lost receiver waits for nothing
+                    self._send(ABORT)
+            self._pool.listener.end(self._peer, self._ticket.generation)
+            self._pool.counts.add(self.session, pushes=ended, pushes_failed=not ended)
 
-    def _claim(self, remote: RemotePool) -> None:
-        """Begins, or raises where the receiver waits no longer. One of the two sees the other's word."""
-        slot, scratch = self._ticket.slot, self._pool.scratch
-        remote.write_words(slot, CLAIM_WORD, [self._ticket.generation], scratch)
-        if remote.read_word(slot, INBOX_WORD, scratch) != self._ticket.generation:
-            remote.write_words(slot, CLAIM_WORD, [0], scratch)
-            raise LeaseExpiredError(f"push of session {self.session!r}: the receiver waits no longer; ask it for another ticket")
+    def _serve(self, remote: RemotePool) -> None:
+        """Sends layers until the receiver has accepted them."""
+        until = time.monotonic() + _ANSWER
+        held: deque[tuple[str, int]] | None = deque()  # layers and close, until GO
+        while True:
+            try:
+                what, found = self._events.get(timeout=None if held is None else _LOOK)
+            except queue.Empty:
+                self._look(remote, until)
+                continue
+            self._check_cancelled()
+            if what != "record":
+                if held is None:
+                    self._write(remote, what, found)
+                else:
+                    held.append((what, found))
+                continue
+            kind = self._take(found)
+            if kind == ACCEPTED:
+                return
+            if kind == GO:
+                for event in held or ():
+                    self._write(remote, *event)
+                held = None
 
-    def _post_receive(self) -> tuple[Any, Any]:
-        array = np.zeros(RECORD_WORDS, RECORD)
-        work = self._peer.irecv(array, tag=self._ticket.tag)
-        work.add_done_callback(lambda done: self._events.put(("answer", (done, array))))
-        return work, array
+    def _look(self, remote: RemotePool, until: float) -> None:
+        """Raises where the receiver cannot answer the first record: its pool is closed, or waits for another peer."""
+        if not remote.alive:
+            raise self._refused()
+        if time.monotonic() > until:
+            raise HmcTimeoutError(
+                f"push of session {self.session!r}: {self._peer.name} has not answered within {_ANSWER} s; its process is stopped, "
+                "or the ticket is of a receive from another peer"
+            )
 
-    def _take_answer(self, work: Any, array: Any) -> int:
-        error = work.error()
-        if error is not None:
-            raise error
-        kind, _, _, generation, *_ = (int(word) for word in array)
-        if generation != self._ticket.generation or kind not in (GO, CREDIT, ACCEPTED, ABORT):
-            raise ProtocolError(f"a record of kind {kind} that is not of the push of session {self.session!r} arrived")
-        if kind == ABORT:
+    def _refused(self) -> LeaseExpiredError:
+        return LeaseExpiredError(
+            f"push of session {self.session!r}: the receiver does not wait for it; it was cancelled, timed out, or the ticket was "
+            "used before. Ask it for another ticket"
+        )
+
+    def _take(self, found: Record | BaseException) -> int:
+        """Handles a record and returns its kind."""
+        if isinstance(found, BaseException):
+            raise found
+        if found.kind == CREDIT:
+            self._credited()
+        elif found.kind == STOP:
             raise HmcCancelledError(f"the receiver stopped the push of session {self.session!r}; its own error says why")
-        if kind == CREDIT:
-            with self._changed:
-                self._credits += 1
-                self._changed.notify_all()
-        return kind
+        elif found.kind == REFUSED:
+            raise self._refused()
+        elif found.kind not in (GO, ACCEPTED):
+            raise ProtocolError(f"push of session {self.session!r}: a record of kind {found.kind} is not of a receiver")
+        return found.kind
+
+    def _credited(self) -> None:
+        with self._changed:
+            self._credits += 1
+            self._changed.notify_all()
 
     def _write(self, remote: RemotePool, what: str, layer: int) -> None:
-        if what == "layer":
+        if what == "layer" and common(remote.layout.layers, (layer, 1))[1]:
             self._send_layer(remote, layer)
+            self._sent.add(layer)
+        elif what == "layer":
+            self._credited()  # the layer stays here
         elif what == "close":
+            first, count = common(self._source.layout.layers, remote.layout.layers)
+            missing = sorted(set(range(first, first + count)) - self._sent)
+            if missing:
+                raise InvalidArgumentError(
+                    f"close of the push of session {self.session!r}: layers {missing} were not sent; call ready() for each first"
+                )
             self._send(END)
-
-    def _leave(self, receive: tuple[Any, Any] | None) -> None:
-        """After an error, when nothing is in flight: says so, and takes what the receiver has sent until it knows."""
-        until = time.monotonic() + _LEAVE
-        if receive is not None and receive[0].done and int(receive[1][0]) in (BYE, ACCEPTED):
-            return
-        with contextlib.suppress(HmcError):
-            self._send(ABORT)
-            while True:
-                if receive is None or receive[0].done:
-                    array = np.zeros(RECORD_WORDS, RECORD)
-                    receive = self._peer.irecv(array, tag=self._ticket.tag), array
-                receive[0].wait(max(0.0, until - time.monotonic()))
-                if int(receive[1][0]) in (BYE, ACCEPTED):
-                    return
-        if receive is not None:
-            drained(receive[0])
 
     def _send_layer(self, remote: RemotePool, layer: int) -> None:
         ticket, near = self._ticket, self._source.layout
         target = Side(remote.layout, ticket.blocks, ticket.first)
         heads = common(near.heads, remote.layout.heads)
-        if common(near.heads, remote.layout.heads)[1] == 0 or common(remote.layout.layers, (layer, 1))[1] == 0:
+        if heads[1] == 0:
             raise InvalidArgumentError(f"layer {layer}, heads {near.heads}: the target has none of them ({remote.layout})")
         runs = direct_runs(self._source, target, ticket.tokens, layers=(layer, 1))
         if runs is not None:
@@ -219,7 +253,7 @@ class Push(Transfer):
             flight.drain()
         finally:
             flight.give_up(drained)
-            self._pool.count(self.session, bytes_written=written)
+            self._pool.counts.add(self.session, bytes_written=written)
 
     def _convert(self, remote: RemotePool, target: Side, layer: int) -> int:
         total = 0
@@ -249,11 +283,14 @@ class Push(Transfer):
                     source_first=chunk.far.first,
                     target_first=chunk.far.first,
                 )
-                self._pool.count(self.session, bytes_converted=chunk.packed.buffer_bytes)
+                self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
                 self._put(remote, runs, [buffer])
             finally:
                 self._pool.scratch.give(buffer)
         return total & (1 << 64) - 1
 
     def _send(self, kind: int, layer: int = 0, digest: int = 0, heads: tuple[int, int] = (0, 0)) -> None:
-        finish(self._peer.isend(record(kind, layer, digest, self._ticket.generation, heads), tag=self._ticket.tag))
+        """Sends a record. Records keep their order and are small, so nothing waits for them here."""
+        ticket = self._ticket
+        record = Record(kind, ticket.generation, self._pool.listener.tag, layer, heads, digest)
+        self._peer.isend(record.encode(), tag=ticket.tag)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from hmc import layout as layouts
 from hmc._core import Peer
 from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, ProtocolError
 from hmc.kv._moves import Side, common
 from hmc.kv._transfer import Transfer
-from hmc.kv._wire import ABORT, ACCEPTED, BYE, CREDIT, END, GO, LAYER, RECORD, RECORD_WORDS, START, Ticket, record
+from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, START, STOP, Record, Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._pool import Pool
@@ -42,6 +41,11 @@ class Inbox(Transfer):
         self._limit = None if limit is None else time.monotonic() + limit
         self._arrived: set[int] = set()
         self._news = threading.Condition()
+        # Records, an exception when the peer is lost, None after a cancel.
+        self._events: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
+        self._sender: Record | None = None  # how the sender began
+        self._layers = self._heads = (0, 0)  # that it will send
+        pool.listener.open(peer, ticket.generation, self._events.put)
 
     @property
     def layers(self) -> list[int]:
@@ -70,100 +74,144 @@ class Inbox(Transfer):
         with self._news:
             self._news.notify_all()
 
-    def _next(self, draining: bool) -> list[int] | None:
-        """The sender's next record; None where this side is to stop, which is over only when the sender has stopped."""
-        array = np.zeros(RECORD_WORDS, RECORD)
-        work = self._peer.irecv(array, tag=self._ticket.tag)
-        while True:
-            try:
-                work.wait(0.05)
-            except HmcTimeoutError:
-                expired = self._limit is not None and time.monotonic() > self._limit
-                if not draining and (self._cancel.is_set() or expired) and work._withdraw():
-                    return None
-            else:
-                return [int(word) for word in array]
+    def cancel(self) -> None:
+        """Asks it to end, with HmcCancelledError, once the sender has stopped writing. Returns at once; idempotent."""
+        super().cancel()
+        self._events.put(None)
 
     def _run(self) -> None:
         ended = False
         try:
-            failure = self._receive()
-            if failure is not None:
-                raise failure
-            self._send(ACCEPTED)
+            self._serve()
             ended = True
         finally:
-            self._pool.leases.give_slot(self._ticket.slot)
-            self._pool.count(self.session, receives=ended, receives_failed=not ended, tokens=self._tokens if ended else 0)
+            self._refuse_further()
+            self._pool.counts.add(self.session, receives=ended, receives_failed=not ended, tokens=self._tokens if ended else 0)
 
-    def _receive(self) -> HmcError | None:
-        """Takes layers until the end. Returns why it stopped early, once the sender writes no more."""
-        who = f"of session {self.session!r}"
-        started = False
+    def _serve(self) -> None:
+        """Takes layers until the end. Raises why it stopped early, once the sender writes no more."""
+        failure: HmcError | None = None
         while True:
-            found = self._next(draining=False)
-            if found is None:
-                why = "the push {} has not ended in time" if not self._cancel.is_set() else "the receive {} was cancelled"
-                error_of = HmcCancelledError if self._cancel.is_set() else HmcTimeoutError
-                stopped = error_of(why.format(who) + "; its pages may have been written in part")
-                return self._stopped(started or self._late_start(), stopped)
-            kind, layer, digest, generation, *heads = found
-            if kind == ABORT:
-                self._send(BYE)
-                return HmcCancelledError(f"the sender stopped the push {who}; its pages may have been written in part")
-            if generation != self._ticket.generation or kind not in (START, LAYER, END) or (kind == START) == started:
-                return self._stopped(True, ProtocolError(f"a record of kind {kind} that is not of the push {who} arrived"))
-            if kind == END:
-                return None
-            if kind == START:
-                started = True
-                self._send(GO)
+            found = self._next(draining=failure is not None)
+            if isinstance(found, BaseException):
+                raise failure or found
+            if found is not None and not self._is_of_sender(found):
+                self._pool.listener.refuse(self._peer, found)
                 continue
-            error = self._check_layer(layer, digest, (heads[0], heads[1]))
-            if error is not None:
-                return self._stopped(True, error)
-            with self._news:
-                self._arrived.add(layer)
-                self._news.notify_all()
-            self._send(CREDIT, layer)
+            if failure is not None:
+                if found is not None and found.kind == ABORT:
+                    raise failure
+                continue
+            if found is None:
+                failure = self._given_up()
+                if self._sender is None:
+                    raise failure
+            else:
+                if found.kind == ABORT:
+                    raise HmcCancelledError(
+                        f"the sender stopped the push of session {self.session!r}; its pages may have been written in part"
+                    )
+                failure = self._take(found)
+                if failure is None and found.kind == END:
+                    self._send(ACCEPTED)
+                    return
+            if failure is not None:
+                self._send(STOP)
 
-    def _late_start(self) -> bool:
-        """Refuses the sender that has not begun. True: it has begun meanwhile."""
-        slot, generation = self._ticket.slot, self._ticket.generation
-        while self._peer.alive and self._pool.leases.refuse_claims(slot, generation):
-            found = self._next(draining=False)
-            if found is not None:
-                return found[0] == START
-        return False
+    def _next(self, draining: bool) -> Record | BaseException | None:
+        """The next event; None where this side is to stop, which is over only when the sender has stopped."""
+        if draining:
+            return self._events.get()
+        if self._cancel.is_set():
+            return None
+        try:
+            return self._events.get(timeout=None if self._limit is None else max(0.0, self._limit - time.monotonic()))
+        except queue.Empty:
+            return None
 
-    def _stopped(self, started: bool, error: HmcError) -> HmcError:
-        """Returns once the sender writes no more: it has not begun, has answered, or is lost."""
-        if started:
-            with contextlib.suppress(HmcError):
-                self._send(ABORT)
-                while (self._next(draining=True) or [0])[0] != ABORT:
-                    pass
-                self._send(BYE)
-        return error
+    def _given_up(self) -> HmcError:
+        if self._cancel.is_set():
+            return HmcCancelledError(
+                f"the receive of session {self.session!r} was cancelled; its pages may have been written in part"
+            )
+        return HmcTimeoutError(
+            f"the push of session {self.session!r} has not ended in time; its pages may have been written in part"
+        )
 
-    def _check_layer(self, layer: int, digest: int, heads: tuple[int, int]) -> HmcError | None:
-        layout = self._target.layout
-        if common(layout.layers, (layer, 1))[1] == 0 or heads[1] == 0 or common(layout.heads, heads) != heads:
+    def _is_of_sender(self, record: Record) -> bool:
+        """False for a record of another push with the same ticket, and for one before the first START."""
+        if self._sender is None:
+            return record.kind == START
+        return record.answer == self._sender.answer
+
+    def _take(self, record: Record) -> HmcError | None:
+        """Handles a record of the sender. Returns what is wrong with it."""
+        if self._sender is None:
+            self._sender = record
+            return self._begin(record)
+        if record.kind == LAYER:
+            failure = self._check_layer(record)
+            if failure is None:
+                with self._news:
+                    self._arrived.add(record.layer)
+                    self._news.notify_all()
+                self._send(CREDIT, record.layer)
+            return failure
+        missing = sorted(set(range(self._layers[0], sum(self._layers))) - self._arrived)
+        if record.kind == END and not missing and self._layers[1]:
+            return None
+        return ProtocolError(
+            f"the push of session {self.session!r} sent a record of kind {record.kind}; layers {missing} have not arrived"
+        )
+
+    def _begin(self, record: Record) -> HmcError | None:
+        here = self._target.layout
+        layers, heads = common(here.layers, (record.layer, record.digest)), common(here.heads, record.heads)
+        if layers[1] == 0 or heads[1] == 0:
             return ProtocolError(
-                f"layer {layer}, heads {heads}, was pushed; this pool has layers {layout.layers} and heads {layout.heads}"
+                f"the push of session {self.session!r} has layers {(record.layer, record.digest)} and heads {record.heads}; this "
+                f"pool has layers {here.layers} and heads {here.heads}"
+            )
+        self._layers, self._heads = layers, heads
+        self._send(GO)
+        return None
+
+    def _refuse_further(self) -> None:
+        """Answers the records that come after the end, and those that have come already."""
+        self._pool.listener.end(self._peer, self._ticket.generation)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found = self._events.get_nowait()
+                if isinstance(found, Record):
+                    self._pool.listener.refuse(self._peer, found)
+
+    def _check_layer(self, record: Record) -> HmcError | None:
+        layer, heads = record.layer, record.heads
+        if common(self._layers, (layer, 1))[1] == 0 or heads != self._heads:
+            return ProtocolError(
+                f"layer {layer}, heads {heads}, was pushed; expected were layers {self._layers} and heads {self._heads}"
             )
         if not self._verify:
             return None
         found = layouts.digest(
-            layout, self._pool.arrays, self._target.blocks, self._tokens, first=self._target.first, layers=(layer, 1), heads=heads
+            self._target.layout,
+            self._pool.arrays,
+            self._target.blocks,
+            self._tokens,
+            first=self._target.first,
+            layers=(layer, 1),
+            heads=heads,
         )
-        if found == digest:
+        if found == record.digest:
             return None
         return CorruptError(
-            f"layer {layer} of session {self.session!r}: the digest is {found:#018x}, the sender's is {digest:#018x}. Do not "
-            "use the pages: "
-            "compute the tokens here"
+            f"layer {layer} of session {self.session!r}: the digest is {found:#018x}, the sender's is {record.digest:#018x}. "
+            "Do not use the pages: compute the tokens here"
         )
 
     def _send(self, kind: int, layer: int = 0) -> None:
-        self._peer.isend(record(kind, layer, 0, self._ticket.generation), tag=self._ticket.tag).wait(30)
+        """Answers the sender. Never waits; a lost sender is an event of its own."""
+        assert self._sender is not None
+        record = Record(kind, self._ticket.generation, self._pool.listener.tag, layer)
+        with contextlib.suppress(HmcError):
+            self._peer.isend(record.encode(), tag=self._sender.answer)

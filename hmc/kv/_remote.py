@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc._core import Context, Descriptor, Peer, RemoteBuffer, Work
-from hmc.errors import HmcTimeoutError, InvalidArgumentError, ProtocolError
+from hmc.errors import HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
 from hmc.kv._leases import SLOT_WORDS, SLOTS
 from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["RemotePool", "Scratch", "finish", "name_of"]
-
-
-def name_of(pool: bytes) -> str:
-    """Under which a pool publishes its description."""
-    return "hmc.kv." + pool.hex()
+__all__ = ["RemotePool", "Scratch", "finish"]
 
 
 class Scratch:
@@ -73,17 +68,25 @@ def finish(work: Work, transfer: Transfer | None = None) -> None:
             return
 
 
+def _described(peer: Peer, pool: bytes, timeout: float) -> RemoteBuffer:
+    """The description of a peer's pool, which a ticket names."""
+    try:
+        return peer.import_buffer(Descriptor.parse(pool), timeout=timeout)
+    except ProtocolError as error:
+        raise InvalidArgumentError(f"the ticket is damaged: {error}") from error
+    except (StaleBufferError, InvalidArgumentError) as error:
+        raise LeaseExpiredError(
+            f"{peer.name} does not have the pool of the ticket: it closed the pool, or restarted, or the ticket is of another "
+            "peer. Ask for a new ticket"
+        ) from error
+
+
 class RemotePool:
     """Layout and buffers of a peer's pool."""
 
     def __init__(self, peer: Peer, pool: bytes, scratch: Scratch, timeout: float) -> None:
         until = time.monotonic() + timeout
-        try:
-            published = peer.lookup(name_of(pool), timeout=timeout)
-        except HmcTimeoutError as error:
-            raise HmcTimeoutError(
-                f"peer {peer.name} has published no pool {pool.hex()} within {timeout} s: is the ticket of it?"
-            ) from error
+        published = _described(peer, pool, timeout)
         if published.nbytes > MAX_DESCRIPTION:
             raise ProtocolError("the peer's description of its pool is too long")
         buffer = scratch.take(published.nbytes)
@@ -102,6 +105,11 @@ class RemotePool:
         self.rows, self.words, *self.buffers = [imported(data) for data in described.descriptors]
         if any(buffer.nbytes < self.layout.buffer_bytes for buffer in self.buffers) or self.words.nbytes != SLOTS * SLOT_WORDS * 8:
             raise ProtocolError("the peer's pool is smaller than it says")
+
+    @property
+    def alive(self) -> bool:
+        """False once the peer has closed the pool, or is lost."""
+        return bool(self.rows.alive)
 
     def check(self, ticket: Ticket) -> None:
         """What a lease's ticket names exists in this pool."""
@@ -124,16 +132,6 @@ class RemotePool:
             batch = self.peer.prepare_blocks([(buffer, np.arange(len(rows), dtype=np.uint64) * nbytes, self.rows, offsets)], nbytes)
             finish(self.peer.get_blocks(batch), transfer)
             return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), self.row_words).copy()
-        finally:
-            scratch.give(buffer)
-
-    def read_word(self, slot: int, at: int, scratch: Scratch) -> int:
-        """One of a slot's words."""
-        buffer = scratch.take(8)
-        try:
-            start = (slot * SLOT_WORDS + at) * 8
-            finish(self.peer.get(buffer[:8], self.words[start : start + 8]))
-            return int(buffer.numpy()[:8].view(np.uint64)[0])
         finally:
             scratch.give(buffer)
 

@@ -1,4 +1,4 @@
-"""What pools send each other: tickets, the description of a pool, records of a push. Everything that is read is bounded."""
+"""What pools send each other: tickets, the description of a pool, records of a push. Every length that is read is bounded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,37 @@ MAX_BLOCKS = 1 << 20
 MAX_BUFFERS = 1 << 13
 MAX_DESCRIPTION = 1 << 20  # bytes
 _VERSION = 1
-_TICKET = struct.Struct("<4sHH16sQIQQQII")
+_MAX_TAG = 1 << 62
+_TICKET = struct.Struct("<4sHHHIQIQQQQII")
 _DESCRIPTION = struct.Struct("<4sHHHI")
-# Records of a push: kind, layer, digest, generation of the ticket, first head, number of heads.
-RECORD_WORDS = 6
-RECORD = np.dtype("<u8")
-# The sender begins with START, and writes once it has GO. The last record is the receiver's: ACCEPTED, or BYE after the sender's
-# ABORT.
-START, LAYER, END, ABORT, GO, CREDIT, ACCEPTED, BYE = 1, 2, 3, 4, 5, 6, 7, 8
+
+# Records of the sender of a push. It begins with START, writes pages after GO, and writes no more after END or ABORT.
+START, LAYER, END, ABORT = 1, 2, 3, 4
+# Answers of the receiver. ACCEPTED: it has every layer. STOP: the sender is to end with ABORT. REFUSED: there is no such session.
+GO, CREDIT, ACCEPTED, STOP, REFUSED = 5, 6, 7, 8, 9
+WORDS = np.dtype("<u8")
+RECORD_WORDS = 7
+
+
+@dataclass(frozen=True)
+class Record:
+    """A message of a push. Both directions have the generation of the ticket."""
+
+    kind: int
+    generation: int
+    answer: int  # the tag that answers to this record have
+    layer: int = 0  # of START: the first layer of the sender
+    heads: tuple[int, int] = (0, 0)  # of the sender: first, count
+    digest: int = 0  # of START: the number of layers of the sender
+
+    def encode(self) -> Any:
+        """The array that is sent."""
+        return np.array([self.kind, self.generation, self.answer, self.layer, *self.heads, self.digest], WORDS)
+
+    @staticmethod
+    def decode(words: Any) -> Record:
+        kind, generation, answer, layer, head, heads, digest = (int(word) for word in words)
+        return Record(kind, generation, answer % _MAX_TAG, layer, (head, heads), digest)
 
 
 @dataclass(frozen=True)
@@ -31,12 +54,13 @@ class Ticket:
     """Names a lease, or pages that wait for a push. Holds no address and no key."""
 
     kind: int
-    pool: bytes  # 16 bytes
+    pool: bytes  # descriptor of the pool's description
     generation: int
-    slot: int
-    tag: int  # of the messages of a push
+    slot: int  # of the words of a lease
+    tag: int  # of the records that the pool receives
     tokens: int
     first: int  # token of the first block that the sequence begins at
+    skip: int  # tokens before these that the receiver of a push has already
     digests: bool
     blocks: Any  # uint32
     rows: Any  # uint32; one per block of a lease
@@ -46,17 +70,19 @@ class Ticket:
             b"HMKV",
             _VERSION,
             self.kind | (256 if self.digests else 0),
-            self.pool,
+            len(self.pool),
+            0,
             self.generation,
             self.slot,
             self.tag,
             self.tokens,
             self.first,
+            self.skip,
             len(self.blocks),
             len(self.rows),
         )
         body: bytes = self.blocks.astype("<u4").tobytes() + self.rows.astype("<u4").tobytes()
-        return head + body
+        return head + self.pool + body
 
     @staticmethod
     def decode(data: bytes, kind: int) -> Ticket:
@@ -65,7 +91,7 @@ class Ticket:
         data = bytes(data)
         if len(data) < _TICKET.size or data[:4] != b"HMKV":
             raise InvalidArgumentError(f"these {len(data)} bytes are no ticket of hmc.kv")
-        _, version, flags, pool, generation, slot, tag, tokens, first, blocks, rows = _TICKET.unpack_from(data)
+        _, version, flags, named, zero, generation, slot, tag, tokens, first, skip, blocks, rows = _TICKET.unpack_from(data)
         if version != _VERSION:
             raise ProtocolError(
                 f"the ticket is of version {version}, this is version {_VERSION}: use one release of HMC on both sides"
@@ -74,12 +100,14 @@ class Ticket:
             what = {LEASE: "pull() takes the ticket of a lease", INBOX: "push() takes the ticket of receive()"}[kind]
             raise InvalidArgumentError(f"{what}; this one is of kind {flags & 255}")
         wanted_rows = blocks if kind == LEASE else 0
-        length = _TICKET.size + 4 * (blocks + rows)
-        if blocks > MAX_BLOCKS or rows != wanted_rows or len(data) != length or tag >= 1 << 62 or generation == 0:
+        at = _TICKET.size + named
+        fits = blocks <= MAX_BLOCKS and rows == wanted_rows and len(data) == at + 4 * (blocks + rows)
+        if not fits or zero or tag >= _MAX_TAG or generation == 0 or max(tokens, first, skip) >= 1 << 40:
             raise InvalidArgumentError(f"the ticket is damaged: {len(data)} bytes, {blocks} blocks")
-        numbers = np.frombuffer(data, "<u4", blocks + rows, _TICKET.size)
+        numbers = np.frombuffer(data, "<u4", blocks + rows, at)
         digests = bool(flags & 256)
-        return Ticket(kind, pool, generation, slot, tag, tokens, first, digests, numbers[:blocks], numbers[blocks:])
+        pool = data[_TICKET.size : at]
+        return Ticket(kind, pool, generation, slot, tag, tokens, first, skip, digests, numbers[:blocks], numbers[blocks:])
 
 
 @dataclass(frozen=True)
@@ -125,8 +153,3 @@ class Description:
         if at != len(data) or count != layout.buffers + 2:
             raise broken
         return Description(layout, descriptors)
-
-
-def record(kind: int, layer: int = 0, digest: int = 0, generation: int = 0, heads: tuple[int, int] = (0, 0)) -> Any:
-    """A record of a push, as the array that is sent."""
-    return np.array([kind, layer, digest, generation, *heads], RECORD)

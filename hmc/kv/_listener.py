@@ -1,0 +1,120 @@
+"""Records of pushes: one posted receive per peer takes the records of every session.
+
+A receive per session would have to be withdrawn when the session is aborted, while its record may be arriving. Here no receive is
+withdrawn before the pool closes. Records of sessions that have ended are answered, so that neither side waits for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from hmc._core import Peer, Work
+from hmc.errors import ClosedError, HmcError, InvalidArgumentError
+from hmc.kv._wire import ABORT, END, LAYER, RECORD_WORDS, REFUSED, START, STOP, WORDS, Record
+
+__all__ = ["Listener", "Taker"]
+
+Taker = Callable[[Record | BaseException], None]
+_MOST_ANSWERS = 1024  # answers to a peer that does not read them
+
+
+class Listener:
+    """Receives the records that peers send to a pool, and hands each to the transfer it belongs to. Any thread.
+
+    A receive is posted from the first transfer with a peer until the peer leaves or the pool closes. It is posted again on the
+    dispatcher thread, which never waits here.
+    """
+
+    def __init__(self, tag: int) -> None:
+        self.tag = tag
+        self._lock = threading.Lock()
+        self._posted: dict[Peer, Work] = {}
+        self._takers: dict[tuple[Peer, int], Taker] = {}
+        self._answers: deque[Work] = deque()
+        self._closed = False
+
+    def open(self, peer: Peer, generation: int, take: Taker) -> None:
+        """Hands a session's records to ``take``, in order, and one exception when the peer is lost. ``take`` must not wait.
+
+        Raises InvalidArgumentError for a generation that is open already, PeerLostError, ClosedError.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the pool is closed")
+            if (peer, generation) in self._takers:
+                raise InvalidArgumentError("the ticket is in use by another push: each receive() takes one push")
+            if peer not in self._posted:
+                self._post(peer)
+            self._takers[peer, generation] = take
+
+    def end(self, peer: Peer, generation: int) -> None:
+        """Hands over no further record of the session: this answers them. Idempotent."""
+        with self._lock:
+            self._takers.pop((peer, generation), None)
+
+    def close(self) -> None:
+        """Withdraws every receive. The transfers have ended."""
+        with self._lock:
+            self._closed = True
+            posted, self._posted = self._posted, {}
+        for work in posted.values():
+            work._withdraw()
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that records are handed to now."""
+        with self._lock:
+            return len(self._takers)
+
+    def refuse(self, peer: Peer, record: Record) -> None:
+        """Answers a record of a session that is not here. Never waits."""
+        if record.kind in (START, LAYER, END):
+            kind = REFUSED
+        elif record.kind == STOP:
+            kind = ABORT  # its push has ended here, and writes no more
+        else:
+            return  # answers need no answer
+        with self._lock:
+            while self._answers and self._answers[0].done:
+                self._answers.popleft()
+            if len(self._answers) >= _MOST_ANSWERS:
+                return
+            with contextlib.suppress(HmcError):  # a lost peer waits for nothing
+                self._answers.append(peer.isend(Record(kind, record.generation, self.tag).encode(), tag=record.answer))
+
+    def _post(self, peer: Peer) -> None:
+        words = np.zeros(RECORD_WORDS, WORDS)
+        work = peer.irecv(words, tag=self.tag)
+        self._posted[peer] = work
+        work.add_done_callback(lambda done: self._arrived(peer, done, words))
+
+    def _arrived(self, peer: Peer, work: Work, words: np.ndarray) -> None:
+        error: BaseException | None = work.error()
+        record = None
+        with self._lock:
+            if self._posted.get(peer) is not work:
+                return  # withdrawn
+            if error is None and work.info.bytes == words.nbytes:
+                record = Record.decode(words)
+            if error is None or isinstance(error, InvalidArgumentError):  # a message of another length is no record
+                try:
+                    self._post(peer)
+                    error = None
+                except HmcError as lost:
+                    error = lost
+            if record is not None:
+                take = self._takers.get((peer, record.generation))
+                if take is not None:
+                    take(record)
+                    record = None
+            if error is not None:
+                del self._posted[peer]
+                for key in [key for key in self._takers if key[0] == peer]:
+                    self._takers.pop(key)(error)
+        if record is not None:
+            self.refuse(peer, record)
