@@ -45,6 +45,12 @@ class Scratch:
                 return
         buffer.close()
 
+    @property
+    def spare(self) -> int:
+        """Buffers that wait for their next use: at most 8 of a size."""
+        with self._lock:
+            return sum(len(buffers) for buffers in self._spare.values())
+
     def close(self) -> None:
         with self._lock:
             spare, self._spare = self._spare, {}

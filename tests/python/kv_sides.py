@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 import hmc
-from hmc import kv
+from hmc import kv, layout
 from hmc.layout import Layout
 
 DTYPE = {"f16": 2, "bf16": 2, "f32": 4, "f8_e4m3fn": 1}
@@ -50,3 +52,28 @@ PAIRS = [
     ("L=3 B=12 H=4 N=16 (kv D=32) f8_e4m3fn scale=0.5", "L=3 B=12 H=4 N=16 (kv D=32) f16"),
     ("L=3 B=12 N=16 D=64 bf16", "L=3 B=12 N=16 D=64 f32"),
 ]
+
+
+@contextmanager
+def connected(prefill: str, decode: str, **more: Any) -> Iterator[tuple[Side, Side, Any, Any]]:
+    """Two sides, the peer that the second sees, and the peer that the first sees."""
+    a, b = Side(prefill, 1, **more), Side(decode, 2, **more)
+    try:
+        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
+        yield a, b, to_a, a.ctx.accept(timeout=20)
+    finally:
+        a.close()
+        b.close()
+
+
+def expected(a: Side, a_blocks: Any, b: Side, b_blocks: Any, tokens: int, **where: int) -> list[Any]:
+    """What b's arrays hold after the move, by a conversion without any connection."""
+    after = [array.copy() for array in b.arrays]
+    layout.convert(a.layout, a.arrays, a_blocks, b.layout, after, b_blocks, tokens, **where)
+    return after
+
+
+def same(b: Side, wanted: list[Any]) -> None:
+    """Every byte of b's arrays is as wanted."""
+    for found, array in zip(b.arrays, wanted, strict=True):
+        assert np.array_equal(found, array)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_sides import PAIRS, Side
+from kv_sides import PAIRS, Side, expected, same
 
 import hmc
 from hmc import layout
@@ -31,18 +31,6 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield make
     for side in made:
         side.close()
-
-
-def expected(a: Side, a_blocks: Any, b: Side, b_blocks: Any, tokens: int, **where: int) -> list[Any]:
-    """What b's arrays hold after the move, by a conversion without any connection."""
-    after = [array.copy() for array in b.arrays]
-    layout.convert(a.layout, a.arrays, a_blocks, b.layout, after, b_blocks, tokens, **where)
-    return after
-
-
-def same(b: Side, wanted: list[Any]) -> None:
-    for found, array in zip(b.arrays, wanted, strict=True):
-        assert np.array_equal(found, array)
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
