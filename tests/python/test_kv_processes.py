@@ -2,100 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from kv_process import OTHER, TEXT, this_process
 
 import hmc
-from hmc import kv, layout
+from hmc import layout
 from hmc.layout import Layout
-
-TEXT = "L=4 B=64 kv H=4 N=32 D=64 bf16"
-OTHER = "L=4 B=32 H=4 N=64 (kv D=64) bf16"
-PRELUDE = """
-    import json, sys, time
-    import numpy as np
-    import hmc
-    from hmc import kv
-    from hmc.layout import Layout
-    address, text = sys.argv[1:3]
-    layout = Layout(text)
-    array = np.random.default_rng(7).integers(0, 256, layout.buffer_bytes, dtype=np.uint8)
-    ctx = hmc.Context()
-    pool = kv.Pool(ctx, array, layout)
-    peer = ctx.connect(address, timeout=20)
-    def say(**what):
-        print(json.dumps(what), flush=True)
-"""
-
-
-class Process:
-    """Another process with a pool, which runs a program and answers in lines of JSON."""
-
-    def __init__(self, ctx: hmc.Context, text: str, program: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(program), ctx.addresses[0], text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",  # not the source tree
-            env={**os.environ, **environment},
-        )
-        self.peer = ctx.accept(timeout=30)
-
-    def tell(self, **what: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-
-    def read(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the other process ended"
-        return json.loads(line)
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
 
 
 @pytest.fixture
 def mine() -> Iterator[Any]:
-    """A Context with a pool in this process."""
-    ctx = hmc.Context()
-    made = Layout(TEXT)
-    array = np.random.default_rng(3).integers(0, 256, made.buffer_bytes, dtype=np.uint8)
-    pool = kv.Pool(ctx, array, made)
-    others: list[Process] = []
-
-    class Mine:
-        pass
-
-    one: Any = Mine()
-    one.ctx, one.pool, one.array, one.layout = ctx, pool, array, made
-
-    def start(text: str, program: str) -> Process:
-        others.append(Process(ctx, text, program))
-        return others[-1]
-
-    one.start = start
-    yield one
-    for other in others:
-        other.close()
-    pool.close()
-    ctx.close()
+    with this_process() as one:
+        yield one
 
 
 LENDER = """
