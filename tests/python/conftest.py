@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hosts import Hosts, TwoHosts, Unavailable
+from kv_sides import connected
 from numpy.typing import NDArray
 
 import hmc
@@ -151,3 +153,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         both = Pair(a, b, ab, ba, local, target, ab.import_buffer(target.descriptor(), timeout=20))
         yield both
         both.check()
+
+
+@pytest.fixture
+def kv_pair() -> Iterator[Any]:
+    """Makes two sides with a pool each: both sides, the peer that the second sees, the peer that the first sees."""
+    with contextlib.ExitStack() as open_sides:
+        yield lambda *layouts, **more: open_sides.enter_context(connected(*layouts, **more))

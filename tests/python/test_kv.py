@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,26 +16,10 @@ import hmc
 from hmc import layout
 
 
-@pytest.fixture
-def sides(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made: list[Side] = []
-
-    def make(prefill: str, decode: str, **more: Any) -> tuple[Side, Side, Any, Any]:
-        a, b = Side(prefill, 1, **more), Side(decode, 2, **more)
-        made.extend((a, b))
-        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
-        to_b = a.ctx.accept(timeout=20)
-        return a, b, to_a, to_b
-
-    yield make
-    for side in made:
-        side.close()
-
-
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 @pytest.mark.parametrize(("prefill", "decode"), PAIRS)
-def test_pull(sides: Any, prefill: str, decode: str, transports: str) -> None:
-    a, b, to_a, _ = sides(prefill, decode, transports=transports)
+def test_pull(kv_pair: Any, prefill: str, decode: str, transports: str) -> None:
+    a, b, to_a, _ = kv_pair(prefill, decode, transports=transports)
     tokens = 6 * a.layout.block - 5
     mine, theirs = a.pool.allocate("s", tokens), b.pool.allocate("s", tokens)
     random.Random(3).shuffle(mine)
@@ -50,8 +33,8 @@ def test_pull(sides: Any, prefill: str, decode: str, transports: str) -> None:
 
 
 @pytest.mark.parametrize(("prefill", "decode"), PAIRS)
-def test_push(sides: Any, prefill: str, decode: str) -> None:
-    a, b, to_a, to_b = sides(prefill, decode)
+def test_push(kv_pair: Any, prefill: str, decode: str) -> None:
+    a, b, to_a, to_b = kv_pair(prefill, decode)
     tokens = 6 * a.layout.block - 5
     mine, theirs = a.pool.allocate("s", tokens), b.pool.allocate("s", tokens)
     wanted = expected(a, mine, b, theirs, tokens)
@@ -67,9 +50,9 @@ def test_push(sides: Any, prefill: str, decode: str) -> None:
     same(b, wanted)
 
 
-def test_slices_of_two_cards_make_a_whole(sides: Any) -> None:
+def test_slices_of_two_cards_make_a_whole(kv_pair: Any) -> None:
     whole = "L=2 B=8 H=4 N=16 (kv D=16) bf16"
-    a, b, _, to_b = sides("L=2 B=8 H=2 N=16 (kv D=16) bf16", whole)
+    a, b, _, to_b = kv_pair("L=2 B=8 H=2 N=16 (kv D=16) bf16", whole)
     c = Side("L=2 B=8 H=2@2 N=32 kv D=16 bf16", 7)
     try:
         b_to_a = next(iter(b.ctx.peers))
@@ -89,8 +72,8 @@ def test_slices_of_two_cards_make_a_whole(sides: Any) -> None:
     assert to_b.alive
 
 
-def test_a_prefix_that_is_there_does_not_travel(sides: Any) -> None:
-    a, b, to_a, _ = sides("L=2 B=12 H=2 N=16 (kv D=16) bf16", "L=2 B=12 H=2 N=16 kv D=16 f16")
+def test_a_prefix_that_is_there_does_not_travel(kv_pair: Any) -> None:
+    a, b, to_a, _ = kv_pair("L=2 B=12 H=2 N=16 (kv D=16) bf16", "L=2 B=12 H=2 N=16 kv D=16 f16")
     lease = a.pool.lease("s", [3, 1, 4, 5, 9, 2], 90)
     wanted = expected(a, [4, 5, 9, 2], b, [7, 8, 0, 1], 58)
     b.pool.pull(to_a, lease.ticket, [7, 8, 0, 1], skip=32).wait(20)
@@ -105,9 +88,9 @@ def test_a_prefix_that_is_there_does_not_travel(sides: Any) -> None:
     same(b, wanted)
 
 
-def test_pages_that_change_during_the_lease_are_an_error(sides: Any) -> None:
+def test_pages_that_change_during_the_lease_are_an_error(kv_pair: Any) -> None:
     for prefill, decode in PAIRS[:5] + PAIRS[7:8]:
-        a, b, to_a, _ = sides(prefill, decode)
+        a, b, to_a, _ = kv_pair(prefill, decode)
         lease = a.pool.lease("s", [3, 1], 2 * a.layout.block)
         rng = np.random.default_rng(1)
         # One byte of the leased pages: of those that a digest of the same pages sees.
@@ -125,8 +108,8 @@ def test_pages_that_change_during_the_lease_are_an_error(sides: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["released", "freed", "expired"])
-def test_an_ended_lease_is_an_error(sides: Any, how: str) -> None:
-    a, b, to_a, _ = sides(*PAIRS[0])
+def test_an_ended_lease_is_an_error(kv_pair: Any, how: str) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
     lease = a.pool.lease("s", a.pool.allocate("s", 64), seconds=0.2 if how == "expired" else 30)
     if how == "released":
         lease.release()
@@ -139,10 +122,10 @@ def test_an_ended_lease_is_an_error(sides: Any, how: str) -> None:
         pull.wait(20)
 
 
-def test_a_lease_that_ends_in_mid_read_is_an_error(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_ends_in_mid_read_is_an_error(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _pull
 
-    a, b, to_a, _ = sides(*PAIRS[4])
+    a, b, to_a, _ = kv_pair(*PAIRS[4])
     lease = a.pool.lease("s", [0, 1, 2, 3])
     real = _pull.Pull._check
 
@@ -155,11 +138,11 @@ def test_a_lease_that_ends_in_mid_read_is_an_error(sides: Any, monkeypatch: pyte
         b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 128)).wait(20)
 
 
-def test_heartbeats_keep_a_lease(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_keep_a_lease(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _pull
 
     monkeypatch.setattr(_pull, "_HEARTBEAT", 0.0)
-    a, b, to_a, _ = sides(*PAIRS[3])
+    a, b, to_a, _ = kv_pair(*PAIRS[3])
     ended: list[str] = []
     lease = a.pool.lease("s", [0, 1, 2, 3], seconds=0.6, on_end=lambda one: ended.append(one.reason))
     real = _pull.Pull._beat
@@ -174,10 +157,10 @@ def test_heartbeats_keep_a_lease(sides: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert ended == ["read"]
 
 
-def test_changes_during_a_push_are_an_error(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_during_a_push_are_an_error(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _push
 
-    a, b, to_a, to_b = sides(*PAIRS[0])
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
     blocks, theirs = a.pool.allocate("s", 64), b.pool.allocate("s", 64)
     inbox = b.pool.receive(to_a, theirs, session="s")
     real = _push.Push._put
@@ -198,10 +181,10 @@ def test_changes_during_a_push_are_an_error(sides: Any, monkeypatch: pytest.Monk
         inbox.wait(20)
 
 
-def test_credits_bound_what_is_unchecked(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credits_bound_what_is_unchecked(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _receive
 
-    a, b, to_a, to_b = sides(*PAIRS[0])
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
     gate = threading.Event()
     real = _receive.Inbox._check_layer
 
@@ -223,8 +206,8 @@ def test_credits_bound_what_is_unchecked(sides: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver", "free_sender", "free_receiver", "exception"])
-def test_a_cancelled_push_ends_on_both_sides(sides: Any, who: str) -> None:
-    a, b, to_a, to_b = sides(*PAIRS[4])
+def test_a_cancelled_push_ends_on_both_sides(kv_pair: Any, who: str) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[4])
     before = a.pool.free_blocks, b.pool.free_blocks
     mine, theirs = a.pool.allocate("s", 128), b.pool.allocate("s", 128)
     inbox = b.pool.receive(to_a, theirs, session="s")
@@ -251,8 +234,8 @@ def test_a_cancelled_push_ends_on_both_sides(sides: Any, who: str) -> None:
     assert (a.pool.free_blocks, b.pool.free_blocks) == before
 
 
-def test_receive_has_a_timeout(sides: Any) -> None:
-    a, b, to_a, to_b = sides(*PAIRS[0])
+def test_receive_has_a_timeout(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
     inbox = b.pool.receive(to_a, [0, 1], timeout=0.3)
     push = a.pool.push(to_b, inbox.ticket, [0, 1])
     push.ready(0)
@@ -264,8 +247,8 @@ def test_receive_has_a_timeout(sides: Any) -> None:
         push.wait(20)
 
 
-def test_awaited(sides: Any) -> None:
-    a, b, to_a, to_b = sides(*PAIRS[7])
+def test_awaited(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[7])
 
     async def main() -> None:
         wanted = expected(a, [1, 2, 3], b, [4, 5, 6], 48)
@@ -283,52 +266,8 @@ def test_awaited(sides: Any) -> None:
     asyncio.run(main())
 
 
-def test_sessions_that_are_aborted_leave_nothing(sides: Any) -> None:
-    a, b, to_a, to_b = sides(*PAIRS[2])
-    before = a.pool.free_blocks, b.pool.free_blocks
-    threads = threading.active_count()
-    rng = random.Random(5)
-    for number in range(1000):
-        name = f"s{number}"
-        tokens = rng.randint(1, 96)
-        mine, theirs = a.pool.allocate(name, tokens), b.pool.allocate(name, tokens)
-        kind = number % 5
-        if kind == 0:
-            lease = a.pool.lease(name, tokens=tokens)
-            if rng.random() < 0.5:
-                lease.release()
-        elif kind == 1:
-            b.pool.pull(to_a, a.pool.lease(name, tokens=tokens).ticket, session=name)
-        elif kind == 2:
-            push = a.pool.push(to_b, b.pool.receive(to_a, theirs, tokens, session=name).ticket, mine, session=name)
-            push.ready(rng.randrange(3))
-        elif kind == 3:
-            b.pool.receive(to_a, theirs, tokens, session=name)
-            inbox = b.pool.receive(to_a, theirs, tokens, session=name)
-            a.pool.push(to_b, inbox.ticket, mine, session=name)
-        a.pool.free(name)
-        b.pool.free(name)
-        deadline = time.monotonic() + 20
-        while min(a.pool.free_blocks, b.pool.free_blocks) < 6 and time.monotonic() < deadline:
-            time.sleep(0.005)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and any(
-        side.pool.counters()["transfers"] or side.pool.counters()["leases"] for side in (a, b)
-    ):
-        time.sleep(0.05)
-    for side, count in ((a, before[0]), (b, before[1])):
-        counters = side.pool.counters()
-        assert counters["transfers"] == 0
-        assert counters["leases"] == 0
-        assert side.pool.free_blocks == count
-        assert counters["slots_free"] == 1024
-        assert counters["rows_free"] == max(64, 2 * side.layout.blocks)
-        assert side.ctx.counters()["messages.unread"] == 0
-    assert threading.active_count() <= threads + 4
-
-
-def test_blocks_are_not_given_away_while_they_are_written(sides: Any) -> None:
-    a, b, to_a, to_b = sides(*PAIRS[0])
+def test_blocks_are_not_given_away_while_they_are_written(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
     theirs = b.pool.allocate("s", 12 * 16)
     inbox = b.pool.receive(to_a, theirs, session="s")
     push = a.pool.push(to_b, inbox.ticket, list(range(12)))
@@ -341,12 +280,12 @@ def test_blocks_are_not_given_away_while_they_are_written(sides: Any) -> None:
     assert b.pool.free_blocks == 12
 
 
-def test_layers_with_other_scales_are_converted_among_those_that_are_not(sides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_other_scales_are_converted_among_those_that_are_not(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _moves
 
     monkeypatch.setattr(_moves, "CHUNK", 1)  # layer by layer, block by block
     plain = "L=4 B=12 kv H=2 N=16 D=32 bf16"
-    a, b, to_a, to_b = sides(plain, plain + " scale=1,1,2,1,4,4,1,1")
+    a, b, to_a, to_b = kv_pair(plain, plain + " scale=1,1,2,1,4,4,1,1")
     wanted = expected(a, [3, 1, 2], b, [4, 9, 7], 40)
     b.pool.pull(to_a, a.pool.lease("s", [3, 1, 2], 40).ticket, [4, 9, 7]).wait(20)
     same(b, wanted)

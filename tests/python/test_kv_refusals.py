@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from kv_sides import PAIRS, Side
+from kv_sides import PAIRS
 
 import hmc
 from hmc import kv
 from hmc.kv._wire import INBOX, LEASE, Description, Ticket
 
 
-@pytest.fixture
-def sides(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made: list[Side] = []
-
-    def make(prefill: str, decode: str, **more: Any) -> tuple[Side, Side, Any, Any]:
-        a, b = Side(prefill, 1, **more), Side(decode, 2, **more)
-        made.extend((a, b))
-        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
-        to_b = a.ctx.accept(timeout=20)
-        return a, b, to_a, to_b
-
-    yield make
-    for side in made:
-        side.close()
-
-
-def test_damaged_tickets_are_refused(sides: Any) -> None:
-    a, b, to_a, _ = sides(*PAIRS[0])
+def test_damaged_tickets_are_refused(kv_pair: Any) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
     ticket = a.pool.lease("s", [3, 1], 20).ticket
     rng = random.Random(1)
     for _ in range(3000):
@@ -73,8 +56,8 @@ def test_damaged_tickets_are_refused(sides: Any) -> None:
         b.pool.pull(to_a, "ticket", [0])  # type: ignore[arg-type]
 
 
-def test_arguments_are_refused_by_name(sides: Any) -> None:
-    a, b, to_a, _ = sides(*PAIRS[0])
+def test_arguments_are_refused_by_name(kv_pair: Any) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
     with pytest.raises(hmc.OutOfMemoryError, match="of 12 are free"):
         a.pool.allocate("s", 13 * 16)
     with pytest.raises(hmc.InvalidArgumentError, match="no blocks"):

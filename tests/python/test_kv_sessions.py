@@ -1,0 +1,314 @@
+"""Sessions of hmc.kv: prefixes, migration, several cards and stages, caches on disk, pages that run out or are reused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_sides import PAIRS, Side, connected, expected, same
+
+import hmc
+from hmc import kv, layout
+from hmc.kv import _pull, _receive
+from hmc.layout import Layout
+
+PLAIN = "L=3 B=12 H=4 N=16 (kv D=32) bf16"
+TURNED = "L=3 B=9 kv H=4 D=32 N=32 bf16"
+TOKEN = 4 * 2 * 32 * 2  # bytes of a token and a layer
+
+
+@pytest.mark.parametrize("decode", [PLAIN, TURNED])
+@pytest.mark.parametrize("way", ["pull", "push"])
+@pytest.mark.parametrize("skip", [32, 64])
+def test_only_missing_blocks_travel(kv_pair: Any, way: str, decode: str, skip: int) -> None:
+    a, b, to_a, to_b = kv_pair(PLAIN, decode)
+    tokens = 90
+    mine, theirs = a.pool.allocate("s", 96), b.pool.allocate("s", 96)
+    before = [array.copy() for array in b.arrays]
+    wanted = [array.copy() for array in b.arrays]
+    where = {"source_first": skip % 16, "target_first": skip % b.layout.block}
+    b_blocks = theirs[skip // b.layout.block :]
+    layout.convert(a.layout, a.arrays, mine[skip // 16 :], b.layout, wanted, b_blocks, tokens - skip, **where)
+    assert any(not np.array_equal(x, y) for x, y in zip(before, wanted, strict=True))
+    if way == "pull":
+        b.pool.pull(to_a, a.pool.lease("s", tokens=tokens).ticket, session="s", skip=skip).wait(20)
+        moved = b.pool.counters("s")["bytes_read"]
+    else:
+        inbox = b.pool.receive(to_a, tokens=tokens - skip, session="s", skip=skip)
+        with a.pool.push(to_b, inbox.ticket, session="s") as push:
+            for layer in range(3):
+                push.ready(layer, timeout=20)
+        inbox.wait(20)
+        moved = a.pool.counters("s")["bytes_written"]
+    same(b, wanted)
+    blocks = -(-(tokens - skip) // 16) * 16
+    assert 3 * TOKEN * (tokens - skip) <= moved <= 3 * TOKEN * blocks
+
+
+def test_a_prefix_that_is_not_at_a_block(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(PLAIN, TURNED)
+    mine = a.pool.allocate("s", 96)
+    wanted = expected(a, mine, b, [4, 2], 40, source_first=21, target_first=5)
+    inbox = b.pool.receive(to_a, [4, 2], 40, first=5, skip=21)
+    with a.pool.push(to_b, inbox.ticket, session="s") as push:
+        for layer in range(3):
+            push.ready(layer, timeout=20)
+    inbox.wait(20)
+    same(b, wanted)
+    with pytest.raises(hmc.InvalidArgumentError, match="do not fit"):
+        a.pool.push(to_b, b.pool.receive(to_a, [0, 1], 60, skip=37).ticket, session="s")
+    with pytest.raises(hmc.InvalidArgumentError, match="skip"):
+        b.pool.receive(to_a, [0], 1, skip=-1)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(PLAIN, PLAIN), (PLAIN, TURNED), PAIRS[8]])
+def test_a_session_migrates(kv_pair: Any, prefill: str, decode: str) -> None:
+    a, b, to_a, to_b = kv_pair(prefill, decode)
+    tokens = 77
+    mine, theirs = a.pool.allocate("s", tokens), b.pool.allocate("s", tokens)
+    wanted = expected(a, mine, b, theirs, tokens)
+    inbox = b.pool.receive(to_a, tokens=tokens, session="s")
+
+    async def main() -> None:
+        await a.pool.migrate(to_b, inbox.ticket, session="s")
+
+    asyncio.run(main())
+    assert a.pool.free_blocks == a.layout.blocks
+    inbox.wait(20)
+    same(b, wanted)
+    assert b.pool.blocks.of("s") == theirs
+
+
+def test_a_session_goes_on_while_it_migrates(kv_pair: Any) -> None:
+    """The engine writes further tokens while those that are complete move; then the rest follows."""
+    a, b, to_a, to_b = kv_pair(PLAIN, TURNED)
+    mine, theirs = a.pool.allocate("s", 160), b.pool.allocate("s", 160)
+    cache = a.arrays[0].view(np.uint16).reshape(3, 12, 4, 16, 2, 32)
+    stop = threading.Event()
+    written = 70
+
+    def engine() -> None:
+        nonlocal written
+        rng = np.random.default_rng(8)
+        while written < 150 and not stop.is_set():
+            cache[:, mine[written // 16], :, written % 16] = rng.integers(0, 1 << 14, (3, 4, 2, 32))
+            written += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    first = b.pool.receive(to_a, tokens=70, session="s")
+    with a.pool.push(to_b, first.ticket, session="s") as push:
+        for layer in range(3):
+            push.ready(layer, timeout=20)
+    first.wait(20)
+    stop.set()
+    thread.join(20)
+    assert written > 70
+    wanted = expected(a, mine, b, theirs, written)
+    rest = b.pool.receive(to_a, tokens=written - 70, session="s", skip=70)
+    a.pool.migrate(to_b, rest.ticket, session="s").wait(20)
+    rest.wait(20)
+    same(b, wanted)
+    assert a.pool.free_blocks == 12
+
+
+@pytest.mark.parametrize("why", ["corrupt", "cancelled", "fewer layers", "fewer heads"])
+def test_a_migration_that_fails_keeps_the_session(kv_pair: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = {"fewer layers": "L=2 B=12 H=4 N=16 (kv D=32) bf16", "fewer heads": "L=3 B=12 H=2 N=16 (kv D=32) bf16"}
+    a, b, to_a, to_b = kv_pair(PLAIN, target.get(why, PLAIN))
+    mine = a.pool.allocate("s", 64)
+    before = [array.copy() for array in a.arrays]
+    if why in ("corrupt", "cancelled"):
+        real = _receive.Inbox._check_layer
+
+        def spoil(self: Any, record: Any) -> Any:
+            if why == "cancelled":
+                self.cancel()
+            elif record.layer == 2:
+                b.arrays[0][2 * 12 * 16 * TOKEN + 1] ^= 1  # block 0
+            return real(self, record)
+
+        monkeypatch.setattr(_receive.Inbox, "_check_layer", spoil)
+    inbox = b.pool.receive(to_a, [0, 1, 2, 3], 64)
+    move = a.pool.migrate(to_b, inbox.ticket, session="s")
+    with pytest.raises((hmc.HmcCancelledError, hmc.InvalidArgumentError)):
+        move.wait(20)
+    assert a.pool.blocks.of("s") == mine
+    same(a, before)
+    inbox.cancel()
+    with pytest.raises(hmc.CorruptError if why == "corrupt" else hmc.HmcCancelledError):
+        inbox.wait(20)
+
+
+@pytest.mark.parametrize("way", ["pull", "push"])
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [
+        (["L=4 B=8 H=2 N=16 (kv D=16) bf16", "L=4 B=8 H=2@2 N=16 (kv D=16) bf16"], ["L=4 B=8 H=4 N=32 kv D=16 f16"]),  # TP 2 to 1
+        (["L=4 B=8 H=4 N=16 (kv D=16) bf16"], ["L=4 B=8 H=2 N=32 kv D=16 f16", "L=4 B=8 H=2@2 N=16 (kv D=16) bf16"]),  # TP 1 to 2
+        (
+            ["L=2 B=8 H=4 N=16 (kv D=16) bf16", "L=2@2 B=8 H=4 N=16 (kv D=16) bf16"],
+            ["L=3 B=8 H=4 N=32 (kv D=16) bf16", "L=1@3 B=8 H=4 N=16 (kv D=16) bf16"],
+        ),
+        (
+            ["L=4 B=8 H=2 N=16 (kv D=16) bf16", "L=4 B=8 H=2@2 N=64 (kv D=16) bf16"],
+            [
+                "L=2 B=8 H=3 N=16 kv D=16 f32",
+                "L=2@2 B=8 H=3 N=16 kv D=16 bf16",
+                "L=4 B=8 H=1@3 N=48 (kv D=16) f8_e4m3fn scale=0.05",
+            ],
+        ),
+    ],
+    ids=["tp2-tp1", "tp1-tp2", "pp2-pp2", "tp2-tp2pp2"],
+)
+def test_any_split_to_any_split(way: str, sources: list[str], targets: list[str]) -> None:
+    """Every pair of a source and a target that have elements in common is a transfer of its own."""
+    tokens = 61
+    prefill = [Side(text, 10 + i) for i, text in enumerate(sources)]
+    decode = [Side(text, 20 + i) for i, text in enumerate(targets)]
+    try:
+        wanted = []
+        for target in decode:
+            after = [array.copy() for array in target.arrays]
+            blocks = list(range(-(-tokens // target.layout.block)))
+            for source in prefill:
+                if overlap(source.layout, target.layout):
+                    layout.convert(
+                        source.layout,
+                        source.arrays,
+                        list(range(-(-tokens // source.layout.block))),
+                        target.layout,
+                        after,
+                        blocks,
+                        tokens,
+                    )
+            wanted.append(after)
+        for target in decode:
+            blocks = list(range(-(-tokens // target.layout.block)))
+            transfers: list[Any] = []
+            for source in prefill:
+                if not overlap(source.layout, target.layout):
+                    continue
+                mine = list(range(-(-tokens // source.layout.block)))
+                there = target.ctx.connect(source.ctx.addresses[0], timeout=20)
+                back = source.ctx.accept(timeout=20)
+                if way == "pull":
+                    transfers.append(target.pool.pull(there, source.pool.lease("s", mine, tokens).ticket, blocks))
+                else:
+                    inbox = target.pool.receive(there, blocks, tokens)
+                    push = source.pool.push(back, inbox.ticket, mine)
+                    for layer in range(source.layout.layers[0], sum(source.layout.layers)):
+                        push.ready(layer, timeout=20)  # also those that this target does not have
+                    transfers.append(inbox)
+                    push.close(20)
+            for transfer in transfers:
+                transfer.wait(20)
+        for target, after in zip(decode, wanted, strict=True):
+            same(target, after)
+    finally:
+        for side in prefill + decode:
+            side.close()
+
+
+def overlap(a: Layout, b: Layout) -> bool:
+    return all(max(x[0], y[0]) < min(sum(x), sum(y)) for x, y in ((a.layers, b.layers), (a.heads, b.heads)))
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_caches_in_a_file(tmp_path: Path, transports: str) -> None:
+    """Pages of a file, on both sides: what is pulled and pushed is in the file afterwards."""
+    source, target = Layout(PLAIN), Layout(TURNED)
+    rng = np.random.default_rng(6)
+    (tmp_path / "a").write_bytes(rng.integers(0, 256, source.buffer_bytes, dtype=np.uint8).tobytes())
+    (tmp_path / "b").write_bytes(rng.integers(0, 256, target.buffer_bytes, dtype=np.uint8).tobytes())
+    a, b = (np.memmap(tmp_path / name, np.uint8, "r+") for name in "ab")
+    wanted = np.array(b)
+    layout.convert(source, a, [3, 1, 4, 5], target, wanted, [7, 2], 60)
+    layout.convert(source, a, [0, 2, 6], target, wanted, [1, 3], 40)
+    with hmc.Context(transports=transports) as first, hmc.Context(transports=transports) as second:
+        to_a = second.connect(first.addresses[0], timeout=20)
+        to_b = first.accept(timeout=20)
+        with kv.Pool(first, a, source, access="r") as lender, kv.Pool(second, b, target) as taker:
+            taker.pull(to_a, lender.lease("s", [3, 1, 4, 5], 60).ticket, [7, 2]).wait(20)
+            inbox = taker.receive(to_a, [1, 3], 40)
+            with lender.push(to_b, inbox.ticket, [0, 2, 6]) as push:
+                for layer in range(3):
+                    push.ready(layer, timeout=20)
+            inbox.wait(20)
+    b.flush()
+    assert (tmp_path / "b").read_bytes() == wanted.tobytes()
+
+
+def test_the_receiver_is_out_of_pages(kv_pair: Any) -> None:
+    a, b, to_a, _ = kv_pair(PLAIN, PLAIN)
+    lease = a.pool.lease("s", a.pool.allocate("s", 64), 64)
+    b.pool.allocate("other", 10 * 16)
+    with pytest.raises(hmc.OutOfMemoryError, match="2 of 12 are free"):
+        b.pool.allocate("s", 64)
+    with pytest.raises(hmc.InvalidArgumentError, match="has no blocks"):
+        b.pool.pull(to_a, lease.ticket, session="s")
+    with pytest.raises(hmc.InvalidArgumentError, match="do not fit"):
+        b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 32))
+    b.pool.free("other")
+    b.pool.allocate("s", 32)
+    blocks = b.pool.blocks.of("s")
+    assert len(blocks) == len(set(blocks)) == 4
+    wanted = expected(a, a.pool.blocks.of("s"), b, blocks, 64)
+    b.pool.pull(to_a, lease.ticket, session="s").wait(20)  # the lease is held still
+    same(b, wanted)
+
+
+@pytest.mark.parametrize("prefill", [PLAIN, TURNED])
+def test_a_lease_expires_in_mid_read_and_its_pages_are_reused(kv_pair: Any, prefill: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, to_a, _ = kv_pair(prefill, PLAIN)
+    monkeypatch.setattr(_pull, "_HEARTBEAT", 1e9)
+    real = _pull.Pull._beat
+    ended = threading.Event()
+
+    def slow(self: Any, remote: Any) -> None:
+        real(self, remote)
+        assert ended.wait(20)
+
+    monkeypatch.setattr(_pull.Pull, "_beat", slow)
+
+    def reuse(lease: Any) -> None:
+        for array in a.arrays:
+            array[:] = np.random.default_rng(11).integers(0, 256, array.size, dtype=np.uint8)
+        ended.set()
+
+    blocks = a.pool.allocate("s", 128)
+    lease = a.pool.lease("s", tokens=128, seconds=0.2, on_end=reuse)
+    pull = b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 128), session="s")
+    with pytest.raises(hmc.LeaseExpiredError):
+        pull.wait(20)
+    assert lease.reason == "expired"
+    a.pool.lease("t", blocks, 128).release()
+    assert b.pool.counters("s")["pulls_failed"] == 1
+
+
+def test_counters_of_sessions() -> None:
+    with connected(PLAIN, TURNED) as (a, b, to_a, to_b):
+        a.pool.allocate("s", 50)
+        b.pool.allocate("s", 50)
+        b.pool.pull(to_a, a.pool.lease("s", a.pool.blocks.of("s"), 50).ticket, session="s").wait(20)
+        inbox = b.pool.receive(to_a, tokens=50, session="s")
+        with a.pool.push(to_b, inbox.ticket, session="s") as push:
+            for layer in range(3):
+                push.ready(layer, timeout=20)
+        inbox.wait(20)
+        cancelled = b.pool.receive(to_a, tokens=50, session="s")
+        cancelled.cancel()
+        with pytest.raises(hmc.HmcCancelledError):
+            cancelled.wait(20)
+        one, other = a.pool.counters("s"), b.pool.counters("s")
+        assert (one["leases"], one["pushes"]) == (1, 1)
+        assert (other["pulls"], other["receives"], other["receives_failed"], other["tokens"]) == (1, 1, 1, 100)
+        assert one["bytes_written"] == 3 * 50 * TOKEN
+        assert other["bytes_read"] >= 3 * 50 * TOKEN
+        assert a.pool.counters("t") == {}
