@@ -3,6 +3,7 @@
 Usage: python bench/serving.py [--tokens 1024] [--repeat 5] [--json FILE]. Both cores should be otherwise idle.
 
 memcpy: as many bytes from one cache to another, block by block, by one thread. A ratio is bytes read per second over memcpy's.
+Figures are medians of the repetitions. A push is timed from the first ready() until the receiver has accepted every layer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -56,14 +58,14 @@ def filled(cache: Any) -> Any:
     return cache
 
 
-def best(call: Callable[[], Any], repeat: int) -> float:
-    """Seconds of the fastest of several calls, after one that warms up."""
+def median(call: Callable[[], Any], repeat: int) -> float:
+    """Seconds of the median of several calls, after one that warms up."""
     times = []
     for _ in range(repeat + 1):
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    return statistics.median(times[1:])
 
 
 def memcpy(source: Any, target: Any, block: int, order: list[int]) -> Callable[[], None]:
@@ -86,24 +88,29 @@ def shuffled(count: int) -> list[int]:
     return [int(block) for block in np.random.default_rng(count).permutation(count)]
 
 
-def prefill(tokens: int) -> None:
-    """The other process: leases pages as it is asked to."""
+def other_process(tokens: int) -> None:
+    """Leases pages, or offers pages to a push, as it is asked to."""
     ctx = hmc.Context()
     print(ctx.addresses[0], flush=True)
+    peer = ctx.accept(timeout=30)
     pool, memory = None, {}
     for line in sys.stdin:
-        order, block, where, digest = json.loads(line)
-        described = made(order, block, "bf16", tokens)
+        way, order, block, dtype, where, digest = json.loads(line)
+        described = made(order, block, dtype, tokens)
         if where not in memory:
-            memory[where] = ctx.buffer(described.buffer_bytes) if where == "mapped" else np.zeros(described.buffer_bytes, np.uint8)
+            size = made("pages", 16, "bf16", tokens).buffer_bytes  # the largest
+            memory[where] = ctx.buffer(size) if where == "mapped" else np.zeros(size, np.uint8)
             filled(memory[where].numpy() if where == "mapped" else memory[where])
         if pool is not None and (pool.layout != described or pool.arrays[0] is not memory[where]):
             pool.close()
             pool = None
         pool = pool or kv.Pool(ctx, memory[where], described)
         begin = time.perf_counter()
-        lease = pool.lease("bench", shuffled(described.blocks), seconds=600, digest=digest)
-        print(json.dumps([lease.ticket.hex(), time.perf_counter() - begin]), flush=True)
+        if way == "pull":
+            ticket = pool.lease("bench", shuffled(described.blocks), seconds=600, digest=digest).ticket
+        else:
+            ticket = pool.receive(peer, shuffled(described.blocks), session="bench", verify=digest).ticket
+        print(json.dumps([ticket.hex(), time.perf_counter() - begin]), flush=True)
 
 
 def local(tokens: int, repeat: int) -> list[dict[str, Any]]:
@@ -114,26 +121,36 @@ def local(tokens: int, repeat: int) -> list[dict[str, Any]]:
     for what, (order, block), (to_order, to_block), dtype in CASES:
         a, b = made(order, block, "bf16", tokens), made(to_order, to_block, dtype, tokens)
         blocks, to_blocks = shuffled(a.blocks), list(range(b.blocks))
-        baseline = best(memcpy(source, target, size // LAYERS // a.blocks, blocks), repeat)
+        baseline = median(memcpy(source, target, size // LAYERS // a.blocks, blocks), repeat)
         for digest in (False, True):
-            seconds = best(
+            seconds = median(
                 lambda d=digest, x=a, y=b, p=blocks, q=to_blocks: layout.convert(x, source, p, y, target, q, tokens, digest=d),
                 repeat,
             )
             points.append(
                 {"what": what, "path": "convert", "digest": digest, "bytes": size, "seconds": seconds, "memcpy": baseline}
             )
-    seconds = best(lambda: layout.digest(a, source, blocks, tokens), repeat)
+    seconds = median(lambda: layout.digest(a, source, blocks, tokens), repeat)
     points.append(
         {"what": "digest alone", "path": "convert", "digest": True, "bytes": size, "seconds": seconds, "memcpy": baseline}
     )
     return points
 
 
+def move(way: str, pool: kv.Pool, peer: hmc.Peer, ticket: bytes, here: Layout) -> None:
+    """Pulls a lease, or pushes every layer."""
+    if way == "pull":
+        pool.pull(peer, ticket, range(here.blocks)).wait(60)
+        return
+    with pool.push(peer, ticket, range(here.blocks), session="bench") as push:
+        for layer in range(LAYERS):
+            push.ready(layer, timeout=60)
+
+
 def between(tokens: int, repeat: int) -> list[dict[str, Any]]:
-    """Pulls from another process, of memory of its own and of memory that HMC maps."""
+    """Pulls from and pushes to another process, whose memory is its own or mapped by HMC."""
     other = subprocess.Popen(
-        [sys.executable, __file__, "--prefill", "--tokens", str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--other", "--tokens", str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert other.stdin is not None
     assert other.stdout is not None
@@ -146,23 +163,26 @@ def between(tokens: int, repeat: int) -> list[dict[str, Any]]:
         for where in ("foreign", "mapped"):
             for what, (order, block), (to_order, to_block), dtype in CASES:
                 a, b = made(order, block, "bf16", tokens), made(to_order, to_block, dtype, tokens)
-                baseline = best(memcpy(source, target, size // LAYERS // a.blocks, shuffled(a.blocks)), repeat)
-                with kv.Pool(ctx, target, b) as pool:
-                    for digest in (False, True):
+                baseline = median(memcpy(source, target, size // LAYERS // a.blocks, shuffled(a.blocks)), repeat)
+                for way, digest in ((way, digest) for way in ("pull", "push") for digest in (False, True)):
+                    # The other process has the source of a pull and the target of a push.
+                    here = b if way == "pull" else a
+                    asked = (order, block, "bf16") if way == "pull" else (to_order, to_block, dtype)
+                    with kv.Pool(ctx, target if way == "pull" else source, here) as pool:
                         times = []
                         for _ in range(repeat + 1):
-                            print(json.dumps([order, block, where, digest]), file=other.stdin, flush=True)
+                            print(json.dumps([way, *asked, where, digest]), file=other.stdin, flush=True)
                             ticket, leasing = json.loads(other.stdout.readline())
                             begin = time.perf_counter()
-                            pool.pull(peer, bytes.fromhex(ticket), range(b.blocks)).wait(60)
+                            move(way, pool, peer, bytes.fromhex(ticket), here)
                             times.append(time.perf_counter() - begin)
                         points.append(
                             {
                                 "what": what,
-                                "path": f"pull, {where} memory",
+                                "path": f"{way}, {where} memory",
                                 "digest": digest,
                                 "bytes": size,
-                                "seconds": min(times[1:]),
+                                "seconds": statistics.median(times[1:]),
                                 "memcpy": baseline,
                                 "lease": leasing,
                             }
@@ -177,10 +197,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="of the sequence; a multiple of 64")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also writes every figure to this file")
-    parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--other", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.prefill:
-        prefill(options.tokens)
+    if options.other:
+        other_process(options.tokens)
         return
     points = local(options.tokens, options.repeat) + between(options.tokens, options.repeat)
     plain: dict[tuple[str, str], float] = {}

@@ -76,7 +76,7 @@ class Pool:
         self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
         self._lock = threading.Lock()
         self._transfers: set[Transfer] = set()
-        self._closed = False
+        self._closed = self._drained = False
         self._described = self._describe()
         self.id = bytes(self._described.descriptor())
 
@@ -304,8 +304,9 @@ class Pool:
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
-        if self._closed:
+        if self._drained:
             return
+        self._closed = True
         for transfer in self._under_way():
             transfer.cancel()
         until = None if timeout is None else time.monotonic() + timeout
@@ -316,7 +317,6 @@ class Pool:
                     "call close() again to go on waiting"
                 )
         self.leases.close()
-        self._closed = True
         self.listener.close()
         with self._lock:
             self._remotes.clear()
@@ -324,6 +324,7 @@ class Pool:
         for buffer in [*owned, self._described, self.leases.row_buffer, self.leases.word_buffer]:
             buffer.close(timeout=timeout)
         self.scratch.close()
+        self._drained = True
 
     def __enter__(self) -> Pool:
         return self

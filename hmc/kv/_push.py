@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -228,21 +229,27 @@ class Push(Transfer):
             raise InvalidArgumentError(f"layer {layer}, heads {near.heads}: the target has none of them ({remote.layout})")
         runs = direct_runs(self._source, target, ticket.tokens, layers=(layer, 1))
         if runs is not None:
-            digest = layouts.digest(
-                near,
-                self._pool.arrays,
-                self._source.blocks,
-                ticket.tokens,
-                first=self._source.first,
-                layers=(layer, 1),
-                heads=heads,
-            )
-            self._put(remote, runs, self._pool.buffers)
+            digest = self._put(remote, runs, self._pool.buffers, lambda: self._digest(layer, heads))
         else:
             digest = self._convert(remote, target, layer)
         self._send(LAYER, layer, digest, heads)
 
-    def _put(self, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> None:
+    def _digest(self, layer: int, heads: tuple[int, int]) -> int:
+        """The digest of a layer as it lies here, or 0 where the receiver does not verify."""
+        if not self._ticket.digests:
+            return 0
+        return layouts.digest(
+            self._source.layout,
+            self._pool.arrays,
+            self._source.blocks,
+            self._ticket.tokens,
+            first=self._source.first,
+            layers=(layer, 1),
+            heads=heads,
+        )
+
+    def _put(self, remote: RemotePool, runs: list[layouts.Runs], near: Any, meanwhile: Callable[[], int] = int) -> int:
+        """Writes runs, and returns what ``meanwhile`` returns, which runs while they travel."""
         flight = InFlight(2, lambda work: finish(work, self))
         written = 0
         try:
@@ -250,10 +257,12 @@ class Push(Transfer):
                 self._check_cancelled()
                 flight.add(self._peer.put_blocks(batch))
                 written += nbytes
+            result = meanwhile()
             flight.drain()
         finally:
             flight.give_up(drained)
             self._pool.counts.add(self.session, bytes_written=written)
+        return result
 
     def _convert(self, remote: RemotePool, target: Side, layer: int) -> int:
         total = 0
@@ -273,7 +282,8 @@ class Push(Transfer):
                     source_first=chunk.near.first,
                     target_first=chunk.far.first,
                 )
-                total += layouts.digest(chunk.packed, buffer, packed, chunk.tokens, first=chunk.far.first, position=chunk.token)
+                if self._ticket.digests:
+                    total += layouts.digest(chunk.packed, buffer, packed, chunk.tokens, first=chunk.far.first, position=chunk.token)
                 runs = layouts.runs(
                     chunk.packed,
                     packed,

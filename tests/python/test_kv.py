@@ -165,10 +165,11 @@ def test_changes_during_a_push_are_an_error(kv_pair: Any, monkeypatch: pytest.Mo
     inbox = b.pool.receive(to_a, theirs, session="s")
     real = _push.Push._put
 
-    def late(self: Any, *args: Any) -> None:
-        start = blocks[0] * 4 * 16 * 2 * 32 * 2  # of layer 0
-        a.arrays[0][start] ^= 1
-        real(self, *args)
+    def late(self: Any, remote: Any, runs: Any, near: Any, meanwhile: Any) -> int:
+        digest: int = meanwhile()
+        a.arrays[0][blocks[0] * 4 * 16 * 2 * 32 * 2] ^= 1  # of layer 0
+        real(self, remote, runs, near)
+        return digest
 
     monkeypatch.setattr(_push.Push, "_put", late)
     push = a.pool.push(to_b, inbox.ticket, blocks)
