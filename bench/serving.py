@@ -3,7 +3,8 @@
 Usage: python bench/serving.py [--tokens 1024] [--repeat 5] [--json FILE]. Both cores should be otherwise idle.
 
 memcpy: as many bytes from one cache to another, block by block, by one thread. A ratio is bytes read per second over memcpy's.
-Figures are medians of the repetitions. A push is timed from the first ready() until the receiver has accepted every layer.
+Figures are medians of the repetitions, between which memcpy runs. A push is timed from the first ready() until the receiver has
+accepted every layer.
 """
 
 from __future__ import annotations
@@ -163,14 +164,15 @@ def between(tokens: int, repeat: int) -> list[dict[str, Any]]:
         for where in ("foreign", "mapped"):
             for what, (order, block), (to_order, to_block), dtype in CASES:
                 a, b = made(order, block, "bf16", tokens), made(to_order, to_block, dtype, tokens)
-                baseline = median(memcpy(source, target, size // LAYERS // a.blocks, shuffled(a.blocks)), repeat)
+                copy = memcpy(source, target, size // LAYERS // a.blocks, shuffled(a.blocks))
                 for way, digest in ((way, digest) for way in ("pull", "push") for digest in (False, True)):
                     # The other process has the source of a pull and the target of a push.
                     here = b if way == "pull" else a
                     asked = (order, block, "bf16") if way == "pull" else (to_order, to_block, dtype)
                     with kv.Pool(ctx, target if way == "pull" else source, here) as pool:
-                        times = []
+                        times, copies = [], []
                         for _ in range(repeat + 1):
+                            copies.append(median(copy, 1))
                             print(json.dumps([way, *asked, where, digest]), file=other.stdin, flush=True)
                             ticket, leasing = json.loads(other.stdout.readline())
                             begin = time.perf_counter()
@@ -183,7 +185,7 @@ def between(tokens: int, repeat: int) -> list[dict[str, Any]]:
                                 "digest": digest,
                                 "bytes": size,
                                 "seconds": statistics.median(times[1:]),
-                                "memcpy": baseline,
+                                "memcpy": statistics.median(copies[1:]),
                                 "lease": leasing,
                             }
                         )

@@ -191,4 +191,4 @@ class Leases:
 
     def usage(self) -> dict[str, Any]:
         with self._changed:
-            return {"leases": len(self._held), "rows_free": len(self._free_rows), "slots_free": len(self._free_slots)}
+            return {"leases_held": len(self._held), "rows_free": len(self._free_rows), "slots_free": len(self._free_slots)}

@@ -109,7 +109,7 @@ class Pool:
         Readers get LeaseExpiredError. Blocks that a transfer may still write become free when it has drained.
         """
         self.leases.end_of(session, "released")
-        for transfer in self._under_way():
+        for transfer in self._in_flight():
             if transfer.session == session:
                 transfer.cancel()
         self.blocks.free(session)
@@ -307,10 +307,10 @@ class Pool:
         if self._drained:
             return
         self._closed = True
-        for transfer in self._under_way():
+        for transfer in self._in_flight():
             transfer.cancel()
         until = None if timeout is None else time.monotonic() + timeout
-        for transfer in self._under_way():
+        for transfer in self._in_flight():
             if not transfer._drained.wait(None if until is None else max(0.0, until - time.monotonic())):
                 raise HmcTimeoutError(
                     f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
@@ -366,7 +366,7 @@ class Pool:
 
         transfer._start(main)
 
-    def _under_way(self) -> list[Transfer]:
+    def _in_flight(self) -> list[Transfer]:
         with self._lock:
             return list(self._transfers)
 

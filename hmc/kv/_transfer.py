@@ -16,7 +16,7 @@ __all__ = ["Transfer"]
 
 
 class Transfer:
-    """A pull, or one side of a push, under way: wait for it or await it. Any thread.
+    """A pull, or one side of a push, in flight: wait for it or await it. Any thread.
 
     It ends only once nothing of it can still be read or written, with an error where its pages are not to be used. Dropping it does
     not cancel it.
@@ -52,7 +52,7 @@ class Transfer:
         return self._future.done()
 
     def error(self) -> BaseException | None:
-        """The exception of a transfer that failed, else None (also while it is under way)."""
+        """The exception of a transfer that failed, else None (also while it is in flight)."""
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: float | None = None) -> None:

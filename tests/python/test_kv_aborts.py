@@ -102,7 +102,7 @@ def held(side: Side) -> dict[str, int]:
     """What a side holds: the same before and after."""
     mine = {
         name: side.pool.counters()[name]
-        for name in ("leases", "transfers", "pushes_open", "blocks_free", "rows_free", "slots_free")
+        for name in ("leases_held", "transfers", "pushes_open", "blocks_free", "rows_free", "slots_free")
     }
     theirs = {name: side.ctx.counters()[name] for name in ("messages.unread", "messages.unread_bytes")}
     return {

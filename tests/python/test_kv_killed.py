@@ -85,7 +85,7 @@ def check_usable(mine: Any) -> None:
     mine.pool.free("s")
     counters = mine.pool.counters()
     assert counters["blocks_free"] == mine.pool.free_blocks == BLOCKS
-    assert (counters["leases"], counters["transfers"], counters["pushes_open"]) == (0, 0, 0)
+    assert (counters["leases_held"], counters["transfers"], counters["pushes_open"]) == (0, 0, 0)
     assert counters["rows_free"] == 2 * BLOCKS
     assert not mine.pool._remotes
     assert mine.ctx.counters()["messages.unread"] == 0
