@@ -27,11 +27,12 @@ class Listener:
     """Receives the records that peers send to a pool, and hands each to the transfer it belongs to. Any thread.
 
     A receive is posted from the first transfer with a peer until the peer leaves or the pool closes. It is posted again on the
-    dispatcher thread, which never waits here.
+    dispatcher thread, which never waits here. ``on_left`` is called there when a peer has left.
     """
 
-    def __init__(self, tag: int) -> None:
+    def __init__(self, tag: int, on_left: Callable[[], None]) -> None:
         self.tag = tag
+        self._on_left = on_left
         self._lock = threading.Lock()
         self._posted: dict[Peer, Work] = {}
         self._takers: dict[tuple[Peer, int], Taker] = {}
@@ -51,6 +52,12 @@ class Listener:
             if peer not in self._posted:
                 self._post(peer)
             self._takers[peer, generation] = take
+
+    def watch(self, peer: Peer) -> None:
+        """Receives from a peer, so that its leaving is noticed. Raises PeerLostError."""
+        with self._lock:
+            if not self._closed and peer not in self._posted:
+                self._post(peer)
 
     def end(self, peer: Peer, generation: int) -> None:
         """Hands over no further record of the session: this answers them. Idempotent."""
@@ -116,5 +123,7 @@ class Listener:
                 del self._posted[peer]
                 for key in [key for key in self._takers if key[0] == peer]:
                     self._takers.pop(key)(error)
-        if record is not None:
+        if error is not None:
+            self._on_left()
+        elif record is not None:
             self.refuse(peer, record)

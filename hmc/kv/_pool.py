@@ -72,7 +72,7 @@ class Pool:
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
         rows = max(64, min(2 * self.layout.blocks, _ROW_BYTES // row_bytes)) if lease_blocks is None else lease_blocks
         self.leases = Leases(ctx, self.layout, rows, self)
-        self.listener = Listener(secrets.randbits(61))
+        self.listener = Listener(secrets.randbits(61), self._prune)
         self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
         self._lock = threading.Lock()
         self._transfers: set[Transfer] = set()
@@ -342,6 +342,7 @@ class Pool:
             found = RemotePool(peer, pool, self.scratch, timeout=10.0)
             with self._lock:
                 self._remotes[peer, pool] = found
+            self.listener.watch(peer)
         return found
 
     def _prune(self) -> None:

@@ -312,3 +312,43 @@ def test_counters_of_sessions() -> None:
         assert one["bytes_written"] == 3 * 50 * TOKEN
         assert other["bytes_read"] >= 3 * 50 * TOKEN
         assert a.pool.counters("t") == {}
+
+
+def test_peers_that_come_and_go_leave_nothing() -> None:
+    a = Side(PLAIN, 1)
+    try:
+        for number in range(20):
+            b = Side(TURNED, 2)
+            to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
+            to_b = a.ctx.accept(timeout=20)
+            if number % 2:
+                inbox = b.pool.receive(to_a, [0, 1])
+                with a.pool.push(to_b, inbox.ticket, [0, 1, 2, 3]) as push:
+                    for layer in range(3):
+                        push.ready(layer, timeout=20)
+                inbox.wait(20)
+            else:
+                a.pool.pull(to_b, b.pool.lease("s", [3]).ticket, [0, 1]).wait(20)
+            b.close()
+        deadline = time.monotonic() + 20
+        while a.pool._remotes or a.pool.listener._posted or a.ctx.peers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        a.close()
+
+
+def test_a_context_that_closes_before_its_pool(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(PLAIN, PLAIN)
+    inbox = b.pool.receive(to_a, [0, 1])
+    push = a.pool.push(to_b, inbox.ticket, [0, 1])
+    push.ready(0)
+    inbox.wait_layer(0, 20)
+    b.ctx.close()
+    for transfer in (inbox, push):
+        with pytest.raises((hmc.ClosedError, hmc.PeerLostError)):
+            transfer.wait(20)
+    with pytest.raises((hmc.ClosedError, hmc.PeerLostError)):
+        b.pool.receive(to_a, [0, 1])
+    b.pool.close()
+    assert b.pool.counters()["transfers"] == 0
