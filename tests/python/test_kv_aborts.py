@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_process import OTHER, this_process
 from kv_sides import Side, connected, expected, same
 
 import hmc
@@ -171,3 +172,81 @@ def moves(a: Side, b: Side, to_a: Any, to_b: Any) -> None:
         a.pool.free(way)
         b.pool.free(way)
         wait_for_blocks((a, b), min(side.layout.blocks for side in (a, b)))
+
+
+DECODE = """
+    import threading
+    def go_on(name, transfer, seconds):
+        # Aborts the session after a while, or frees it when its transfer has ended.
+        if seconds is not None:
+            time.sleep(seconds)
+            pool.free(name) if number % 2 else transfer.cancel()
+        try:
+            transfer.wait(30)
+        except hmc.HmcError:
+            pass
+        pool.free(name)
+    for number, line in enumerate(sys.stdin):
+        given = json.loads(line)
+        if "report" in given:
+            break
+        name = given["name"]
+        while True:
+            try:
+                pool.allocate(name, given["tokens"])
+                break
+            except hmc.OutOfMemoryError:
+                time.sleep(0.001)
+        if "ticket" in given:
+            transfer = pool.pull(peer, bytes.fromhex(given["ticket"]), session=name)
+        else:
+            transfer = pool.receive(peer, tokens=given["tokens"], session=name)
+            say(ticket=transfer.ticket.hex())
+        threading.Thread(target=go_on, args=(name, transfer, given["abort"])).start()
+    until = time.monotonic() + 20
+    while time.monotonic() < until and (pool.counters()["transfers"] or pool.free_blocks < layout.blocks):
+        time.sleep(0.01)
+    found = pool.counters()
+    names = ("transfers", "pushes_open", "blocks_free", "leases_held")
+    say(**{name: found[name] for name in names}, unread=ctx.counters()["messages.unread"])
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_aborted_sessions_of_two_processes_leave_nothing(load: None) -> None:
+    rng = random.Random(17)
+    with this_process() as mine:
+        other = mine.start(OTHER, DECODE)
+        for number in range(300):
+            name, tokens = f"s{number}", rng.randint(1, 512)
+            abort = rng.choice([None, 0, 0.001, 0.003])
+            mine.pool.allocate(name, tokens)
+            if rng.random() < 0.3:
+                lease = mine.pool.lease(name, tokens=tokens, seconds=20, peer=other.peer)
+                other.tell(name=name, tokens=tokens, abort=abort, ticket=lease.ticket.hex())
+                time.sleep(rng.random() * 0.002)
+            else:
+                other.tell(name=name, tokens=tokens, abort=abort)
+                push = mine.pool.push(other.peer, bytes.fromhex(other.read()["ticket"]), session=name, credits=rng.randint(1, 4))
+                with contextlib.suppress(hmc.HmcError):
+                    for layer in range(rng.randint(0, 4)):
+                        push.ready(layer, timeout=20)
+                    if rng.random() < 0.5:
+                        push.close(timeout=20)
+                    elif rng.random() < 0.5:
+                        push.cancel()
+            mine.pool.free(name)
+            deadline = time.monotonic() + 20
+            while mine.pool.free_blocks < 16:
+                assert time.monotonic() < deadline, mine.pool.counters()
+                time.sleep(0.001)
+        other.tell(report=1)
+        assert other.read() == {"transfers": 0, "pushes_open": 0, "blocks_free": 32, "leases_held": 0, "unread": 0}
+        deadline = time.monotonic() + 20
+        while mine.pool.free_blocks < 64 or mine.pool.counters()["transfers"]:
+            assert time.monotonic() < deadline, mine.pool.counters()
+            time.sleep(0.01)
+        found = mine.pool.counters()
+        assert (found["leases_held"], found["pushes_open"], found["slots_free"], found["rows_free"]) == (0, 0, 1024, 128)
+        assert mine.ctx.counters()["messages.unread"] == 0

@@ -13,6 +13,7 @@ from kv_process import OTHER, TEXT, this_process
 
 import hmc
 from hmc import layout
+from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
 
@@ -182,3 +183,34 @@ def test_a_prefill_that_restarts_has_other_leases(mine: Any) -> None:
     with pytest.raises(hmc.LeaseExpiredError, match="restarted"):
         pull.wait(30)
     assert time.monotonic() - began < 1
+
+
+def test_a_stopped_receiver_does_not_keep_the_senders_pages(mine: Any) -> None:
+    other = mine.start(TEXT, RECEIVER)
+    ticket = bytes.fromhex(other.read()["ticket"])
+    mine.pool.allocate("s", 2048)
+    push = mine.pool.push(other.peer, ticket, session="s", credits=2)
+    push.ready(0)
+    assert other.read() == {"layer": 0}
+    other.kill(signal.SIGSTOP)
+    with pytest.raises(hmc.HmcTimeoutError, match="behind"):
+        for layer in (1, 2, 3, 1):
+            push.ready(layer, timeout=0.2)
+    mine.pool.free("s")
+    with pytest.raises(hmc.HmcCancelledError):
+        push.wait(20)
+    assert mine.pool.free_blocks == 64
+    other.kill(signal.SIGCONT)
+
+
+def test_a_stopped_owner_does_not_delay_a_reader(mine: Any) -> None:
+    """The reader maps or copies the pages by itself: no call of the owner is involved once its pool is known."""
+    other = mine.start(TEXT, LENDER)
+    ticket = bytes.fromhex(other.read()["ticket"])
+    mine.pool.remote(other.peer, Ticket.decode(ticket, LEASE).pool)
+    other.kill(signal.SIGSTOP)
+    try:
+        mine.pool.pull(other.peer, ticket, list(range(64))).wait(20)
+        assert np.array_equal(mine.array, reference(mine.array))
+    finally:
+        other.kill(signal.SIGCONT)
