@@ -7,16 +7,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hmc import layout as layouts
-from hmc._core import Peer
+from hmc._core import Peer, Work
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
-from hmc.kv._moves import InFlight, Side, batches, chunks, common, direct_runs
+from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs
 from hmc.kv._pull import drained
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
@@ -251,53 +251,87 @@ class Push(Transfer):
     def _put(self, remote: RemotePool, runs: list[layouts.Runs], near: Any, meanwhile: Callable[[], int] = int) -> int:
         """Writes runs, and returns what ``meanwhile`` returns, which runs while they travel."""
         flight = InFlight(2, lambda work: finish(work, self))
-        written = 0
         try:
-            for batch, nbytes in batches(self._peer, runs, near, remote.buffers, reading=False):
+            for work in self._posted(remote, runs, near):
+                flight.add(work)
                 self._check_cancelled()
-                flight.add(self._peer.put_blocks(batch))
-                written += nbytes
             result = meanwhile()
             flight.drain()
         finally:
             flight.give_up(drained)
-            self._pool.counts.add(self.session, bytes_written=written)
         return result
 
+    def _posted(self, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> Iterator[Work]:
+        """Posts runs in batches."""
+        for batch, nbytes in batches(self._peer, runs, near, remote.buffers, reading=False):
+            work = self._peer.put_blocks(batch)
+            self._pool.counts.add(self.session, bytes_written=nbytes)
+            yield work
+
     def _convert(self, remote: RemotePool, target: Side, layer: int) -> int:
+        """Writes a layer in chunks, each converted while the one before travels. Returns the layer's digest."""
         total = 0
-        for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1)):
-            self._check_cancelled()
-            buffer = self._pool.scratch.take(chunk.packed.buffer_bytes)
-            packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+
+        def finish_chunk(item: tuple[list[Work], Any]) -> None:
             try:
-                layouts.convert(
-                    chunk.near.layout,
-                    self._pool.arrays,
-                    chunk.near.blocks,
-                    chunk.packed,
-                    buffer,
-                    packed,
-                    chunk.tokens,
-                    source_first=chunk.near.first,
-                    target_first=chunk.far.first,
-                )
-                if self._ticket.digests:
-                    total += layouts.digest(chunk.packed, buffer, packed, chunk.tokens, first=chunk.far.first, position=chunk.token)
-                runs = layouts.runs(
-                    chunk.packed,
-                    packed,
-                    chunk.far.layout,
-                    chunk.far.blocks,
-                    chunk.tokens,
-                    source_first=chunk.far.first,
-                    target_first=chunk.far.first,
-                )
-                self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
-                self._put(remote, runs, [buffer])
+                for work in item[0]:
+                    finish(work, self)
             finally:
-                self._pool.scratch.give(buffer)
+                drop(item)
+
+        def drop(item: tuple[list[Work], Any]) -> None:
+            for work in item[0]:
+                drained(work)
+            self._pool.scratch.give(item[1])
+
+        flight = InFlight(1, finish_chunk)
+        try:
+            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1)):
+                self._check_cancelled()
+                works: list[Work] = []
+                item = works, self._pool.scratch.take(chunk.packed.buffer_bytes)
+                try:
+                    total += self._convert_chunk(chunk, item[1])
+                    works.extend(self._posted(remote, self._runs_of(chunk), [item[1]]))
+                except BaseException:
+                    drop(item)
+                    raise
+                flight.add(item)
+            flight.drain()
+        finally:
+            flight.give_up(drop)
         return total & (1 << 64) - 1
+
+    def _convert_chunk(self, chunk: Chunk, buffer: Any) -> int:
+        """Converts a chunk into a buffer and returns its digest."""
+        packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+        layouts.convert(
+            chunk.near.layout,
+            self._pool.arrays,
+            chunk.near.blocks,
+            chunk.packed,
+            buffer,
+            packed,
+            chunk.tokens,
+            source_first=chunk.near.first,
+            target_first=chunk.far.first,
+        )
+        self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
+        if not self._ticket.digests:
+            return 0
+        return layouts.digest(chunk.packed, buffer, packed, chunk.tokens, first=chunk.far.first, position=chunk.token)
+
+    def _runs_of(self, chunk: Chunk) -> list[layouts.Runs]:
+        """From a converted chunk to the peer's pages."""
+        return layouts.runs(
+            chunk.packed,
+            np.arange(len(chunk.far.blocks), dtype=np.uint64),
+            chunk.far.layout,
+            chunk.far.blocks,
+            chunk.tokens,
+            source_first=chunk.far.first,
+            target_first=chunk.far.first,
+        )
 
     def _send(self, kind: int, layer: int = 0, digest: int = 0, heads: tuple[int, int] = (0, 0)) -> None:
         """Sends a record. Records keep their order and are small, so nothing waits for them here."""
