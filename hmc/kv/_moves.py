@@ -12,7 +12,7 @@ from hmc._core import BlockBatch, Peer
 from hmc.errors import UnsupportedError
 from hmc.layout import Layout, Runs
 
-__all__ = ["CHUNK", "Chunk", "InFlight", "Side", "batches", "chunks", "common", "direct_runs", "groups"]
+__all__ = ["CHUNK", "Chunk", "Direct", "InFlight", "Side", "batches", "chunks", "common", "groups"]
 
 CHUNK = 4 << 20  # bytes of a chunk that is converted
 _BATCH = 64 << 20  # bytes of a batch of runs
@@ -47,22 +47,32 @@ def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return first, max(0, min(a[0] + a[1], b[0] + b[1]) - first)
 
 
-def direct_runs(source: Side, target: Side, tokens: int, layers: tuple[int, int] = (0, 0)) -> list[Runs] | None:
-    """The runs of a move, or None where it is to be converted."""
-    first = layers[0] if layers[1] else common(source.layout.layers, target.layout.layers)[0]
-    try:
-        # A few tokens tell how long runs are: a long list of short ones would take longer than the move.
-        few = min(tokens, _PROBE)
-        probe = _runs(source, target, few, (first, 1), (0, 0))
-        nbytes = sum(run.nbytes * len(run.source_offsets) for run in probe)
-        if nbytes < _SHORT * sum(len(run.source_offsets) for run in probe) and nbytes >= _SHORT:
+class Direct:
+    """Finds the runs of a move, layer by layer. Not thread-safe."""
+
+    def __init__(self, source: Side, target: Side, tokens: int) -> None:
+        self._source = source
+        self._target = target
+        self._tokens = tokens
+        self._short: bool | None = None  # known from the first layer; the same for all
+
+    def runs(self, layers: tuple[int, int]) -> list[Runs] | None:
+        """The runs of some layers, or None where these are to be converted."""
+        try:
+            if self._short is None:
+                self._short = self._probe(layers[0])
+            return None if self._short else _runs(self._source, self._target, self._tokens, layers)
+        except UnsupportedError:
             return None
-        return _runs(source, target, tokens, layers, (0, 0))
-    except UnsupportedError:
-        return None
+
+    def _probe(self, layer: int) -> bool:
+        """True where runs are short. A few tokens show it: a list of all short runs would take longer than the move."""
+        found = _runs(self._source, self._target, min(self._tokens, _PROBE), (layer, 1))
+        nbytes = sum(run.nbytes * len(run.source_offsets) for run in found)
+        return _SHORT <= nbytes < _SHORT * sum(len(run.source_offsets) for run in found)
 
 
-def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> list[Runs]:
+def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int]) -> list[Runs]:
     return layouts.runs(
         source.layout,
         source.blocks,
@@ -72,7 +82,6 @@ def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int], head
         source_first=source.first,
         target_first=target.first,
         layers=layers,
-        heads=heads,
     )
 
 

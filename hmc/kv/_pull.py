@@ -11,7 +11,7 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, StaleBufferError
-from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs, groups
+from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -117,11 +117,12 @@ class Pull:
                 drained(work)
 
         flight = InFlight(2, check)
+        direct = Direct(source, target, self.tokens)
         convert = (0, 0)  # layers without runs that are long enough
         try:
             for group in groups(target.layout, self.tokens, layers):
                 self.transfer._check_cancelled()
-                runs = direct_runs(source, target, self.tokens, group)
+                runs = direct.runs(group)
                 if runs is None:
                     convert = (convert[0] if convert[1] else group[0], convert[1] + group[1])
                     continue

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer, Work
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
-from hmc.kv._moves import Chunk, InFlight, Side, batches, chunks, common, direct_runs
+from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
 from hmc.kv._pull import drained
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
@@ -29,6 +29,15 @@ __all__ = ["Push"]
 
 _ANSWER = 30.0  # seconds until the receiver has answered the first record
 _LOOK = 0.1  # seconds between two looks whether the receiver's pool is still open
+
+
+@dataclass
+class _Piece:
+    """A layer, or a chunk of one, whose pages are being written."""
+
+    works: list[Work] = field(default_factory=list)
+    buffer: Any = None  # of a chunk that was converted
+    layer: tuple[int, int, tuple[int, int]] | None = None  # of the last piece of a layer: number, digest, heads
 
 
 class Push(Transfer):
@@ -52,6 +61,8 @@ class Push(Transfer):
         self._closed = False
         self._moves = moves  # the session leaves this pool
         self._sent: set[int] = set()
+        self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
+        self._direct: Direct | None = None
         pool.listener.open(peer, ticket.generation, lambda found: self._events.put(("record", found)))
 
     def ready(self, layer: int, timeout: float | None = None) -> None:
@@ -140,6 +151,7 @@ class Push(Transfer):
             if self._moves:
                 self._pool.free(self.session)
         finally:
+            self._drop()
             if begun and not ended:
                 with contextlib.suppress(HmcError):  # a lost receiver waits for nothing
                     self._send(ABORT)
@@ -152,7 +164,7 @@ class Push(Transfer):
         held: deque[tuple[str, int]] | None = deque()  # layers and close, until GO
         while True:
             try:
-                what, found = self._events.get(timeout=None if held is None else _LOOK)
+                what, found = self._next(answered=held is None)
             except queue.Empty:
                 self._look(remote, until)
                 continue
@@ -170,6 +182,14 @@ class Push(Transfer):
                 for event in held or ():
                     self._write(remote, *event)
                 held = None
+
+    def _next(self, answered: bool) -> tuple[str, Any]:
+        """The next event. While there is none, the travelling layers land."""
+        if self._travelling:
+            with contextlib.suppress(queue.Empty):
+                return self._events.get_nowait()
+            self._land()
+        return self._events.get(timeout=None if answered else _LOOK)
 
     def _look(self, remote: RemotePool, until: float) -> None:
         """Raises where the receiver cannot answer the first record: its pool is closed, or waits for another peer."""
@@ -219,20 +239,64 @@ class Push(Transfer):
                 raise InvalidArgumentError(
                     f"close of the push of session {self.session!r}: layers {missing} were not sent; call ready() for each first"
                 )
+            self._land()
             self._send(END)
 
     def _send_layer(self, remote: RemotePool, layer: int) -> None:
-        ticket, near = self._ticket, self._source.layout
-        target = Side(remote.layout, ticket.blocks, ticket.first)
-        heads = common(near.heads, remote.layout.heads)
+        """Posts a layer. It travels while its digest is taken, and the next one is converted."""
+        heads = common(self._source.layout.heads, remote.layout.heads)
         if heads[1] == 0:
-            raise InvalidArgumentError(f"layer {layer}, heads {near.heads}: the target has none of them ({remote.layout})")
-        runs = direct_runs(self._source, target, ticket.tokens, layers=(layer, 1))
+            raise InvalidArgumentError(
+                f"layer {layer}, heads {self._source.layout.heads}: the target has none of them ({remote.layout})"
+            )
+        target = Side(remote.layout, self._ticket.blocks, self._ticket.first)
+        self._direct = self._direct or Direct(self._source, target, self._ticket.tokens)
+        runs = self._direct.runs((layer, 1))
         if runs is not None:
-            digest = self._put(remote, runs, self._pool.buffers, lambda: self._digest(layer, heads))
+            piece = self._post(_Piece(), remote, runs, self._pool.buffers)
+            digest = self._digest(layer, heads)
         else:
-            digest = self._convert(remote, target, layer)
-        self._send(LAYER, layer, digest, heads)
+            digest = 0
+            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1)):
+                piece = _Piece(buffer=self._pool.scratch.take(chunk.packed.buffer_bytes))
+                self._travelling.append(piece)
+                digest += self._convert(chunk, piece.buffer)
+                self._post(piece, remote, self._runs_of(chunk), [piece.buffer])
+        piece.layer = layer, digest & (1 << 64) - 1, heads
+
+    def _post(self, piece: _Piece, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> _Piece:
+        """Posts the runs of a piece, once at most one other piece travels."""
+        if piece.buffer is None:
+            self._travelling.append(piece)
+        self._land(2)
+        for batch, nbytes in batches(self._peer, runs, near, remote.buffers, reading=False):
+            self._check_cancelled()
+            piece.works.append(self._peer.put_blocks(batch))
+            self._pool.counts.add(self.session, bytes_written=nbytes)
+        return piece
+
+    def _land(self, left: int = 0) -> None:
+        """Waits until all but so many of the travelling pieces are written, and says so after the last piece of a layer."""
+        while len(self._travelling) > left:
+            piece = self._travelling[0]
+            for work in piece.works:
+                finish(work, self)
+            self._travelling.popleft()
+            self._give(piece)
+            if piece.layer is not None:
+                self._send(LAYER, *piece.layer)
+
+    def _give(self, piece: _Piece) -> None:
+        if piece.buffer is not None:
+            self._pool.scratch.give(piece.buffer)
+
+    def _drop(self) -> None:
+        """After an error: returns when nothing is written any more."""
+        for piece in self._travelling:
+            for work in piece.works:
+                drained(work)
+            self._give(piece)
+        self._travelling.clear()
 
     def _digest(self, layer: int, heads: tuple[int, int]) -> int:
         """The digest of a layer as it lies here, or 0 where the receiver does not verify."""
@@ -248,61 +312,7 @@ class Push(Transfer):
             heads=heads,
         )
 
-    def _put(self, remote: RemotePool, runs: list[layouts.Runs], near: Any, meanwhile: Callable[[], int] = int) -> int:
-        """Writes runs, and returns what ``meanwhile`` returns, which runs while they travel."""
-        flight = InFlight(2, lambda work: finish(work, self))
-        try:
-            for work in self._posted(remote, runs, near):
-                flight.add(work)
-                self._check_cancelled()
-            result = meanwhile()
-            flight.drain()
-        finally:
-            flight.give_up(drained)
-        return result
-
-    def _posted(self, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> Iterator[Work]:
-        """Posts runs in batches."""
-        for batch, nbytes in batches(self._peer, runs, near, remote.buffers, reading=False):
-            work = self._peer.put_blocks(batch)
-            self._pool.counts.add(self.session, bytes_written=nbytes)
-            yield work
-
-    def _convert(self, remote: RemotePool, target: Side, layer: int) -> int:
-        """Writes a layer in chunks, each converted while the one before travels. Returns the layer's digest."""
-        total = 0
-
-        def finish_chunk(item: tuple[list[Work], Any]) -> None:
-            try:
-                for work in item[0]:
-                    finish(work, self)
-            finally:
-                drop(item)
-
-        def drop(item: tuple[list[Work], Any]) -> None:
-            for work in item[0]:
-                drained(work)
-            self._pool.scratch.give(item[1])
-
-        flight = InFlight(1, finish_chunk)
-        try:
-            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1)):
-                self._check_cancelled()
-                works: list[Work] = []
-                item = works, self._pool.scratch.take(chunk.packed.buffer_bytes)
-                try:
-                    total += self._convert_chunk(chunk, item[1])
-                    works.extend(self._posted(remote, self._runs_of(chunk), [item[1]]))
-                except BaseException:
-                    drop(item)
-                    raise
-                flight.add(item)
-            flight.drain()
-        finally:
-            flight.give_up(drop)
-        return total & (1 << 64) - 1
-
-    def _convert_chunk(self, chunk: Chunk, buffer: Any) -> int:
+    def _convert(self, chunk: Chunk, buffer: Any) -> int:
         """Converts a chunk into a buffer and returns its digest."""
         packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
         layouts.convert(

@@ -163,15 +163,16 @@ def test_changes_during_a_push_are_an_error(kv_pair: Any, monkeypatch: pytest.Mo
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
     blocks, theirs = a.pool.allocate("s", 64), b.pool.allocate("s", 64)
     inbox = b.pool.receive(to_a, theirs, session="s")
-    real = _push.Push._put
+    digest, posted = _push.Push._digest, _push.Push._post
+    before: list[int] = []
 
-    def late(self: Any, remote: Any, runs: Any, near: Any, meanwhile: Any) -> int:
-        digest: int = meanwhile()
+    def late(self: Any, *args: Any) -> Any:
+        before.append(digest(self, 0, (0, 4)))
         a.arrays[0][blocks[0] * 4 * 16 * 2 * 32 * 2] ^= 1  # of layer 0
-        real(self, remote, runs, near)
-        return digest
+        return posted(self, *args)
 
-    monkeypatch.setattr(_push.Push, "_put", late)
+    monkeypatch.setattr(_push.Push, "_post", late)
+    monkeypatch.setattr(_push.Push, "_digest", lambda self, layer, heads: before[0])
     push = a.pool.push(to_b, inbox.ticket, blocks)
     push.ready(0)
     with pytest.raises(hmc.CorruptError, match="layer 0"):

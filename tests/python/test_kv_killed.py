@@ -100,8 +100,8 @@ def check_usable(mine: Any) -> None:
         ("RemotePool.check_pages", 1),  # before the first record
         ("Push._serve", 1),  # the receiver has the first record
         ("Push._take", 1),  # the receiver has said go
-        ("Push._posted", 1),
-        ("Push._posted", 3),
+        ("Push._post", 1),
+        ("Push._post", 3),
         ("Push._take", 3),
         ("Push._write", 5),  # all layers are sent, the end is not
         ("Push._take", 6),  # the receiver has accepted: it does not notice the death
