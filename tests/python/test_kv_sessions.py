@@ -352,3 +352,36 @@ def test_a_context_that_closes_before_its_pool(kv_pair: Any) -> None:
         b.pool.receive(to_a, [0, 1])
     b.pool.close()
     assert b.pool.counters()["transfers"] == 0
+
+
+def test_caches_of_torch(kv_pair: Any) -> None:
+    torch = pytest.importorskip("torch")
+    a, b, to_a, to_b = kv_pair(PLAIN, PLAIN)
+    cache = torch.zeros((3, 12, 4, 16, 2, 32), dtype=torch.bfloat16)
+    with kv.Pool(b.ctx, cache, b.layout) as pool:
+        inbox = pool.receive(to_a, [2, 9], 30)
+        with a.pool.push(to_b, inbox.ticket, [4, 1]) as push:
+            for layer in range(3):
+                push.ready(layer, timeout=20)
+        inbox.wait(20)
+        pool.pull(to_a, a.pool.lease("s", [6]).ticket, [0]).wait(20)
+    wanted = np.zeros(a.layout.buffer_bytes, np.uint8)
+    layout.convert(a.layout, a.arrays, [4, 1], b.layout, wanted, [2, 9], 30)
+    layout.convert(a.layout, a.arrays, [6], b.layout, wanted, [0], 16)
+    assert np.array_equal(cache.view(torch.uint8).numpy().reshape(-1), wanted)
+
+
+def test_pools_with_a_job_key() -> None:
+    key = hmc.keygen()
+    source = Layout(PLAIN)
+    arrays = [np.random.default_rng(seed).integers(0, 256, source.buffer_bytes, dtype=np.uint8) for seed in (1, 2)]
+    wanted = arrays[1].copy()
+    layout.convert(source, arrays[0], [3, 1], source, wanted, [0, 1], 32)
+    with hmc.Context(listen="tcp://127.0.0.1:0", key=key) as first, hmc.Context(key=key) as second:
+        address = next(one for one in first.addresses if one.startswith("tcp"))
+        with kv.Pool(first, arrays[0], source) as lender, kv.Pool(second, arrays[1], source) as taker:
+            ticket = lender.lease("s", [3, 1]).ticket
+            with hmc.Context(key=hmc.keygen()) as stranger, pytest.raises(hmc.AuthenticationError):
+                stranger.connect(address, timeout=20)
+            taker.pull(second.connect(address, timeout=20), ticket, [0, 1]).wait(20)
+    assert np.array_equal(arrays[1], wanted)
