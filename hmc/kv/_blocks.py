@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from hmc.errors import InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "Used"]
 
 
 @dataclass
-class _Session:
+class Used:
+    """A session's blocks, and how many leases and transfers use them."""
+
     name: str
     blocks: list[int] = field(default_factory=list)
     users: int = 0
@@ -27,7 +29,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._free = deque(range(count))
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Used] = {}
         self.count = count
 
     @property
@@ -47,7 +49,7 @@ class Blocks:
                     f"session {session!r} asked for {count} blocks; {len(self._free)} of {self.count} are free: free sessions first"
                 )
             blocks = [self._free.popleft() for _ in range(count)]
-            self._sessions.setdefault(session, _Session(session)).blocks += blocks
+            self._sessions.setdefault(session, Used(session)).blocks += blocks
             return blocks
 
     def of(self, session: str) -> list[int]:
@@ -57,14 +59,14 @@ class Blocks:
                 raise InvalidArgumentError(f"session {session!r} has no blocks here: allocate() them, or pass blocks=")
             return list(found.blocks)
 
-    def use(self, session: str) -> _Session:
+    def use(self, session: str) -> Used:
         """Keeps the session's blocks from being given away until ``release``."""
         with self._lock:
-            found = self._sessions.setdefault(session, _Session(session))
+            found = self._sessions.setdefault(session, Used(session))
             found.users += 1
             return found
 
-    def release(self, used: _Session) -> None:
+    def release(self, used: Used) -> None:
         with self._lock:
             used.users -= 1
             if used.freed and used.users == 0:
@@ -73,22 +75,34 @@ class Blocks:
                 self._sessions.pop(used.name, None)
 
     @contextmanager
-    def used(self, session: str) -> Iterator[None]:
-        one = self.use(session)
+    def claim(self, session: str) -> Iterator[Used]:
+        """As ``use``; an error in the body releases it. The body looks blocks up, which no other session gets meanwhile."""
+        used = self.use(session)
         try:
-            yield
-        finally:
-            self.release(one)
+            yield used
+        except BaseException:
+            self.release(used)
+            raise
 
     def free(self, session: str) -> None:
+        """Gives the session's blocks back as soon as nothing uses them. Idempotent."""
         with self._lock:
-            found = self._sessions.pop(session, None)
-            if found is None:
-                return
-            found.freed = True
-            if found.users == 0:
-                self._give_back(found)
+            found = self._sessions.get(session)
+            if found is not None:
+                self._free_one(found)
 
-    def _give_back(self, session: _Session) -> None:
+    def free_used(self, used: Used) -> None:
+        """As ``free``, of the session that was used, and not of a later one with its name."""
+        with self._lock:
+            self._free_one(used)
+
+    def _free_one(self, session: Used) -> None:
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
+        session.freed = True
+        if session.users == 0:
+            self._give_back(session)
+
+    def _give_back(self, session: Used) -> None:
         self._free.extend(session.blocks)
         session.blocks = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from hmc._core import ConnBuffer, Context, Peer
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
-from hmc.kv._blocks import Blocks
+from hmc.kv._blocks import Blocks, Used
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases
 from hmc.kv._listener import Listener
@@ -144,30 +144,25 @@ class Pool:
         """
         self._check_open()
         own = blocks is None
-        chosen = self._chosen(session, blocks)
-        tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
-        self._check_tokens(chosen, tokens, first)
         if not seconds > 0:
             raise InvalidArgumentError(f"a lease lasts more than 0 seconds, not {seconds}")
-        use = self.blocks.use(session)
         lease: Lease | None = None
         known = threading.Event()
 
         def after() -> None:
             known.wait()
-            self.blocks.release(use)
             if own:
-                self.blocks.free(session)
+                self.blocks.free_used(used)
+            self.blocks.release(used)
             if on_end is not None and lease is not None:
                 on_end(lease)
 
-        try:
+        with self.blocks.claim(session) as used:
+            chosen = self._chosen(session, blocks)
+            tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
+            self._check_tokens(chosen, tokens, first)
             lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
-        except BaseException:
-            self.blocks.release(use)
-            raise
-        finally:
-            known.set()
+        known.set()
         self.counts.add(session, leases=1)
         return lease
 
@@ -202,9 +197,10 @@ class Pool:
         if credits < 1:
             raise InvalidArgumentError(f"credits is 1 or more, not {credits}")
         offer = Ticket.decode(ticket, INBOX)
-        source = self._side(self._chosen(session, blocks), offer.tokens, first + offer.skip)
-        push = Push(self, peer, offer, session, source, credits, moves)
-        self._run(push, push._run)
+        with self.blocks.claim(session) as used:
+            source = self._side(self._chosen(session, blocks), offer.tokens, first + offer.skip)
+            push = Push(self, peer, offer, session, source, credits, used if moves else None)
+            self._run(push, push._run, used)
         return push
 
     # ---- the decode side ----
@@ -236,10 +232,11 @@ class Pool:
         tokens = lease.tokens - skip if tokens is None else tokens
         if skip < 0 or tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
-        target = self._side(self._chosen(session, blocks), tokens, first + (skip if blocks is None else 0))
         transfer = Transfer(session, "pull")
-        pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
-        self._run(transfer, pull.run)
+        with self.blocks.claim(session) as used:
+            target = self._side(self._chosen(session, blocks), tokens, first + (skip if blocks is None else 0))
+            pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
+            self._run(transfer, pull.run, used)
         return transfer
 
     def receive(
@@ -263,27 +260,16 @@ class Pool:
         ClosedError.
         """
         self._check_open()
-        chosen = self._chosen(session, blocks)
-        begin = first + (skip if blocks is None else 0)
-        tokens = len(chosen) * self.layout.block - begin if tokens is None else tokens
         if skip < 0:
             raise InvalidArgumentError(f"skip is 0 or more tokens, not {skip}")
-        target = self._side(chosen, tokens, begin)
-        ticket = Ticket(
-            kind=INBOX,
-            pool=self.id,
-            generation=secrets.randbits(63) | 1,
-            slot=0,
-            tag=self.listener.tag,
-            tokens=tokens,
-            first=target.first,
-            skip=skip,
-            digests=verify,
-            blocks=target.blocks.astype(np.uint32),
-            rows=np.zeros(0, np.uint32),
-        )
-        inbox = Inbox(self, peer, ticket, session, target, tokens, verify, timeout)
-        self._run(inbox, inbox._run)
+        with self.blocks.claim(session) as used:
+            chosen = self._chosen(session, blocks)
+            begin = first + (skip if blocks is None else 0)
+            tokens = len(chosen) * self.layout.block - begin if tokens is None else tokens
+            target = self._side(chosen, tokens, begin)
+            ticket = Ticket.of_inbox(self.id, self.listener.tag, tokens, target.first, skip, verify, target.blocks)
+            inbox = Inbox(self, peer, ticket, session, target, tokens, verify, timeout)
+            self._run(inbox, inbox._run, used)
         return inbox
 
     # ---- counters and the end ----
@@ -350,8 +336,7 @@ class Pool:
         with self._lock:
             self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.alive}
 
-    def _run(self, transfer: Transfer, run: Callable[[], None]) -> None:
-        use = self.blocks.use(transfer.session)
+    def _run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
         with self._lock:
             self._transfers.add(transfer)
 
@@ -361,7 +346,7 @@ class Pool:
             finally:
                 with self._lock:
                     self._transfers.discard(transfer)
-                self.blocks.release(use)
+                self.blocks.release(used)
                 self._prune()
                 transfer._drained.set()
 

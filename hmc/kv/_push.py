@@ -16,6 +16,7 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer, Work
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
+from hmc.kv._blocks import Used
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
 from hmc.kv._pull import drained
 from hmc.kv._remote import RemotePool, finish
@@ -47,7 +48,7 @@ class Push(Transfer):
     """
 
     def __init__(
-        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int, moves: bool = False
+        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int, moves: Used | None
     ) -> None:
         super().__init__(session, "push")
         self._pool = pool
@@ -59,7 +60,7 @@ class Push(Transfer):
         # What happens to the push: ("layer", number), ("close", 0), ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._closed = False
-        self._moves = moves  # the session leaves this pool
+        self._moves = moves  # the session that leaves this pool
         self._sent: set[int] = set()
         self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
         self._direct: Direct | None = None
@@ -139,7 +140,9 @@ class Push(Transfer):
             remote.check_pages(self._ticket)
             self._check_cancelled()
             near, far = self._source.layout, remote.layout
-            if self._moves and (common(near.layers, far.layers) != near.layers or common(near.heads, far.heads) != near.heads):
+            if self._moves is not None and (
+                common(near.layers, far.layers) != near.layers or common(near.heads, far.heads) != near.heads
+            ):
                 raise InvalidArgumentError(
                     f"migrate of session {self.session!r}: the target {far} lacks layers or heads of {near}; push() to several "
                     "targets, then free()"
@@ -148,8 +151,8 @@ class Push(Transfer):
             self._send(START, near.layers[0], near.layers[1], near.heads)
             self._serve(remote)
             ended = True
-            if self._moves:
-                self._pool.free(self.session)
+            if self._moves is not None:
+                self._pool.blocks.free_used(self._moves)
         finally:
             self._drop()
             if begun and not ended:

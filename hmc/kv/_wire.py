@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,12 @@ class Ticket:
     digests: bool
     blocks: Any  # uint32
     rows: Any  # uint32; one per block of a lease
+
+    @staticmethod
+    def of_inbox(pool: bytes, tag: int, tokens: int, first: int, skip: int, digests: bool, blocks: Any) -> Ticket:
+        """Of a receive, with a generation of its own."""
+        generation, none = secrets.randbits(63) | 1, np.zeros(0, np.uint32)
+        return Ticket(INBOX, pool, generation, 0, tag, tokens, first, skip, digests, blocks.astype(np.uint32), none)
 
     def encode(self) -> bytes:
         head = _TICKET.pack(

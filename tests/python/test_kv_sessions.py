@@ -385,3 +385,36 @@ def test_pools_with_a_job_key() -> None:
                 stranger.connect(address, timeout=20)
             taker.pull(second.connect(address, timeout=20), ticket, [0, 1]).wait(20)
     assert np.array_equal(arrays[1], wanted)
+
+
+def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, to_a, to_b = kv_pair(PLAIN, PLAIN)
+    gate = threading.Event()
+    real = _receive.Inbox._check_layer
+
+    def slow(self: Any, record: Any) -> Any:
+        assert gate.wait(20)
+        return real(self, record)
+
+    monkeypatch.setattr(_receive.Inbox, "_check_layer", slow)
+    old = b.pool.allocate("s", 64)
+    inbox = b.pool.receive(to_a, session="s")
+    push = a.pool.push(to_b, inbox.ticket, [0, 1, 2, 3])
+    push.ready(0)
+    lease = a.pool.lease("s", a.pool.allocate("s", 32))
+    b.pool.free("s")
+    a.pool.free("s")
+    new = b.pool.allocate("s", 64)  # while the old session still drains
+    assert not set(old) & set(new)
+    mine = a.pool.allocate("s", 32)
+    assert b.pool.free_blocks == 4
+    gate.set()
+    with pytest.raises(hmc.HmcCancelledError):
+        inbox.wait(20)
+    lease.release()
+    assert b.pool.blocks.of("s") == new
+    assert a.pool.blocks.of("s") == mine
+    assert b.pool.free_blocks == 8
+    with pytest.raises(hmc.InvalidArgumentError, match="has no blocks"):
+        b.pool.receive(to_a, session="t")
+    assert b.pool.blocks.sessions == ["s"]
