@@ -7,6 +7,7 @@ __all__ = [
     "ClosedError",
     "CorruptError",
     "DeviceError",
+    "EpochChangedError",
     "HmcCancelledError",
     "HmcError",
     "HmcTimeoutError",
@@ -114,6 +115,12 @@ class CorruptError(HmcError):
     """The elements that arrived are not those that were leased or pushed: their digests differ. The target pages hold garbage."""
 
     code = "corrupt"
+
+
+class EpochChangedError(HmcError):
+    """A source of weights began another epoch during a pull. The target is unchanged."""
+
+    code = "epoch_changed"
 
 
 class RankFailedError(HmcError):

@@ -1,0 +1,15 @@
+"""Weights between any two shardings: published in place, planned once, pulled from several sources at once, committed all or nothing.
+
+A source: ``publish(ctx, tensors, epoch=step)``. A receiver: ``plan(lookup(ctx, peer), target)``, then ``pull()`` and ``commit()``.
+Tensors are named, and both sides say which part of each they hold. docs/howto/weights.md shows it.
+"""
+
+from __future__ import annotations
+
+from hmc.weights._parts import Part, fused, part, shard
+from hmc.weights._plan import Plan, plan
+from hmc.weights._publish import Publication, publish
+from hmc.weights._remote import Source, lookup, lookup_async
+from hmc.weights._transfer import Pull
+
+__all__ = ["Part", "Plan", "Publication", "Pull", "Source", "fused", "lookup", "lookup_async", "part", "plan", "publish", "shard"]

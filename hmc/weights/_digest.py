@@ -1,0 +1,88 @@
+"""Digests of parts of a shard: each row is divided into chunks, and each chunk of each row has a number in the shard's table.
+
+The numbers are those of hmc.layout, so they add up: the digest of a box of whole chunks is the sum of its chunks' numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import layout
+from hmc.errors import UnsupportedError
+from hmc.layout import Layout
+
+__all__ = ["Grid"]
+
+_CHUNK = 1024  # bytes; larger where a row would have more than _CHUNKS
+_CHUNKS = 1024
+_LARGEST = 16384  # words of a chunk, and
+_MOST = 65536  # chunks of a row: what a Layout takes
+_MASK = (1 << 64) - 1
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(text: str) -> Layout:
+    return Layout(text)
+
+
+class Grid:
+    """The chunks of a shard in C order. A shard of one axis, or of none, is one row."""
+
+    def __init__(self, extents: Sequence[int], itemsize: int) -> None:
+        self.itemsize = itemsize
+        self.columns = extents[-1] if extents else 1
+        self.rows = math.prod(extents[:-1])
+        self.word, self.dtype = (2, "bf16") if self.columns * itemsize % 2 == 0 else (1, "f8_e4m3fn")
+        nbytes = _CHUNK
+        while -(-self.columns * itemsize // nbytes) > _CHUNKS and nbytes < _LARGEST * self.word:
+            nbytes *= 2
+        self.chunk = nbytes // itemsize  # elements
+        self.chunks = -(-self.columns // self.chunk)  # of a row
+        if self.chunks > _MOST:
+            raise UnsupportedError(f"a row of {self.columns * itemsize} bytes has no digest: the limit is {_MOST * nbytes}; reshape it")
+
+    @property
+    def entries(self) -> int:
+        """Numbers of the table."""
+        return self.rows * self.chunks
+
+    def _pieces(self, first: int, last: int, stride: int, rows: int, blocks: bool) -> Iterator[tuple[Layout, int]]:
+        """(layout, bytes from the first column) of chunks [first, last) of rows that lie ``stride`` bytes apart."""
+        size, whole = self.chunk * self.itemsize // self.word, self.columns // self.chunk
+        axes = f"B={rows}:{stride // self.word} N=1" if blocks else f"B=1 N={rows}:{stride // self.word}"
+        if first < min(last, whole):
+            yield _layout(f"L=1 {axes} H={min(last, whole) - first}@{first} D={size} {self.dtype}"), 0
+        if last > whole:
+            rest = (self.columns - whole * self.chunk) * self.itemsize // self.word
+            yield _layout(f"L=1 {axes} H=1@{whole} D={rest} {self.dtype}"), (whole - first) * size * self.word
+
+    def table(self, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """The numbers of a shard, which is ``data``: shape (chunks, rows)."""
+        found = np.zeros((self.chunks, self.rows), np.uint64)
+        if found.size == 0:
+            return found
+        at = 0
+        for described, offset in self._pieces(0, self.chunks, self.columns * self.itemsize, self.rows, True):
+            numbers = layout.digests(described, data[offset:], np.arange(self.rows), self.rows)[0]
+            found[at : at + len(numbers)] = numbers
+            at += len(numbers)
+        return found
+
+    def digest(self, data: NDArray[np.uint8], stride: int, first_row: int, rows: int, first: int, last: int) -> int:
+        """The digest of chunks [first, last) of some rows, which begin at ``data`` and lie ``stride`` bytes apart."""
+        total = 0
+        for start in range(0, rows, _MOST):
+            count = min(_MOST, rows - start)
+            for described, offset in self._pieces(first, last, stride, count, False):
+                total += layout.digest(described, data[start * stride + offset :], [0], count, position=first_row + start)
+        return total & _MASK
+
+    def expected(self, table: Any, first_row: int, rows: int, first: int, last: int) -> int:
+        """What digest() has to give, from the table."""
+        return int(table[first:last, first_row : first_row + rows].sum(dtype=np.uint64))

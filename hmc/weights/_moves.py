@@ -1,0 +1,154 @@
+"""One cell from one source: read into the shadow, or read into a stage, checked, then copied or cast into the shadow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import layout, tensors
+from hmc._core import ConnBuffer, Work
+from hmc.errors import CorruptError, UnsupportedError
+from hmc.layout import Layout
+from hmc.tensors import _dtypes
+from hmc.weights._cells import Box, Cell, groups_of, widened
+from hmc.weights._manifest import Shard
+from hmc.weights._parts import WORDS, Part
+from hmc.weights._remote import Source
+
+__all__ = ["Move", "Place", "check_cast"]
+
+_CAST = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float8_e4m3fn": "f8_e4m3fn",
+    "float8_e4m3fnuz": "f8_e4m3fnuz",
+    "float8_e5m2": "f8_e5m2",
+}
+_CAST_ROW = 4096  # elements
+_CAST_ROWS = 65536
+
+
+def check_cast(name: str, source: str, target: str) -> None:
+    """UnsupportedError where ``source`` cannot be cast to ``target``."""
+    if source != target and not (source in _CAST and target in _CAST):
+        raise UnsupportedError(f"tensor {name}: {source} at its source, {target} here: casts are among {', '.join(_CAST)}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of the target, and where it lies in the shadow."""
+
+    name: str
+    part: Part
+    offset: int
+    at: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    def view(self, shadow: ConnBuffer) -> tensors.Tensor:
+        return tensors.view(shadow, self.part.dtype, self.extents, offset=self.offset)
+
+    def words(self, shadow: ConnBuffer) -> NDArray[Any]:
+        return shadow[self.offset : self.offset + self.part.nbytes].numpy(np.dtype(WORDS[self.part.itemsize]), self.extents)
+
+
+class Move:
+    """How one cell comes from one source. Made once, used by every pull."""
+
+    def __init__(self, cell: Cell, place: Place, source: Source, shard: Shard, shadow: ConnBuffer, verify: bool) -> None:
+        self.place = place
+        self.source = source
+        self.shard = shard
+        self.target = cell.box.within(place.at)
+        self.box = cell.box.within(shard.at)
+        self.wide = widened(self.box, shard) if verify else self.box
+        self.casts = shard.dtype != place.part.dtype
+        self.direct = not self.casts and self.wide == self.box
+        remote = tensors.view(source.buffers[shard.buffer], shard.dtype, shard.extents)[self.wide.slices()]
+        if self.direct:
+            pairs, block = tensors.pairs(place.view(shadow)[self.target.slices()], remote)
+            self._prepared = _prepared(source, pairs, block)
+        else:
+            self._blocks = remote.blocks()
+        self.shadow = shadow
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that it takes of the stage."""
+        return 0 if self.direct else self.wide.size * self.shard.grid.itemsize
+
+    def post(self, stage: ConnBuffer | None, at: int) -> Work:
+        """Begins to read, into the shadow or to byte ``at`` of the stage."""
+        if self.direct:
+            return _posted(self.source, self._prepared)
+        assert stage is not None
+        block, offsets = self._blocks
+        local = at + np.arange(len(offsets), dtype=np.int64) * block
+        return _posted(self.source, _prepared(self.source, [(stage, local, self.source.buffers[self.shard.buffer], offsets)], block))
+
+    def check(self, table: Any, stage: ConnBuffer | None, at: int) -> None:
+        """Compares what arrived with the source's digests. CorruptError where they differ."""
+        grid, box = self.shard.grid, self.wide
+        chunks = (box.at[-1] // grid.chunk, -(-(box.at[-1] + box.extents[-1]) // grid.chunk))
+        if self.direct:
+            data, base, where = self.shadow.numpy(), self.place.offset, self.target
+            columns, extents = self.place.extents[-1], self.place.extents
+        else:
+            assert stage is not None
+            data, base, where = stage.numpy(), at, Box((0,) * len(box.at), box.extents)
+            columns, extents = box.extents[-1], box.extents
+        for group in groups_of(box, self.shard.extents, where.at, extents):
+            start = base + (group.other * columns + where.at[-1]) * grid.itemsize
+            found = grid.digest(data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
+            wanted = grid.expected(table, group.first, group.rows, *chunks)
+            if found != wanted:
+                raise CorruptError(
+                    f"tensor {self.place.name} from peer {self.source.peer.name}: the digest of rows {group.first} to "
+                    f"{group.first + group.rows - 1} of its shard is {found:#018x}, the published one {wanted:#018x}. The target is "
+                    "unchanged; change arrays only inside update()"
+                )
+
+    def place_staged(self, stage: ConnBuffer, at: int) -> None:
+        """Copies or casts what arrived from the stage to the shadow."""
+        skip = self.box.at[-1] - self.wide.at[-1]
+        if not self.casts:
+            word = np.dtype(WORDS[self.shard.grid.itemsize])
+            arrived = stage[at : at + self.staged_bytes].numpy(word, self.wide.extents)
+            self.place.words(self.shadow)[self.target.slices()] = arrived[..., skip : skip + self.box.extents[-1]]
+            return
+        source, target = stage.numpy()[at:], self.shadow.numpy()[self.place.offset :]
+        size, wide, columns = self.place.part.itemsize, self.wide.extents, self.place.extents[-1]
+        inner = Box((*(0,) * (len(wide) - 1), skip), self.box.extents)
+        for group in groups_of(inner, wide, self.target.at, self.place.extents):
+            read = source[(group.first * wide[-1] + skip) * self.shard.grid.itemsize :]
+            written = target[(group.other * columns + self.target.at[-1]) * size :]
+            self._cast(read, wide[-1], written, columns, group.rows)
+
+    def _cast(self, source: Any, source_stride: int, target: Any, target_stride: int, rows: int) -> None:
+        sizes = self.shard.grid.itemsize, self.place.part.itemsize
+        kinds = _CAST[self.shard.dtype], _CAST[self.place.part.dtype]
+        columns = self.box.extents[-1]
+        for row in range(0, rows, _CAST_ROWS):
+            count = min(_CAST_ROWS, rows - row)
+            for column in range(0, columns, _CAST_ROW):
+                width = min(_CAST_ROW, columns - column)
+                read = Layout(f"L=1 B=1 N={count}:{source_stride} D={width} {kinds[0]}")
+                written = Layout(f"L=1 B=1 N={count}:{target_stride} D={width} {kinds[1]}")
+                begin = (row * source_stride + column) * sizes[0], (row * target_stride + column) * sizes[1]
+                layout.convert(read, source[begin[0] :], [0], written, target[begin[1] :], [0], count)
+
+
+def _prepared(source: Source, pairs: Sequence[tuple[Any, Any, Any, Any]], block: int) -> Any:
+    [(local, here, remote, there)] = pairs
+    if len(here) == 1:
+        return local[int(here[0]) : int(here[0]) + block], remote[int(there[0]) : int(there[0]) + block]
+    return source.peer.prepare_blocks(pairs, block)
+
+
+def _posted(source: Source, prepared: Any) -> Work:
+    return source.peer.get(*prepared) if isinstance(prepared, tuple) else source.peer.get_blocks(prepared)

@@ -1,0 +1,150 @@
+"""Which part of which tensor an array holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import _core
+from hmc.errors import InvalidArgumentError, UnsupportedError
+from hmc.tensors import _dtypes, describe
+from hmc.tensors._axes import c_strides
+
+__all__ = ["WORDS", "Part", "fused", "part", "parts_of", "shard"]
+
+WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An array that holds a part of a tensor. Made by part(), shard() and fused()."""
+
+    array: Any
+    dtype: str
+    extents: tuple[int, ...]  # of the array
+    shape: tuple[int, ...]  # of the whole tensor
+    at: tuple[int, ...]  # index of the array's first element in the tensor
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return _dtypes.size_of(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's elements."""
+        return math.prod(self.extents) * self.itemsize
+
+
+def part(array: Any, shape: Sequence[int] | None = None, at: Sequence[int] | None = None, dtype: Any = None) -> Part:
+    """An array as the part of a tensor of ``shape`` that begins at index ``at``.
+
+    ``array``: of NumPy, torch or another library, in CPU memory. ``shape``: of the whole tensor, default the array's own. ``at``:
+    one index per axis, default all 0. ``dtype``: the element type where the array has another of the same size, such as bfloat16 in
+    an array of uint16. InvalidArgumentError where the array does not lie within the tensor.
+    """
+    found = describe(array)
+    name = found.dtype if dtype is None else _dtypes.name_of(dtype)
+    if _dtypes.size_of(name) != _dtypes.size_of(found.dtype):
+        raise InvalidArgumentError(f"an array of {found.dtype} as {name}: pass an element type of {_dtypes.size_of(found.dtype)} bytes")
+    whole = found.shape if shape is None else tuple(int(extent) for extent in shape)
+    first = (0,) * len(whole) if at is None else tuple(int(index) for index in at)
+    fits = len(whole) == len(first) == len(found.shape) and all(
+        0 <= a and a + e <= s for a, e, s in zip(first, found.shape, whole, strict=True)
+    )
+    if not fits:
+        raise InvalidArgumentError(f"an array of shape {found.shape} at {first} does not lie within a tensor of shape {whole}")
+    return Part(array, name, found.shape, whole, first)
+
+
+def shard(array: Any, axis: int, rank: int, size: int, dtype: Any = None) -> Part:
+    """An array as shard ``rank`` of ``size`` equal ones of a tensor along ``axis``, as tensor parallel ranks hold it.
+
+    Use part() where shards differ in size. InvalidArgumentError where there is no such axis or rank.
+    """
+    extents = describe(array).shape
+    if not -len(extents) <= axis < len(extents) or not 0 <= rank < size:
+        raise InvalidArgumentError(f"shard {rank} of {size} along axis {axis} of an array of shape {extents}: no such rank or axis")
+    whole, first = list(extents), [0] * len(extents)
+    whole[axis], first[axis] = extents[axis] * size, extents[axis] * rank
+    return part(array, whole, first, dtype)
+
+
+def fused(array: Any, extents: Mapping[str, int], axis: int = 0, rank: int = 0, size: int = 1, dtype: Any = None) -> dict[str, Part]:
+    """The tensors that lie behind one another along ``axis`` of an array, such as q, k and v, or gate and up.
+
+    ``extents``: of every whole tensor along ``axis``, by name, in the array's order. Of each, the array holds shard ``rank`` of
+    ``size`` equal ones. Returns what publish() and plan() take. InvalidArgumentError where extents are not divisible or do not
+    add up to the array's.
+    """
+    found = describe(array)
+    if not -len(found.shape) <= axis < len(found.shape) or not 0 <= rank < size:
+        raise InvalidArgumentError(f"shard {rank} of {size} along axis {axis} of an array of shape {found.shape}: no such rank or axis")
+    axis %= len(found.shape)
+    odd = [name for name, extent in extents.items() if extent % size]
+    if odd:
+        raise InvalidArgumentError(f"extent {extents[odd[0]]} of {odd[0]} is not divisible by {size}: pass each tensor's part()")
+    if sum(extents.values()) != found.shape[axis] * size:
+        raise InvalidArgumentError(
+            f"extents {dict(extents)} over {size} ranks add up to {sum(extents.values()) // size}; the array has {found.shape[axis]}"
+        )
+    made, start = {}, 0
+    for name, extent in extents.items():
+        own = extent // size
+        piece = array[(slice(None),) * axis + (slice(start, start + own),)]
+        made[name] = shard(piece, axis, rank, size, dtype)
+        start += own
+    return made
+
+
+def parts_of(tensors: Any) -> list[tuple[str, Part]]:
+    """(name, part) of what a user passes: a mapping of names to arrays, Parts, or lists of these."""
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgumentError(f"a {type(tensors).__name__}: pass a mapping of names to arrays or Parts")
+    found = []
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= 1024:
+            raise InvalidArgumentError(f"the name {name!r}: a tensor's name is a text of 1 to 1024 bytes")
+        for one in value if isinstance(value, list | tuple) else [value]:
+            try:
+                made = one if isinstance(one, Part) else part(one)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"tensor {name}: {error}") from None
+            found.append((name, made))
+    return found
+
+
+def is_dense(array: Any) -> bool:
+    """Elements lie in C order without gaps."""
+    found = describe(array)
+    return 0 in found.shape or all(
+        stride == wanted or extent == 1
+        for stride, wanted, extent in zip(found.strides, c_strides(found.shape, _dtypes.size_of(found.dtype)), found.shape, strict=True)
+    )
+
+
+def words_of(name: str, one: Part) -> NDArray[Any]:
+    """A writable view of the elements as unsigned words. UnsupportedError where there is none."""
+    array, word = one.array, np.dtype(WORDS[one.itemsize])
+    if isinstance(array, np.ndarray):
+        view: NDArray[Any] = array.view(np.ndarray).view(word)
+    else:
+        if not is_dense(array):
+            raise UnsupportedError(f"tensor {name}: a {type(array).__name__} that is not contiguous: pass a contiguous one")
+        memory = _core.Memory.from_array(detached(array))
+        if memory.device != "cpu":
+            raise UnsupportedError(f"tensor {name} is on {memory.device}: weights are pulled into CPU memory only; pass a CPU array")
+        view = memory.numpy(word, one.extents)
+    if not view.flags.writeable:
+        raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")
+    return view
+
+
+def detached(array: Any) -> Any:
+    """A torch tensor's values without its gradient; others as they are."""
+    return array.detach() if getattr(array, "requires_grad", False) is True else array

@@ -1,0 +1,194 @@
+"""Plan: what a target requires from which source, computed once, pulled and committed as often as wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hmc.errors import ClosedError, InvalidArgumentError
+from hmc.weights._cells import Box, Cell, cells_of, tasks_of
+from hmc.weights._manifest import Shard
+from hmc.weights._moves import Move, Place, check_cast
+from hmc.weights._parts import Part, parts_of, words_of
+from hmc.weights._publish import Publication
+from hmc.weights._pull import run
+from hmc.weights._remote import Source, lookup
+from hmc.weights._transfer import Pull
+
+__all__ = ["Plan", "plan"]
+
+_ALIGNMENT = 64
+
+
+class Plan:
+    """How a target is filled from some sources. Made by plan(). Any thread; one pull at a time.
+
+    Pulled weights lie in a shadow, which is as large as the target, until commit() copies them to the target.
+    """
+
+    def __init__(self, sources: Sequence[Source], target: Any) -> None:
+        self.sources = list(sources)
+        if len({id(source.ctx) for source in self.sources}) != 1:
+            raise InvalidArgumentError(f"{len(self.sources)} sources: pass one or more that were looked up with one Context")
+        self._lock = threading.Lock()
+        self._pull: Pull | None = None
+        self._pulled: int | None = None
+        self._epoch: int | None = None
+        self._closed = False
+        self._moves: dict[tuple[int, int, bool], Move] = {}
+        self._words: list[Any] = []
+        self.places: list[Place] = []
+        self.tasks = tasks_of(self._cells(parts_of(target)))
+        nbytes = self.places[-1].offset + self.places[-1].part.nbytes if self.places else 0
+        self.shadow = self.sources[0].ctx.buffer(max(1, nbytes))
+
+    def _cells(self, parts: list[tuple[str, Part]]) -> list[Cell]:
+        known: dict[str, list[tuple[int, Shard]]] = {}
+        for number, source in enumerate(self.sources):
+            for shard in source.shards:
+                known.setdefault(shard.name, []).append((number, shard))
+        cells: list[Cell] = []
+        offset = 0
+        for name, one in parts:
+            if name not in known:
+                raise InvalidArgumentError(f"tensor {name}: no source publishes it; they publish {len(known)} others")
+            shards = known[name]
+            shape = one.shape or (1,)
+            for number, shard in shards:
+                if shard.shape != shape:
+                    at = self.sources[number].peer.name
+                    raise InvalidArgumentError(f"tensor {name} has shape {shard.shape} at {at}, and {shape} in the target")
+                check_cast(name, shard.dtype, one.dtype)
+            if len({shard.dtype for _, shard in shards}) != 1:
+                raise InvalidArgumentError(f"tensor {name} has another element type at each source")
+            self._words.append(words_of(name, one))
+            place = Place(name, one, offset, one.at or (0,), one.extents or (1,))
+            if one.nbytes:
+                box = Box(place.at, place.extents)
+                cells += cells_of(name, len(self.places), box, shards[0][1].grid.itemsize, shards)
+            self.places.append(place)
+            offset += -(-one.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return cells
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target."""
+        return sum(place.part.nbytes for place in self.places)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that was committed last; None before the first commit()."""
+        return self._epoch
+
+    def move(self, cell: Cell, number: int, verify: bool) -> Move:
+        """How a cell comes from source ``number``. For the pull."""
+        key = (id(cell), number, verify)
+        found = self._moves.get(key)
+        if found is None:
+            place, source = self.places[cell.part], self.sources[number]
+            found = self._moves[key] = Move(cell, place, source, cell.shards[number], self.shadow, verify)
+        return found
+
+    def pull(self, verify: bool = True, epoch: int | None = None, timeout: float | None = None) -> Pull:
+        """Begins to read the weights into the shadow: wait for the result, or await it. The target does not change.
+
+        Waits until all sources have one epoch: ``epoch``, or by default any. ``verify``: compares everything with the digests of
+        its source. ``timeout``: seconds, for all of it. The sources share the work by speed; where one is lost, the others read
+        what is left.
+
+        The pull raises EpochChangedError where a source begins another epoch meanwhile, CorruptError for bytes that are not those
+        that were published, PeerLostError where a region has no source left, HmcTimeoutError, HmcCancelledError. It may be
+        repeated after each of them. This call raises InvalidArgumentError while another pull is under way.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the plan is closed")
+            if self._pull is not None and not self._pull.done:
+                raise InvalidArgumentError("another pull of this plan is under way: wait for it, or cancel it")
+            if verify and not all(source.digested for source in self.sources):
+                raise InvalidArgumentError("a source was published with digest=False: pass verify=False, or publish with digests")
+            self._pulled = None
+            until = None if timeout is None else time.monotonic() + timeout
+
+            def pulled(cancel: threading.Event) -> None:
+                self._pulled = run(self, verify, epoch, until, cancel)
+
+            self._pull = Pull(pulled)
+            return self._pull
+
+    def commit(self) -> int:
+        """Copies what was pulled to the target, all of it, and returns its epoch. The target is not to be used meanwhile.
+
+        InvalidArgumentError where no pull has succeeded since the last commit(): the target is then unchanged.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the plan is closed")
+            if self._pull is None:
+                raise InvalidArgumentError("commit of a plan without a pull: pull() first")
+            if not self._pull.done:
+                raise InvalidArgumentError("commit while the pull is under way: wait for it first")
+            if self._pulled is None:
+                raise InvalidArgumentError("commit: the last pull has failed or was committed before; pull() again")
+            self._copy()
+            self._epoch, self._pulled = self._pulled, None
+            return self._epoch
+
+    def _copy(self) -> None:
+        interrupted: BaseException | None = None
+        copies = list(zip(self.places, self._words, strict=True))
+        while copies:
+            place, words = copies[-1]
+            try:
+                if place.part.nbytes:
+                    np.copyto(words.reshape(1) if words.ndim == 0 else words, place.words(self.shadow))
+                copies.pop()
+            except KeyboardInterrupt as error:  # the other tensors would keep the old epoch
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._closed = True
+            under_way = self._pull if self._pull is not None and not self._pull.done else None
+        if under_way is not None:
+            under_way.cancel()
+            under_way.drained(timeout)
+        with contextlib.suppress(ClosedError):
+            self.shadow.close(timeout=None if until is None else max(0.0, until - time.monotonic()))
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def plan(sources: Source | Publication | Sequence[Source | Publication], target: Mapping[str, Any]) -> Plan:
+    """Plans how ``target`` is filled from one or more sources, whatever the shardings of both.
+
+    ``sources``: what lookup() returned, or publications of this process. Together they have every region of the target; where
+    several have the same one, they share the work. ``target``: by name, writable arrays in CPU memory, or Parts of tensors, as in
+    publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even.
+
+    Raises InvalidArgumentError for a tensor that no source has, another shape, and a region that no source has; UnsupportedError
+    for a cast that is not among floating-point types of at most 32 bits, and for device memory.
+    """
+    given = list(sources) if isinstance(sources, list | tuple) else [sources]
+    found = []
+    for one in given:
+        if isinstance(one, Publication):
+            peer = one.ctx.connect(one.ctx.addresses[0], timeout=30)
+            one = lookup(one.ctx, peer, one.name, timeout=30)
+        if not isinstance(one, Source):
+            raise InvalidArgumentError(f"a {type(one).__name__} is no source: pass what lookup() or publish() returned")
+        found.append(one)
+    return Plan(found, target)

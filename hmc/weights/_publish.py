@@ -1,0 +1,162 @@
+"""Publish: arrays in place, what they are, their digests, and a generation that says which epoch they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hmc._core import ConnBuffer, Context
+from hmc.errors import ClosedError, HmcError, InvalidArgumentError, UnsupportedError
+from hmc.weights._manifest import MAX_EPOCH, STATE_BYTES, Manifest, Shard, published_as
+from hmc.weights._parts import Part, detached, is_dense, parts_of
+
+__all__ = ["Publication", "publish"]
+
+
+def _checked(epoch: int) -> int:
+    if not isinstance(epoch, int) or not 0 <= epoch <= MAX_EPOCH:
+        raise InvalidArgumentError(f"epoch {epoch!r}: pass an integer from 0 to 2**62 - 1")
+    return epoch
+
+
+def _registered(ctx: Context, name: str, one: Part) -> ConnBuffer:
+    if not is_dense(one.array):
+        raise InvalidArgumentError(f"tensor {name} of shape {one.extents} has gaps or permuted axes: pass a contiguous array")
+    buffer = ctx.register(detached(one.array), access="r")
+    if buffer.device != "cpu":
+        buffer.close()
+        raise UnsupportedError(f"tensor {name} is on {buffer.device}: weights are published from CPU memory only; pass a CPU array")
+    return buffer
+
+
+class Publication:
+    """Weights of this process that peers may pull. Made by publish(). Any thread; one update() at a time."""
+
+    def __init__(self, ctx: Context, tensors: Any, epoch: int, name: str, digest: bool) -> None:
+        self.ctx = ctx
+        self.name = name
+        self._published = published_as(name)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._buffers: list[ConnBuffer] = []
+        self._shards: list[Shard] = []
+        _checked(epoch)
+        try:
+            self._register(parts_of(tensors), digest)
+            self._describe(epoch)
+        except BaseException:
+            self._close_buffers(5)
+            raise
+
+    def _register(self, parts: list[tuple[str, Part]], digest: bool) -> None:
+        entries = 0
+        for name, one in parts:
+            number = -1
+            if one.nbytes:
+                number = len(self._buffers)
+                self._buffers.append(_registered(self.ctx, name, one))
+            shard = Shard.of(name, one.dtype, one.shape or (1,), one.at or (0,), one.extents or (1,), number, entries if digest else -1)
+            entries += shard.grid.entries if digest else 0
+            self._shards.append(shard)
+        self._table = self.ctx.buffer(max(8, 8 * entries), access="r")
+        self._state = self.ctx.buffer(STATE_BYTES, access="r")
+        self._words = self._state.numpy(np.uint64, STATE_BYTES // 8)
+        self._words[0] = secrets.randbits(62) | 1  # odd: not to be read yet
+
+    def _describe(self, epoch: int) -> None:
+        self._digest()
+        arrays = [bytes(buffer.descriptor()) for buffer in self._buffers]
+        manifest = Manifest(self._shards, bytes(self._state.descriptor()), bytes(self._table.descriptor()), arrays)
+        data = manifest.encode()
+        described = self.ctx.buffer(len(data), access="r")
+        self._buffers += [self._table, self._state, described]
+        described.numpy()[:] = np.frombuffer(data, np.uint8)
+        self._words[1] = epoch
+        self._words[0] += np.uint64(1)
+        self.ctx.publish(self._published, described)
+
+    def _digest(self) -> None:
+        numbers = self._table.numpy(np.uint64)
+        for shard in self._shards:
+            if shard.table >= 0 and shard.nbytes:
+                found = shard.grid.table(self._buffers[shard.buffer].numpy())
+                numbers[shard.table : shard.table + found.size] = found.reshape(-1)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the arrays hold."""
+        return int(self._words[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(shard.nbytes for shard in self._shards)
+
+    @contextlib.contextmanager
+    def update(self, epoch: int) -> Iterator[None]:
+        """Change the arrays inside ``with src.update(epoch=step):``; they are digested at its end and are then that epoch.
+
+        A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an exception in the block the arrays belong to no epoch, until the next update().
+        Raises InvalidArgumentError for an update within an update, ClosedError.
+        """
+        _checked(epoch)
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
+        try:
+            self._open()
+            self._words[0] |= np.uint64(1)
+            yield
+            self._open()
+            self._digest()
+            self._words[1] = epoch
+            self._words[0] += np.uint64(1)
+        finally:
+            self._lock.release()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"weights {self.name!r} are no longer published")
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Ends the publication: returns when every reader has acknowledged or died. Pulls from it end or take another source.
+
+        HmcTimeoutError: a reader has not acknowledged within ``timeout`` seconds; call it again. Idempotent.
+        """
+        if not self._closed:
+            self._closed = True
+            self._words[0] = 0
+            with contextlib.suppress(HmcError):  # the Context is closed
+                self.ctx.unpublish(self._published)
+        self._close_buffers(timeout)
+
+    def _close_buffers(self, timeout: float | None) -> None:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._buffers:
+            with contextlib.suppress(ClosedError):
+                self._buffers[-1].close(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            self._buffers.pop()
+
+    def __enter__(self) -> Publication:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def publish(ctx: Context, tensors: Mapping[str, Any], epoch: int = 0, name: str = "weights", digest: bool = True) -> Publication:
+    """Publishes arrays in place for peers of ``ctx`` to pull.
+
+    ``tensors``: by name, contiguous arrays in CPU memory, or a Part where an array holds a part of a tensor (part(), shard(),
+    fused()), or a list of Parts. The arrays are kept alive, and change only inside update(). ``epoch``: a number that tells
+    versions of the weights apart, such as the training step. ``digest``: computes what ``pull(verify=True)`` checks; reads every
+    byte once. ``name``: what peers look up; one publication of each name per Context.
+
+    Raises InvalidArgumentError for arrays with gaps and a name that is taken, UnsupportedError for device memory.
+    """
+    return Publication(ctx, tensors, epoch, name, digest)

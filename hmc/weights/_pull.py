@@ -1,0 +1,294 @@
+"""A pull: one worker per source takes tasks from a common list; tasks of a lost source go to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hmc._core import ConnBuffer, Work
+from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError
+from hmc.weights._cells import Task
+from hmc.weights._manifest import STATE_BYTES
+from hmc.weights._moves import Move
+from hmc.weights._remote import LOST, Source
+
+if TYPE_CHECKING:
+    from hmc.weights._plan import Plan
+
+__all__ = ["run"]
+
+_IN_FLIGHT = 2  # tasks of a source
+_SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
+
+
+class Limits:
+    """What ends a pull early: the user's cancel, the deadline, an error of another worker."""
+
+    def __init__(self, cancel: threading.Event, until: float | None) -> None:
+        self.cancel = cancel
+        self.until = until
+        self.failed = threading.Event()
+
+    def left(self, most: float) -> float:
+        return most if self.until is None else max(0.0, min(most, self.until - time.monotonic()))
+
+    def check(self) -> None:
+        if self.cancel.is_set():
+            raise HmcCancelledError("the pull was cancelled; the target is unchanged")
+        if self.until is not None and time.monotonic() >= self.until:
+            raise HmcTimeoutError("the pull has not ended by its deadline; it was stopped, and the target is unchanged")
+        if self.failed.is_set():
+            raise HmcCancelledError("another source of the pull has failed")
+
+    def finish(self, work: Work) -> None:
+        """Waits for an operation. Raises its error, or what ends the pull."""
+        while True:
+            try:
+                work.wait(self.left(_SLICE))
+            except HmcTimeoutError:
+                if work.done:
+                    raise
+                self.check()
+            else:
+                return
+
+
+def drain(works: list[Work]) -> None:
+    """Returns when the operations have ended, withdrawn or by themselves, whatever their outcome."""
+    for work in works:
+        if not work.done and not work._withdraw():
+            with contextlib.suppress(HmcError):
+                work.wait()
+
+
+class Board:
+    """The tasks that are left, and who may take them. Any thread."""
+
+    def __init__(self, tasks: list[Task], sources: int, limits: Limits) -> None:
+        self._limits = limits
+        self._change = threading.Condition()
+        self._left = len(tasks)
+        self._free = [True] * len(tasks)
+        self._tasks = tasks
+        self._queues: list[deque[int]] = [deque() for _ in range(sources)]
+        self._alive = set(range(sources))
+        for number, task in enumerate(tasks):
+            for source in task.sources:
+                self._queues[source].append(number)
+        self.error: BaseException | None = None
+
+    def take(self, source: int, wait: bool) -> int | None:
+        """A task for a source. None: there is none now, or with ``wait``, there will be none."""
+        queue = self._queues[source]
+        with self._change:
+            while True:
+                while queue:
+                    number = queue.popleft()
+                    if self._free[number]:
+                        self._free[number] = False
+                        return number
+                if not wait or self._left == 0 or self._limits.failed.is_set():
+                    return None
+                self._change.wait(_SLICE)
+                self._limits.check()
+
+    def done(self) -> None:
+        with self._change:
+            self._left -= 1
+            if self._left == 0:
+                self._change.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the pull with the first error."""
+        with self._change:
+            if self.error is None:
+                self.error = error
+            self._limits.failed.set()
+            self._change.notify_all()
+
+    def lose(self, source: int, numbers: list[int], error: BaseException) -> None:
+        """A source is lost: its tasks go to the others, or the pull ends."""
+        with self._change:
+            self._alive.discard(source)
+            for number in numbers:
+                self._free[number] = True
+                for other in self._tasks[number].sources & self._alive:
+                    self._queues[other].appendleft(number)
+            orphaned = any(
+                self._free[number] and not self._tasks[number].sources & self._alive for number in range(len(self._tasks))
+            )
+            self._change.notify_all()
+        if orphaned:
+            self.fail(error)
+
+    def finished(self) -> bool:
+        with self._change:
+            return self._left == 0
+
+
+class Flight:
+    """A task on its way from a source."""
+
+    def __init__(self, number: int, moves: list[Move], stage: ConnBuffer | None) -> None:
+        self.number = number
+        self.moves = moves
+        self.stage = stage
+        self.places: list[int] = []
+        self.works: list[Work] = []
+
+    def post(self) -> None:
+        at = 0
+        for move in self.moves:
+            self.works.append(move.post(self.stage, at))
+            self.places.append(at)
+            at += -(-move.staged_bytes // 64) * 64
+
+
+class Worker:
+    """Reads from one source."""
+
+    def __init__(self, plan: Plan, number: int, generation: int, board: Board, limits: Limits, verify: bool) -> None:
+        self.plan = plan
+        self.number = number
+        self.source: Source = plan.sources[number]
+        self.generation = generation
+        self.board = board
+        self.limits = limits
+        self.verify = verify
+        self.tables: Any = None
+        self.flights: deque[Flight] = deque()
+        self.stages: list[ConnBuffer] = []
+
+    def main(self) -> None:
+        scratch = self.source.ctx.buffer(STATE_BYTES)
+        try:
+            if self.verify:
+                self.tables = self._tables(scratch)
+            self._read(scratch)
+        except LOST as error:
+            self._drain()
+            self.board.lose(self.number, [flight.number for flight in self.flights], error)
+        except BaseException as error:
+            self._drain()
+            self.board.fail(error)
+        finally:
+            for buffer in (scratch, *self.stages):
+                with contextlib.suppress(HmcError):
+                    buffer.close(timeout=5)
+
+    def _drain(self) -> None:
+        for flight in self.flights:
+            drain(flight.works)
+
+    def _tables(self, scratch: ConnBuffer) -> Any:
+        tables = self.source.tables(self.limits.finish)
+        self._same_epoch(scratch)
+        return tables
+
+    def _same_epoch(self, scratch: ConnBuffer) -> None:
+        """What was read so far is of the generation that the pull began with."""
+        generation, epoch = self.source.state(scratch, self.limits.finish)
+        if generation != self.generation:
+            raise EpochChangedError(
+                f"peer {self.source.peer.name} began to change weights {self.source.name!r} during the pull (it now has epoch {epoch}); "
+                "the target is unchanged: pull again"
+            )
+
+    def _read(self, scratch: ConnBuffer) -> None:
+        while True:
+            while len(self.flights) < _IN_FLIGHT:
+                number = self.board.take(self.number, wait=not self.flights)
+                if number is None:
+                    break
+                self._post(number)
+            if not self.flights:
+                return
+            self._land(self.flights[0], scratch)
+            self.flights.popleft()
+            self.board.done()
+
+    def _post(self, number: int) -> None:
+        moves = [self.plan.move(cell, self.number, self.verify) for cell in self.plan.tasks[number].cells]
+        flight = Flight(number, moves, self._stage(sum(-(-move.staged_bytes // 64) * 64 for move in moves)))
+        self.flights.append(flight)
+        flight.post()
+
+    def _stage(self, nbytes: int) -> ConnBuffer | None:
+        if nbytes == 0:
+            return None
+        used = {id(flight.stage) for flight in self.flights}
+        for stage in self.stages:
+            if id(stage) not in used and stage.nbytes >= nbytes:
+                return stage
+        self.stages.append(self.source.ctx.buffer(nbytes))
+        return self.stages[-1]
+
+    def _land(self, flight: Flight, scratch: ConnBuffer) -> None:
+        for work in flight.works:
+            self.limits.finish(work)
+        self._same_epoch(scratch)
+        for move, at in zip(flight.moves, flight.places, strict=True):
+            if self.verify:
+                move.check(self.source.table_of(self.tables, move.shard), flight.stage, at)
+            if not move.direct:
+                assert flight.stage is not None
+                move.place_staged(flight.stage, at)
+
+
+def _agreed(plan: Plan, epoch: int | None, limits: Limits) -> tuple[int, dict[int, int], dict[int, BaseException]]:
+    """(epoch, generation by source, error by lost source) once all sources that live have one epoch. Waits for it."""
+    lost: dict[int, BaseException] = {}
+    pause = 0.001
+    with plan.sources[0].ctx.buffer(STATE_BYTES) as scratch:
+        while True:
+            states: dict[int, tuple[int, int]] = {}
+            for number, source in enumerate(plan.sources):
+                if number in lost:
+                    continue
+                try:
+                    first = source.state(scratch, limits.finish)
+                    states[number] = source.state(scratch, limits.finish)
+                    if first != states[number]:
+                        states[number] = (1, first[1])
+                except LOST as error:
+                    lost[number] = error
+            if not states:
+                raise next(iter(lost.values()))
+            epochs = {found for _, found in states.values()}
+            stable = all(generation % 2 == 0 for generation, _ in states.values())
+            if stable and len(epochs) == 1 and (epoch is None or epoch in epochs):
+                return epochs.pop(), {number: generation for number, (generation, _) in states.items()}, lost
+            try:
+                limits.check()
+            except HmcTimeoutError:
+                found = {plan.sources[number].peer.name: at for number, (_, at) in states.items()}
+                raise HmcTimeoutError(
+                    f"pull of epoch {'any' if epoch is None else epoch}: the sources have epochs {found}"
+                    f"{'' if stable else ', and one is being updated'}; the target is unchanged"
+                ) from None
+            limits.cancel.wait(pause)
+            pause = min(0.02, pause * 2)
+
+
+def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
+    """Reads everything into the shadow; returns the epoch that it is of."""
+    limits = Limits(cancel, until)
+    found, generations, lost = _agreed(plan, epoch, limits)
+    board = Board(plan.tasks, len(plan.sources), limits)
+    for number, error in lost.items():
+        board.lose(number, [], error)
+    workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in generations.items()]
+    threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
+    for thread in threads:
+        thread.start()
+    workers[0].main()
+    for thread in threads:
+        thread.join()
+    if board.error is not None:
+        raise board.error
+    if not board.finished():
+        raise HmcError("the pull has ended with tasks left")
+    return found

@@ -1,0 +1,91 @@
+"""A peer's publication as this side sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hmc._core import ConnBuffer, Context, Descriptor, Peer, RemoteBuffer, Work
+from hmc.errors import ClosedError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
+from hmc.weights._manifest import MAX_EPOCH, MAX_MANIFEST, STATE_BYTES, Manifest, Shard, published_as
+
+__all__ = ["LOST", "Source", "lookup", "lookup_async"]
+
+# What ends the use of a source, but not of others.
+LOST = (PeerLostError, StaleBufferError, ClosedError, TransportError)
+
+
+class Source:
+    """Weights that a peer publishes. Made by lookup(); several plans may use it. Any thread."""
+
+    def __init__(self, ctx: Context, peer: Peer, name: str, timeout: float | None) -> None:
+        self.ctx = ctx
+        self.peer = peer
+        self.name = name
+        until = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return None if until is None else max(0.0, until - time.monotonic())
+
+        try:
+            published = peer.lookup(published_as(name), timeout=timeout)
+        except HmcTimeoutError as error:
+            raise HmcTimeoutError(f"peer {peer.name} has published no weights {name!r} within {timeout} s") from error
+        if published.nbytes > MAX_MANIFEST:
+            raise ProtocolError(f"the peer's description of its weights has {published.nbytes} bytes; the limit is {MAX_MANIFEST}")
+        with ctx.buffer(published.nbytes) as buffer:
+            peer.get(buffer, published).wait(left())
+            manifest = Manifest.decode(bytes(buffer.numpy()))
+
+        def imported(data: bytes) -> RemoteBuffer:
+            return peer.import_buffer(Descriptor.parse(data), timeout=left())
+
+        self.shards = manifest.shards
+        self._state, self._table = imported(manifest.state), imported(manifest.digests)
+        self.buffers = [imported(data) for data in manifest.arrays]
+        entries = max((s.table + s.grid.entries for s in self.shards if s.table >= 0), default=0)
+        fits = all(s.buffer < 0 or self.buffers[s.buffer].nbytes == s.nbytes for s in self.shards)
+        if not fits or self._state.nbytes != STATE_BYTES or self._table.nbytes < 8 * entries:
+            raise ProtocolError("the peer's memory is smaller than its description says")
+
+    @property
+    def digested(self) -> bool:
+        """The source has digests."""
+        return all(shard.table >= 0 for shard in self.shards)
+
+    def state(self, scratch: ConnBuffer, finish: Callable[[Work], None]) -> tuple[int, int]:
+        """(generation, epoch). The generation is odd during an update. StaleBufferError once the publication is closed."""
+        finish(self.peer.get(scratch[:16], self._state[:16]))
+        generation, epoch = (int(word) for word in scratch.numpy(np.uint64)[:2])
+        if generation == 0:
+            raise StaleBufferError(f"peer {self.peer.name} no longer publishes weights {self.name!r}")
+        if epoch > MAX_EPOCH:
+            raise ProtocolError(f"peer {self.peer.name} says epoch {epoch}")
+        return generation, epoch
+
+    def tables(self, finish: Callable[[Work], None]) -> Any:
+        """Digests of all shards, one behind the other."""
+        with self.ctx.buffer(self._table.nbytes) as buffer:
+            finish(self.peer.get(buffer, self._table))
+            return buffer.numpy(np.uint64).copy()
+
+    def table_of(self, tables: Any, shard: Shard) -> Any:
+        """One shard's digests, of shape (chunks, rows)."""
+        return tables[shard.table : shard.table + shard.grid.entries].reshape(shard.grid.chunks, shard.grid.rows)
+
+
+def lookup(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
+    """The weights that ``peer``, a peer of ``ctx``, publishes under ``name``; waits for them to be published.
+
+    ``timeout``: seconds, for all of it. Raises HmcTimeoutError, PeerLostError, ProtocolError.
+    """
+    return Source(ctx, peer, name, timeout)
+
+
+async def lookup_async(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
+    """As lookup(), on a thread. A cancelled task ends at once; the thread ends at its timeout."""
+    return await asyncio.to_thread(Source, ctx, peer, name, timeout)
