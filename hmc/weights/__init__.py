@@ -1,4 +1,4 @@
-"""Weights between any two shardings: published in place, planned once, pulled from several sources at once, committed all or nothing.
+"""Weights between any two shardings: published in place, planned once, pulled from several sources, committed all or nothing.
 
 A source: ``publish(ctx, tensors, epoch=step)``. A receiver: ``plan(lookup(ctx, peer), target)``, then ``pull()`` and ``commit()``.
 Tensors are named, and both sides say which part of each they hold. docs/howto/weights.md shows it.

@@ -102,7 +102,7 @@ def _holds(shard: Shard, box: Box) -> bool:
 
 
 def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tuple[int, Shard]]) -> Iterator[Cell]:
-    """Cells of one part of a target. ``shards``: (number of the source, shard). InvalidArgumentError where no source has a region."""
+    """Cells of one part of a target. ``shards``: with the number of their source. InvalidArgumentError for a region without one."""
     edges = [_edges(box, [shard for _, shard in shards], axis) for axis in range(len(box.at))]
     for corner in itertools.product(*(list(itertools.pairwise(axis)) for axis in edges)):
         found = Box(tuple(low for low, _ in corner), tuple(high - low for low, high in corner))

@@ -45,7 +45,9 @@ class Grid:
         self.chunk = nbytes // itemsize  # elements
         self.chunks = -(-self.columns // self.chunk)  # of a row
         if self.chunks > _MOST:
-            raise UnsupportedError(f"a row of {self.columns * itemsize} bytes has no digest: the limit is {_MOST * nbytes}; reshape it")
+            raise UnsupportedError(
+                f"a row of {self.columns * itemsize} bytes has no digest: the limit is {_MOST * nbytes}; reshape it"
+            )
 
     @property
     def entries(self) -> int:

@@ -59,7 +59,8 @@ class Shard:
             raise ValueError(f"tensor {name}: a shard outside the tensor")
         if type(buffer) is not int or type(table) is not int or min(buffer, table) < -1:
             raise ValueError(f"tensor {name}: memory")
-        return Shard(name, dtype, *lists, buffer, table, Grid(lists[2], _dtypes.size_of(_dtypes.name_of(dtype))))
+        grid = Grid(lists[2], _dtypes.size_of(_dtypes.name_of(dtype)))
+        return Shard(name, dtype, lists[0], lists[1], lists[2], buffer, table, grid)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from hmc import layout, tensors
 from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError, UnsupportedError
 from hmc.layout import Layout
-from hmc.tensors import _dtypes
 from hmc.weights._cells import Box, Cell, groups_of, widened
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
@@ -54,7 +52,9 @@ class Place:
         return tensors.view(shadow, self.part.dtype, self.extents, offset=self.offset)
 
     def words(self, shadow: ConnBuffer) -> NDArray[Any]:
-        return shadow[self.offset : self.offset + self.part.nbytes].numpy(np.dtype(WORDS[self.part.itemsize]), self.extents)
+        word = np.dtype(WORDS[self.part.itemsize])
+        found: NDArray[Any] = shadow[self.offset : self.offset + self.part.nbytes].numpy(word, self.extents)
+        return found
 
 
 class Move:
@@ -89,7 +89,9 @@ class Move:
         assert stage is not None
         block, offsets = self._blocks
         local = at + np.arange(len(offsets), dtype=np.int64) * block
-        return _posted(self.source, _prepared(self.source, [(stage, local, self.source.buffers[self.shard.buffer], offsets)], block))
+        return _posted(
+            self.source, _prepared(self.source, [(stage, local, self.source.buffers[self.shard.buffer], offsets)], block)
+        )
 
     def check(self, table: Any, stage: ConnBuffer | None, at: int) -> None:
         """Compares what arrived with the source's digests. CorruptError where they differ."""
@@ -109,8 +111,8 @@ class Move:
             if found != wanted:
                 raise CorruptError(
                     f"tensor {self.place.name} from peer {self.source.peer.name}: the digest of rows {group.first} to "
-                    f"{group.first + group.rows - 1} of its shard is {found:#018x}, the published one {wanted:#018x}. The target is "
-                    "unchanged; change arrays only inside update()"
+                    f"{group.first + group.rows - 1} of its shard is {found:#018x}, the published one {wanted:#018x}. The target "
+                    "is unchanged; change arrays only inside update()"
                 )
 
     def place_staged(self, stage: ConnBuffer, at: int) -> None:

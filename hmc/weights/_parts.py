@@ -51,11 +51,13 @@ def part(array: Any, shape: Sequence[int] | None = None, at: Sequence[int] | Non
     found = describe(array)
     name = found.dtype if dtype is None else _dtypes.name_of(dtype)
     if _dtypes.size_of(name) != _dtypes.size_of(found.dtype):
-        raise InvalidArgumentError(f"an array of {found.dtype} as {name}: pass an element type of {_dtypes.size_of(found.dtype)} bytes")
+        raise InvalidArgumentError(
+            f"an array of {found.dtype} as {name}: pass an element type of {_dtypes.size_of(found.dtype)} bytes"
+        )
     whole = found.shape if shape is None else tuple(int(extent) for extent in shape)
     first = (0,) * len(whole) if at is None else tuple(int(index) for index in at)
     fits = len(whole) == len(first) == len(found.shape) and all(
-        0 <= a and a + e <= s for a, e, s in zip(first, found.shape, whole, strict=True)
+        a >= 0 and a + e <= s for a, e, s in zip(first, found.shape, whole, strict=True)
     )
     if not fits:
         raise InvalidArgumentError(f"an array of shape {found.shape} at {first} does not lie within a tensor of shape {whole}")
@@ -75,7 +77,9 @@ def shard(array: Any, axis: int, rank: int, size: int, dtype: Any = None) -> Par
     return part(array, whole, first, dtype)
 
 
-def fused(array: Any, extents: Mapping[str, int], axis: int = 0, rank: int = 0, size: int = 1, dtype: Any = None) -> dict[str, Part]:
+def fused(
+    array: Any, extents: Mapping[str, int], axis: int = 0, rank: int = 0, size: int = 1, dtype: Any = None
+) -> dict[str, Part]:
     """The tensors that lie behind one another along ``axis`` of an array, such as q, k and v, or gate and up.
 
     ``extents``: of every whole tensor along ``axis``, by name, in the array's order. Of each, the array holds shard ``rank`` of
@@ -84,14 +88,16 @@ def fused(array: Any, extents: Mapping[str, int], axis: int = 0, rank: int = 0, 
     """
     found = describe(array)
     if not -len(found.shape) <= axis < len(found.shape) or not 0 <= rank < size:
-        raise InvalidArgumentError(f"shard {rank} of {size} along axis {axis} of an array of shape {found.shape}: no such rank or axis")
+        raise InvalidArgumentError(
+            f"shard {rank} of {size} along axis {axis} of an array of shape {found.shape}: no such rank or axis"
+        )
     axis %= len(found.shape)
     odd = [name for name, extent in extents.items() if extent % size]
     if odd:
         raise InvalidArgumentError(f"extent {extents[odd[0]]} of {odd[0]} is not divisible by {size}: pass each tensor's part()")
     if sum(extents.values()) != found.shape[axis] * size:
         raise InvalidArgumentError(
-            f"extents {dict(extents)} over {size} ranks add up to {sum(extents.values()) // size}; the array has {found.shape[axis]}"
+            f"extents {dict(extents)} over {size} ranks add up to {sum(extents.values()) // size}, not to {found.shape[axis]}"
         )
     made, start = {}, 0
     for name, extent in extents.items():
@@ -124,7 +130,9 @@ def is_dense(array: Any) -> bool:
     found = describe(array)
     return 0 in found.shape or all(
         stride == wanted or extent == 1
-        for stride, wanted, extent in zip(found.strides, c_strides(found.shape, _dtypes.size_of(found.dtype)), found.shape, strict=True)
+        for stride, wanted, extent in zip(
+            found.strides, c_strides(found.shape, _dtypes.size_of(found.dtype)), found.shape, strict=True
+        )
     )
 
 
@@ -138,7 +146,9 @@ def words_of(name: str, one: Part) -> NDArray[Any]:
             raise UnsupportedError(f"tensor {name}: a {type(array).__name__} that is not contiguous: pass a contiguous one")
         memory = _core.Memory.from_array(detached(array))
         if memory.device != "cpu":
-            raise UnsupportedError(f"tensor {name} is on {memory.device}: weights are pulled into CPU memory only; pass a CPU array")
+            raise UnsupportedError(
+                f"tensor {name} is on {memory.device}: weights are pulled into CPU memory only; pass a CPU array"
+            )
         view = memory.numpy(word, one.extents)
     if not view.flags.writeable:
         raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")

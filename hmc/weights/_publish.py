@@ -61,7 +61,9 @@ class Publication:
             if one.nbytes:
                 number = len(self._buffers)
                 self._buffers.append(_registered(self.ctx, name, one))
-            shard = Shard.of(name, one.dtype, one.shape or (1,), one.at or (0,), one.extents or (1,), number, entries if digest else -1)
+            shard = Shard.of(
+                name, one.dtype, one.shape or (1,), one.at or (0,), one.extents or (1,), number, entries if digest else -1
+            )
             entries += shard.grid.entries if digest else 0
             self._shards.append(shard)
         self._table = self.ctx.buffer(max(8, 8 * entries), access="r")
@@ -102,7 +104,8 @@ class Publication:
     def update(self, epoch: int) -> Iterator[None]:
         """Change the arrays inside ``with src.update(epoch=step):``; they are digested at its end and are then that epoch.
 
-        A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an exception in the block the arrays belong to no epoch, until the next update().
+        A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an
+        exception in the block the arrays belong to no epoch, until the next update().
         Raises InvalidArgumentError for an update within an update, ClosedError.
         """
         _checked(epoch)

@@ -193,7 +193,7 @@ class Worker:
         generation, epoch = self.source.state(scratch, self.limits.finish)
         if generation != self.generation:
             raise EpochChangedError(
-                f"peer {self.source.peer.name} began to change weights {self.source.name!r} during the pull (it now has epoch {epoch}); "
+                f"peer {self.source.peer.name} began to change weights {self.source.name!r} during the pull (now epoch {epoch}); "
                 "the target is unchanged: pull again"
             )
 
