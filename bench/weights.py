@@ -3,9 +3,8 @@
 Usage: python bench/weights.py [--layers 1] [--receivers 4] [--repeat 7] [--json FILE]. Both cores should be otherwise idle.
 
 The source holds layers of Llama-3-8B in bf16; each receiver pulls rank 0 of 2. memcpy copies as many bytes within the receiver's
-process, by one thread. Measurements alternate; a figure is the median of --repeat. "own": arrays of the source's own; "mapped": arrays in
-memory that HMC allocated, which a receiver maps. Several receivers pull at once: a ratio is the time per byte received by all of them,
-over that of one.
+process, by one thread. Measurements alternate; a figure is the median of --repeat. "own" is memory of the source's own; "mapped" is
+memory that HMC allocated and receivers map. Several receivers pull at once: a ratio is their time per byte received over that of one.
 """
 
 from __future__ import annotations
@@ -111,19 +110,7 @@ def together(others: list[Any], what: str) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--receivers", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="also writes every figure to this file")
-    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--receiver", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.source:
-        return source(options.layers)
-    if options.receiver:
-        return receiver(options.receiver, options.layers)
+def compare(options: argparse.Namespace) -> None:
     layers = ["--layers", str(options.layers)]
     publisher = started("--source", *layers)
     address = publisher.stdout.readline().strip()
@@ -160,6 +147,23 @@ def main() -> None:
         other.wait(30)
     if options.json is not None:
         options.json.write_text(json.dumps(points, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--receivers", type=int, default=4)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also writes every figure to this file")
+    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--receiver", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.source:
+        source(options.layers)
+    elif options.receiver:
+        receiver(options.receiver, options.layers)
+    else:
+        compare(options)
 
 
 if __name__ == "__main__":

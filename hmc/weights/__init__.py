@@ -6,10 +6,27 @@ Tensors are named, and both sides say which part of each they hold. docs/howto/w
 
 from __future__ import annotations
 
+from hmc.weights._adapters import from_module, from_safetensors, from_state
 from hmc.weights._parts import Part, fused, part, shard
 from hmc.weights._plan import Plan, plan
 from hmc.weights._publish import Publication, publish
 from hmc.weights._remote import Source, lookup, lookup_async
 from hmc.weights._transfer import Pull
 
-__all__ = ["Part", "Plan", "Publication", "Pull", "Source", "fused", "lookup", "lookup_async", "part", "plan", "publish", "shard"]
+__all__ = [
+    "Part",
+    "Plan",
+    "Publication",
+    "Pull",
+    "Source",
+    "from_module",
+    "from_safetensors",
+    "from_state",
+    "fused",
+    "lookup",
+    "lookup_async",
+    "part",
+    "plan",
+    "publish",
+    "shard",
+]

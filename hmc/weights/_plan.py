@@ -97,13 +97,14 @@ class Plan:
     def pull(self, verify: bool = True, epoch: int | None = None, timeout: float | None = None) -> Pull:
         """Begins to read the weights into the shadow: wait for the result, or await it. The target does not change.
 
-        Waits until all sources have one epoch: ``epoch``, or by default any. ``verify``: compares everything with the digests of
-        its source. ``timeout``: seconds, for all of it. The sources share the work by speed; where one is lost, the others read
-        what is left.
+        Waits until sources of one epoch have everything together: of ``epoch``, or by default of the newest. Other sources are
+        left out. ``verify``: compares everything with the digests of its source. ``timeout``: seconds, for all of it. Sources of
+        the same regions share the work by speed. Where one is lost or begins another epoch, the others read what is left.
 
-        The pull raises EpochChangedError where a source begins another epoch meanwhile, CorruptError for bytes that are not those
-        that were published, PeerLostError where a region has no source left, HmcTimeoutError, HmcCancelledError. It may be
-        repeated after each of them. This call raises InvalidArgumentError while another pull is under way.
+        Where a region has no source left, the pull raises what ended the last one: PeerLostError, EpochChangedError, or
+        StaleBufferError for a publication that was closed. It raises CorruptError for bytes that are not those that were
+        published, HmcTimeoutError, HmcCancelledError. It may be repeated after each of them.
+        This call raises InvalidArgumentError while another pull is under way.
         """
         with self._lock:
             if self._closed:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hmc._core import ConnBuffer, Work
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError
@@ -67,16 +67,16 @@ def drain(works: list[Work]) -> None:
 class Board:
     """The tasks that are left, and who may take them. Any thread."""
 
-    def __init__(self, tasks: list[Task], sources: int, limits: Limits) -> None:
+    def __init__(self, tasks: list[Task], sources: set[int], limits: Limits) -> None:
         self._limits = limits
         self._change = threading.Condition()
         self._left = len(tasks)
         self._free = [True] * len(tasks)
         self._tasks = tasks
-        self._queues: list[deque[int]] = [deque() for _ in range(sources)]
-        self._alive = set(range(sources))
+        self._queues: dict[int, deque[int]] = {source: deque() for source in sources}
+        self._alive = set(sources)
         for number, task in enumerate(tasks):
-            for source in task.sources:
+            for source in task.sources & self._alive:
                 self._queues[source].append(number)
         self.error: BaseException | None = None
 
@@ -124,10 +124,6 @@ class Board:
         if orphaned:
             self.fail(error)
 
-    def finished(self) -> bool:
-        with self._change:
-            return self._left == 0
-
 
 class Flight:
     """A task on its way from a source."""
@@ -168,7 +164,7 @@ class Worker:
             if self.verify:
                 self.tables = self._tables(scratch)
             self._read(scratch)
-        except LOST as error:
+        except (*LOST, EpochChangedError) as error:
             self._drain()
             self.board.lose(self.number, [flight.number for flight in self.flights], error)
         except BaseException as error:
@@ -238,49 +234,66 @@ class Worker:
                 move.place_staged(flight.stage, at)
 
 
-def _agreed(plan: Plan, epoch: int | None, limits: Limits) -> tuple[int, dict[int, int], dict[int, BaseException]]:
-    """(epoch, generation by source, error by lost source) once all sources that live have one epoch. Waits for it."""
+class Start(NamedTuple):
+    """What a pull begins with."""
+
+    epoch: int
+    generations: dict[int, int]  # by number of the source, of those that have the epoch
+    lost: dict[int, BaseException]
+
+
+def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
+    """Waits until sources of one epoch, the asked one or the newest, have everything together."""
     lost: dict[int, BaseException] = {}
     pause = 0.001
     with plan.sources[0].ctx.buffer(STATE_BYTES) as scratch:
         while True:
             states: dict[int, tuple[int, int]] = {}
             for number, source in enumerate(plan.sources):
-                if number in lost:
-                    continue
-                try:
-                    first = source.state(scratch, limits.finish)
-                    states[number] = source.state(scratch, limits.finish)
-                    if first != states[number]:
-                        states[number] = (1, first[1])
-                except LOST as error:
-                    lost[number] = error
-            if not states:
-                raise next(iter(lost.values()))
-            epochs = {found for _, found in states.values()}
-            stable = all(generation % 2 == 0 for generation, _ in states.values())
-            if stable and len(epochs) == 1 and (epoch is None or epoch in epochs):
-                return epochs.pop(), {number: generation for number, (generation, _) in states.items()}, lost
+                if number not in lost:
+                    try:
+                        states[number] = _stable(source, scratch, limits)
+                    except LOST as error:
+                        lost[number] = error
+            _check_sources(plan, lost)
+            wanted = epoch if epoch is not None else max((at for generation, at in states.values() if generation), default=None)
+            chosen = {number: generation for number, (generation, at) in states.items() if generation and at == wanted}
+            if wanted is not None and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
+                return Start(wanted, chosen, lost)
             try:
                 limits.check()
             except HmcTimeoutError:
                 found = {plan.sources[number].peer.name: at for number, (_, at) in states.items()}
                 raise HmcTimeoutError(
-                    f"pull of epoch {'any' if epoch is None else epoch}: the sources have epochs {found}"
-                    f"{'' if stable else ', and one is being updated'}; the target is unchanged"
+                    f"pull of {'any epoch' if epoch is None else f'epoch {epoch}'}: by the deadline no sources of one epoch have "
+                    f"everything; their epochs are {found}. The target is unchanged"
                 ) from None
             limits.cancel.wait(pause)
             pause = min(0.02, pause * 2)
 
 
+def _stable(source: Source, scratch: ConnBuffer, limits: Limits) -> tuple[int, int]:
+    """(generation, epoch); generation 0 during an update."""
+    first = source.state(scratch, limits.finish)
+    again = source.state(scratch, limits.finish)
+    return again if first == again and first[0] % 2 == 0 else (0, again[1])
+
+
+def _check_sources(plan: Plan, lost: dict[int, BaseException]) -> None:
+    """Raises the loss that leaves a region without a source."""
+    for task in plan.tasks:
+        if task.sources <= lost.keys():
+            raise lost[min(task.sources)]
+    if len(lost) == len(plan.sources):
+        raise lost[0]
+
+
 def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
     """Reads everything into the shadow; returns the epoch that it is of."""
     limits = Limits(cancel, until)
-    found, generations, lost = _agreed(plan, epoch, limits)
-    board = Board(plan.tasks, len(plan.sources), limits)
-    for number, error in lost.items():
-        board.lose(number, [], error)
-    workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in generations.items()]
+    start = _start(plan, epoch, limits)
+    board = Board(plan.tasks, set(start.generations), limits)
+    workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in start.generations.items()]
     threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
     for thread in threads:
         thread.start()
@@ -289,6 +302,4 @@ def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel
         thread.join()
     if board.error is not None:
         raise board.error
-    if not board.finished():
-        raise HmcError("the pull has ended with tasks left")
-    return found
+    return start.epoch
