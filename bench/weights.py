@@ -4,7 +4,7 @@ Usage: python bench/weights.py [--layers 1] [--receivers 4] [--repeat 7] [--json
 
 The source holds layers of Llama-3-8B in bf16; each receiver pulls rank 0 of 2. memcpy copies as many bytes within the receiver's
 process, by one thread. Measurements alternate; a figure is the median of --repeat. "own" is memory of the source's own; "mapped" is
-memory that HMC allocated and receivers map. Several receivers pull at once: a ratio is their time per byte received over that of one.
+memory that HMC allocated and receivers map. Several receivers pull at once: a ratio is time per byte received, over that of one.
 """
 
 from __future__ import annotations

@@ -136,23 +136,24 @@ def is_dense(array: Any) -> bool:
     )
 
 
-def words_of(name: str, one: Part) -> NDArray[Any]:
+def words_of(ctx: _core.Context, name: str, one: Part) -> NDArray[Any]:
     """A writable view of the elements as unsigned words. UnsupportedError where there is none."""
     array, word = one.array, np.dtype(WORDS[one.itemsize])
     if isinstance(array, np.ndarray):
         view: NDArray[Any] = array.view(np.ndarray).view(word)
-    else:
-        if not is_dense(array):
-            raise UnsupportedError(f"tensor {name}: a {type(array).__name__} that is not contiguous: pass a contiguous one")
-        memory = _core.Memory.from_array(detached(array))
-        if memory.device != "cpu":
-            raise UnsupportedError(
-                f"tensor {name} is on {memory.device}: weights are pulled into CPU memory only; pass a CPU array"
-            )
-        view = memory.numpy(word, one.extents)
-    if not view.flags.writeable:
-        raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")
-    return view
+        if not view.flags.writeable:
+            raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")
+        return view
+    if not is_dense(array):
+        raise UnsupportedError(f"tensor {name}: a {type(array).__name__} that is not contiguous: pass a contiguous one")
+    try:
+        with ctx.register(detached(array), access="rw") as buffer:  # refuses what is read-only
+            if buffer.device != "cpu":
+                raise UnsupportedError(f"tensor {name} is on {buffer.device}: weights are pulled into CPU memory; pass a CPU array")
+            found: NDArray[Any] = buffer.numpy(word, one.extents)
+            return found
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"tensor {name}: {error}") from None
 
 
 def detached(array: Any) -> Any:

@@ -66,7 +66,7 @@ class Plan:
                 check_cast(name, shard.dtype, one.dtype)
             if len({shard.dtype for _, shard in shards}) != 1:
                 raise InvalidArgumentError(f"tensor {name} has another element type at each source")
-            self._words.append(words_of(name, one))
+            self._words.append(words_of(self.sources[0].ctx, name, one))
             place = Place(name, one, offset, one.at or (0,), one.extents or (1,))
             if one.nbytes:
                 box = Box(place.at, place.extents)

@@ -13,7 +13,7 @@ from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeou
 from hmc.weights._cells import Task
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
-from hmc.weights._remote import LOST, Source
+from hmc.weights._remote import LOST, Source, release, scratch
 
 if TYPE_CHECKING:
     from hmc.weights._plan import Plan
@@ -159,11 +159,9 @@ class Worker:
         self.stages: list[ConnBuffer] = []
 
     def main(self) -> None:
-        scratch = self.source.ctx.buffer(STATE_BYTES)
         try:
-            if self.verify:
-                self.tables = self._tables(scratch)
-            self._read(scratch)
+            with scratch(self.source.ctx, STATE_BYTES) as words:
+                self._run(words)
         except (*LOST, EpochChangedError) as error:
             self._drain()
             self.board.lose(self.number, [flight.number for flight in self.flights], error)
@@ -171,30 +169,31 @@ class Worker:
             self._drain()
             self.board.fail(error)
         finally:
-            for buffer in (scratch, *self.stages):
-                with contextlib.suppress(HmcError):
-                    buffer.close(timeout=5)
+            for buffer in self.stages:
+                release(buffer)
+
+    def _run(self, words: ConnBuffer) -> None:
+        if self.verify:
+            self.tables = self.source.tables(self.limits.finish)
+            self._same_epoch(words)
+        self._read(words)
 
     def _drain(self) -> None:
         for flight in self.flights:
             drain(flight.works)
 
-    def _tables(self, scratch: ConnBuffer) -> Any:
-        tables = self.source.tables(self.limits.finish)
-        self._same_epoch(scratch)
-        return tables
-
-    def _same_epoch(self, scratch: ConnBuffer) -> None:
+    def _same_epoch(self, words: ConnBuffer) -> None:
         """What was read so far is of the generation that the pull began with."""
-        generation, epoch = self.source.state(scratch, self.limits.finish)
+        generation, epoch = self.source.state(words, self.limits.finish)
         if generation != self.generation:
             raise EpochChangedError(
                 f"peer {self.source.peer.name} began to change weights {self.source.name!r} during the pull (now epoch {epoch}); "
                 "the target is unchanged: pull again"
             )
 
-    def _read(self, scratch: ConnBuffer) -> None:
+    def _read(self, words: ConnBuffer) -> None:
         while True:
+            self.limits.check()
             while len(self.flights) < _IN_FLIGHT:
                 number = self.board.take(self.number, wait=not self.flights)
                 if number is None:
@@ -202,7 +201,7 @@ class Worker:
                 self._post(number)
             if not self.flights:
                 return
-            self._land(self.flights[0], scratch)
+            self._land(self.flights[0], words)
             self.flights.popleft()
             self.board.done()
 
@@ -222,10 +221,10 @@ class Worker:
         self.stages.append(self.source.ctx.buffer(nbytes))
         return self.stages[-1]
 
-    def _land(self, flight: Flight, scratch: ConnBuffer) -> None:
+    def _land(self, flight: Flight, words: ConnBuffer) -> None:
         for work in flight.works:
             self.limits.finish(work)
-        self._same_epoch(scratch)
+        self._same_epoch(words)
         for move, at in zip(flight.moves, flight.places, strict=True):
             if self.verify:
                 move.check(self.source.table_of(self.tables, move.shard), flight.stage, at)
@@ -246,13 +245,13 @@ def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
     """Waits until sources of one epoch, the asked one or the newest, have everything together."""
     lost: dict[int, BaseException] = {}
     pause = 0.001
-    with plan.sources[0].ctx.buffer(STATE_BYTES) as scratch:
+    with scratch(plan.sources[0].ctx, STATE_BYTES) as words:
         while True:
             states: dict[int, tuple[int, int]] = {}
             for number, source in enumerate(plan.sources):
                 if number not in lost:
                     try:
-                        states[number] = _stable(source, scratch, limits)
+                        states[number] = _stable(source, words, limits)
                     except LOST as error:
                         lost[number] = error
             _check_sources(plan, lost)
@@ -272,10 +271,10 @@ def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
             pause = min(0.02, pause * 2)
 
 
-def _stable(source: Source, scratch: ConnBuffer, limits: Limits) -> tuple[int, int]:
+def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int]:
     """(generation, epoch); generation 0 during an update."""
-    first = source.state(scratch, limits.finish)
-    again = source.state(scratch, limits.finish)
+    first = source.state(words, limits.finish)
+    again = source.state(words, limits.finish)
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
 
 

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Descriptor, Peer, RemoteBuffer, Work
-from hmc.errors import ClosedError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
 from hmc.weights._manifest import MAX_EPOCH, MAX_MANIFEST, STATE_BYTES, Manifest, Shard, published_as
 
-__all__ = ["LOST", "Source", "lookup", "lookup_async"]
+__all__ = ["LOST", "Source", "lookup", "lookup_async", "release", "scratch"]
 
 # What ends the use of a source, but not of others.
 LOST = (PeerLostError, StaleBufferError, ClosedError, TransportError)
+
+
+@contextlib.contextmanager
+def scratch(ctx: Context, nbytes: int) -> Iterator[ConnBuffer]:
+    """Memory for short reads. Beside a stopped peer HMC keeps it for as long as it may be written; the caller does not wait."""
+    buffer = ctx.buffer(nbytes)
+    try:
+        yield buffer
+    finally:
+        release(buffer)
+
+
+def release(buffer: ConnBuffer) -> None:
+    """Ends a registration without waiting."""
+    with contextlib.suppress(HmcError):
+        buffer.close(timeout=0)
 
 
 class Source:
@@ -37,7 +54,7 @@ class Source:
             raise HmcTimeoutError(f"peer {peer.name} has published no weights {name!r} within {timeout} s") from error
         if published.nbytes > MAX_MANIFEST:
             raise ProtocolError(f"the peer's description of its weights has {published.nbytes} bytes; the limit is {MAX_MANIFEST}")
-        with ctx.buffer(published.nbytes) as buffer:
+        with scratch(ctx, published.nbytes) as buffer:
             peer.get(buffer, published).wait(left())
             manifest = Manifest.decode(bytes(buffer.numpy()))
 
@@ -57,10 +74,10 @@ class Source:
         """The source has digests."""
         return all(shard.table >= 0 for shard in self.shards)
 
-    def state(self, scratch: ConnBuffer, finish: Callable[[Work], None]) -> tuple[int, int]:
+    def state(self, words: ConnBuffer, finish: Callable[[Work], None]) -> tuple[int, int]:
         """(generation, epoch). The generation is odd during an update. StaleBufferError once the publication is closed."""
-        finish(self.peer.get(scratch[:16], self._state[:16]))
-        generation, epoch = (int(word) for word in scratch.numpy(np.uint64)[:2])
+        finish(self.peer.get(words[:16], self._state[:16]))
+        generation, epoch = (int(word) for word in words.numpy(np.uint64)[:2])
         if generation == 0:
             raise StaleBufferError(f"peer {self.peer.name} no longer publishes weights {self.name!r}")
         if epoch > MAX_EPOCH:
@@ -69,7 +86,7 @@ class Source:
 
     def tables(self, finish: Callable[[Work], None]) -> Any:
         """Digests of all shards, one behind the other."""
-        with self.ctx.buffer(self._table.nbytes) as buffer:
+        with scratch(self.ctx, self._table.nbytes) as buffer:
             finish(self.peer.get(buffer, self._table))
             return buffer.numpy(np.uint64).copy()
 
