@@ -1,0 +1,348 @@
+"""hmc.weights in one process: regions, casts, fused tensors, commits, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hmc
+from hmc import layout, weights
+from hmc.layout import Layout
+from hmc.weights import _cells
+from hmc.weights._digest import Grid
+from hmc.weights._manifest import Manifest, Shard
+
+CASTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"}
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class Pair:
+    """A publishing and a receiving Context."""
+
+    def __init__(self, end: contextlib.ExitStack) -> None:
+        self.end = end
+        self.source_ctx = end.enter_context(hmc.Context())
+        self.ctx = end.enter_context(hmc.Context())
+        self.peer = self.ctx.connect(self.source_ctx.addresses[0], timeout=20)
+
+    def publish(self, tensors: Any, name: str = "weights", **more: Any) -> weights.Source:
+        self.end.enter_context(weights.publish(self.source_ctx, tensors, name=name, **more))
+        return weights.lookup(self.ctx, self.peer, name, timeout=20)
+
+    def plan(self, sources: Any, target: Any) -> weights.Plan:
+        return self.end.enter_context(weights.plan(sources, target))
+
+    def fill(self, sources: Any, target: Any, **more: Any) -> weights.Plan:
+        plan = self.plan(sources, target)
+        plan.pull(timeout=20, **more).wait()
+        plan.commit()
+        return plan
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as end:
+        yield Pair(end)
+
+
+def random(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Any:
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.random.default_rng(seed).integers(0, 256, count, np.uint8).view(dtype).reshape(shape)
+
+
+def cuts(extent: int, pieces: int, rng: np.random.Generator) -> list[int]:
+    return [0, *sorted(rng.integers(0, extent + 1, pieces - 1).tolist()), extent]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_boxes(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random axes, extents, element sizes and cuts on every axis of both sides, also shards without elements."""
+    monkeypatch.setattr(_cells, "TASK_BYTES", 1 << int(np.random.default_rng(seed).integers(10, 18)))
+    rng = np.random.default_rng(seed)
+    ndim = int(rng.integers(1, 5))
+    shape = tuple(int(n) for n in rng.integers(1, (4000, 300, 40, 14)[ndim - 1], ndim))
+    if ndim > 1 and seed % 2:
+        shape = (*shape[:-1], int(rng.integers(500, 1500)))
+    whole = random(shape, ["u1", "u2", "u4", "u8"][seed % 4], seed)
+
+    def parts(pieces: int, fill: bool) -> list[weights.Part]:
+        found = []
+        for box in itertools.product(*(list(itertools.pairwise(cuts(extent, pieces, rng))) for extent in shape)):
+            own = whole[tuple(slice(a, b) for a, b in box)]
+            found.append(weights.part(own.copy() if fill else np.zeros_like(own), shape, [a for a, _ in box]))
+        return found
+
+    sources = [pair.publish({"x": parts(1 + seed % 3, True)}, f"replica {number}") for number in range(1 + seed % 2)]
+    for verify in (True, False):
+        target = parts(1 + (seed + 1) % 3, False)
+        pair.fill(sources, {"x": target}, verify=verify)
+        for one in target:
+            assert np.array_equal(one.array, whole[tuple(slice(a, a + e) for a, e in zip(one.at, one.extents, strict=True))])
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize("extents", [(1,), (1023,), (5000,), (3, 1), (7, 255), (5, 2050), (2, 3, 1025), (70000, 3)])
+def test_every_changed_byte_changes_the_digest(extents: tuple[int, ...], itemsize: int) -> None:
+    grid = Grid(extents, itemsize)
+    data = random(extents, f"u{itemsize}").reshape(-1).view(np.uint8).copy()
+    stride = grid.columns * itemsize
+    table = grid.table(data)
+    found = grid.digest(data, stride, 0, grid.rows, 0, grid.chunks)
+    assert found == grid.expected(table, 0, grid.rows, 0, grid.chunks)
+    for byte in np.random.default_rng(1).integers(0, len(data), 20):
+        data[byte] ^= 1 << int(byte % 8)
+        assert grid.digest(data, stride, 0, grid.rows, 0, grid.chunks) != found
+        data[byte] ^= 1 << int(byte % 8)
+
+
+def numbers(shape: tuple[int, ...], dtype: str) -> Any:
+    """Normal numbers of a type, as words, with infinities and what rounds to even."""
+    values = np.random.default_rng(3).normal(0, 20, shape).astype(np.float32)
+    values.reshape(-1)[:4] = [np.inf, -np.inf, 0.0, 1e-30]
+    return cast(values.view(np.uint32), "float32", dtype)
+
+
+def cast(words: Any, source: str, target: str) -> Any:
+    """Casts by hmc.layout, which has tests of its own against NumPy."""
+    size = {"f": 4, "b": 2}.get(target[0]) if target != "float16" else 2
+    made = np.zeros(words.shape, WORDS[1 if target.startswith("float8") else int(size or 0)])
+    text = f"L=1 B=1 N=1 D={words.shape[-1]} "
+    for row in range(words.shape[0]):
+        layout.convert(Layout(text + CASTS[source]), words[row], [0], Layout(text + CASTS[target]), made[row], [0], 1)
+    return made
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in itertools.product(CASTS, CASTS) if pair[0] != pair[1]])
+def test_casts(pair: Pair, source: str, target: str) -> None:
+    words = numbers((37, 5001), source)
+    published = pair.publish({"x": weights.part(words, dtype=source)})
+    expected = cast(words, source, target)
+    made = np.zeros((37, 2500), expected.dtype)
+    pair.fill(published, {"x": weights.part(made, words.shape, (0, 1001), target)})
+    assert np.array_equal(made, expected[:, 1001:3501])
+
+
+def test_casts_are_those_of_ml_dtypes(pair: Pair) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    trained = np.random.default_rng(0).normal(0, 20, (64, 777)).astype(ml_dtypes.bfloat16)
+    source = pair.publish({"x": trained})
+    wide, narrow = np.zeros((64, 777), np.float32), np.zeros((64, 777), ml_dtypes.float8_e4m3fn)
+    pair.fill(source, {"x": wide})
+    assert wide.tobytes() == trained.astype(np.float32).tobytes()
+    pair.fill(source, {"x": narrow})
+    assert narrow.tobytes() == trained.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).tobytes()
+
+
+def test_fused_tensors(pair: Pair) -> None:
+    """A trainer's q, k, v and gate, up become an engine's fused ones, split over two ranks; and back."""
+    q, k, v = random((64, 96), np.float32, 1), random((16, 96), np.float32, 2), random((16, 96), np.float32, 3)
+    gate, up = random((130, 96), np.float16, 4), random((130, 96), np.float16, 5)
+    source = pair.publish({"q": q, "k": k, "v": v, "gate": gate, "up": up})
+    fused = []
+    for rank in range(2):
+        qkv, gate_up = np.zeros((48, 96), np.float32), np.zeros((130, 96), np.float16)
+        target = weights.fused(qkv, {"q": 64, "k": 16, "v": 16}, rank=rank, size=2)
+        target |= weights.fused(gate_up, {"gate": 130, "up": 130}, rank=rank, size=2)
+        pair.fill(source, target)
+        wanted = [one[len(one) // 2 * rank : len(one) // 2 * (rank + 1)] for one in (q, k, v)]
+        assert qkv.tobytes() == np.concatenate(wanted).tobytes()
+        assert gate_up.tobytes() == np.concatenate([one[65 * rank : 65 * (rank + 1)] for one in (gate, up)]).tobytes()
+        fused.append(pair.publish(target, f"rank {rank}"))
+    back = {name: np.zeros_like(one) for name, one in {"q": q, "k": k, "v": v, "gate": gate, "up": up}.items()}
+    pair.fill(fused, back)
+    assert all(back[name].tobytes() == one.tobytes() for name, one in {"q": q, "k": k, "v": v, "gate": gate, "up": up}.items())
+
+
+def test_a_target_may_have_gaps_and_a_source_may_not(pair: Pair) -> None:
+    whole = random((20, 33), np.uint16)
+    source = pair.publish({"x": whole})
+    holder = np.zeros((40, 70), np.uint16)
+    pair.fill(source, {"x": holder[::2, 1:67:2]})
+    assert np.array_equal(holder[::2, 1:67:2], whole)
+    assert int((holder != 0).sum()) == int((whole != 0).sum())
+    turned = np.zeros((33, 20), np.uint16)
+    pair.fill(source, {"x": turned.T})
+    assert np.array_equal(turned.T, whole)
+    for array in (holder[::2, 1:67:2], turned.T, whole[:, :5]):
+        with pytest.raises(hmc.InvalidArgumentError, match=r"tensor x .*contiguous"):
+            weights.publish(pair.source_ctx, {"x": array}, name="other")
+    weights.publish(pair.source_ctx, {"x": whole}, name="other").close()  # nothing of a refused one is left
+
+
+def test_a_publication_of_this_process(pair: Pair) -> None:
+    whole = random((20, 33), np.uint16)
+    target = np.zeros((10, 33), np.uint16)
+    with (
+        weights.publish(pair.ctx, {"x": whole}, epoch=4) as source,
+        weights.plan(source, {"x": weights.shard(target, 0, 1, 2)}) as plan,
+    ):
+        plan.pull().wait(20)
+        assert plan.commit() == 4
+    assert np.array_equal(target, whole[10:])
+
+
+def test_commit_is_once_per_pull(pair: Pair) -> None:
+    array, target = random((20, 33), np.uint16), np.zeros((20, 33), np.uint16)
+    source = weights.publish(pair.source_ctx, {"x": array}, epoch=1)
+    plan = pair.plan(weights.lookup(pair.ctx, pair.peer, timeout=20), {"x": target})
+    assert plan.epoch is None
+    with pytest.raises(hmc.InvalidArgumentError, match="without a pull"):
+        plan.commit()
+    plan.pull().wait(20)
+    assert not target.any()
+    assert plan.commit() == plan.epoch == 1
+    with pytest.raises(hmc.InvalidArgumentError, match="committed before"):
+        plan.commit()
+    with source.update(2):
+        array[:] = random(array.shape, np.uint16, 9)
+    pull = plan.pull()
+    with pytest.raises(hmc.InvalidArgumentError, match=r"another pull|under way"):
+        while not pull.done:
+            plan.pull()
+        raise hmc.InvalidArgumentError("under way")  # it was faster
+    pull.wait(20)
+    assert plan.commit() == 2
+    assert np.array_equal(target, array)
+    source.close()
+
+
+def test_an_update_that_raises_leaves_no_epoch(pair: Pair) -> None:
+    array, target = random((20, 33), np.uint16), np.zeros((20, 33), np.uint16)
+    with weights.publish(pair.source_ctx, {"x": array}, epoch=1) as source:
+        plan = pair.plan(weights.lookup(pair.ctx, pair.peer, timeout=20), {"x": target})
+        with pytest.raises(ZeroDivisionError), source.update(2):
+            with pytest.raises(hmc.InvalidArgumentError, match="another update"), source.update(3):
+                pass
+            raise ZeroDivisionError
+        with pytest.raises(hmc.HmcTimeoutError):
+            plan.pull(timeout=0.1).wait()
+        with source.update(3):
+            array[0, 0] += 1
+        plan.pull(timeout=20).wait()
+        assert plan.commit() == 3
+    with pytest.raises(hmc.ClosedError), source.update(4):
+        pass
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::3])
+def test_closing_in_any_order(order: tuple[int, ...]) -> None:
+    source_ctx, ctx = hmc.Context(), hmc.Context()
+    source = weights.publish(source_ctx, {"x": random((200, 330), np.uint16)})
+    peer = ctx.connect(source_ctx.addresses[0], timeout=20)
+    plan = weights.plan(weights.lookup(ctx, peer, timeout=20), {"x": np.zeros((200, 330), np.uint16)})
+    plan.pull()
+    ends = [source_ctx.close, ctx.close, source.close, plan.close]
+    for number in order:
+        ends[number]()
+    for end in ends:
+        end()
+    with pytest.raises(hmc.ClosedError):
+        plan.pull()
+    with pytest.raises(hmc.ClosedError):
+        plan.commit()
+
+
+def test_what_does_not_fit_is_refused_by_name(pair: Pair) -> None:
+    source = pair.publish({"x": random((20, 33), np.float32), "n": random((9,), np.int64)})
+    half = pair.publish({"x": weights.part(random((5, 33), np.float32), (20, 33), (3, 0))}, "half")
+    frozen = np.zeros((20, 33), np.float32)
+    frozen.flags.writeable = False
+    refused: list[tuple[Any, Any, str]] = [
+        (source, {"y": np.zeros(3)}, "tensor y: no source"),
+        (source, {"x": np.zeros((20, 32), np.float32)}, r"tensor x has shape \(20, 33\)"),
+        (source, {"x": weights.part(np.zeros((5, 33), np.float32), (20, 34))}, "tensor x has shape"),
+        (half, {"x": np.zeros((20, 33), np.float32)}, r"tensor x: no source has \[0:3, 0:33\]"),
+        (source, {"x": frozen}, "tensor x is read-only"),
+        (source, {"x": b"20"}, "tensor x"),
+        (source, {"n": np.int64(3)}, "tensor n"),
+        (source, {"": np.zeros(3)}, "name"),
+        (source, {3: np.zeros(3)}, "name"),
+        (source, [np.zeros(3)], "mapping"),
+        ([], {"x": np.zeros(3)}, "0 sources"),
+        (pair.peer, {"x": np.zeros(3)}, "Peer is no source"),
+        (source, {"x": object()}, "tensor x"),
+    ]
+    for sources, target, text in refused:
+        with pytest.raises(hmc.InvalidArgumentError, match=text):
+            weights.plan(sources, target)
+    for target in ({"x": np.zeros((20, 33), np.float64)}, {"n": np.zeros(9, np.int32)}, {"n": np.zeros(9, np.float32)}):
+        with pytest.raises(hmc.UnsupportedError, match="casts are among"):
+            weights.plan(source, target)
+    for wrong in (-1, 1 << 62, 1.5, "1"):
+        with pytest.raises(hmc.InvalidArgumentError, match="epoch"):
+            weights.publish(pair.source_ctx, {}, epoch=wrong, name="other")  # type: ignore[arg-type]
+    with pytest.raises(hmc.InvalidArgumentError, match="taken"):
+        weights.publish(pair.source_ctx, {"x": np.zeros(3)})
+    for name in ("", "x" * 129):
+        with pytest.raises(hmc.InvalidArgumentError, match="name"):
+            weights.publish(pair.source_ctx, {}, name=name)
+
+
+def test_parts_that_cannot_be_are_refused() -> None:
+    array = np.zeros((4, 6), np.uint16)
+    for arguments in (((4,), None), ((4, 5), None), ((8, 6), (5, 0)), ((8, 6), (-1, 0)), ((8, 6), (0,))):
+        with pytest.raises(hmc.InvalidArgumentError, match="does not lie within"):
+            weights.part(array, *arguments)
+    with pytest.raises(hmc.InvalidArgumentError, match="2 bytes"):
+        weights.part(array, dtype="float32")
+    for axis, rank, size in ((2, 0, 1), (-3, 0, 1), (0, 1, 1), (0, -1, 2)):
+        with pytest.raises(hmc.InvalidArgumentError, match="no such"):
+            weights.shard(array, axis, rank, size)
+    with pytest.raises(hmc.InvalidArgumentError, match="not divisible"):
+        weights.fused(array, {"a": 3, "b": 5}, rank=0, size=2)
+    with pytest.raises(hmc.InvalidArgumentError, match="add up"):
+        weights.fused(array, {"a": 2, "b": 4}, rank=0, size=2)
+
+
+def test_manifests_are_bounded() -> None:
+    made = Manifest([Shard.of("x", "float32", (4, 4), (0, 0), (2, 4), 0, 0)], b"s", b"d", [b"a"])
+    assert Manifest.decode(made.encode()).encode() == made.encode()
+    text = made.encode().decode()
+    wrong = [
+        text.replace('"x"', "3"),
+        text.replace('"float32"', '"float3"'),
+        text.replace("[2,4],0", "[2,4],1"),
+        text.replace("[2,4],0", "[2,4],-1"),
+        text.replace("[2,4],0", "[5,4],0"),
+        text.replace("[2,4],0", "[2],0"),
+        text.replace("[2,4],0", "[2,-4],0"),
+        text.replace("[2,4],0", "[2,4.5],0"),
+        text.replace("[4,4]", f"[4,{1 << 60}]"),
+        text.replace("[4,4]", "[]"),
+        text.replace(':1,"shards"', ':2,"shards"'),
+        text.replace('"arrays"', '"array"'),
+        text[:-1],
+        "",
+        "[]",
+        "[" * 100000,
+        "null",
+    ]
+    for one in wrong:
+        assert one != text
+        with pytest.raises(hmc.ProtocolError):
+            Manifest.decode(one.encode())
+
+
+def test_a_thousand_plans_leave_no_memory(pair: Pair) -> None:
+    source = pair.publish({"x": random((64, 64), np.uint16)})
+    target = np.zeros((64, 64), np.uint16)
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    for number in range(1000):
+        if number == 50:
+            before = descriptors()
+        with weights.plan(source, {"x": target}) as plan:
+            pull = plan.pull()
+            if number % 2:
+                pull.cancel()
+            else:
+                pull.wait(20)
+    assert descriptors() <= before + 2
