@@ -19,8 +19,8 @@ from hmc.layout import Layout
 
 __all__ = ["Grid"]
 
-_CHUNK = 1024  # bytes; larger where a row would have more than _CHUNKS
-_CHUNKS = 1024
+_CHUNK = 1024  # bytes at least; a chunk is a quarter of a row: fewer are quicker, more let columns be cut without copies
+_CHUNKS = 4
 _LARGEST = 16384  # words of a chunk, and
 _MOST = 65536  # chunks of a row: what a Layout takes
 _MASK = (1 << 64) - 1
@@ -39,9 +39,8 @@ class Grid:
         self.columns = extents[-1] if extents else 1
         self.rows = math.prod(extents[:-1])
         self.word, self.dtype = (2, "bf16") if self.columns * itemsize % 2 == 0 else (1, "f8_e4m3fn")
-        nbytes = _CHUNK
-        while -(-self.columns * itemsize // nbytes) > _CHUNKS and nbytes < _LARGEST * self.word:
-            nbytes *= 2
+        nbytes = -(-self.columns * itemsize // (64 * _CHUNKS)) * 64
+        nbytes = min(max(nbytes, _CHUNK), _LARGEST * self.word)
         self.chunk = nbytes // itemsize  # elements
         self.chunks = -(-self.columns // self.chunk)  # of a row
         if self.chunks > _MOST:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_IN_FLIGHT = 2  # tasks of a source
+_IN_FLIGHT = 4  # tasks of a source at another host; on this host one: it is checked while it is in the cache
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 
 
@@ -194,7 +194,7 @@ class Worker:
     def _read(self, words: ConnBuffer) -> None:
         while True:
             self.limits.check()
-            while len(self.flights) < _IN_FLIGHT:
+            while len(self.flights) < (1 if self.source.peer.same_host else _IN_FLIGHT):
                 number = self.board.take(self.number, wait=not self.flights)
                 if number is None:
                     break
