@@ -238,37 +238,48 @@ class Start(NamedTuple):
 
     epoch: int
     generations: dict[int, int]  # by number of the source, of those that have the epoch
-    lost: dict[int, BaseException]
 
 
 def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
     """Waits until sources of one epoch, the asked one or the newest, have everything together."""
     lost: dict[int, BaseException] = {}
+    states: dict[int, tuple[int, int]] = {}
     pause = 0.001
     with scratch(plan.sources[0].ctx, STATE_BYTES) as words:
-        while True:
-            states: dict[int, tuple[int, int]] = {}
-            for number, source in enumerate(plan.sources):
-                if number not in lost:
-                    try:
-                        states[number] = _stable(source, words, limits)
-                    except LOST as error:
-                        lost[number] = error
-            _check_sources(plan, lost)
-            wanted = epoch if epoch is not None else max((at for generation, at in states.values() if generation), default=None)
-            chosen = {number: generation for number, (generation, at) in states.items() if generation and at == wanted}
-            if wanted is not None and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
-                return Start(wanted, chosen, lost)
-            try:
+        try:
+            while True:
+                _look(plan, words, limits, states, lost)
+                wanted = epoch if epoch is not None else max((at for generation, at in states.values() if generation), default=None)
+                chosen = {number: generation for number, (generation, at) in states.items() if generation and at == wanted}
+                if wanted is not None and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
+                    return Start(wanted, chosen)
                 limits.check()
-            except HmcTimeoutError:
-                found = {plan.sources[number].peer.name: at for number, (_, at) in states.items()}
-                raise HmcTimeoutError(
-                    f"pull of {'any epoch' if epoch is None else f'epoch {epoch}'}: by the deadline no sources of one epoch have "
-                    f"everything; their epochs are {found}. The target is unchanged"
-                ) from None
-            limits.cancel.wait(pause)
-            pause = min(0.02, pause * 2)
+                limits.cancel.wait(limits.left(pause))
+                pause = min(0.02, pause * 2)
+        except HmcTimeoutError:
+            found = {f"{plan.sources[number].peer.name}/{plan.sources[number].name}": at for number, (_, at) in states.items()}
+            raise HmcTimeoutError(
+                f"pull of {'any epoch' if epoch is None else f'epoch {epoch}'}: by the deadline no sources of one epoch have "
+                f"everything; their epochs are {found}. The target is unchanged"
+            ) from None
+
+
+def _look(
+    plan: Plan, words: ConnBuffer, limits: Limits, states: dict[int, tuple[int, int]], lost: dict[int, BaseException]
+) -> None:
+    """Reads the state of every source that is not lost. Raises the loss that leaves a region without a source."""
+    for number, source in enumerate(plan.sources):
+        if number not in lost:
+            try:
+                states[number] = _stable(source, words, limits)
+            except LOST as error:
+                lost[number] = error
+                states.pop(number, None)
+    for task in plan.tasks:
+        if task.sources <= lost.keys():
+            raise lost[min(task.sources)]
+    if len(lost) == len(plan.sources):
+        raise lost[0]
 
 
 def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int]:
@@ -276,15 +287,6 @@ def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int
     first = source.state(words, limits.finish)
     again = source.state(words, limits.finish)
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
-
-
-def _check_sources(plan: Plan, lost: dict[int, BaseException]) -> None:
-    """Raises the loss that leaves a region without a source."""
-    for task in plan.tasks:
-        if task.sources <= lost.keys():
-            raise lost[min(task.sources)]
-    if len(lost) == len(plan.sources):
-        raise lost[0]
 
 
 def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
