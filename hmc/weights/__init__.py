@@ -11,6 +11,7 @@ from hmc.weights._parts import Part, fused, part, shard
 from hmc.weights._plan import Plan, plan
 from hmc.weights._publish import Publication, publish
 from hmc.weights._remote import Source, lookup, lookup_async
+from hmc.weights._sinks import Quantised, quantised
 from hmc.weights._transfer import Pull
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Plan",
     "Publication",
     "Pull",
+    "Quantised",
     "Source",
     "from_module",
     "from_safetensors",
@@ -28,5 +30,6 @@ __all__ = [
     "part",
     "plan",
     "publish",
+    "quantised",
     "shard",
 ]

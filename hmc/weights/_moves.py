@@ -9,33 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hmc import layout, tensors
+from hmc import tensors
 from hmc._core import ConnBuffer, Work
-from hmc.errors import CorruptError, UnsupportedError
-from hmc.layout import Layout
+from hmc.errors import CorruptError
+from hmc.weights._casts import cast_rows
 from hmc.weights._cells import Box, Cell, groups_of, widened
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
 from hmc.weights._remote import Source
 
-__all__ = ["Move", "Place", "check_cast"]
-
-_CAST = {
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "float32": "f32",
-    "float8_e4m3fn": "f8_e4m3fn",
-    "float8_e4m3fnuz": "f8_e4m3fnuz",
-    "float8_e5m2": "f8_e5m2",
-}
-_CAST_ROW = 4096  # elements
-_CAST_ROWS = 65536
-
-
-def check_cast(name: str, source: str, target: str) -> None:
-    """UnsupportedError where ``source`` cannot be cast to ``target``."""
-    if source != target and not (source in _CAST and target in _CAST):
-        raise UnsupportedError(f"tensor {name}: {source} at its source, {target} here: casts are among {', '.join(_CAST)}")
+__all__ = ["Move", "Place"]
 
 
 @dataclass(frozen=True)
@@ -129,20 +112,8 @@ class Move:
         for group in groups_of(inner, wide, self.target.at, self.place.extents):
             read = source[(group.first * wide[-1] + skip) * self.shard.grid.itemsize :]
             written = target[(group.other * columns + self.target.at[-1]) * size :]
-            self._cast(read, wide[-1], written, columns, group.rows)
-
-    def _cast(self, source: Any, source_stride: int, target: Any, target_stride: int, rows: int) -> None:
-        sizes = self.shard.grid.itemsize, self.place.part.itemsize
-        kinds = _CAST[self.shard.dtype], _CAST[self.place.part.dtype]
-        columns = self.box.extents[-1]
-        for row in range(0, rows, _CAST_ROWS):
-            count = min(_CAST_ROWS, rows - row)
-            for column in range(0, columns, _CAST_ROW):
-                width = min(_CAST_ROW, columns - column)
-                read = Layout(f"L=1 B=1 N={count}:{source_stride} D={width} {kinds[0]}")
-                written = Layout(f"L=1 B=1 N={count}:{target_stride} D={width} {kinds[1]}")
-                begin = (row * source_stride + column) * sizes[0], (row * target_stride + column) * sizes[1]
-                layout.convert(read, source[begin[0] :], [0], written, target[begin[1] :], [0], count)
+            kinds = self.shard.dtype, self.place.part.dtype
+            cast_rows(kinds, read, wide[-1], written, columns, group.rows, self.box.extents[-1])
 
 
 def _prepared(source: Source, pairs: Sequence[tuple[Any, Any, Any, Any]], block: int) -> Any:

@@ -8,16 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hmc.errors import ClosedError, InvalidArgumentError
+from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
 from hmc.weights._manifest import Shard
-from hmc.weights._moves import Move, Place, check_cast
-from hmc.weights._parts import Part, parts_of, words_of
+from hmc.weights._moves import Move, Place
+from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
 from hmc.weights._pull import run
 from hmc.weights._remote import Source, lookup
+from hmc.weights._sinks import Sink, sink_of
 from hmc.weights._transfer import Pull
 
 __all__ = ["Plan", "plan"]
@@ -41,7 +41,7 @@ class Plan:
         self._epoch: int | None = None
         self._closed = False
         self._moves: dict[tuple[int, int, bool], Move] = {}
-        self._words: list[Any] = []
+        self._sinks: list[Sink] = []
         self.places: list[Place] = []
         self.tasks = tasks_of(self._cells(parts_of(target)))
         nbytes = self.places[-1].offset + self.places[-1].part.nbytes if self.places else 0
@@ -66,7 +66,7 @@ class Plan:
                 check_cast(name, shard.dtype, one.dtype)
             if len({shard.dtype for _, shard in shards}) != 1:
                 raise InvalidArgumentError(f"tensor {name} has another element type at each source")
-            self._words.append(words_of(self.sources[0].ctx, name, one))
+            self._sinks.append(sink_of(self.sources[0].ctx, name, one))
             place = Place(name, one, offset, one.at or (0,), one.extents or (1,))
             if one.nbytes:
                 box = Box(place.at, place.extents)
@@ -117,7 +117,11 @@ class Plan:
             until = None if timeout is None else time.monotonic() + timeout
 
             def pulled(cancel: threading.Event) -> None:
-                self._pulled = run(self, verify, epoch, until, cancel)
+                found = run(self, verify, epoch, until, cancel)
+                for place, sink in zip(self.places, self._sinks, strict=True):
+                    if place.part.nbytes:
+                        sink.prepare(place.words(self.shadow))
+                self._pulled = found
 
             self._pull = Pull(pulled)
             return self._pull
@@ -142,12 +146,12 @@ class Plan:
 
     def _copy(self) -> None:
         interrupted: BaseException | None = None
-        copies = list(zip(self.places, self._words, strict=True))
+        copies = list(zip(self.places, self._sinks, strict=True))
         while copies:
-            place, words = copies[-1]
+            place, sink = copies[-1]
             try:
                 if place.part.nbytes:
-                    np.copyto(words.reshape(1) if words.ndim == 0 else words, place.words(self.shadow))
+                    sink.commit(place.words(self.shadow))
                 copies.pop()
             except KeyboardInterrupt as error:  # the other tensors would keep the old epoch
                 interrupted = error
@@ -163,6 +167,7 @@ class Plan:
         if under_way is not None:
             under_way.cancel()
             under_way.drained(timeout)
+        self._pull = None  # the traceback of its error refers to this plan
         with contextlib.suppress(ClosedError):
             self.shadow.close(timeout=None if until is None else max(0.0, until - time.monotonic()))
 

@@ -15,6 +15,7 @@ from hmc._core import ConnBuffer, Context
 from hmc.errors import ClosedError, HmcError, InvalidArgumentError, UnsupportedError
 from hmc.weights._manifest import MAX_EPOCH, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, detached, is_dense, parts_of
+from hmc.weights._sinks import Quantised
 
 __all__ = ["Publication", "publish"]
 
@@ -26,6 +27,8 @@ def _checked(epoch: int) -> int:
 
 
 def _registered(ctx: Context, name: str, one: Part) -> ConnBuffer:
+    if isinstance(one, Quantised):
+        raise InvalidArgumentError(f"tensor {name} is a target's quantised(): publish the array and its scales as two tensors")
     if not is_dense(one.array):
         raise InvalidArgumentError(f"tensor {name} of shape {one.extents} has gaps or permuted axes: pass a contiguous array")
     buffer = ctx.register(detached(one.array), access="r")

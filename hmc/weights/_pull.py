@@ -171,6 +171,8 @@ class Worker:
         finally:
             for buffer in self.stages:
                 release(buffer)
+            self.stages.clear()
+            self.flights.clear()
 
     def _run(self, words: ConnBuffer) -> None:
         if self.verify:
@@ -301,6 +303,10 @@ def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel
     workers[0].main()
     for thread in threads:
         thread.join()
-    if board.error is not None:
-        raise board.error
+    error, board.error = board.error, None
+    try:
+        if error is not None:
+            raise error
+    finally:
+        error = None  # else the error and this frame keep each other, and the memory of the pull
     return start.epoch

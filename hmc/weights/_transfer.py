@@ -14,6 +14,17 @@ from hmc.errors import HmcTimeoutError
 __all__ = ["Pull"]
 
 
+def _main(future: Future[None] | None, cancel: threading.Event, run: Callable[[threading.Event], None]) -> None:
+    assert future is not None
+    try:
+        run(cancel)
+    except BaseException as error:
+        future.set_exception(error)
+        future = None  # else the error's traceback and the future keep each other
+    else:
+        future.set_result(None)
+
+
 class Pull:
     """A pull under way: wait for it or await it. Any thread.
 
@@ -24,15 +35,8 @@ class Pull:
     def __init__(self, run: Callable[[threading.Event], None]) -> None:
         self._future: Future[None] = Future()
         self._cancel = threading.Event()
-        threading.Thread(target=self._main, args=(run,), name="hmc.weights pull", daemon=True).start()
-
-    def _main(self, run: Callable[[threading.Event], None]) -> None:
-        try:
-            run(self._cancel)
-        except BaseException as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(None)
+        main = threading.Thread(target=_main, args=(self._future, self._cancel, run), name="hmc.weights pull", daemon=True)
+        main.start()
 
     @property
     def done(self) -> bool:

@@ -346,3 +346,80 @@ def test_a_thousand_plans_leave_no_memory(pair: Pair) -> None:
             else:
                 pull.wait(20)
     assert descriptors() <= before + 2
+
+
+def quantise(values: Any, block: tuple[int, int]) -> tuple[Any, Any]:
+    """Reference: (float8_e4m3fn, scales)."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    rows, columns = values.shape
+    made = np.zeros(values.shape, ml_dtypes.float8_e4m3fn)
+    scales = np.zeros((-(-rows // block[0]), -(-columns // block[1])), np.float32)
+    for i, j in np.ndindex(*scales.shape):
+        cut = slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1])
+        largest = np.abs(values[cut]).max()
+        scales[i, j] = largest / np.float32(448) if largest else 1
+        made[cut] = (values[cut] / scales[i, j]).astype(ml_dtypes.float8_e4m3fn)
+    return made, scales
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "block"), [(256, 384, (128, 128)), (200, 333, (128, 128)), (65, 70, (1, 32)), (3, 5, (4, 4))]
+)
+def test_quantised_in_blocks(pair: Pair, rows: int, columns: int, block: tuple[int, int]) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    trained = np.random.default_rng(0).normal(0, 0.02, (rows, columns)).astype(ml_dtypes.bfloat16)
+    trained[: block[0], : block[1]] = 0
+    wanted, factors = quantise(trained.astype(np.float32), block)
+    cut = rows // 3
+    sources = [
+        pair.publish({"x": weights.part(trained[:cut].copy(), trained.shape)}, "upper"),
+        pair.publish({"x": weights.part(trained[cut:].copy(), trained.shape, (cut, 0))}, "lower"),
+    ]
+    made, scales = np.zeros_like(wanted), np.zeros_like(factors)
+    plan = pair.plan(sources, {"x": weights.quantised(made, scales, block=block)})
+    plan.pull(timeout=20).wait()
+    assert not made.view(np.uint8).any()
+    assert not scales.any()
+    plan.commit()
+    assert made.tobytes() == wanted.tobytes()
+    assert scales.tobytes() == factors.tobytes()
+    first = block[0] * (rows // block[0] // 2)  # a rank that holds the lower rows
+    part, part_scales = np.zeros_like(wanted[first:]), np.zeros_like(factors[first // block[0] :])
+    pair.fill(sources, {"x": weights.quantised(part, part_scales, trained.shape, (first, 0), block)})
+    assert part.tobytes() == wanted[first:].tobytes()
+    assert part_scales.tobytes() == factors[first // block[0] :].tobytes()
+    # Quantised weights and their scales travel between shardings as two tensors.
+    onward = pair.publish({"x": made, "x.scale": scales}, "quantised")
+    again, again_scales = np.zeros_like(part), np.zeros_like(part_scales)
+    pair.fill(
+        onward,
+        {
+            "x": weights.part(again, made.shape, (first, 0)),
+            "x.scale": weights.part(again_scales, scales.shape, (first // block[0], 0)),
+        },
+    )
+    assert again.tobytes() == part.tobytes()
+    assert again_scales.tobytes() == part_scales.tobytes()
+
+
+def test_quantised_refusals(pair: Pair) -> None:
+    values = np.ones((4, 256), np.float32)
+    values[2, 200] = np.nan
+    source = pair.publish({"x": values, "n": np.ones((4, 256), np.int32)})
+    made, scales = np.zeros((4, 256), np.uint8), np.zeros((1, 2), np.float32)
+    target = weights.quantised(made, scales, dtype="float8_e4m3fn")
+    plan = pair.plan(source, {"x": target})
+    with pytest.raises(hmc.UnsupportedError, match="tensor x has a NaN"):
+        plan.pull(timeout=20).wait()
+    with pytest.raises(hmc.InvalidArgumentError, match="failed"):
+        plan.commit()
+    assert not made.any()
+    with pytest.raises(hmc.UnsupportedError, match="tensor n"):
+        weights.plan(source, {"n": target})
+    with pytest.raises(hmc.InvalidArgumentError, match="tensor x is a target's"):
+        weights.publish(pair.source_ctx, {"x": target}, name="other")
+    with pytest.raises(hmc.InvalidArgumentError, match="pass float8_e4m3fn and float32"):
+        weights.quantised(made, scales)
+    for arguments in ({"block": (4, 64)}, {"shape": (8, 256), "at": (2, 0)}, {"shape": (8, 256)}, {"block": (0, 128)}):
+        with pytest.raises(hmc.InvalidArgumentError, match="block"):
+            weights.quantised(made, scales, dtype="float8_e4m3fn", **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""What becomes of a pulled part: copied to its array, or quantised in blocks first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import _core
+from hmc.errors import InvalidArgumentError, UnsupportedError
+from hmc.weights._casts import cast_rows
+from hmc.weights._parts import Part, part, words_of
+
+__all__ = ["Quantised", "Sink", "quantised", "sink_of"]
+
+_LARGEST = 448.0  # of float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Quantised(Part):
+    """A part of a target that is quantised in blocks. Its tensor is pulled as float32. Made by quantised()."""
+
+    weight: Part
+    scales: Part
+    block: tuple[int, int]
+
+
+def quantised(
+    array: Any,
+    scales: Any,
+    shape: Sequence[int] | None = None,
+    at: Sequence[int] | None = None,
+    block: tuple[int, int] = (128, 128),
+    dtype: Any = None,
+) -> Quantised:
+    """A part of a target in float8_e4m3fn with a scale for each block of its last two axes, for plan() alone.
+
+    The source has the tensor in a floating-point type. A block's scale is its largest absolute value / 448, or 1 where all are 0;
+    an element is its value / scale, rounded to nearest even. ``array``: float8_e4m3fn, or bytes with ``dtype="float8_e4m3fn"``.
+    ``scales``: float32, the array's extents / ``block``, rounded up, on the last two axes. ``shape``, ``at``: as in part().
+
+    Raises InvalidArgumentError for other types, other extents of ``scales``, and a part that does not begin and end at blocks.
+    """
+    weight, factors = part(array, shape, at, dtype), part(scales)
+    if weight.dtype != "float8_e4m3fn" or factors.dtype != "float32":
+        raise InvalidArgumentError(f"quantised {weight.dtype} with scales of {factors.dtype}: pass float8_e4m3fn and float32")
+    if len(weight.extents) < 2 or min(block) < 1:
+        raise InvalidArgumentError(f"blocks of {block} in an array of shape {weight.extents}: pass two axes or more")
+    wanted = (*weight.extents[:-2], *(-(-e // b) for e, b in zip(weight.extents[-2:], block, strict=True)))
+    if factors.extents != wanted:
+        raise InvalidArgumentError(f"scales of shape {factors.extents} for {weight.extents} in blocks of {block}: pass {wanted}")
+    for first, extent, whole, size in zip(weight.at[-2:], weight.extents[-2:], weight.shape[-2:], block, strict=True):
+        if first % size or (extent % size and first + extent != whole):
+            raise InvalidArgumentError(f"a part of {weight.extents} at {weight.at} begins or ends within a block of {block}")
+    return Quantised(array, "float32", weight.extents, weight.shape, weight.at, weight, factors, block)
+
+
+class Sink:
+    """Copies a part from the shadow to its array."""
+
+    def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
+        self._words = words_of(ctx, name, one)
+
+    def prepare(self, shadow: NDArray[Any]) -> None:
+        """At the end of a pull; the array does not change yet."""
+
+    def commit(self, shadow: NDArray[Any]) -> None:
+        np.copyto(self._words.reshape(1) if self._words.ndim == 0 else self._words, shadow)
+
+
+class _QuantisedSink(Sink):
+    def __init__(self, ctx: _core.Context, name: str, one: Quantised) -> None:
+        super().__init__(ctx, name, one.weight)
+        self._name = name
+        self._one = one
+        self._scales = words_of(ctx, name, one.scales)
+        self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
+
+    def prepare(self, shadow: NDArray[Any]) -> None:
+        values = shadow.view(np.float32)
+        for outer in np.ndindex(*values.shape[:-2]):
+            for number, row in enumerate(range(0, values.shape[-2], self._one.block[0])):
+                rows = slice(row, row + self._one.block[0])
+                self._block_row(values[(*outer, rows)], self._made[0][(*outer, rows)], self._made[1][(*outer, number)])
+
+    def _block_row(self, values: Any, made: Any, scales: Any) -> None:
+        columns, width = values.shape[-1], self._one.block[1]
+        largest = np.maximum.reduceat(np.abs(values).max(axis=0), np.arange(0, columns, width))
+        if not np.isfinite(largest).all():
+            raise UnsupportedError(
+                f"tensor {self._name} has a NaN or an infinity, so that its blocks have no scale; the target is unchanged"
+            )
+        scales[:] = np.where(largest == 0, np.float32(1), largest / np.float32(_LARGEST))
+        scales[scales == 0] = np.float32(1)  # the largest value / 448 is below the smallest number
+        divided = np.ascontiguousarray(values / np.repeat(scales, width)[:columns])
+        kinds = "float32", "float8_e4m3fn"
+        cast_rows(kinds, divided.reshape(-1).view(np.uint8), columns, made.reshape(-1), columns, len(values), columns)
+
+    def commit(self, shadow: NDArray[Any]) -> None:
+        np.copyto(self._words, self._made[0])
+        np.copyto(self._scales, self._made[1].view(self._scales.dtype))
+
+
+def sink_of(ctx: _core.Context, name: str, one: Part) -> Sink:
+    return _QuantisedSink(ctx, name, one) if isinstance(one, Quantised) else Sink(ctx, name, one)
