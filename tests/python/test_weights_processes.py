@@ -141,6 +141,60 @@ def test_a_killed_only_source_is_an_error_within_a_second(lab: Lab, small_tasks:
         plan.pull(timeout=30).wait()
 
 
+@pytest.mark.parametrize("phase", ["before the plan", "before the pull", "while a pull waits", "in an update", "before the commit"])
+def test_a_killed_source_in_every_other_phase(lab: Lab, phase: str) -> None:
+    source = lab.source()
+    found = source.look_up(lab.ctx)
+    target = empty(NAMES)
+    if phase == "before the plan":
+        source.kill()
+    plan = lab.plan(found, target)
+    if phase == "before the commit":
+        plan.pull(timeout=30).wait()
+        source.kill()
+        assert plan.commit() == 1
+        assert holds(target, 1)
+        return
+    if phase == "before the pull":
+        source.kill()
+    if phase == "in an update":
+        source.tell("begin", 2)
+    pull = plan.pull(epoch=2, timeout=30) if "plan" not in phase else plan.pull(timeout=30)
+    if phase in ("while a pull waits", "in an update"):
+        time.sleep(0.2)
+        assert not pull.done
+        source.kill()
+    began = time.monotonic()
+    with pytest.raises(hmc.PeerLostError):
+        pull.wait()
+    assert time.monotonic() - began < 1
+    assert holds(target, 0)
+
+
+def test_lookup_of_a_killed_source(lab: Lab) -> None:
+    source = lab.source()
+    peer = lab.ctx.connect(source.address, timeout=20)
+    source.kill()
+    began = time.monotonic()
+    with pytest.raises(hmc.PeerLostError):
+        weights.lookup(lab.ctx, peer, timeout=20)
+    assert time.monotonic() - began < 1
+
+
+def test_a_source_that_restarts_is_another_one(lab: Lab) -> None:
+    first = lab.source()
+    target = empty(NAMES)
+    plan = lab.plan(first.look_up(lab.ctx), target)
+    first.kill()
+    second = lab.source(epoch=2)
+    with pytest.raises(hmc.PeerLostError):
+        plan.pull(timeout=30).wait()
+    plan = lab.plan(second.look_up(lab.ctx), target)
+    plan.pull(timeout=30).wait()
+    assert plan.commit() == 2
+    assert holds(target, 2)
+
+
 def test_an_update_during_a_pull(lab: Lab, small_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.source()
     target = empty(NAMES)

@@ -120,6 +120,9 @@ def serve(described: dict[str, Any]) -> None:
                     with source.update(int(words[0])):
                         for name, one in tensors.items():
                             one.array[...] = value(name, int(words[0]))[place(name, rank, size)]
+                elif what == "begin":  # an update that does not end
+                    unfinished = source.update(int(words[0]))
+                    unfinished.__enter__()
                 elif what == "corrupt":
                     tensors[words[0]].array.reshape(-1).view(np.uint8)[int(words[1])] ^= 1
                 elif what == "close":
