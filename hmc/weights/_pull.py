@@ -6,22 +6,28 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError
-from hmc.weights._cells import Task
+from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
 from hmc.weights._remote import LOST, Source, release, scratch
-
-if TYPE_CHECKING:
-    from hmc.weights._plan import Plan
 
 __all__ = ["run"]
 
 _IN_FLIGHT = 4  # tasks of a source at another host; on this host one: it is checked while it is in the cache
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
+
+
+class Planned(Protocol):
+    """What a pull takes from a plan."""
+
+    sources: list[Source]
+    tasks: list[Task]
+
+    def move(self, cell: Cell, number: int, verify: bool) -> Move: ...
 
 
 class Limits:
@@ -146,7 +152,7 @@ class Flight:
 class Worker:
     """Reads from one source."""
 
-    def __init__(self, plan: Plan, number: int, generation: int, board: Board, limits: Limits, verify: bool) -> None:
+    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, verify: bool) -> None:
         self.plan = plan
         self.number = number
         self.source: Source = plan.sources[number]
@@ -242,7 +248,7 @@ class Start(NamedTuple):
     generations: dict[int, int]  # by number of the source, of those that have the epoch
 
 
-def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
+def _start(plan: Planned, epoch: int | None, limits: Limits) -> Start:
     """Waits until sources of one epoch, the asked one or the newest, have everything together."""
     lost: dict[int, BaseException] = {}
     states: dict[int, tuple[int, int]] = {}
@@ -267,7 +273,7 @@ def _start(plan: Plan, epoch: int | None, limits: Limits) -> Start:
 
 
 def _look(
-    plan: Plan, words: ConnBuffer, limits: Limits, states: dict[int, tuple[int, int]], lost: dict[int, BaseException]
+    plan: Planned, words: ConnBuffer, limits: Limits, states: dict[int, tuple[int, int]], lost: dict[int, BaseException]
 ) -> None:
     """Reads the state of every source that is not lost. Raises the loss that leaves a region without a source."""
     for number, source in enumerate(plan.sources):
@@ -291,7 +297,7 @@ def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
 
 
-def run(plan: Plan, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
+def run(plan: Planned, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
     """Reads everything into the shadow; returns the epoch that it is of."""
     limits = Limits(cancel, until)
     start = _start(plan, epoch, limits)
