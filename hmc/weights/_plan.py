@@ -178,6 +178,14 @@ class Plan:
         self.close()
 
 
+def _loopback(publication: Publication) -> Source:
+    """A publication of this process as a source, by a connection of its Context to itself."""
+    if publication.loopback is None:
+        ctx = publication.ctx
+        publication.loopback = lookup(ctx, ctx.connect(ctx.addresses[0], timeout=30), publication.name, timeout=30)
+    return publication.loopback
+
+
 def plan(sources: Source | Publication | Sequence[Source | Publication], target: Mapping[str, Any]) -> Plan:
     """Plans how ``target`` is filled from one or more sources, whatever the shardings of both.
 
@@ -192,8 +200,7 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     found = []
     for one in given:
         if isinstance(one, Publication):
-            peer = one.ctx.connect(one.ctx.addresses[0], timeout=30)
-            one = lookup(one.ctx, peer, one.name, timeout=30)
+            one = _loopback(one)
         if not isinstance(one, Source):
             raise InvalidArgumentError(f"a {type(one).__name__} is no source: pass what lookup() or publish() returned")
         found.append(one)

@@ -15,6 +15,7 @@ from hmc._core import ConnBuffer, Context
 from hmc.errors import ClosedError, HmcError, InvalidArgumentError, UnsupportedError
 from hmc.weights._manifest import MAX_EPOCH, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, detached, is_dense, parts_of
+from hmc.weights._remote import Source
 from hmc.weights._sinks import Quantised
 
 __all__ = ["Publication", "publish"]
@@ -47,6 +48,7 @@ class Publication:
         self._published = published_as(name)
         self._lock = threading.Lock()
         self._closed = False
+        self.loopback: Source | None = None  # for plans in this process
         self._buffers: list[ConnBuffer] = []
         self._shards: list[Shard] = []
         _checked(epoch)

@@ -338,6 +338,47 @@ def test_a_receiver_is_a_source(lab: Lab, small_tasks: None, monkeypatch: pytest
         assert onward.epoch == 1
 
 
+def test_a_tree_of_receivers(lab: Lab) -> None:
+    """1 to 2 to 4 to 8 halves; each level dies when the next one has its weights, and each receiver compares every byte."""
+    level = [lab.source(epoch=3)]
+    for _ in range(3):
+        addresses = [source.address for source in level]
+        children = [lab.source(number % 2, 2, epoch=3, upstream=addresses) for number in range(2 * len(level))]
+        for source in level:
+            source.kill()
+        level = children
+    target = empty(NAMES)
+    plan = lab.plan([source.look_up(lab.ctx) for source in level], target)
+    plan.pull(timeout=30).wait()
+    assert plan.commit() == 3
+    assert holds(target, 3)
+
+
+def test_epochs_are_never_mixed(lab: Lab, small_tasks: None) -> None:
+    """Two ranks update each half second; pulls of three plans that share sources end with one epoch or with an error."""
+    names = [name for name in NAMES if name != "0.qkv"]
+    ranks = [lab.source(rank, 2, names) for rank in range(2)]
+    sources = [rank.look_up(lab.ctx) for rank in ranks]
+    targets = [empty(names), empty(names, 0, 2), empty(names, 2, 3, 1)]
+    plans = [lab.plan(sources, target) for target in targets]
+    for rank in ranks:
+        rank.tell("spin")
+    commits = errors = 0
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        pulls = [plan.pull(timeout=20) for plan in plans]
+        for pull, plan, target in zip(pulls, plans, targets, strict=True):
+            try:
+                pull.wait(30)
+            except hmc.EpochChangedError:
+                errors += 1
+                continue
+            assert holds(target, plan.commit())
+            commits += 1
+    print(f"{commits} commits, {errors} pulls during an update")
+    assert commits > 0
+
+
 def test_a_closed_publication(lab: Lab) -> None:
     source = lab.source()
     target = empty(NAMES)

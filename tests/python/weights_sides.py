@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from typing import Any
 
@@ -101,11 +103,30 @@ class Source:
         self.process.wait(20)
 
 
+def spin(source: weights.Publication, tensors: dict[str, weights.Part], rank: int, size: int) -> None:
+    """A new epoch each half second, the same on every rank."""
+    while True:
+        epoch = int(2 * time.monotonic())
+        new = {name: value(name, epoch)[place(name, rank, size)] for name in tensors}
+        with source.update(epoch):
+            for name, one in tensors.items():
+                one.array[...] = new[name]
+        while int(2 * time.monotonic()) == epoch:
+            time.sleep(0.005)
+
+
 def serve(described: dict[str, Any]) -> None:
     rank, size, names = described["rank"], described["size"], described["names"]
     epoch = described.get("epoch", 1)
     with hmc.Context(listen="tcp://127.0.0.1:0", transports=described.get("transports", "shm,tcp")) as ctx:
         tensors = {name: shard(name, epoch, rank, size) for name in names}
+        if "upstream" in described:  # a receiver, which publishes what it pulled
+            sources = [weights.lookup(ctx, ctx.connect(address, timeout=20), timeout=20) for address in described["upstream"]]
+            tensors = empty(names, rank, size)
+            with weights.plan(sources, tensors) as plan:
+                plan.pull(epoch=described["epoch"], timeout=30).wait()
+                assert plan.commit() == epoch
+            assert holds(tensors, epoch)
         if described.get("mapped"):
             for name, one in tensors.items():
                 if one.nbytes:
@@ -120,6 +141,8 @@ def serve(described: dict[str, Any]) -> None:
                     with source.update(int(words[0])):
                         for name, one in tensors.items():
                             one.array[...] = value(name, int(words[0]))[place(name, rank, size)]
+                elif what == "spin":
+                    threading.Thread(target=spin, args=(source, tensors, rank, size), daemon=True).start()
                 elif what == "begin":  # an update that does not end
                     unfinished = source.update(int(words[0]))
                     unfinished.__enter__()

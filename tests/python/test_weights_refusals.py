@@ -1,0 +1,150 @@
+"""What hmc.weights refuses, by name: parts, targets, damaged descriptions of a peer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from weights_pair import Pair, random
+
+import hmc
+from hmc import weights
+from hmc.weights._manifest import Manifest, Shard
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as end:
+        yield Pair(end)
+
+
+def test_what_does_not_fit_is_refused_by_name(pair: Pair) -> None:
+    source = pair.publish({"x": random((20, 33), np.float32), "n": random((9,), np.int64)})
+    half = pair.publish({"x": weights.part(random((5, 33), np.float32), (20, 33), (3, 0))}, "half")
+    frozen = np.zeros((20, 33), np.float32)
+    frozen.flags.writeable = False
+    refused: list[tuple[Any, Any, str]] = [
+        (source, {"y": np.zeros(3)}, "tensor y: no source"),
+        (source, {"x": np.zeros((20, 32), np.float32)}, r"tensor x has shape \(20, 33\)"),
+        (source, {"x": weights.part(np.zeros((5, 33), np.float32), (20, 34))}, "tensor x has shape"),
+        (half, {"x": np.zeros((20, 33), np.float32)}, r"tensor x: no source has \[0:3, 0:33\]"),
+        (source, {"x": frozen}, "tensor x is read-only"),
+        (source, {"x": b"20"}, "tensor x"),
+        (source, {"n": np.int64(3)}, "tensor n"),
+        (source, {"": np.zeros(3)}, "name"),
+        (source, {3: np.zeros(3)}, "name"),
+        (source, [np.zeros(3)], "mapping"),
+        ([], {"x": np.zeros(3)}, "0 sources"),
+        (pair.peer, {"x": np.zeros(3)}, "Peer is no source"),
+        (source, {"x": object()}, "tensor x"),
+    ]
+    for sources, target, text in refused:
+        with pytest.raises(hmc.InvalidArgumentError, match=text):
+            weights.plan(sources, target)
+    for target in ({"x": np.zeros((20, 33), np.float64)}, {"n": np.zeros(9, np.int32)}, {"n": np.zeros(9, np.float32)}):
+        with pytest.raises(hmc.UnsupportedError, match="casts are among"):
+            weights.plan(source, target)
+    for wrong in (-1, 1 << 62, 1.5, "1"):
+        with pytest.raises(hmc.InvalidArgumentError, match="epoch"):
+            weights.publish(pair.source_ctx, {}, epoch=wrong, name="other")  # type: ignore[arg-type]
+    with pytest.raises(hmc.InvalidArgumentError, match="taken"):
+        weights.publish(pair.source_ctx, {"x": np.zeros(3)})
+    for name in ("", "x" * 129):
+        with pytest.raises(hmc.InvalidArgumentError, match="name"):
+            weights.publish(pair.source_ctx, {}, name=name)
+
+
+def test_parts_that_cannot_be_are_refused() -> None:
+    array = np.zeros((4, 6), np.uint16)
+    for arguments in (((4,), None), ((4, 5), None), ((8, 6), (5, 0)), ((8, 6), (-1, 0)), ((8, 6), (0,))):
+        with pytest.raises(hmc.InvalidArgumentError, match="does not lie within"):
+            weights.part(array, *arguments)
+    with pytest.raises(hmc.InvalidArgumentError, match="2 bytes"):
+        weights.part(array, dtype="float32")
+    for axis, rank, size in ((2, 0, 1), (-3, 0, 1), (0, 1, 1), (0, -1, 2)):
+        with pytest.raises(hmc.InvalidArgumentError, match="no such"):
+            weights.shard(array, axis, rank, size)
+    with pytest.raises(hmc.InvalidArgumentError, match="not divisible"):
+        weights.fused(array, {"a": 3, "b": 5}, rank=0, size=2)
+    with pytest.raises(hmc.InvalidArgumentError, match="add up"):
+        weights.fused(array, {"a": 2, "b": 4}, rank=0, size=2)
+
+
+def test_manifests_are_bounded() -> None:
+    made = Manifest([Shard.of("x", "float32", (4, 4), (0, 0), (2, 4), 0, 0)], b"s", b"d", [b"a"])
+    assert Manifest.decode(made.encode()).encode() == made.encode()
+    text = made.encode().decode()
+    wrong = [
+        text.replace('"x"', "3"),
+        text.replace('"float32"', '"float3"'),
+        text.replace("[2,4],0", "[2,4],1"),
+        text.replace("[2,4],0", "[2,4],-1"),
+        text.replace("[2,4],0", "[5,4],0"),
+        text.replace("[2,4],0", "[2],0"),
+        text.replace("[2,4],0", "[2,-4],0"),
+        text.replace("[2,4],0", "[2,4.5],0"),
+        text.replace("[4,4]", f"[4,{1 << 60}]"),
+        text.replace("[4,4]", "[]"),
+        text.replace(':1,"shards"', ':2,"shards"'),
+        text.replace('"arrays"', '"array"'),
+        text[:-1],
+        "",
+        "[]",
+        "[" * 100000,
+        "null",
+    ]
+    for one in wrong:
+        assert one != text
+        with pytest.raises(hmc.ProtocolError):
+            Manifest.decode(one.encode())
+
+
+def test_damaged_manifests_are_refused() -> None:
+    """Random damage is refused, or gives a manifest within its bounds; nothing else is raised."""
+    made = Manifest(
+        [Shard.of(f"layer.{i}", "bfloat16", (64, 1030, 3), (i, 0, 0), (2, 1030, 3), i, 90 * i) for i in range(4)],
+        b"s",
+        b"d",
+        [b"a"] * 4,
+    )
+    data = np.frombuffer(made.encode(), np.uint8)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(5000):
+        damaged = data.copy()
+        for at in rng.integers(0, len(data), int(rng.integers(1, 4))):
+            damaged[at] = rng.choice(np.frombuffer(b'0123456789-.,"[]{}ex \xff', np.uint8))
+        try:
+            found = Manifest.decode(damaged[: int(rng.integers(len(data) - 2, len(data) + 1))].tobytes())
+        except hmc.ProtocolError:
+            refused += 1
+            continue
+        for shard in found.shards:
+            assert all(0 <= a and a + e <= s for s, a, e in zip(shard.shape, shard.at, shard.extents, strict=True))  # noqa: SIM300
+    assert refused > 1000
+
+
+def test_quantised_refusals(pair: Pair) -> None:
+    values = np.ones((4, 256), np.float32)
+    values[2, 200] = np.nan
+    source = pair.publish({"x": values, "n": np.ones((4, 256), np.int32)})
+    made, scales = np.zeros((4, 256), np.uint8), np.zeros((1, 2), np.float32)
+    target = weights.quantised(made, scales, dtype="float8_e4m3fn")
+    plan = pair.plan(source, {"x": target})
+    with pytest.raises(hmc.UnsupportedError, match="tensor x has a NaN"):
+        plan.pull(timeout=20).wait()
+    with pytest.raises(hmc.InvalidArgumentError, match="failed"):
+        plan.commit()
+    assert not made.any()
+    with pytest.raises(hmc.UnsupportedError, match="tensor n"):
+        weights.plan(source, {"n": target})
+    with pytest.raises(hmc.InvalidArgumentError, match="tensor x is a target's"):
+        weights.publish(pair.source_ctx, {"x": target}, name="other")
+    with pytest.raises(hmc.InvalidArgumentError, match="pass float8_e4m3fn and float32"):
+        weights.quantised(made, scales)
+    for arguments in ({"block": (4, 64)}, {"shape": (8, 256), "at": (2, 0)}, {"shape": (8, 256)}, {"block": (0, 128)}):
+        with pytest.raises(hmc.InvalidArgumentError, match="block"):
+            weights.quantised(made, scales, dtype="float8_e4m3fn", **arguments)  # type: ignore[arg-type]
