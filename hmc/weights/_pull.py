@@ -134,17 +134,18 @@ class Board:
 class Flight:
     """A task on its way from a source."""
 
-    def __init__(self, number: int, moves: list[Move], stage: ConnBuffer | None) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.moves = moves
-        self.stage = stage
+        self.moves: list[Move] = []
+        self.stage: ConnBuffer | None = None
         self.places: list[int] = []
         self.works: list[Work] = []
 
-    def post(self) -> None:
+    def post(self, moves: list[Move], stage: ConnBuffer | None) -> None:
+        self.moves, self.stage = moves, stage
         at = 0
-        for move in self.moves:
-            self.works.append(move.post(self.stage, at))
+        for move in moves:
+            self.works.append(move.post(stage, at))
             self.places.append(at)
             at += -(-move.staged_bytes // 64) * 64
 
@@ -214,10 +215,10 @@ class Worker:
             self.board.done()
 
     def _post(self, number: int) -> None:
+        flight = Flight(number)
+        self.flights.append(flight)  # before what may fail: a lost source gives back what it took
         moves = [self.plan.move(cell, self.number, self.verify) for cell in self.plan.tasks[number].cells]
-        flight = Flight(number, moves, self._stage(sum(-(-move.staged_bytes // 64) * 64 for move in moves)))
-        self.flights.append(flight)
-        flight.post()
+        flight.post(moves, self._stage(sum(-(-move.staged_bytes // 64) * 64 for move in moves)))
 
     def _stage(self, nbytes: int) -> ConnBuffer | None:
         if nbytes == 0:

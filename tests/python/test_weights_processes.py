@@ -120,6 +120,25 @@ def test_a_killed_source_is_replaced(lab: Lab, small_tasks: None, monkeypatch: p
     plan.pull(timeout=30).wait()  # again, with one source
 
 
+def test_a_source_that_is_lost_before_it_reads_gives_its_task_back(
+    lab: Lab, small_tasks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = empty(NAMES)
+    first = lab.source()
+    plan = lab.plan([first.look_up(lab.ctx), *lab.sources(2)], target)
+    real = weights.Plan.move
+
+    def move(self: weights.Plan, cell: Any, number: int, verify: bool) -> Any:
+        if number == 0:
+            raise hmc.StaleBufferError("lost")
+        return real(self, cell, number, verify)
+
+    monkeypatch.setattr(weights.Plan, "move", move)
+    plan.pull(timeout=30).wait()
+    plan.commit()
+    assert holds(target, 1)
+
+
 def test_a_killed_only_source_is_an_error_within_a_second(lab: Lab, small_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.source()
     target = empty(NAMES)
