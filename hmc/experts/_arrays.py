@@ -1,0 +1,124 @@
+"""Arrays of the caller in and out: NumPy, torch, hmc.tensors.Tensor, on the CPU or on a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import _core, tensors
+from hmc.errors import InvalidArgumentError
+from hmc.tensors import _dtypes
+
+Bytes = NDArray[np.uint8]
+#: Makes an array like one of the caller's of bytes (rows, row bytes): (bytes, element type, columns) to array.
+Like = Callable[[Bytes, str, int], Any]
+
+# Types that NumPy does not have: an array of integers of their size stands for them.
+_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
+
+
+class Rows:
+    """Rows of the caller's array. ``copy_to`` takes their bytes to the CPU."""
+
+    def __init__(self, what: str, array: Any, dtype: str, columns: int, most: int | None) -> None:
+        found = tensors.describe(array)
+        bits = isinstance(array, np.ndarray) and found.dtype == _BITS.get(dtype)
+        if found.dtype != dtype and not bits:
+            raise InvalidArgumentError(f"{what}: elements of {found.dtype}; this Buffer was made for {dtype}")
+        if len(found.shape) != 2 or found.shape[1] != columns:
+            raise InvalidArgumentError(f"{what}: shape {found.shape}; pass (rows, {columns})")
+        if most is not None and found.shape[0] > most:
+            raise InvalidArgumentError(f"{what}: {found.shape[0]} rows; this Buffer was made for at most {most}")
+        self.count = found.shape[0]
+        self.row_bytes = columns * _dtypes.size_of(dtype)
+        self.like = _like_of(array, found.dtype)
+        self._host, self._memory = _bytes_of(array, self.row_bytes)
+
+    def copy_to(self, out: Bytes) -> None:
+        """``out``: (rows, row bytes). Does nothing where the rows are that memory already."""
+        if self._host is None:
+            if self.count:
+                self._memory.copy_to(out)
+        elif self._host.ctypes.data != out.ctypes.data:
+            np.copyto(out, self._host)
+
+
+def _torch_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, Any]:
+    """(bytes in CPU memory, None) or (None, the Memory of a device)."""
+    if _torch_tensor(array):
+        torch = sys.modules["torch"]
+        bare = array.detach().contiguous()
+        if bare.is_cpu:
+            return bare.view(torch.uint8).numpy().reshape(-1, row_bytes), None
+        return None, _core.Memory.from_array(bare.view(torch.uint8))
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes), None
+    memory = array.memory() if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array)
+    if isinstance(array, tensors.Tensor) and array.nbytes != memory.nbytes:
+        raise InvalidArgumentError("a Tensor with gaps between its rows; pass one in C order")
+    return (memory.numpy().reshape(-1, row_bytes), None) if memory.device == "cpu" else (None, memory)
+
+
+def _like_of(array: Any, dtype: str) -> Like:
+    if _torch_tensor(array):
+        return _torch_on(array.device)
+    if isinstance(array, np.ndarray):
+        return _numpy_bits if dtype in _BITS.values() else _numpy
+    device = array.device if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array).device
+    return _tensor_on(str(device))
+
+
+def _numpy(rows: Bytes, dtype: str, columns: int) -> Any:
+    return rows.view(_dtypes.numpy_type(dtype)).reshape(-1, columns)
+
+
+def _numpy_bits(rows: Bytes, dtype: str, columns: int) -> Any:
+    return rows.view(np.dtype(_BITS.get(dtype, dtype))).reshape(-1, columns)
+
+
+def _torch_on(device: Any) -> Like:
+    def make(rows: Bytes, dtype: str, columns: int) -> Any:
+        torch = sys.modules["torch"]
+        host = torch.from_numpy(rows.reshape(-1)).view(_dtypes.torch_type(dtype)).view(len(rows), columns)
+        return host if device.type == "cpu" else host.to(device)
+
+    return make
+
+
+def _tensor_on(device: str) -> Like:
+    def make(rows: Bytes, dtype: str, columns: int) -> Any:
+        memory = _core.Memory.from_array(rows) if device == "cpu" else _core.Memory(rows.nbytes, device)
+        if device != "cpu" and rows.nbytes:
+            memory.copy_from(np.ascontiguousarray(rows))
+        return tensors.view(memory, dtype, (len(rows), columns))
+
+    return make
+
+
+def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
+    """A small array as one of NumPy, in CPU memory. ``dtype`` None: as it is."""
+    if _torch_tensor(array):
+        array = array.detach().cpu().numpy()
+    elif isinstance(array, tensors.Tensor) and array.device != "cpu":
+        host = np.empty(array.shape, _dtypes.numpy_type(array.dtype))
+        if host.size:
+            array.memory().copy_to(host)
+        array = host
+    try:
+        found = np.asarray(array)
+    except (TypeError, ValueError, BufferError) as error:
+        raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
+    if dtype is None:
+        return found
+    if found.dtype.kind not in "fiu":
+        raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
+    return np.ascontiguousarray(found, dtype)

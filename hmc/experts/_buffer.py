@@ -1,0 +1,279 @@
+"""The Buffer: what a program calls."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hmc import _core
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.experts._arrays import Rows, host_array
+from hmc.experts._calls import Call, Combine, Dispatch, new_handle
+from hmc.experts._deadline import Deadline
+from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
+from hmc.experts._handle import Handle, State
+from hmc.experts._peers import Outcome, names
+from hmc.experts._routing import check_ids
+from hmc.experts._shape import Shape
+
+
+class Buffer:
+    """Registered memory for the dispatch and combine of a layer of experts, over the ranks of a Communicator.
+
+    Every rank makes one, with the same arguments: collective, within ``timeout`` seconds. Rank r has the experts
+    :meth:`experts_of` (r). ``experts``: of all ranks. ``hidden``: columns of a row. ``tokens``: most of a rank in one call. ``topk``:
+    most experts of a token. ``dtype``: "bfloat16", "float16", "float32" or "float8_e4m3fn" (with a float32 scale for each 128
+    columns). ``combine_dtype``: of the experts' results; default as ``dtype``, bfloat16 for fp8.
+
+    Every rank makes the same calls in the same order. A rank that dies takes no further part: no call fails for that. Any thread may
+    call; calls wait for each other. Close it before the Communicator.
+
+    Raises InvalidArgumentError (an argument, another one on another rank, several local Members), HmcTimeoutError, PeerLostError.
+    """
+
+    def __init__(
+        self,
+        comm: _core.Communicator,
+        experts: int,
+        hidden: int,
+        tokens: int,
+        *,
+        topk: int = 8,
+        dtype: Any = "bfloat16",
+        combine_dtype: Any = None,
+        timeout: float | None = 60.0,
+    ) -> None:
+        deadline = Deadline(timeout)
+        if len(comm.local) != 1:
+            raise InvalidArgumentError(f"experts.Buffer: this process has {len(comm.local)} Members; pass a Communicator with one")
+        self._shape = Shape.of(comm.size, experts, hidden, tokens, min(topk, experts), dtype, combine_dtype)
+        own = comm.split(0, timeout=deadline.left())
+        assert own is not None
+        self._fabric = Fabric(own, self._shape, deadline)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._open: dict[int, Handle] = {}
+        self._pending: Call | None = None
+        self._failure = ""
+        self._closing = self._closed = False
+
+    # ---- what is where ----
+
+    @property
+    def alive(self) -> tuple[bool, ...]:
+        """By rank: False once it died, closed its Buffer or was masked."""
+        return self._fabric.peers.alive()
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self._fabric.peers.rank
+
+    def experts_of(self, rank: int) -> range:
+        """The experts of a rank, contiguous; numbers of any two ranks differ by at most one."""
+        return self._shape.experts_of(range(self._shape.ranks)[rank])
+
+    # ---- calls ----
+
+    def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any, *, timeout: float | None = None) -> tuple[Any, Handle]:
+        """Sends every token's row to the ranks of its experts. Returns (x2, handle).
+
+        ``x``: (tokens, hidden) of the Buffer's dtype; with fp8 a pair (x, scales), scales float32 of (tokens, hidden / 128); bfloat16
+        as uint16 and fp8 as uint8 of NumPy. ``topk_ids``: integers of (tokens, top k), -1 for none, no expert twice.
+        ``topk_weights``: as topk_ids, taken as float32. Arrays of NumPy, torch and hmc.tensors, on any device; where x is on a
+        device, rows pass through CPU memory. Tokens may be 0.
+
+        x2 has a row for each token of each local expert, grouped by expert (``handle.rows(e)``), then by source rank and token. Like x
+        it is an array of NumPy, of torch, or a Tensor; with fp8 a pair. In CPU memory it is HMC's, and is overwritten by the second
+        dispatch after this one.
+
+        At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called it: :meth:`resume`
+        waits on. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        """
+        deadline = Deadline(timeout)
+        shape = self._shape
+        with self._turn(deadline):
+            self._check_open("dispatch")
+            if len(self._open) == SLOTS:
+                raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
+            ids = check_ids(host_array("topk_ids", topk_ids, None), shape)
+            weights = host_array("topk_weights", topk_weights, np.float32)
+            if weights.shape != ids.shape:
+                raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
+            number = self._number
+            like = self._stage(number, x, len(ids))
+            handle = new_handle(self, number, ids, weights, like, self._fabric)
+            self._number += 1
+            self._open[number] = handle
+            found: tuple[Any, Handle] = self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
+            return found
+
+    def _stage(self, number: int, x: Any, tokens: int) -> Any:
+        shape = self._shape
+        if shape.scaled != isinstance(x, tuple):
+            raise InvalidArgumentError(f"x: pass {'(x, scales)' if shape.scaled else 'one array'} to a Buffer of {shape.dtype}")
+        parts = [("x", x, shape.dtype, shape.hidden)]
+        if shape.scaled:
+            parts = [("x", x[0], shape.dtype, shape.hidden), ("scales", x[1], "float32", shape.scale_bytes // 4)]
+        rows = [Rows(what, array, dtype, columns, shape.tokens) for what, array, dtype, columns in parts]
+        for (what, *_), part in zip(parts, rows, strict=True):
+            if part.count != tokens:
+                raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
+        for part, staged in zip(rows, self._fabric.stage(number), strict=False):
+            part.copy_to(staged[:tokens])
+        return rows[0].like
+
+    def results(self, handle: Handle) -> Any:
+        """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() of this array copies nothing."""
+        with self._turn(Deadline(None)):
+            self._check_handle("results", handle)
+            shape = self._shape
+            rows = self._fabric.results[handle._number % SLOTS].rows(handle._received.rows, shape.result_bytes)
+            return handle._like(rows, shape.combine_dtype, shape.hidden)
+
+    def combine(self, results: Any, handle: Handle, *, timeout: float | None = None) -> Any:
+        """Brings the results back, and returns y: ``y[t]`` is the sum over k of ``topk_weights[t, k]`` times the expert's row.
+
+        ``results``: (rows of x2, hidden) of combine_dtype, row by row that of x2. Sums are in float32 and in an order that depends on
+        k alone: the same results give the same bytes, on any number of ranks. y is a new array like ``results``, of (tokens, hidden).
+        Missing results count as 0, and ``handle.lost`` names them.
+
+        The older one of two handles comes first. HmcTimeoutError names the ranks that have not called it: :meth:`resume` waits on.
+        InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        """
+        return self._combine("combine", results, handle, timeout)
+
+    def release(self, handle: Handle, *, timeout: float | None = None) -> None:
+        """Ends a dispatch in place of combine, without results: they are missing at every rank. Errors as combine."""
+        self._combine("release", None, handle, timeout)
+
+    def _combine(self, name: str, results: Any, handle: Handle, timeout: float | None) -> Any:
+        deadline = Deadline(timeout)
+        shape = self._shape
+        with self._turn(deadline):
+            self._check_handle(name, handle)
+            if handle._number != min(self._open):
+                raise InvalidArgumentError(f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first")
+            rows = None if name == "release" else Rows("results", results, shape.combine_dtype, shape.hidden, None)
+            if rows is not None and rows.count != handle._received.rows:
+                raise InvalidArgumentError(f"results: {rows.count} rows; x2 has {handle._received.rows}")
+            return self._run(Combine(self._fabric, handle, rows), deadline)
+
+    def resume(self, *, timeout: float | None = None) -> Any:
+        """Goes on with the call that raised HmcTimeoutError, and returns what that would have returned."""
+        deadline = Deadline(timeout)
+        with self._turn(deadline):
+            self._check_not_closed("resume")
+            if self._pending is None:
+                raise InvalidArgumentError("resume: no call has timed out")
+            return self._run(self._pending, deadline)
+
+    def mask(self, rank: int) -> None:
+        """Goes on without a rank that lives, such as one that is stopped. It is told so; :attr:`alive` is False from now on."""
+        with self._turn(Deadline(None)):
+            self._check_not_closed("mask")
+            if not 0 <= rank < self._shape.ranks or rank == self.rank:
+                raise InvalidArgumentError(f"mask: rank {rank}; pass another rank than this one, from 0 to {self._shape.ranks - 1}")
+            if self._fabric.peers.is_alive(rank):
+                self._fabric.drop(rank)
+                if self._pending is not None:
+                    self._pending.forget(rank)
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Leaves: for the other ranks this one is not alive any more. Not collective; Buffers may be closed in any order.
+
+        Waits until the other ranks have read the results of this one. HmcTimeoutError: a rank has not called combine, or may still
+        access the memory, whose pages HMC keeps; another close() goes on. Idempotent.
+        """
+        deadline = Deadline(timeout)
+        with self._turn(deadline):
+            if self._closed:
+                return
+            self._leave(deadline)
+            self._fabric.close(deadline)
+            self._closed = True
+
+    def _leave(self, deadline: Deadline) -> None:
+        peers = self._fabric.peers
+        if not self._closing:
+            self._closing = True
+            self._pending = None
+            self._open.clear()
+            for rank in peers.living():
+                for _ in range(peers.owed[rank]):  # what this rank will not read
+                    peers.notify(rank, READ)
+        late = [rank for rank in peers.living() if not self._have_read(rank, deadline)]
+        if late:
+            raise HmcTimeoutError(f"close: {names(late)} had not read this rank's results at the deadline: close() again waits on")
+        for rank in peers.living():
+            self._fabric.say(rank, CLOSED)
+
+    def _have_read(self, rank: int, deadline: Deadline) -> bool:
+        peers = self._fabric.peers
+        with contextlib.suppress(ClosedError):  # the Communicator was closed first
+            if rank != peers.rank and peers.served[rank]:
+                if peers.wait(rank, READ, deadline, count=peers.served[rank]) is Outcome.LATE:
+                    return False
+                peers.served[rank] = 0
+        return True
+
+    # ---- inside ----
+
+    def _run(self, call: Call, deadline: Deadline) -> Any:
+        self._pending = call
+        try:
+            found = call.run(deadline)
+        except (PeerLostError, ProtocolError) as error:
+            self._failure = str(error)
+            raise
+        self._pending = None
+        if isinstance(call, Combine):
+            del self._open[call.number]
+        return found
+
+    @contextlib.contextmanager
+    def _turn(self, deadline: Deadline) -> Iterator[None]:
+        left = deadline.left()
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise HmcTimeoutError("experts.Buffer: another thread's call was still running at the deadline")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_not_closed(self, what: str) -> None:
+        if self._closing:
+            raise ClosedError(f"{what}: the Buffer is closed")
+        if self._failure:
+            raise PeerLostError(f"{what}: {self._failure}")
+
+    def _check_open(self, what: str) -> None:
+        self._check_not_closed(what)
+        if self._pending is not None:
+            raise InvalidArgumentError(f"{what}: a {self._pending.name} has timed out: resume() it first")
+
+    def _check_handle(self, what: str, handle: Any) -> None:
+        self._check_open(what)
+        if not isinstance(handle, Handle) or handle._owner is not self:
+            raise InvalidArgumentError(f"{what}: {handle!r} is no handle of this Buffer's dispatch")
+        if handle._state is not State.OPEN:
+            raise InvalidArgumentError(f"{what}: {handle!r} has had its combine or release")
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shape = self._shape
+        alive = sum(self.alive)
+        return (
+            f"<hmc.experts.Buffer rank {self.rank}, {alive} of {shape.ranks} ranks, {shape.experts} experts, {shape.dtype}"
+            f"[{shape.tokens}, {shape.hidden}]{', closed' if self._closed else ''}>"
+        )

@@ -1,0 +1,312 @@
+"""Dispatch and combine as calls that a timeout interrupts and resume() continues."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from hmc import _core
+from hmc.errors import HmcError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
+from hmc.experts._arrays import Bytes, Like, Rows
+from hmc.experts._deadline import Deadline
+from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
+from hmc.experts._handle import Handle, State
+from hmc.experts._headers import Results, read_combine, read_dispatch, write_combine, write_dispatch
+from hmc.experts._memory import Growing, offsets
+from hmc.experts._peers import Outcome, names
+from hmc.experts._routing import Received, Sent, rows_of
+from hmc.experts._sum import weighted_sum
+
+
+class Call(ABC):
+    """Sends headers, waits for those of the other ranks, gets rows, and finishes. Every step is done once per rank."""
+
+    kind: Kind
+
+    def __init__(self, fabric: Fabric, number: int, ranks: list[int]) -> None:
+        self.fabric = fabric
+        self.number = number
+        self._unsent = list(ranks)
+        self._waiting = list(ranks)
+        self._came: list[int] = []
+        self._getting: dict[int, list[_core.Work]] = {}
+        self._prepared = False
+        self.disturbed = False
+
+    @property
+    def name(self) -> str:
+        return self.kind.name.lower()
+
+    @abstractmethod
+    def write(self, rank: int) -> int:
+        """Writes the header for a rank: its words."""
+
+    @abstractmethod
+    def read(self, rank: int) -> None:
+        """Takes the header of a rank."""
+
+    def prepare(self) -> None:
+        """Called once all headers are there."""
+
+    @abstractmethod
+    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
+        """Starts to get the rows of a rank."""
+
+    @abstractmethod
+    def targets(self) -> list[Growing]:
+        """Where rows are written."""
+
+    @abstractmethod
+    def finish(self, ranks: list[int]) -> Any:
+        """The result. ``ranks``: those whose rows are there."""
+
+    def run(self, deadline: Deadline) -> Any:
+        """HmcTimeoutError names the ranks that are late; another run() waits on."""
+        self._send()
+        self._collect(deadline)
+        if not self._prepared:
+            self.prepare()
+            self._prepared = True
+        self._get(deadline)
+        self._await(deadline)
+        ranks = [rank for rank in self._came if self.fabric.peers.is_alive(rank)]
+        self.fabric.check_not_masked(ranks)
+        return self.finish(ranks)
+
+    def _send(self) -> None:
+        while self._unsent:
+            rank = self._unsent[0]
+            if self.fabric.peers.is_alive(rank):
+                self.fabric.send_header(self.kind, self.number, rank, self.write(rank))
+            del self._unsent[0]
+
+    def _collect(self, deadline: Deadline) -> None:
+        peers, late = self.fabric.peers, []
+        for rank in list(self._waiting):
+            outcome = peers.wait(rank, notification(self.kind, self.number), deadline) if peers.is_alive(rank) else Outcome.LOST
+            if outcome is Outcome.LATE:
+                late.append(rank)
+                continue
+            self._waiting.remove(rank)
+            if outcome is Outcome.ARRIVED and self._takes_part(rank):
+                self.read(rank)
+                self._came.append(rank)
+        self._check(late, deadline)
+
+    def _takes_part(self, rank: int) -> bool:
+        first = int(self.fabric.header_from(self.kind, self.number, rank)[0])
+        if first in (CLOSED, MASKED):
+            self.fabric.peers.lose(rank)
+        if first == MASKED:
+            raise masked_by(rank)
+        return first != CLOSED
+
+    def _get(self, deadline: Deadline) -> None:
+        for rank in self._came:
+            if rank not in self._getting and self.fabric.peers.is_alive(rank):
+                try:
+                    self._getting[rank] = self.get(rank, deadline)
+                except (PeerLostError, StaleBufferError):
+                    self.fabric.peers.lose(rank)
+                except HmcTimeoutError:
+                    self._check([rank], deadline)
+
+    def _await(self, deadline: Deadline) -> None:
+        late = []
+        for rank, works in self._getting.items():
+            if not self.fabric.peers.is_alive(rank):
+                continue
+            try:
+                for work in works:
+                    work.wait(timeout=deadline.left())
+            except HmcTimeoutError:
+                late.append(rank)
+            except (PeerLostError, StaleBufferError):
+                self.fabric.peers.lose(rank)
+            except TransportError:  # the connection failed while the rank lives
+                self.fabric.drop(rank)
+        self._check(late, deadline)
+
+    def _check(self, late: list[int], deadline: Deadline) -> None:
+        if late:
+            raise HmcTimeoutError(
+                f"{self.name}: {names(late)} did not answer within {deadline.timeout} s: "
+                "resume() waits on, mask(rank) goes on without a rank"
+            )
+
+    def forget(self, rank: int) -> None:
+        """The rank was masked: a transfer from it that cannot be cancelled may still write into memory that is then not used again."""
+        for work in self._getting.get(rank, []):
+            if not work.done:
+                with contextlib.suppress(HmcError):
+                    work.cancel()
+                    continue
+                self.disturbed = True
+        if self.disturbed:
+            for growing in self.targets():
+                growing.retire()
+
+
+class Dispatch(Call):
+    """Result: (x2, handle); x2 with scales: ((x2, scales), handle)."""
+
+    kind = Kind.DISPATCH
+
+    def __init__(self, fabric: Fabric, handle: Handle, ranks: list[int]) -> None:
+        super().__init__(fabric, handle._number, ranks)
+        self.handle = handle
+        experts = fabric.shape.experts_of(fabric.peers.rank)
+        self._counts = np.zeros((fabric.shape.ranks, len(experts)), np.int64)
+        self._rows: Bytes | None = None
+        self._scales: Bytes | None = None
+        self._into: list[_core.ConnBuffer] = []
+        self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def write(self, rank: int) -> int:
+        sent = self.handle._sent
+        out = self.fabric.header_to(self.kind, self.number, rank)
+        self.fabric.peers.owed[rank] += 1
+        return write_dispatch(out, self.number, sent.counts_to(rank), sent.tokens_to(rank))
+
+    def read(self, rank: int) -> None:
+        words = self.fabric.header_from(self.kind, self.number, rank)
+        counts, tokens = read_dispatch(words, self.number, self._counts.shape[1], self.fabric.shape, rank)
+        self._counts[rank] = counts
+        self.handle._tokens[rank] = tokens
+
+    def prepare(self) -> None:
+        shape, slot = self.fabric.shape, self.number % SLOTS
+        self.handle._received = Received.of(self._counts)
+        rows = self.handle._received.rows
+        self._rows = self.fabric.rows[slot].rows(rows, shape.row_bytes)
+        self._scales = self.fabric.scales[slot].rows(rows, shape.scale_bytes) if shape.scaled else None
+        self._into = [growing.buffer for growing in self.targets()]
+
+    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
+        tokens, rows = self.handle._tokens[rank], self.handle._received.rows_of(rank)
+        if len(tokens) == 0:
+            return []
+        if not self.fabric.mapped[rank]:  # every token by the network once
+            once, first, which = np.unique(tokens, return_index=True, return_inverse=True)
+            repeated = np.delete(np.arange(len(tokens)), first)
+            self._copies.append((rows[repeated], rows[first[which[repeated]]]))
+            tokens, rows = once, rows[first]
+        shape, base = self.fabric.shape, self.fabric.staging_base(self.number)
+        works = [self._blocks(rank, self._into[0], rows, tokens, shape.row_bytes, base)]
+        if shape.scaled:
+            base += shape.tokens * shape.row_bytes
+            works.append(self._blocks(rank, self._into[1], rows, tokens, shape.scale_bytes, base))
+        return works
+
+    def _blocks(self, rank: int, into: _core.ConnBuffer, rows: Any, tokens: Any, row_bytes: int, base: int) -> _core.Work:
+        pair = (into, offsets(rows, row_bytes), self.fabric.stagings[rank], offsets(tokens, row_bytes, base))
+        return self.fabric.comm.get_blocks(self.fabric.comm.prepare_blocks([pair], row_bytes))
+
+    def targets(self) -> list[Growing]:
+        return [self.fabric.rows[self.number % SLOTS], self.fabric.scales[self.number % SLOTS]]
+
+    def finish(self, ranks: list[int]) -> Any:
+        assert self._rows is not None
+        for rank in set(self._came) - set(ranks):
+            self._rows[self.handle._received.rows_of(rank)] = 0
+        parts = [self._rows] if self._scales is None else [self._rows, self._scales]
+        for part in parts:
+            for to, source in self._copies:
+                for target, origin in zip(to.tolist(), source.tolist(), strict=True):
+                    part[target] = part[origin]
+        self.handle._partners = ranks
+        mark_lost(self.handle, self.fabric, ranks)
+        shape, like = self.fabric.shape, self.handle._like
+        x2 = like(self._rows, shape.dtype, shape.hidden)
+        if self._scales is None:
+            return x2, self.handle
+        return (x2, like(self._scales, "float32", shape.scale_bytes // 4)), self.handle
+
+
+class Combine(Call):
+    """Result: y."""
+
+    kind = Kind.COMBINE
+
+    def __init__(self, fabric: Fabric, handle: Handle, results: Rows | None) -> None:
+        super().__init__(fabric, handle._number, [rank for rank in handle._partners if fabric.peers.is_alive(rank)])
+        self.handle = handle
+        self._results = results
+        self._like: Like = handle._like if results is None else results.like
+        self._headers: dict[int, Results] = {}
+        self._staged = False
+        self._rows: Bytes | None = None
+        self._into: _core.ConnBuffer | None = None
+
+    def _send(self) -> None:
+        if not self._staged and self._results is not None:
+            into = self.fabric.results[self.number % SLOTS]
+            self._results.copy_to(into.rows(self._results.count, self._results.row_bytes))
+            self._staged = True
+        super()._send()
+
+    def write(self, rank: int) -> int:
+        descriptor = b"" if self._results is None else bytes(self.fabric.results[self.number % SLOTS].buffer.descriptor())
+        found = Results(descriptor, self.handle._received.starts[rank])
+        self.fabric.peers.served[rank] += 1
+        return write_combine(self.fabric.header_to(self.kind, self.number, rank), self.number, found)
+
+    def read(self, rank: int) -> None:
+        words = self.fabric.header_from(self.kind, self.number, rank)
+        experts = len(self.fabric.shape.experts_of(rank))
+        self._headers[rank] = read_combine(words, self.number, experts, rank)
+
+    def prepare(self) -> None:
+        self._rows = self.fabric.gathered.rows(self.handle._weights.size, self.fabric.shape.result_bytes)
+        self._into = self.fabric.gathered.buffer
+
+    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
+        header, pairs = self._headers[rank], self.handle._sent.to(rank)
+        if self._results is None or not header.descriptor or len(pairs) == 0:
+            return []
+        remote = self.fabric.result_buffer(rank, header.descriptor, deadline)
+        row_bytes = self.fabric.shape.result_bytes
+        rows = rows_of(self.handle._sent.counts_to(rank), header.starts)
+        if int(rows.max()) >= remote.nbytes // row_bytes:
+            raise ProtocolError(f"combine: rank {rank} names a row beyond its {remote.nbytes // row_bytes}")
+        pair = (self._into, offsets(pairs, row_bytes), remote, offsets(rows, row_bytes))
+        return [self.fabric.comm.get_blocks(self.fabric.comm.prepare_blocks([pair], row_bytes))]
+
+    def targets(self) -> list[Growing]:
+        return [self.fabric.gathered]
+
+    def finish(self, ranks: list[int]) -> Any:
+        handle, shape = self.handle, self.fabric.shape
+        handle._state = State.COMBINED
+        for rank in ranks:
+            self.fabric.peers.notify(rank, READ)
+            self.fabric.peers.owed[rank] -= 1
+        there = [rank for rank in ranks if self._headers[rank].descriptor]
+        mark_lost(handle, self.fabric, there)
+        if self._results is None:
+            return None
+        tokens, topk = handle._weights.shape
+        assert self._rows is not None
+        rows = self._rows.copy() if self.disturbed else self._rows
+        unused = np.ones(tokens * topk, bool)
+        unused[handle._sent.pairs] = False
+        unused |= handle._lost.reshape(-1)
+        rows[unused] = 0
+        weights = np.where(unused.reshape(tokens, topk), np.float32(0), handle._weights)
+        y = np.empty((tokens, shape.result_bytes), np.uint8)
+        weighted_sum(rows.reshape(tokens, topk, shape.result_bytes), weights, shape.combine_dtype, y)
+        return self._like(y, shape.combine_dtype, shape.hidden)
+
+
+def mark_lost(handle: Handle, fabric: Fabric, there: list[int]) -> None:
+    """Notes the pairs of all other ranks."""
+    flat = handle._lost.reshape(-1)
+    for rank in set(range(fabric.shape.ranks)) - set(there):
+        flat[handle._sent.to(rank)] = True
+
+
+def new_handle(owner: object, number: int, ids: Any, weights: Any, like: Like, fabric: Fabric) -> Handle:
+    return Handle(owner, number, Sent(ids, fabric.shape), weights, like)

@@ -1,0 +1,157 @@
+"""The registered memory of a Buffer, and how its ranks reach each other's.
+
+Every rank has a *window* of headers, which the others write, and *staging* with the rows that it dispatches, which the others read.
+Results lie in memory that grows; headers name it. Rows are always read by the rank that wants them: a rank that is stopped and
+goes on later writes nothing into the rows of others. Everything exists twice, for calls with even and with odd numbers.
+
+When may a call reuse the memory of the call before the last? A rank dispatches call n + 2 only after its combine of call n. That has
+waited for the other ranks' combine headers of n, which each sends after it has read this rank's rows of n and the experts are done with
+them; and the others' dispatch headers of n + 2 say that they have read this rank's results of n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from enum import IntEnum
+
+import numpy as np
+
+from hmc import _core
+from hmc.errors import HmcError, InvalidArgumentError, PeerLostError, StaleBufferError
+from hmc.experts._arrays import Bytes
+from hmc.experts._deadline import Deadline
+from hmc.experts._headers import Words, combine_words, dispatch_words
+from hmc.experts._memory import Growing
+from hmc.experts._peers import Peers
+from hmc.experts._shape import Shape
+
+SLOTS = 2
+#: In place of a call's number: the sender has closed its Buffer, or goes on without the receiver.
+CLOSED, MASKED = -1, -2
+#: Raised by a rank that has read another one's results.
+READ = 9
+
+
+class Kind(IntEnum):
+    DISPATCH = 0
+    COMBINE = 1
+
+
+def notification(kind: Kind, number: int) -> int:
+    """Puts are unordered among themselves: each slot has its own id, and has at most one header in flight from a rank."""
+    return 1 + SLOTS * kind + number % SLOTS
+
+
+def masked_by(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} has masked this rank and goes on without it: close this experts.Buffer")
+
+
+class Fabric:
+    """One thread at a time."""
+
+    def __init__(self, comm: _core.Communicator, shape: Shape, deadline: Deadline) -> None:
+        self.comm = comm
+        self.shape = shape
+        self.peers = Peers(comm)
+        self._agree(deadline)
+        self._words = {Kind.DISPATCH: dispatch_words(shape), Kind.COMBINE: combine_words(shape)}
+        total = 8 * SLOTS * shape.ranks * sum(self._words.values())
+        self._outbox, self._window = comm.buffer(total), comm.buffer(total)
+        self._out_words: Words = self._outbox.numpy(np.int64)
+        self._in_words: Words = self._window.numpy(np.int64)
+        self._windows = comm.exchange(self._window, timeout=deadline.left())
+        self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes))
+        self._staged: Bytes = self.staging.numpy()
+        self.stagings = comm.exchange(self.staging, timeout=deadline.left())
+        self.rows = [Growing(comm) for _ in range(SLOTS)]
+        self.scales = [Growing(comm) for _ in range(SLOTS)]
+        self.results = [Growing(comm) for _ in range(SLOTS)]
+        self.gathered = Growing(comm)
+        self.mapped = [comm.path(rank, timeout=deadline.left()).transport in ("shm", "local") for rank in range(shape.ranks)]
+        self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
+
+    def _agree(self, deadline: Deadline) -> None:
+        mine = repr(self.shape).encode()
+        for rank, other in enumerate(self.comm.exchange_bytes(mine, timeout=deadline.left())):
+            if other != mine:
+                raise InvalidArgumentError(
+                    f"experts.Buffer: {self.shape} here, {other.decode(errors='replace')} at rank {rank}: pass the same everywhere"
+                )
+
+    # ---- headers ----
+
+    def _place(self, kind: Kind, number: int, rank: int) -> int:
+        """First word of a header: of the sender ``rank`` in a window, of the receiver in the outbox."""
+        before = 0 if kind is Kind.DISPATCH else SLOTS * self.shape.ranks * self._words[Kind.DISPATCH]
+        return before + (number % SLOTS * self.shape.ranks + rank) * self._words[kind]
+
+    def header_to(self, kind: Kind, number: int, rank: int) -> Words:
+        """Where to write a header before send_header(). The receiver has answered the last one there."""
+        at = self._place(kind, number, rank)
+        return self._out_words[at : at + self._words[kind]]
+
+    def send_header(self, kind: Kind, number: int, rank: int, size: int) -> None:
+        """Sends the first ``size`` words. A rank that died or left is lost from now on; one that does so later, when it is waited for."""
+        source, target = 8 * self._place(kind, number, rank), 8 * self._place(kind, number, self.peers.rank)
+        try:
+            self.comm.put(
+                self._outbox[source : source + 8 * size],
+                self._windows[rank][target : target + 8 * size],
+                notify=notification(kind, number),
+            )
+        except (PeerLostError, StaleBufferError):
+            self.peers.lose(rank)
+
+    def header_from(self, kind: Kind, number: int, rank: int) -> Words:
+        """What wait() of the notification has announced. Copied by the reader before it is checked."""
+        at = self._place(kind, number, rank)
+        return self._in_words[at : at + self._words[kind]]
+
+    def say(self, rank: int, why: int) -> None:
+        """Ends every wait of a rank for this one: CLOSED or MASKED. Does not wait for a rank that is stopped."""
+        for kind in Kind:
+            for slot in range(SLOTS):
+                with contextlib.suppress(HmcError):
+                    self._out_words[self._place(kind, slot, rank)] = why
+                    self.send_header(kind, slot, rank, 1)
+
+    def drop(self, rank: int) -> None:
+        """Goes on without a rank that lives."""
+        self.say(rank, MASKED)
+        self.peers.lose(rank)
+
+    def check_not_masked(self, ranks: list[int]) -> None:
+        """After rows were read. PeerLostError where one of their owners goes on without this rank, and may have overwritten them."""
+        for rank in ranks:
+            if any(self.header_from(kind, slot, rank)[0] == MASKED for kind in Kind for slot in range(SLOTS)):
+                raise masked_by(rank)
+
+    # ---- rows ----
+
+    def stage(self, number: int) -> tuple[Bytes, Bytes]:
+        """(rows, scales) of this rank, as bytes of shape (tokens, ...)."""
+        shape, first = self.shape, self.staging_base(number)
+        middle = first + shape.tokens * shape.row_bytes
+        rows = self._staged[first:middle].reshape(shape.tokens, -1)
+        scales = self._staged[middle : middle + shape.tokens * shape.scale_bytes].reshape(shape.tokens, shape.scale_bytes)
+        return rows, scales
+
+    def staging_base(self, number: int) -> int:
+        return number % SLOTS * self.shape.tokens * (self.shape.row_bytes + self.shape.scale_bytes)
+
+    def result_buffer(self, rank: int, descriptor: bytes, deadline: Deadline) -> _core.RemoteBuffer:
+        """A rank's results by descriptor, imported once. HmcTimeoutError, PeerLostError."""
+        key = (rank, descriptor)
+        if key not in self._imported:
+            peer = self.comm.peer(rank, timeout=deadline.left())
+            self._imported[key] = peer.import_buffer(_core.Descriptor.parse(descriptor), timeout=deadline.left())
+        return self._imported[key]
+
+    def close(self, deadline: Deadline) -> None:
+        """HmcTimeoutError where a rank may still access the memory. Another call goes on waiting."""
+        self._imported.clear()
+        for growing in [*self.rows, *self.scales, *self.results, self.gathered]:
+            growing.close(deadline)
+        for buffer in (self.staging, self._window, self._outbox):
+            buffer.close(deadline.left())
+        self.comm.close(deadline.left())

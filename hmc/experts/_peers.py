@@ -1,0 +1,71 @@
+"""Which ranks take part, and waiting for what they send."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from enum import Enum
+
+from hmc import _core
+from hmc.errors import HmcError, HmcTimeoutError, PeerLostError
+from hmc.experts._deadline import Deadline
+
+
+class Outcome(Enum):
+    ARRIVED = "arrived"
+    LATE = "late"
+    LOST = "lost"
+
+
+class Peers:
+    """The ranks of a Buffer's own Communicator, whose notifications meet nobody else's. One thread at a time."""
+
+    def __init__(self, comm: _core.Communicator) -> None:
+        self.comm = comm
+        self.rank = comm.rank
+        self.size = comm.size
+        self._alive = [True] * comm.size
+        #: By rank: combine headers sent to it, each of which it acknowledges; and acknowledgements that it expects of this rank.
+        self.served = [0] * comm.size
+        self.owed = [0] * comm.size
+
+    def alive(self) -> tuple[bool, ...]:
+        """By rank. What the Communicator has found out by itself counts too."""
+        for rank in self.comm.lost:
+            self._alive[rank] = False
+        return tuple(self._alive)
+
+    def is_alive(self, rank: int) -> bool:
+        return self._alive[rank]
+
+    def living(self) -> list[int]:
+        """This rank and those after it first: ranks do not all begin with the same one."""
+        ranks = [*range(self.rank, self.size), *range(self.rank)]
+        return [rank for rank in ranks if self._alive[rank]]
+
+    def lose(self, rank: int) -> None:
+        """The rank takes no further part."""
+        self._alive[rank] = False
+
+    def wait(self, rank: int, number: int, deadline: Deadline, count: int = 1) -> Outcome:
+        """For notifications of a rank. A rank that died is lost from now on."""
+        try:
+            self.comm.wait_notify(rank, number, count=count, timeout=deadline.left())
+        except HmcTimeoutError:
+            return Outcome.LATE
+        except PeerLostError:
+            self.lose(rank)
+            return Outcome.LOST
+        return Outcome.ARRIVED
+
+    def notify(self, rank: int, number: int) -> None:
+        """Without waiting for a rank that is stopped: it then gets none."""
+        if self._alive[rank]:
+            with contextlib.suppress(HmcError):
+                self.comm.notify(rank, number, timeout=0)
+
+
+def names(ranks: Iterable[int]) -> str:
+    """ "rank 2", "ranks 1, 2": for messages."""
+    numbers = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

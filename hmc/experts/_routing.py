@@ -1,0 +1,99 @@
+"""Which row goes where: pure arithmetic on expert numbers, with NumPy.
+
+A *pair* is a token and one of its experts. Pairs are sent grouped by expert and, within an expert, in the order of tokens. The
+receiver has them grouped by expert, then by source rank, then by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc.errors import InvalidArgumentError
+from hmc.experts._shape import Shape
+
+Ints = NDArray[np.int64]
+
+
+def check_ids(ids: NDArray[np.integer], shape: Shape) -> Ints:
+    """The expert numbers as int64 of shape (tokens, top k). InvalidArgumentError names the first one that is refused."""
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"topk_ids: {ids.dtype} of shape {ids.shape}; pass integers of shape (tokens, top k)")
+    if ids.shape[0] > shape.tokens or ids.shape[1] > shape.topk:
+        raise InvalidArgumentError(
+            f"topk_ids: shape {ids.shape}; this Buffer was made for at most {shape.tokens} tokens and top {shape.topk}"
+        )
+    found = ids.astype(np.int64, copy=False)
+    if found.size and not (found.min() >= -1 and found.max() < shape.experts):
+        token, k = (int(at[0]) for at in np.nonzero((found < -1) | (found >= shape.experts)))
+        raise InvalidArgumentError(
+            f"topk_ids[{token}, {k}] is {found[token, k]}; experts are 0 to {shape.experts - 1}, and -1 is for none"
+        )
+    ordered = np.sort(found, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        token, k = (int(at[0]) for at in np.nonzero(twice))
+        raise InvalidArgumentError(f"topk_ids[{token}] has expert {ordered[token, k]} twice; a token goes to an expert once")
+    return found
+
+
+class Sent:
+    """The pairs of one dispatch at the rank that sends them."""
+
+    def __init__(self, ids: Ints, shape: Shape) -> None:
+        self.topk = ids.shape[1]
+        flat = ids.reshape(-1)
+        order = np.argsort(flat, kind="stable")
+        skipped = int(np.searchsorted(flat[order], 0))
+        #: By expert: pairs.
+        self.counts: Ints = np.bincount(flat[order[skipped:]], minlength=shape.experts)
+        #: By pair, in the order of sending: token * top k + number of the choice.
+        self.pairs: Ints = order[skipped:]
+        self._shape = shape
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
+
+    def to(self, rank: int) -> Ints:
+        """The pairs that go to a rank."""
+        experts = self._shape.experts_of(rank)
+        return self.pairs[self._starts[experts.start] : self._starts[experts.stop]]
+
+    def counts_to(self, rank: int) -> Ints:
+        """By local expert of the rank."""
+        experts = self._shape.experts_of(rank)
+        return self.counts[experts.start : experts.stop]
+
+    def tokens_to(self, rank: int) -> Ints:
+        """The token of each pair."""
+        return self.to(rank) // self.topk
+
+
+@dataclass(frozen=True)
+class Received:
+    """Where the pairs of every source lie among the rows of a rank."""
+
+    counts: Ints  # (sources, local experts)
+    starts: Ints  # likewise: row of the first pair
+
+    @staticmethod
+    def of(counts: Ints) -> Received:
+        """``counts``: pairs by source rank and local expert."""
+        # Grouped by expert, then by source.
+        by_expert = counts.T.reshape(-1)
+        starts = np.cumsum(by_expert) - by_expert
+        return Received(counts, np.ascontiguousarray(starts.reshape(counts.shape[1], counts.shape[0]).T))
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    def rows_of(self, source: int) -> Ints:
+        """The row of each pair of a source, in the order of sending."""
+        return rows_of(self.counts[source], self.starts[source])
+
+
+def rows_of(counts: Ints, starts: Ints) -> Ints:
+    """By pair, in the order of sending: the row at the receiver. ``counts``, ``starts``: by local expert."""
+    total = int(counts.sum())
+    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(total, dtype=np.int64)
