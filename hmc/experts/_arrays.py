@@ -56,10 +56,10 @@ def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, Any]:
     """(bytes in CPU memory, None) or (None, the Memory of a device)."""
     if _torch_tensor(array):
         torch = sys.modules["torch"]
-        bare = array.detach().contiguous()
+        bare = array.detach().contiguous().reshape(-1).view(torch.uint8)
         if bare.is_cpu:
-            return bare.view(torch.uint8).numpy().reshape(-1, row_bytes), None
-        return None, _core.Memory.from_array(bare.view(torch.uint8))
+            return bare.numpy().reshape(-1, row_bytes), None
+        return None, _core.Memory.from_array(bare)
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes), None
     memory = array.memory() if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 
-_BLOCK = 8  # tokens that are rounded at once
-# Multiplications of one call of BLAS: from about 9000 on it starts threads, which costs more than the sum.
-_PRODUCTS = 8192
+_BLOCK = 4  # tokens that are rounded at once
 _HIGH, _HALF, _NAN = np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(0x7FC00000)
 _SHIFT, _ONE = np.uint32(16), np.uint32(1)
 
@@ -18,48 +19,48 @@ _SHIFT, _ONE = np.uint32(16), np.uint32(1)
 def weighted_sum(rows: Bytes, weights: Floats, dtype: str, out: Bytes) -> None:
     """``out[t]`` becomes the sum over k of ``weights[t, k] * rows[t, k]``, rounded to nearest even.
 
-    ``rows``: bytes of shape (tokens, top k, row bytes); ``out``: bytes of shape (tokens, row bytes). The same arguments give the same
-    bytes: nothing depends on how many ranks there are or which of them was first.
+    ``rows``: bytes of shape (tokens, top k, row bytes); ``out``: bytes of shape (tokens, row bytes). The same arguments give
+    the same bytes: nothing depends on how many ranks there are or which of them was first.
     """
     if weights.size == 0:
         out[:] = 0
-    elif dtype == "bfloat16" and rows.shape[2] % 4 == 0:
-        _sum_bf16(rows.view(np.uint32), weights, out.view(np.uint32))
-    elif dtype == "bfloat16":
-        halves = out.view(np.uint16)
-        for token, row in enumerate(rows.view(np.uint16)):
-            total = _product(weights[token], (row.astype(np.uint32) << _SHIFT).view(np.float32))
-            halves[token] = _rounded(total.view(np.uint32)) >> _SHIFT
-    else:
-        kind = np.dtype(dtype)
-        values, sums = rows.view(kind), out.view(kind)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for token, row in enumerate(values):
-                sums[token] = _product(weights[token], row.astype(np.float32, copy=False))
+        return
+    with np.errstate(all="ignore"):  # infinities and NaN are results like others
+        if dtype != "bfloat16":
+            _sum_of_numpy_type(rows.view(dtype), weights, out.view(dtype))
+        elif rows.shape[2] % 4 == 0:
+            _sum_pairs(rows.view(np.uint32), weights, out.view(np.uint32))
+        else:
+            _sum_halves(rows.view(np.uint16), weights, out.view(np.uint16))
 
 
-def _product(weights: Floats, rows: Floats, out: Floats | None = None) -> Floats:
-    """weights @ rows, in parts for which BLAS starts no threads."""
-    total = np.empty(rows.shape[1:], np.float32) if out is None else out
-    step = max(1, _PRODUCTS // len(weights))
-    for start in range(0, rows.shape[1], step):
-        np.matmul(weights, rows[:, start : start + step], out=total[start : start + step])
-    return total
+def _sum_of_numpy_type(rows: NDArray[Any], weights: Floats, out: NDArray[Any]) -> None:
+    for token, row in enumerate(rows):
+        out[token] = weights[token] @ row.astype(np.float32, copy=False)
 
 
-def _sum_bf16(words: NDArray[np.uint32], weights: Floats, out: NDArray[np.uint32]) -> None:
-    """Two bf16 are a word: the even columns its low halves, the odd ones its high halves. Each is an f32 whose low bits are 0."""
+def _sum_halves(rows: NDArray[np.uint16], weights: Floats, out: NDArray[np.uint16]) -> None:
+    """Of bfloat16 with an odd number of columns."""
+    for token, row in enumerate(rows):
+        total = weights[token] @ (row.astype(np.uint32) << _SHIFT).view(np.float32)
+        out[token] = _rounded(total.view(np.uint32)) >> _SHIFT
+
+
+def _sum_pairs(words: Words, weights: Floats, out: Words) -> None:
+    """Of bfloat16, two to a word: the low halves are the even columns, the high halves the odd ones.
+
+    With zeros for the other half, each is the f32 of the same value. One token's f32 fit into a core's cache.
+    """
     tokens, topk, half = words.shape
     parts = np.empty((2, topk, half), np.uint32)
+    floats = parts.view(np.float32)
     sums = np.empty((min(tokens, _BLOCK), 2, half), np.float32)
     for first in range(0, tokens, _BLOCK):
         block = min(_BLOCK, tokens - first)
         for at in range(block):
-            word, factor = words[first + at], weights[first + at]
-            np.left_shift(word, _SHIFT, out=parts[0])
-            np.bitwise_and(word, _HIGH, out=parts[1])
-            for side in (0, 1):
-                _product(factor, parts[side].view(np.float32), sums[at, side])
+            np.left_shift(words[first + at], _SHIFT, out=parts[0])
+            np.bitwise_and(words[first + at], _HIGH, out=parts[1])
+            np.matmul(weights[first + at], floats, out=sums[at])
         bits = _rounded(sums[:block].view(np.uint32))
         low, high = bits[:, 0], bits[:, 1]
         np.right_shift(low, _SHIFT, out=low)
@@ -67,10 +68,11 @@ def _sum_bf16(words: NDArray[np.uint32], weights: Floats, out: NDArray[np.uint32
         np.bitwise_or(low, high, out=out[first : first + block])
 
 
-def _rounded(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The bits of f32, changed in place so that their high halves are the nearest bf16."""
+def _rounded(bits: Words) -> Words:
+    """The bits of f32, changed in place so that their high halves are the nearest bfloat16."""
     nan = np.isnan(bits.view(np.float32))
-    odd = (bits >> _SHIFT) & _ONE
+    odd = bits >> _SHIFT
+    odd &= _ONE
     odd += _HALF
     bits += odd
     if nan.any():
