@@ -166,7 +166,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = hmc.spawn(job, ranks, os.path.join(folder, "store"), options.rounds, sizes, timeout=600)
         table = everything[ranks] = medians(found)
-        print(f"\n{ranks} ranks, {options.tokens} tokens x {options.hidden} bfloat16, top {options.topk} of {options.experts} experts")
+        print(
+            f"\n{ranks} ranks, {options.tokens} tokens x {options.hidden} bfloat16, top {options.topk} of {options.experts} experts"
+        )
         total = sum(table["hmc"])
         for name, (first, second) in table.items():
             ratio = (first + second) / total

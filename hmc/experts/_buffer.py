@@ -13,7 +13,7 @@ import numpy as np
 from hmc import _core
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, host_array
-from hmc.experts._calls import Call, Combine, Dispatch, new_handle
+from hmc.experts._calls import Call, Combine, Dispatch, routes_of
 from hmc.experts._deadline import Deadline
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
@@ -43,15 +43,17 @@ class Buffer:
         hidden: int,
         tokens: int,
         *,
-        topk: int = 8,
+        topk: int | None = None,
         dtype: Any = "bfloat16",
         combine_dtype: Any = None,
+        once: bool = False,
         timeout: float | None = 60.0,
     ) -> None:
         deadline = Deadline(timeout)
         if len(comm.local) != 1:
             raise InvalidArgumentError(f"experts.Buffer: this process has {len(comm.local)} Members; pass a Communicator with one")
-        self._shape = Shape.of(comm.size, experts, hidden, tokens, min(topk, experts), dtype, combine_dtype)
+        chosen = min(8, experts) if topk is None else topk
+        self._shape = Shape.of(comm.size, experts, hidden, tokens, chosen, dtype, combine_dtype, once)
         own = comm.split(0, timeout=deadline.left())
         assert own is not None
         self._fabric = Fabric(own, self._shape, deadline)
@@ -107,7 +109,8 @@ class Buffer:
                 raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
             number = self._number
             like = self._stage(number, x, len(ids))
-            handle = new_handle(self, number, ids, weights, like, self._fabric)
+            local = len(shape.experts_of(self.rank))
+            handle = Handle(self, number, routes_of(ids, weights, self._fabric), like, local, shape.once)
             self._number += 1
             self._open[number] = handle
             found: tuple[Any, Handle] = self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
@@ -158,7 +161,9 @@ class Buffer:
         with self._turn(deadline):
             self._check_handle(name, handle)
             if handle._number != min(self._open):
-                raise InvalidArgumentError(f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first")
+                raise InvalidArgumentError(
+                    f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first"
+                )
             rows = None if name == "release" else Rows("results", results, shape.combine_dtype, shape.hidden, None)
             if rows is not None and rows.count != handle._received.rows:
                 raise InvalidArgumentError(f"results: {rows.count} rows; x2 has {handle._received.rows}")

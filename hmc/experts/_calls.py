@@ -7,18 +7,22 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hmc import _core
-from hmc.errors import HmcError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
+from hmc.errors import HmcError, HmcTimeoutError, ProtocolError, TransportError
 from hmc.experts._arrays import Bytes, Like, Rows
 from hmc.experts._deadline import Deadline
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
-from hmc.experts._handle import Handle, State
+from hmc.experts._handle import Handle, Routes, State
 from hmc.experts._headers import Results, read_combine, read_dispatch, write_combine, write_dispatch
 from hmc.experts._memory import Growing, offsets
 from hmc.experts._peers import Outcome, names
-from hmc.experts._routing import Received, Sent, rows_of
+from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
 from hmc.experts._sum import weighted_sum
+
+
+_NO_FACTS = np.zeros((0, 0), np.int64)
 
 
 class Call(ABC):
@@ -109,10 +113,10 @@ class Call(ABC):
             if rank not in self._getting and self.fabric.peers.is_alive(rank):
                 try:
                     self._getting[rank] = self.get(rank, deadline)
-                except (PeerLostError, StaleBufferError):
-                    self.fabric.peers.lose(rank)
                 except HmcTimeoutError:
                     self._check([rank], deadline)
+                except HmcError as error:
+                    self.fabric.peers.lose_if_gone(rank, error)
 
     def _await(self, deadline: Deadline) -> None:
         late = []
@@ -124,10 +128,10 @@ class Call(ABC):
                     work.wait(timeout=deadline.left())
             except HmcTimeoutError:
                 late.append(rank)
-            except (PeerLostError, StaleBufferError):
-                self.fabric.peers.lose(rank)
             except TransportError:  # the connection failed while the rank lives
                 self.fabric.drop(rank)
+            except HmcError as error:
+                self.fabric.peers.lose_if_gone(rank, error)
         self._check(late, deadline)
 
     def _check(self, late: list[int], deadline: Deadline) -> None:
@@ -160,22 +164,28 @@ class Dispatch(Call):
         self.handle = handle
         experts = fabric.shape.experts_of(fabric.peers.rank)
         self._counts = np.zeros((fabric.shape.ranks, len(experts)), np.int64)
+        self._facts: dict[int, Any] = {}
         self._rows: Bytes | None = None
         self._scales: Bytes | None = None
         self._into: list[_core.ConnBuffer] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def write(self, rank: int) -> int:
-        sent = self.handle._sent
+        routes = self.handle._routes
         out = self.fabric.header_to(self.kind, self.number, rank)
         self.fabric.peers.owed[rank] += 1
-        return write_dispatch(out, self.number, sent.counts_to(rank), sent.tokens_to(rank))
+        tokens, facts = routes.sent.tokens_to(rank), _NO_FACTS
+        if self.fabric.shape.facts:
+            experts = self.fabric.agreed.experts_of(rank)
+            facts = pack_facts(routes.ids[tokens], routes.weights[tokens], experts, self.fabric.shape.facts)
+        return write_dispatch(out, self.number, routes.sent.counts_to(rank), tokens, facts)
 
     def read(self, rank: int) -> None:
         words = self.fabric.header_from(self.kind, self.number, rank)
-        counts, tokens = read_dispatch(words, self.number, self._counts.shape[1], self.fabric.shape, rank)
+        counts, tokens, facts = read_dispatch(words, self.number, self._counts.shape[1], self.fabric.shape, rank)
         self._counts[rank] = counts
         self.handle._tokens[rank] = tokens
+        self._facts[rank] = facts
 
     def prepare(self) -> None:
         shape, slot = self.fabric.shape, self.number % SLOTS
@@ -184,6 +194,15 @@ class Dispatch(Call):
         self._rows = self.fabric.rows[slot].rows(rows, shape.row_bytes)
         self._scales = self.fabric.scales[slot].rows(rows, shape.scale_bytes) if shape.scaled else None
         self._into = [growing.buffer for growing in self.targets()]
+        if self.fabric.agreed.once:
+            self._take_facts(rows)
+
+    def _take_facts(self, rows: int) -> None:
+        handle = self.handle
+        packed = np.empty((rows, self.fabric.agreed.topk), np.int64)
+        for rank, facts in self._facts.items():
+            packed[handle._received.rows_of(rank)] = facts
+        handle._experts, handle._weights = unpack_facts(packed, handle._local)
 
     def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
         tokens, rows = self.handle._tokens[rank], self.handle._received.rows_of(rank)
@@ -210,15 +229,18 @@ class Dispatch(Call):
 
     def finish(self, ranks: list[int]) -> Any:
         assert self._rows is not None
-        for rank in set(self._came) - set(ranks):
-            self._rows[self.handle._received.rows_of(rank)] = 0
         parts = [self._rows] if self._scales is None else [self._rows, self._scales]
         for part in parts:
             for to, source in self._copies:
                 for target, origin in zip(to.tolist(), source.tolist(), strict=True):
                     part[target] = part[origin]
+        for rank in set(self._came) - set(ranks):
+            rows = self.handle._received.rows_of(rank)
+            self._rows[rows] = 0
+            if self.fabric.agreed.once:
+                self.handle._experts[rows] = -1
         self.handle._partners = ranks
-        mark_lost(self.handle, self.fabric, ranks)
+        self.handle._missing = set(range(self.fabric.shape.ranks)) - set(ranks)
         shape, like = self.fabric.shape, self.handle._like
         x2 = like(self._rows, shape.dtype, shape.hidden)
         if self._scales is None:
@@ -260,16 +282,16 @@ class Combine(Call):
         self._headers[rank] = read_combine(words, self.number, experts, rank)
 
     def prepare(self) -> None:
-        self._rows = self.fabric.gathered.rows(self.handle._weights.size, self.fabric.shape.result_bytes)
+        self._rows = self.fabric.gathered.rows(self.handle._routes.sent_ids.size, self.fabric.shape.result_bytes)
         self._into = self.fabric.gathered.buffer
 
     def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
-        header, pairs = self._headers[rank], self.handle._sent.to(rank)
+        header, pairs = self._headers[rank], self.handle._routes.sent.to(rank)
         if self._results is None or not header.descriptor or len(pairs) == 0:
             return []
         remote = self.fabric.result_buffer(rank, header.descriptor, deadline)
         row_bytes = self.fabric.shape.result_bytes
-        rows = rows_of(self.handle._sent.counts_to(rank), header.starts)
+        rows = rows_of(self.handle._routes.sent.counts_to(rank), header.starts)
         if int(rows.max()) >= remote.nbytes // row_bytes:
             raise ProtocolError(f"combine: rank {rank} names a row beyond its {remote.nbytes // row_bytes}")
         pair = (self._into, offsets(pairs, row_bytes), remote, offsets(rows, row_bytes))
@@ -285,28 +307,28 @@ class Combine(Call):
             self.fabric.peers.notify(rank, READ)
             self.fabric.peers.owed[rank] -= 1
         there = [rank for rank in ranks if self._headers[rank].descriptor]
-        mark_lost(handle, self.fabric, there)
+        handle._missing = set(range(shape.ranks)) - set(there)
         if self._results is None:
             return None
-        tokens, topk = handle._weights.shape
+        routes = handle._routes
+        tokens, topk = routes.sent_ids.shape
         assert self._rows is not None
         rows = self._rows.copy() if self.disturbed else self._rows
-        unused = np.ones(tokens * topk, bool)
-        unused[handle._sent.pairs] = False
-        unused |= handle._lost.reshape(-1)
-        rows[unused] = 0
-        weights = np.where(unused.reshape(tokens, topk), np.float32(0), handle._weights)
+        unused = routes.sent_ids < 0
+        for rank in handle._missing:
+            unused.reshape(-1)[routes.sent.to(rank)] = True
+        rows[unused.reshape(-1)] = 0
+        weights = np.where(unused, np.float32(0), routes.sent_weights)
         y = np.empty((tokens, shape.result_bytes), np.uint8)
         weighted_sum(rows.reshape(tokens, topk, shape.result_bytes), weights, shape.combine_dtype, y)
         return self._like(y, shape.combine_dtype, shape.hidden)
 
 
-def mark_lost(handle: Handle, fabric: Fabric, there: list[int]) -> None:
-    """Notes the pairs of all other ranks."""
-    flat = handle._lost.reshape(-1)
-    for rank in set(range(fabric.shape.ranks)) - set(there):
-        flat[handle._sent.to(rank)] = True
-
-
-def new_handle(owner: object, number: int, ids: Any, weights: Any, like: Like, fabric: Fabric) -> Handle:
-    return Handle(owner, number, Sent(ids, fabric.shape), weights, like)
+def routes_of(ids: Ints, weights: NDArray[np.float32], fabric: Fabric) -> Routes:
+    """Where tokens go."""
+    agreed, shape = fabric.agreed, fabric.shape
+    owners = np.append(fabric.owners, -1)[ids]
+    if not agreed.once:
+        return Routes(ids, weights, owners, ids, weights, Sent(ids, shape))
+    ranks = by_rank(owners, shape.ranks, shape.topk)
+    return Routes(ids, weights, owners, ranks, np.ones(ranks.shape, np.float32), Sent(ranks, shape))

@@ -17,7 +17,7 @@ from enum import IntEnum
 import numpy as np
 
 from hmc import _core
-from hmc.errors import HmcError, InvalidArgumentError, PeerLostError, StaleBufferError
+from hmc.errors import HmcError, InvalidArgumentError, PeerLostError
 from hmc.experts._arrays import Bytes
 from hmc.experts._deadline import Deadline
 from hmc.experts._headers import Words, combine_words, dispatch_words
@@ -49,11 +49,14 @@ def masked_by(rank: int) -> PeerLostError:
 class Fabric:
     """One thread at a time."""
 
-    def __init__(self, comm: _core.Communicator, shape: Shape, deadline: Deadline) -> None:
+    def __init__(self, comm: _core.Communicator, agreed: Shape, deadline: Deadline) -> None:
         self.comm = comm
-        self.shape = shape
         self.peers = Peers(comm)
-        self._agree(deadline)
+        self._agree(agreed, deadline)
+        self.agreed = agreed
+        self.shape = shape = agreed.routed()
+        #: By expert: its rank.
+        self.owners = np.repeat(np.arange(comm.size), [len(agreed.experts_of(rank)) for rank in range(comm.size)])
         self._words = {Kind.DISPATCH: dispatch_words(shape), Kind.COMBINE: combine_words(shape)}
         total = 8 * SLOTS * shape.ranks * sum(self._words.values())
         self._outbox, self._window = comm.buffer(total), comm.buffer(total)
@@ -70,12 +73,12 @@ class Fabric:
         self.mapped = [comm.path(rank, timeout=deadline.left()).transport in ("shm", "local") for rank in range(shape.ranks)]
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
 
-    def _agree(self, deadline: Deadline) -> None:
-        mine = repr(self.shape).encode()
+    def _agree(self, shape: Shape, deadline: Deadline) -> None:
+        mine = repr(shape).encode()
         for rank, other in enumerate(self.comm.exchange_bytes(mine, timeout=deadline.left())):
             if other != mine:
                 raise InvalidArgumentError(
-                    f"experts.Buffer: {self.shape} here, {other.decode(errors='replace')} at rank {rank}: pass the same everywhere"
+                    f"experts.Buffer: {shape} here, {other.decode(errors='replace')} at rank {rank}: pass the same everywhere"
                 )
 
     # ---- headers ----
@@ -99,8 +102,8 @@ class Fabric:
                 self._windows[rank][target : target + 8 * size],
                 notify=notification(kind, number),
             )
-        except (PeerLostError, StaleBufferError):
-            self.peers.lose(rank)
+        except HmcError as error:
+            self.peers.lose_if_gone(rank, error)
 
     def header_from(self, kind: Kind, number: int, rank: int) -> Words:
         """What wait() of the notification has announced. Copied by the reader before it is checked."""

@@ -12,11 +12,12 @@ from hmc.experts._shape import Shape
 
 Words = NDArray[np.int64]
 _DESCRIPTOR = 64  # words that a descriptor may take
+_MOST_ROWS = 1 << 40
 
 
 def dispatch_words(shape: Shape) -> int:
     """Most words of a dispatch header."""
-    return 2 + shape.most_local() + shape.most_pairs()
+    return 2 + shape.most_local() + shape.most_pairs() * (1 + shape.facts)
 
 
 def combine_words(shape: Shape) -> int:
@@ -24,27 +25,29 @@ def combine_words(shape: Shape) -> int:
     return 3 + shape.most_local() + _DESCRIPTOR
 
 
-def write_dispatch(out: Words, number: int, counts: Words, tokens: Words) -> int:
-    """Words written: the call's number, pairs, pairs by local expert, the token of each pair."""
-    size = 2 + len(counts) + len(tokens)
+def write_dispatch(out: Words, number: int, counts: Words, tokens: Words, facts: Words) -> int:
+    """Words written: the call's number, pairs, pairs by local expert, the token of each pair, its facts (pairs, facts)."""
+    first = 2 + len(counts) + len(tokens)
     out[0], out[1] = number, len(tokens)
     out[2 : 2 + len(counts)] = counts
-    out[2 + len(counts) : size] = tokens
-    return size
+    out[2 + len(counts) : first] = tokens
+    out[first : first + facts.size] = facts.reshape(-1)
+    return first + facts.size
 
 
-def read_dispatch(words: Words, number: int, experts: int, shape: Shape, rank: int) -> tuple[Words, Words]:
-    """(pairs by local expert, token of each pair). ProtocolError names the rank whose header is wrong."""
+def read_dispatch(words: Words, number: int, experts: int, shape: Shape, rank: int) -> tuple[Words, Words, Words]:
+    """(pairs by local expert, token of each pair, facts). ProtocolError names the rank whose header is wrong."""
     found, pairs = int(words[0]), int(words[1])
     _check_number(found, number, "dispatch", rank)
     counts = words[2 : 2 + experts].copy()
-    most = dispatch_words(shape) - 2 - experts
+    most = shape.most_pairs()
     if not 0 <= pairs <= most or counts.min(initial=0) < 0 or counts.max(initial=0) > most or counts.sum() != pairs:
         raise ProtocolError(f"dispatch: the header of rank {rank} has {pairs} pairs, which its counts contradict")
     tokens = words[2 + experts : 2 + experts + pairs].copy()
     if pairs and not (tokens.min() >= 0 and tokens.max() < shape.tokens):
         raise ProtocolError(f"dispatch: the header of rank {rank} names a token beyond its {shape.tokens}")
-    return counts, tokens
+    facts = words[2 + experts + pairs :][: pairs * shape.facts].copy()
+    return counts, tokens, facts.reshape(pairs, shape.facts)
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ def read_combine(words: Words, number: int, experts: int, rank: int) -> Results:
     found, length = int(words[0]), int(words[1])
     _check_number(found, number, "combine", rank)
     starts = words[2 : 2 + experts].copy()
-    if not 0 <= length <= 8 * _DESCRIPTOR or starts.min(initial=0) < 0:
+    if not 0 <= length <= 8 * _DESCRIPTOR or starts.min(initial=0) < 0 or starts.max(initial=0) > _MOST_ROWS:
         raise ProtocolError(f"combine: the header of rank {rank} is malformed")
     return Results(words[2 + experts :].view(np.uint8)[:length].tobytes(), starts)
 
 
 def _check_number(found: int, number: int, what: str, rank: int) -> None:
     if found != number:
-        raise ProtocolError(f"{what}: rank {rank} is at call {found}, this rank at call {number}: call both in one order everywhere")
+        raise ProtocolError(
+            f"{what}: rank {rank} is at call {found}, this rank at call {number}: call both in one order everywhere"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from hmc import _core
-from hmc.errors import HmcError, HmcTimeoutError, PeerLostError
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc.experts._deadline import Deadline
 
 
@@ -53,10 +53,17 @@ class Peers:
             self.comm.wait_notify(rank, number, count=count, timeout=deadline.left())
         except HmcTimeoutError:
             return Outcome.LATE
-        except PeerLostError:
-            self.lose(rank)
+        except HmcError as error:
+            self.lose_if_gone(rank, error)
             return Outcome.LOST
         return Outcome.ARRIVED
+
+    def lose_if_gone(self, rank: int, error: HmcError) -> None:
+        """After an error of what was asked of a rank: where it died or has left. Else raises the error."""
+        left = isinstance(error, ClosedError) and not self.comm.context.closed
+        if not (left or isinstance(error, PeerLostError | StaleBufferError)):
+            raise error
+        self.lose(rank)
 
     def notify(self, rank: int, number: int) -> None:
         """Without waiting for a rank that is stopped: it then gets none."""

@@ -39,6 +39,38 @@ def check_ids(ids: NDArray[np.integer], shape: Shape) -> Ints:
     return found
 
 
+def by_rank(owners: Ints, ranks: int, topk: int) -> Ints:
+    """The ranks that each token goes to, ascending, -1 for none: (tokens, top k) of the ranks of its experts to (tokens, topk)."""
+    goes = np.zeros((len(owners), ranks + 1), bool)
+    goes[np.arange(len(owners))[:, None], owners] = True  # -1: the last column
+    found = np.full((len(owners), topk), -1, np.int64)
+    token, rank = np.nonzero(goes[:, :ranks])
+    first = np.searchsorted(token, np.arange(len(owners)))
+    found[token, np.arange(len(token)) - first[token]] = rank
+    return found
+
+
+def pack_facts(ids: Ints, weights: NDArray[np.float32], experts: range, width: int) -> Ints:
+    """For each token and choice the number of the local expert, -1 for those of other ranks, and its weight, as one word.
+
+    Of shape (tokens, width), with -1 beyond the choices.
+    """
+    here = (ids >= experts.start) & (ids < experts.stop)
+    facts = np.zeros((len(ids), width, 2), np.int32)
+    facts[..., 0] = -1
+    facts[:, : ids.shape[1], 0] = np.where(here, ids - experts.start, -1)
+    facts[:, : ids.shape[1], 1] = np.where(here, weights, np.float32(0)).view(np.int32)
+    return facts.view(np.int64)[..., 0]
+
+
+def unpack_facts(facts: Ints, experts: int) -> tuple[Ints, NDArray[np.float32]]:
+    """(local experts, weights). A number that is none of this rank's becomes -1."""
+    halves = np.ascontiguousarray(facts).view(np.int32).reshape(*facts.shape, 2)
+    ids = halves[..., 0].astype(np.int64)
+    ids[(ids < 0) | (ids >= experts)] = -1
+    return ids, np.ascontiguousarray(halves[..., 1]).view(np.float32)
+
+
 class Sent:
     """The pairs of one dispatch at the rank that sends them."""
 

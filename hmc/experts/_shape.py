@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hmc.errors import InvalidArgumentError
@@ -31,7 +31,10 @@ def _type(name: str, dtype: Any, allowed: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """Immutable; any thread. ``dtype`` is that of dispatched rows, ``combine_dtype`` that of the experts' results."""
+    """Immutable; any thread. ``dtype`` is that of dispatched rows, ``combine_dtype`` that of the experts' results.
+
+    ``facts``: (expert, weight) that a header has for each row; 0: none.
+    """
 
     ranks: int
     experts: int
@@ -40,9 +43,13 @@ class Shape:
     topk: int
     dtype: str
     combine_dtype: str
+    once: bool = False
+    facts: int = 0
 
     @staticmethod
-    def of(ranks: int, experts: Any, hidden: Any, tokens: Any, topk: Any, dtype: Any, combine_dtype: Any) -> Shape:
+    def of(
+        ranks: int, experts: Any, hidden: Any, tokens: Any, topk: Any, dtype: Any, combine_dtype: Any, once: bool = False
+    ) -> Shape:
         """Checks every argument. InvalidArgumentError names the one that is refused."""
         moved = _type("dtype", dtype, DISPATCHED)
         if combine_dtype is None:
@@ -55,12 +62,19 @@ class Shape:
             _checked("topk", topk, _MOST_TOPK),
             moved,
             _type("combine_dtype", combine_dtype, COMBINED),
+            bool(once),
         )
         if shape.topk > shape.experts:
             raise InvalidArgumentError(f"experts.Buffer: topk is {shape.topk} of {shape.experts} experts")
         if shape.scaled and shape.hidden % SCALED:
             raise InvalidArgumentError(f"experts.Buffer: hidden is {shape.hidden}; rows of fp8 have a multiple of {SCALED} columns")
         return shape
+
+    def routed(self) -> Shape:
+        """What rows are sent by. With ``once`` each rank is a single expert there, and headers say what its experts are."""
+        if not self.once:
+            return self
+        return replace(self, experts=self.ranks, topk=min(self.topk, self.ranks), facts=self.topk)
 
     @property
     def scaled(self) -> bool:

@@ -43,10 +43,15 @@ def dense(x: Array, ids: Array, weights: Array, lost: Array) -> Array:
 
 
 def apply(buffer: Buffer, x2: Array, handle: Handle) -> Array:
-    """What the experts of this rank make of x2, float32."""
-    results = np.empty(x2.shape, np.float32)
+    """What the experts of this rank make of x2, float32. With once=True: their weighted sum."""
+    results = np.zeros(x2.shape, np.float32)
     for local, number in enumerate(buffer.experts_of(buffer.rank)):
-        results[handle.rows(local)] = expert(number, x2[handle.rows(local)])
+        here = handle.rows(local)
+        made = expert(number, x2[here])
+        if handle.weights.shape[1]:  # with once=True: weighted sums of this rank's experts
+            results[here] += made * np.where(handle.experts[here] == local, handle.weights[here], 0).sum(axis=1)[:, None]
+        else:
+            results[here] = made
     return results
 
 

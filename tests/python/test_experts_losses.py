@@ -54,16 +54,17 @@ def job(source: str, transport: str) -> str:
 
 
 @TRANSPORTS
+@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_rank_that_dies_is_masked_and_the_others_go_on(point: str, transport: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_masked_and_the_others_go_on(point: str, once: bool, transport: str, tmp_path: Path) -> None:
     source = f"""
     comm = hmc.init(timeout=30)
-    ep = buffer_of(comm)
+    ep = buffer_of(comm, once={once})
     if comm.rank == 1:
         {POINTS[point]}
     for number in range(12):
         handle = check_round(ep, number, 33, 17, 5, 13)
-        if number < 5:
+        if number < 4:  # rank 1 may die before the others have read its results of call 4
             assert not handle.lost.any()
         if number > 5:
             assert ep.alive == (True, False, True) and handle.lost.any()

@@ -1,0 +1,159 @@
+"""hmc.experts: wrong arguments and calls out of turn are refused by name, and change nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import hmc
+from hmc.errors import ProtocolError
+from hmc.experts import _headers
+from hmc.experts._shape import Shape
+
+PRELUDE = """
+import hmc.experts
+from experts_layer import *
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"experts": 0}, "experts is 0"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"tokens": -1}, "tokens is -1"),
+        ({"topk": 0}, "topk is 0"),
+        ({"topk": 9}, "topk is 9 of 8 experts"),
+        ({"dtype": "int32"}, "dtype is int32"),
+        ({"dtype": "nonsense"}, "nonsense"),
+        ({"combine_dtype": "float8_e4m3fn"}, "combine_dtype is float8_e4m3fn"),
+        ({"dtype": "float8_e4m3fn", "hidden": 130}, "hidden is 130"),
+    ],
+)
+def test_sizes_and_types_are_checked(changes: dict[str, object], said: str) -> None:
+    arguments = {"experts": 8, "hidden": 64, "tokens": 4, "topk": 2, "dtype": "float32", "combine_dtype": None, **changes}
+    with pytest.raises(hmc.InvalidArgumentError, match=said):
+        Shape.of(2, **arguments)
+
+
+def test_arguments_of_calls_are_checked(run_job: Callable[..., str]) -> None:
+    source = """
+    with hmc.init() as comm, buffer_of(comm) as ep, buffer_of(comm) as other:
+        x = rows((1, comm.rank), 17, 33)
+        ids, weights = routing((1, comm.rank), 17, 5, 13)
+        def wrong(said, *arguments):
+            message = refused(hmc.InvalidArgumentError, ep.dispatch, *arguments, timeout=1)
+            assert said in message, message
+        twice, beyond, below = ids.copy(), ids.copy(), ids.copy()
+        twice[3, [1, 4]], beyond[2, 0], below[16, 4] = 6, 13, -2
+        wrong("topk_ids[3] has expert 6 twice", x, twice, weights)
+        wrong("topk_ids[2, 0] is 13", x, beyond, weights)
+        wrong("topk_ids[16, 4] is -2", x, below, weights)
+        wrong("pass integers", x, ids.astype(np.float32), weights)
+        wrong("pass integers", x, ids[0], weights)
+        wrong("at most 17 tokens and top 5", x, np.zeros((18, 1), int), weights)
+        wrong("at most 17 tokens and top 5", x, np.full((17, 6), -1), weights)
+        wrong("topk_weights: shape", x, ids, weights[:, :4])
+        wrong("topk_weights: elements", x, ids, weights.astype(complex))
+        wrong("x: 16 rows; topk_ids has 17", x[:16], ids, weights)
+        wrong("x: shape (17, 32)", x[:, :32], ids, weights)
+        wrong("x: elements of float64", x.astype(float), ids, weights)
+        wrong("x: elements of float16", x.astype(np.float16), ids, weights)
+        wrong("x: pass one array", (x, x), ids, weights)
+        refused(hmc.InvalidArgumentError, ep.dispatch, object(), ids, weights)
+        refused(hmc.InvalidArgumentError, ep.dispatch, x, ids, weights, timeout=-1)
+
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+        results = apply(ep, x2, handle)
+        _, foreign = other.dispatch(x, ids, weights, timeout=20)
+        for call in (ep.combine, lambda r, h: ep.release(h), lambda r, h: ep.results(h)):
+            assert "no handle of this Buffer" in refused(hmc.InvalidArgumentError, call, results, foreign)
+            assert "no handle of this Buffer" in refused(hmc.InvalidArgumentError, call, results, "handle")
+        assert "rows; x2 has" in refused(hmc.InvalidArgumentError, ep.combine, results[1:], handle)
+        assert "elements of float64" in refused(hmc.InvalidArgumentError, ep.combine, results.astype(float), handle)
+        assert "shape" in refused(hmc.InvalidArgumentError, ep.combine, results[:, 1:], handle)
+        second = ep.dispatch(x, ids, weights, timeout=20)
+        assert "2 dispatches are without" in refused(hmc.InvalidArgumentError, ep.dispatch, x, ids, weights)
+        assert "is older" in refused(hmc.InvalidArgumentError, ep.combine, apply(ep, *second), second[1])
+        # Nothing of this has changed anything.
+        for x2, handle in ((x2, handle), second):
+            check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+        assert "has had its combine" in refused(hmc.InvalidArgumentError, ep.combine, results, handle)
+        for rank in (-1, 2, comm.rank):
+            refused(hmc.InvalidArgumentError, ep.mask, rank)
+        other.release(foreign, timeout=20)
+        comm.barrier(timeout=20)
+    assert "closed" in refused(hmc.ClosedError, ep.dispatch, x, ids, weights)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
+
+
+def test_ranks_that_ask_for_different_buffers(run_job: Callable[..., str]) -> None:
+    source = """
+    with hmc.init() as comm:
+        message = refused(hmc.InvalidArgumentError, buffer_of, comm, hidden=33 + comm.rank)
+        assert "pass the same everywhere" in message and "hidden=34" in message and "hidden=33" in message
+        with buffer_of(comm) as ep:
+            check_round(ep, 0, 33, 17, 5, 13)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
+
+
+def test_strided_and_read_only_input(run_job: Callable[..., str]) -> None:
+    source = """
+    with hmc.init() as comm, buffer_of(comm) as ep:
+        wide = rows((1, comm.rank), 34, 66)
+        x = wide[::2, ::2]
+        ids, weights = routing((1, comm.rank), 17, 5, 13)
+        for array in (x, ids, weights):
+            array.flags.writeable = False
+        x2, handle = ep.dispatch(x, ids.tolist(), weights.astype(np.float64), timeout=20)
+        results = np.asfortranarray(apply(ep, x2, handle))
+        check_sum(ep, ep.combine(results, handle, timeout=20), x, ids, weights, handle)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
+
+
+SHAPE = Shape.of(2, 8, 16, 4, 2, "float32", None)
+
+
+def test_headers_of_peers_are_checked() -> None:
+    words = np.zeros(_headers.dispatch_words(SHAPE), np.int64)
+    counts, tokens = np.array([1, 0, 2, 0]), np.array([3, 0, 1])
+    _headers.write_dispatch(words, 6, counts, tokens)
+    read = _headers.read_dispatch(words, 6, 4, SHAPE, 1)
+    assert np.array_equal(read[0], counts)
+    assert np.array_equal(read[1], tokens)
+    with pytest.raises(ProtocolError, match="rank 1 is at call 6, this rank at call 7"):
+        _headers.read_dispatch(words, 7, 4, SHAPE, 1)
+    random = np.random.default_rng(1)
+    for _ in range(3000):
+        wrong = words.copy()
+        wrong[random.integers(1, 9, 2)] = random.choice([-1, 4, 5, 2**40, -(2**63), 2**63 - 1], 2)
+        try:
+            counts, tokens = _headers.read_dispatch(wrong, 6, 4, SHAPE, 1)
+        except ProtocolError:
+            continue
+        assert counts.min() >= 0
+        assert counts.sum() == len(tokens) <= 8
+        assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < 4
+
+
+def test_combine_headers_of_peers_are_checked() -> None:
+    words = np.zeros(_headers.combine_words(SHAPE), np.int64)
+    results = _headers.Results(bytes(range(70)), np.array([0, 5, 5, 9]))
+    _headers.write_combine(words, 3, results)
+    read = _headers.read_combine(words, 3, 4, 0)
+    assert read.descriptor == results.descriptor
+    assert np.array_equal(read.starts, results.starts)
+    for at, value in ((0, 4), (1, -1), (1, 513), (1, 2**62), (3, -5), (3, 2**62)):
+        wrong = words.copy()
+        wrong[at] = value
+        with pytest.raises(ProtocolError):
+            _headers.read_combine(wrong, 3, 4, 0)
