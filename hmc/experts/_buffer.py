@@ -23,17 +23,22 @@ from hmc.experts._shape import Shape
 
 
 class Buffer:
-    """Registered memory for the dispatch and combine of a layer of experts, over the ranks of a Communicator.
+    """Dispatch and combine for a layer of experts over the ranks of a Communicator.
 
-    Every rank makes one, with the same arguments: collective, within ``timeout`` seconds. Rank r has the experts
-    :meth:`experts_of` (r). ``experts``: of all ranks. ``hidden``: columns of a row. ``tokens``: most of a rank in one call. ``topk``:
-    most experts of a token. ``dtype``: "bfloat16", "float16", "float32" or "float8_e4m3fn" (with a float32 scale for each 128
-    columns). ``combine_dtype``: of the experts' results; default as ``dtype``, bfloat16 for fp8.
+    Every rank makes one with the same arguments, within ``timeout`` seconds (collective).
 
-    Every rank makes the same calls in the same order. A rank that dies takes no further part: no call fails for that. Any thread may
-    call; calls wait for each other. Close it before the Communicator.
+    - ``experts``: number of experts of all ranks together; rank r has :meth:`experts_of` (r). ``hidden``: columns of a row.
+    - ``tokens``: largest number of tokens of a rank in one call. ``topk``: largest number of experts of a token, default 8.
+    - ``dtype``: "bfloat16", "float16", "float32", or "float8_e4m3fn" with a float32 scale for each 128 columns.
+    - ``combine_dtype``: of the experts' results; default as ``dtype``, bfloat16 for fp8.
+    - ``once``: False: x2 has a row for each token and expert. True: for each token and rank, which moves fewer bytes; the rank
+      returns one weighted sum for it.
 
-    Raises InvalidArgumentError (an argument, another one on another rank, several local Members), HmcTimeoutError, PeerLostError.
+    Every rank makes the same calls in the same order. A rank that dies takes no further part; no call fails for that. Any thread
+    may call; calls wait for each other. Close the Buffer before the Communicator.
+
+    Raises InvalidArgumentError (an argument, other arguments on another rank, several local Members), HmcTimeoutError,
+    PeerLostError, OutOfMemoryError.
     """
 
     def __init__(
@@ -83,19 +88,20 @@ class Buffer:
     # ---- calls ----
 
     def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any, *, timeout: float | None = None) -> tuple[Any, Handle]:
-        """Sends every token's row to the ranks of its experts. Returns (x2, handle).
+        """Sends the row of every token to the ranks of its experts. Returns (x2, handle).
 
-        ``x``: (tokens, hidden) of the Buffer's dtype; with fp8 a pair (x, scales), scales float32 of (tokens, hidden / 128); bfloat16
-        as uint16 and fp8 as uint8 of NumPy. ``topk_ids``: integers of (tokens, top k), -1 for none, no expert twice.
-        ``topk_weights``: as topk_ids, taken as float32. Arrays of NumPy, torch and hmc.tensors, on any device; where x is on a
-        device, rows pass through CPU memory. Tokens may be 0.
+        - ``x``: (tokens, hidden) of the Buffer's dtype; for fp8 a pair (x, scales), scales float32 of (tokens, hidden / 128).
+          NumPy arrays of uint16 and uint8 stand for bfloat16 and fp8. The number of tokens may be 0.
+        - ``topk_ids``: integers of (tokens, top k); -1 for none; no expert twice in a row.
+        - ``topk_weights``: of the same shape; converted to float32.
 
-        x2 has a row for each token of each local expert, grouped by expert (``handle.rows(e)``), then by source rank and token. Like x
-        it is an array of NumPy, of torch, or a Tensor; with fp8 a pair. In CPU memory it is HMC's, and is overwritten by the second
-        dispatch after this one.
+        x2 has the rows that this rank's experts take, grouped by expert (``handle.rows(e)``), then by source rank and token. With
+        ``once`` it has each token once, by source rank and token, and ``handle.experts`` and ``handle.weights`` say what it takes.
+        x2 is an array like x: of NumPy, of torch, or a Tensor; for fp8 a pair. In CPU memory it belongs to the Buffer, and the
+        second dispatch after this one overwrites it. Rows of device memory pass through CPU memory, and x2 is a copy.
 
-        At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called it: :meth:`resume`
-        waits on. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
+        :meth:`resume` continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
         """
         deadline = Deadline(timeout)
         shape = self._shape
@@ -132,7 +138,10 @@ class Buffer:
         return rows[0].like
 
     def results(self, handle: Handle) -> Any:
-        """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() of this array copies nothing."""
+        """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
+
+        CPU memory, like x2; in device memory a copy, which combine() copies back. InvalidArgumentError, ClosedError.
+        """
         with self._turn(Deadline(None)):
             self._check_handle("results", handle)
             shape = self._shape
@@ -140,19 +149,22 @@ class Buffer:
             return handle._like(rows, shape.combine_dtype, shape.hidden)
 
     def combine(self, results: Any, handle: Handle, *, timeout: float | None = None) -> Any:
-        """Brings the results back, and returns y: ``y[t]`` is the sum over k of ``topk_weights[t, k]`` times the expert's row.
+        """Returns y, (tokens, hidden) of combine_dtype: for each token the sum of its experts' results times ``topk_weights``.
 
-        ``results``: (rows of x2, hidden) of combine_dtype, row by row that of x2. Sums are in float32 and in an order that depends on
-        k alone: the same results give the same bytes, on any number of ranks. y is a new array like ``results``, of (tokens, hidden).
-        Missing results count as 0, and ``handle.lost`` names them.
+        ``results``: (rows of x2, hidden) of combine_dtype, for each row of x2 the expert's result. With ``once``: for each row the
+        sum over ``handle.experts`` of weight times result; y is the sum over the ranks, and ``topk_weights`` are not used again.
 
-        The older one of two handles comes first. HmcTimeoutError names the ranks that have not called it: :meth:`resume` waits on.
-        InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        Sums are in float32, in the order of the choices (with ``once``: of the ranks), whatever arrives first. Without ``once``
+        equal results give equal bytes on any number of ranks. Missing results count as 0; ``handle.lost`` names them. y is a new
+        array like ``results``.
+
+        Of two handles the older one comes first. HmcTimeoutError names the ranks that have not called combine; :meth:`resume`
+        continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
         """
         return self._combine("combine", results, handle, timeout)
 
     def release(self, handle: Handle, *, timeout: float | None = None) -> None:
-        """Ends a dispatch in place of combine, without results: they are missing at every rank. Errors as combine."""
+        """Ends a dispatch without results, instead of combine: this rank's results are missing everywhere. Errors as combine."""
         self._combine("release", None, handle, timeout)
 
     def _combine(self, name: str, results: Any, handle: Handle, timeout: float | None) -> Any:
@@ -170,7 +182,7 @@ class Buffer:
             return self._run(Combine(self._fabric, handle, rows), deadline)
 
     def resume(self, *, timeout: float | None = None) -> Any:
-        """Goes on with the call that raised HmcTimeoutError, and returns what that would have returned."""
+        """Continues the call that raised HmcTimeoutError, and returns its result. Errors as that call; InvalidArgumentError."""
         deadline = Deadline(timeout)
         with self._turn(deadline):
             self._check_not_closed("resume")
@@ -179,7 +191,10 @@ class Buffer:
             return self._run(self._pending, deadline)
 
     def mask(self, rank: int) -> None:
-        """Goes on without a rank that lives, such as one that is stopped. It is told so; :attr:`alive` is False from now on."""
+        """Continues without a rank that lives, such as one that is stopped. Its later calls raise PeerLostError.
+
+        Mask a rank on every other rank: each one decides for itself. InvalidArgumentError, ClosedError.
+        """
         with self._turn(Deadline(None)):
             self._check_not_closed("mask")
             if not 0 <= rank < self._shape.ranks or rank == self.rank:
@@ -190,10 +205,10 @@ class Buffer:
                     self._pending.forget(rank)
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Leaves: for the other ranks this one is not alive any more. Not collective; Buffers may be closed in any order.
+        """Leaves the group: for the other ranks this one is no longer alive. Not collective; Buffers are closed in any order.
 
-        Waits until the other ranks have read the results of this one. HmcTimeoutError: a rank has not called combine, or may still
-        access the memory, whose pages HMC keeps; another close() goes on. Idempotent.
+        Waits until the other ranks have read this rank's results. HmcTimeoutError: a rank has not called combine, or may still
+        access the memory, whose pages HMC keeps; another close() continues. Idempotent.
         """
         deadline = Deadline(timeout)
         with self._turn(deadline):

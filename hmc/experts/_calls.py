@@ -21,7 +21,6 @@ from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
 from hmc.experts._sum import weighted_sum
 
-
 _NO_FACTS = np.zeros((0, 0), np.int64)
 
 
@@ -52,6 +51,7 @@ class Call(ABC):
     def read(self, rank: int) -> None:
         """Takes the header of a rank."""
 
+    @abstractmethod
     def prepare(self) -> None:
         """Called once all headers are there."""
 
@@ -142,7 +142,7 @@ class Call(ABC):
             )
 
     def forget(self, rank: int) -> None:
-        """The rank was masked: a transfer from it that cannot be cancelled may still write into memory that is then not used again."""
+        """The rank was masked. A transfer from it that cannot be cancelled may still write: its target is not used again."""
         for work in self._getting.get(rank, []):
             if not work.done:
                 with contextlib.suppress(HmcError):

@@ -1,12 +1,12 @@
 """The registered memory of a Buffer, and how its ranks reach each other's.
 
-Every rank has a *window* of headers, which the others write, and *staging* with the rows that it dispatches, which the others read.
-Results lie in memory that grows; headers name it. Rows are always read by the rank that wants them: a rank that is stopped and
-goes on later writes nothing into the rows of others. Everything exists twice, for calls with even and with odd numbers.
+Every rank has a *window*, into which the others write headers, and *staging* with the rows that it dispatches, which the others
+read. Results lie in memory that grows; headers name it. The receiver reads rows: a rank that is stopped and continues later
+writes nothing into the rows of others. Everything exists twice, for calls with even and with odd numbers.
 
-When may a call reuse the memory of the call before the last? A rank dispatches call n + 2 only after its combine of call n. That has
-waited for the other ranks' combine headers of n, which each sends after it has read this rank's rows of n and the experts are done with
-them; and the others' dispatch headers of n + 2 say that they have read this rank's results of n.
+When is the memory of call n free for call n + 2? A rank dispatches n + 2 after its combine of n. That has waited for the
+combine headers of n, which the other ranks send after they have read this rank's rows of n. Their dispatch headers of n + 2
+say that they have read this rank's results of n.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Fabric:
         return self._out_words[at : at + self._words[kind]]
 
     def send_header(self, kind: Kind, number: int, rank: int, size: int) -> None:
-        """Sends the first ``size`` words. A rank that died or left is lost from now on; one that does so later, when it is waited for."""
+        """Sends the first ``size`` words. A rank that died or left is lost from now on, or when it is next waited for."""
         source, target = 8 * self._place(kind, number, rank), 8 * self._place(kind, number, self.peers.rank)
         try:
             self.comm.put(
@@ -124,7 +124,7 @@ class Fabric:
         self.peers.lose(rank)
 
     def check_not_masked(self, ranks: list[int]) -> None:
-        """After rows were read. PeerLostError where one of their owners goes on without this rank, and may have overwritten them."""
+        """Call it after rows were read. PeerLostError: an owner has masked this rank, and may have overwritten them."""
         for rank in ranks:
             if any(self.header_from(kind, slot, rank)[0] == MASKED for kind in Kind for slot in range(SLOTS)):
                 raise masked_by(rank)

@@ -69,14 +69,16 @@ class Handle:
     def experts(self) -> Ints:
         """By row of x2: its local experts, -1 for none; (rows, top k) with ``once``, else (rows, 1)."""
         if self._once:
-            return self._experts.copy()
-        counts = self.counts
-        return np.repeat(np.arange(len(counts)), counts)[:, None]
+            found: Ints = self._experts.copy()
+            return found
+        of_rows: Ints = np.repeat(np.arange(self._local), self.counts)
+        return of_rows[:, None]
 
     @property
     def weights(self) -> Floats:
         """With ``once``: the weights of :attr:`experts`, 0 for none. Else there are none, (rows, 0): combine() has them."""
-        return self._weights.copy()
+        found: Floats = self._weights.copy()
+        return found
 
     @property
     def sources(self) -> Ints:

@@ -14,7 +14,10 @@ _PAGE = 4096
 
 
 class Growing:
-    """A ConnBuffer of CPU memory, replaced by a larger one on demand. Old ones stay registered until close(). One thread at a time."""
+    """A ConnBuffer of CPU memory, replaced by a larger one on demand. Old ones stay registered until close().
+
+    One thread at a time.
+    """
 
     def __init__(self, comm: _core.Communicator, nbytes: int = 0) -> None:
         self._comm = comm

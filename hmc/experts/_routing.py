@@ -98,7 +98,8 @@ class Sent:
 
     def tokens_to(self, rank: int) -> Ints:
         """The token of each pair."""
-        return self.to(rank) // self.topk
+        tokens: Ints = self.to(rank) // self.topk
+        return tokens
 
 
 @dataclass(frozen=True)

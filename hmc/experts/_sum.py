@@ -12,6 +12,7 @@ Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 
 _BLOCK = 4  # tokens that are rounded at once
+_ROWS = 8  # that are cast at once
 _HIGH, _HALF, _NAN = np.uint32(0xFFFF0000), np.uint32(0x7FFF), np.uint32(0x7FC00000)
 _SHIFT, _ONE = np.uint32(16), np.uint32(1)
 
@@ -49,20 +50,22 @@ def _sum_halves(rows: NDArray[np.uint16], weights: Floats, out: NDArray[np.uint1
 def _sum_pairs(words: Words, weights: Floats, out: Words) -> None:
     """Of bfloat16, two to a word: the low halves are the even columns, the high halves the odd ones.
 
-    With zeros for the other half, each is the f32 of the same value. One token's f32 fit into a core's cache.
+    With zeros for the other half, each is the f32 of the same value. The f32 of a group of tokens fit into a core's cache.
     """
     tokens, topk, half = words.shape
-    parts = np.empty((2, topk, half), np.uint32)
-    floats = parts.view(np.float32)
-    sums = np.empty((min(tokens, _BLOCK), 2, half), np.float32)
+    group = min(_BLOCK, max(1, _ROWS // topk))
+    parts = np.empty((2, group, topk, half), np.uint32)
+    sums = np.empty((2, _BLOCK, 1, half), np.float32)
     for first in range(0, tokens, _BLOCK):
         block = min(_BLOCK, tokens - first)
-        for at in range(block):
-            np.left_shift(words[first + at], _SHIFT, out=parts[0])
-            np.bitwise_and(words[first + at], _HIGH, out=parts[1])
-            np.matmul(weights[first + at], floats, out=sums[at])
-        bits = _rounded(sums[:block].view(np.uint32))
-        low, high = bits[:, 0], bits[:, 1]
+        for at in range(0, block, group):
+            some = slice(first + at, first + min(at + group, block))
+            count = some.stop - some.start
+            np.left_shift(words[some], _SHIFT, out=parts[0, :count])
+            np.bitwise_and(words[some], _HIGH, out=parts[1, :count])
+            np.matmul(weights[some, None], parts[:, :count].view(np.float32), out=sums[:, at : at + count])
+        bits = _rounded(sums[:, :block, 0].view(np.uint32))
+        low, high = bits
         np.right_shift(low, _SHIFT, out=low)
         np.bitwise_and(high, _HIGH, out=high)
         np.bitwise_or(low, high, out=out[first : first + block])

@@ -68,7 +68,7 @@ def check_x2(buffer: Buffer, x2: Array, handle: Handle, sent: Callable[[int], tu
 
 
 def check_round(buffer: Buffer, seed: int, hidden: int, tokens: int, topk: int, experts: int, timeout: float = 20) -> Handle:
-    """One dispatch and combine: the sum of all pairs that are not lost, to the last bit. A lost pair is of a rank that is not alive."""
+    """One dispatch and combine: the exact sum of all pairs that are not lost. A lost pair is of a rank that is not alive."""
     x = rows((seed, buffer.rank), tokens, hidden)
     ids, weights = routing((seed, buffer.rank), tokens, topk, experts)
     x2, handle = buffer.dispatch(x, ids, weights, timeout=timeout)

@@ -103,7 +103,7 @@ def test_ranks_killed_at_any_moment(delay_ms: int, transport: str, tmp_path: Pat
 @TRANSPORTS
 @pytest.mark.parametrize("call", ["dispatch", "combine"])
 def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport: str, tmp_path: Path) -> None:
-    """Rank 0 waits on, and the call ends as if nothing had been. Then rank 2 stops for good and is masked; it is told when it wakes."""
+    """Rank 0 resumes, and the call ends well. Then rank 2 stops for longer and is masked; its next call says so."""
     source = f"""
     call = {call!r}
     comm = hmc.init(timeout=30)

@@ -126,7 +126,7 @@ SHAPE = Shape.of(2, 8, 16, 4, 2, "float32", None)
 def test_headers_of_peers_are_checked() -> None:
     words = np.zeros(_headers.dispatch_words(SHAPE), np.int64)
     counts, tokens = np.array([1, 0, 2, 0]), np.array([3, 0, 1])
-    _headers.write_dispatch(words, 6, counts, tokens)
+    _headers.write_dispatch(words, 6, counts, tokens, np.zeros((3, 0), np.int64))
     read = _headers.read_dispatch(words, 6, 4, SHAPE, 1)
     assert np.array_equal(read[0], counts)
     assert np.array_equal(read[1], tokens)
@@ -137,7 +137,7 @@ def test_headers_of_peers_are_checked() -> None:
         wrong = words.copy()
         wrong[random.integers(1, 9, 2)] = random.choice([-1, 4, 5, 2**40, -(2**63), 2**63 - 1], 2)
         try:
-            counts, tokens = _headers.read_dispatch(wrong, 6, 4, SHAPE, 1)
+            counts, tokens, _ = _headers.read_dispatch(wrong, 6, 4, SHAPE, 1)
         except ProtocolError:
             continue
         assert counts.min() >= 0

@@ -34,6 +34,7 @@ OPTIONS = {
     "train_two_islands.py": ["-n", "2", "--simulate", "cuda,rocm"],
     "shrink_after_loss.py": [],
     "weights.py": [],
+    "experts.py": [],
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
