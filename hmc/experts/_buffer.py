@@ -236,7 +236,7 @@ class Buffer:
     def _have_read(self, rank: int, deadline: Deadline) -> bool:
         peers = self._fabric.peers
         with contextlib.suppress(ClosedError):  # the Communicator was closed first
-            if rank != peers.rank and peers.served[rank]:
+            if rank != peers.rank and peers.served[rank] and not self._failure:
                 if peers.wait(rank, READ, deadline, count=peers.served[rank]) is Outcome.LATE:
                     return False
                 peers.served[rank] = 0

@@ -274,3 +274,80 @@ def test_the_others_go_on_after_shrink(tmp_path: Path) -> None:
     end()
     """
     run_survivors(job(source, "shm"), 3, [1, 2], tmp_path)
+
+
+def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
+    source = """
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    if comm.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        refused(KeyboardInterrupt, ep.dispatch, x, ids, weights, timeout=20)
+        comm.send(b"1", 1, timeout=20)
+        x2, handle = ep.resume(timeout=20)
+    else:
+        comm.recv(bytearray(1), 0, timeout=20)
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert not handle.lost.any()
+    ep.close()
+    end()
+    """
+    run_survivors(job(source, "shm"), 2, [0, 1], tmp_path)
+
+
+def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
+    """The rank that is late keeps a dispatch waiting; another thread's call ends at its own deadline."""
+    source = """
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(ep.dispatch(x, ids, weights, timeout=20)))
+    if comm.rank == 0:
+        thread.start()
+        time.sleep(0.3)
+        assert "another thread" in refused(hmc.HmcTimeoutError, ep.dispatch, x, ids, weights, timeout=0.1)
+        assert "another thread" in refused(hmc.HmcTimeoutError, ep.close, timeout=0.1)
+        comm.send(b"1", 1, timeout=20)
+    else:
+        comm.recv(bytearray(1), 0, timeout=20)
+        thread.start()
+    thread.join(20)
+    [(x2, handle)] = found
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    ep.close()
+    end()
+    """
+    run_survivors(job(source, "shm"), 2, [0, 1], tmp_path)
+
+
+def test_a_stopped_rank_keeps_memory_registered(tmp_path: Path) -> None:
+    """It may still access the memory: close() says so at its deadline, and goes on when the rank has continued."""
+    source = """
+    comm = hmc.init(timeout=30)
+    pids = all_pids(comm)
+    ep = buffer_of(comm)
+    check_round(ep, 0, 33, 17, 5, 13)
+    comm.barrier(timeout=20)
+    if comm.rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)
+        ep.close()
+        end()
+    while "stopped" not in open(f"/proc/{pids[1]}/status").read():
+        time.sleep(0.01)
+    ep.mask(1)
+    check_round(ep, 1, 33, 17, 5, 13)
+    refused(hmc.HmcTimeoutError, ep.close, timeout=0.5)
+    refused(hmc.ClosedError, ep.dispatch, *[np.zeros((0, 33), np.float32), np.zeros((0, 1), int), np.zeros((0, 1))])
+    os.kill(pids[1], signal.SIGCONT)
+    ep.close(timeout=20)
+    end()
+    """
+    run_survivors(job(source, "shm"), 2, [0, 1], tmp_path)
