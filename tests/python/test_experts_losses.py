@@ -54,9 +54,9 @@ def job(source: str, transport: str) -> str:
 
 
 @TRANSPORTS
-@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_rank_that_dies_is_masked_and_the_others_go_on(point: str, once: bool, transport: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_masked_and_the_others_go_on(point: str, transport: str, tmp_path: Path) -> None:
+    once = (list(POINTS).index(point) % 2 == 0) == (transport == "shm")
     source = f"""
     comm = hmc.init(timeout=30)
     ep = buffer_of(comm, once={once})
