@@ -76,6 +76,16 @@ void Lanes::consumed(Lane& lane, std::uint64_t payload) {
   give_credit(lane);
 }
 
+void Lanes::unstashed(const Unexpected& message) {
+  Lane& lane = *message.lane;
+  if (message.put_back) {
+    --lane.put_back;
+    return;
+  }
+  lane.held.release(message.payload.size());
+  consumed(lane, message.payload.size());
+}
+
 void Lanes::give_credit(Lane& lane) {
   if (const auto due = lane.held.take_due()) emit(lane, encode(*due));
 }

@@ -66,6 +66,8 @@ class Lanes final : public Pollable {
   // A signal, before any send that waits.
   void emit(Lane& lane, Bytes signal);
   void consumed(Lane& lane, std::uint64_t payload);
+  // A message that was taken from the unexpected ones: its credit is free.
+  void unstashed(const Unexpected& message);
   void give_credit(Lane& lane);
   void on_credit(Lane& lane, ByteSpan signal);
 

@@ -53,7 +53,7 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
     if (peer != nullptr && peer->phase() == PeerPhase::idle) peer->when_ready([](const Status&) {});
   } else {
     receive->accepted();
-    unstashed(*message);
+    lanes_.unstashed(*message);
     if (message->announce != nullptr) {
       accept(receive, *message);
     } else if (!of_another_call(*message->lane, *receive, message->head)) {
@@ -128,11 +128,11 @@ void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
     if (found != nullptr) {
       found->announce.reset();
       found->missing = sender_left(peer);
-      drop_last_missing(peer);
+      drop_last_missing(matcher_, lanes_, peer);
       return rendezvous_.finish(peer, op, withdrawn);
     }
   } else if (const auto taken = matcher_.unexpected().take_if(is_it); !taken.empty()) {
-    unstashed(*taken.front());
+    lanes_.unstashed(*taken.front());
     return rendezvous_.finish(peer, op, withdrawn);
   }
   // Matched meanwhile: it completes, unless that receive is cancelled.
@@ -171,16 +171,6 @@ void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& r
   receive->peer = lane.owner();
   receive->stage = Stage::matched;
   rendezvous_.start(lane, {receive, Bytes(payload.begin(), payload.end())});
-}
-
-void Receives::unstashed(const Unexpected& message) {
-  Lane& lane = *message.lane;
-  if (message.put_back) {
-    --lane.put_back;
-    return;
-  }
-  lane.held.release(message.payload.size());
-  lanes_.consumed(lane, message.payload.size());
 }
 
 bool Receives::meet(PeerState& peer, Unexpected& message) {

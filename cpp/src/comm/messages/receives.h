@@ -31,6 +31,8 @@ struct DirectReceive {
   }
 };
 
+using Messages = Matcher<std::shared_ptr<ReceiveOperation>, std::unique_ptr<Unexpected>>;
+
 // Owned by MessengerImpl. Engine lock held.
 class Receives {
  public:
@@ -65,10 +67,6 @@ class Receives {
   void stash(Lane& lane, std::unique_ptr<Unexpected> message);
   // The earliest message for a receive. An error: it was announced, and its sender has left.
   Result<std::unique_ptr<Unexpected>> next_message(const Address& wanted, std::int64_t tag);
-  // Messages that are missing matter only before others of the same sender.
-  void drop_last_missing(const PeerState& peer);
-  // A message that was taken from the unexpected ones: its credit is free.
-  void unstashed(const Unexpected& message);
   // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
   bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);
@@ -81,12 +79,14 @@ class Receives {
   ContextState& context_;
   Lanes& lanes_;
   Rendezvous& rendezvous_;
-  Matcher<std::shared_ptr<ReceiveOperation>, std::unique_ptr<Unexpected>> matcher_;
+  Messages matcher_;
   DirectReceive* direct_ = nullptr;
   CallWatchers watchers_;
   std::uint64_t departures_ = 0;  // peers that have ended
 };
 
+// Missing messages of `peer` matter only before others of the same sender.
+void drop_last_missing(Messages& messages, Lanes& lanes, const PeerState& peer);
 // How a receive ends that a message of `peer` would have met which its sender took back when it closed.
 Status sender_left(const PeerState& peer);
 // Ends posted receives that have been taken out of the table.

@@ -30,7 +30,7 @@ void Receives::put_back(ReceiveOperation& receive) {
   }
   ++lane.put_back;
   stash(lane, std::make_unique<Unexpected>(std::move(message)));
-  drop_last_missing(peer);
+  drop_last_missing(matcher_, lanes_, peer);
 }
 
 Status sender_left(const PeerState& peer) {
@@ -41,7 +41,7 @@ Result<std::unique_ptr<Unexpected>> Receives::next_message(const Address& wanted
   for (;;) {
     auto message = matcher_.match_receive(wanted, tag);
     if (message == nullptr || message->missing.ok()) return message;
-    unstashed(*message);
+    lanes_.unstashed(*message);
     // A receive from any source takes what others sent.
     if (!wanted.any()) return std::move(message->missing);
   }
@@ -56,14 +56,14 @@ void Receives::drop_announcements(PeerState& peer, const Status& to_sender, cons
     message->announce.reset();
     message->missing = to_receiver;
   });
-  drop_last_missing(peer);
+  drop_last_missing(matcher_, lanes_, peer);
   for (const std::uint64_t op : announced) rendezvous_.finish(peer, op, to_sender);
 }
 
-void Receives::drop_last_missing(const PeerState& peer) {
-  for (const auto& message : matcher_.unexpected().take_last_if(
+void drop_last_missing(Messages& messages, Lanes& lanes, const PeerState& peer) {
+  for (const auto& message : messages.unexpected().take_last_if(
            [&](const Address& from, const auto& last) { return from.peer == &peer && !last->missing.ok(); })) {
-    unstashed(*message);
+    lanes.unstashed(*message);
   }
 }
 
@@ -130,7 +130,7 @@ void Receives::drop_scope(std::uint32_t scope) {
     const Lane& lane = *message->lane;
     if (message->announce != nullptr && lane.peer != nullptr)
       rendezvous_.finish(*lane.peer, message->announce->sender_op, Status(Code::closed, "the receiver left the group"));
-    unstashed(*message);
+    lanes_.unstashed(*message);
   }
 }
 
