@@ -52,12 +52,12 @@ class Blocks:
             self._sessions.setdefault(session, Used(session)).blocks += blocks
             return blocks
 
-    def of(self, session: str) -> list[int]:
+    def of(self, used: Used) -> list[int]:
+        """The blocks of a session that is in use, also where another one has its name by now."""
         with self._lock:
-            found = self._sessions.get(session)
-            if found is None or not found.blocks:
-                raise InvalidArgumentError(f"session {session!r} has no blocks here: allocate() them, or pass blocks=")
-            return list(found.blocks)
+            if not used.blocks:
+                raise InvalidArgumentError(f"session {used.name!r} has no blocks here: allocate() them, or pass blocks=")
+            return list(used.blocks)
 
     def use(self, session: str) -> Used:
         """Keeps the session's blocks from being given away until ``release``."""

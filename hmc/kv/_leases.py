@@ -8,6 +8,7 @@ Heartbeats and the reader's end are words that the reader writes, so that the ow
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Context, Peer
 from hmc.errors import ClosedError, HmcTimeoutError, OutOfMemoryError
+from hmc.kv._process import Owned, start_thread
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
@@ -33,10 +35,11 @@ SLOTS = 1024
 _TICK = 0.05  # seconds
 
 
-class Lease:
+class Lease(Owned):
     """Pages of a session that a peer may read until the lease ends. Made by :meth:`Pool.lease`. Any thread."""
 
     def __init__(self, session: str, ticket: Ticket, seconds: float, peer: Peer | None) -> None:
+        super().__init__()
         self.session = session
         self.ticket = ticket.encode()
         self.seconds = seconds
@@ -55,16 +58,19 @@ class Lease:
 
     def wait(self, timeout: float | None = None) -> str:
         """Waits until it has ended and returns the reason. Raises HmcTimeoutError."""
+        self._check_process()
         if not self._ended.wait(timeout):
             raise HmcTimeoutError(f"the lease of session {self.session!r} is still held after {timeout} s")
         return self.reason
 
     def renew(self, seconds: float | None = None) -> None:
         """Lets it last ``seconds`` (default: as at first) from now on."""
+        self._check_process()
         self.expires = time.monotonic() + (self.seconds if seconds is None else seconds)
 
     def release(self) -> None:
         """Ends it: a reader that has not finished gets LeaseExpiredError. Idempotent."""
+        self._check_process()
         if self._leases is not None:
             self._leases.end(self, "released")
 
@@ -113,6 +119,8 @@ class Leases:
                     f"a lease of {len(blocks)} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} "
                     "leases are free; release leases, or give the pool more with lease_blocks="
                 )
+            if self._sweeper is None:
+                self._sweeper = start_thread(self._sweep, "hmc.kv leases")
             rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
             slot = self._free_slots.popleft()
             self._generation += 1
@@ -126,9 +134,6 @@ class Leases:
             lease._leases = self
             self._held[generation] = lease
             self._after[generation] = after
-            if self._sweeper is None:
-                self._sweeper = threading.Thread(target=self._sweep, name="hmc.kv leases", daemon=True)
-                self._sweeper.start()
             self._changed.notify_all()
         return lease
 
@@ -144,6 +149,8 @@ class Leases:
             lease.reason = reason
         try:
             after()
+        except Exception:  # of on_end: printed, as that of a thread, because the thread that ends a lease may be the sweeper
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
             lease._ended.set()
 

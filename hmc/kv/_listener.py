@@ -20,6 +20,7 @@ from hmc.kv._wire import ABORT, END, LAYER, RECORD_WORDS, REFUSED, START, STOP, 
 __all__ = ["Listener", "Taker"]
 
 Taker = Callable[[Record | BaseException], None]
+_MOST_BEGUN = 1 << 16  # pushes of a peer that are remembered
 _MOST_ANSWERS = 1024  # answers to a peer that does not read them
 
 
@@ -36,6 +37,7 @@ class Listener:
         self._lock = threading.Lock()
         self._posted: dict[Peer, Work] = {}
         self._takers: dict[tuple[Peer, int], Taker] = {}
+        self._begun: dict[Peer, dict[int, None]] = {}
         self._answers: deque[Work] = deque()
         self._closed = False
 
@@ -58,6 +60,17 @@ class Listener:
         with self._lock:
             if not self._closed and peer not in self._posted:
                 self._post(peer)
+
+    def begin(self, peer: Peer, generation: int) -> bool:
+        """Notes that a ticket's push sends its first record. False where an earlier push did: its answers may be on their way."""
+        with self._lock:
+            begun = self._begun.setdefault(peer, {})
+            if generation in begun:
+                return False
+            begun[generation] = None
+            if len(begun) > _MOST_BEGUN:
+                del begun[next(iter(begun))]
+            return True
 
     def end(self, peer: Peer, generation: int) -> None:
         """Hands over no further record of the session: this answers them. Idempotent."""
@@ -121,6 +134,7 @@ class Listener:
                     record = None
             if error is not None:
                 del self._posted[peer]
+                self._begun.pop(peer, None)
                 for key in [key for key in self._takers if key[0] == peer]:
                     self._takers.pop(key)(error)
         if error is not None:

@@ -18,6 +18,7 @@ from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases
 from hmc.kv._listener import Listener
 from hmc.kv._moves import Side
+from hmc.kv._process import Owned
 from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
@@ -31,7 +32,7 @@ __all__ = ["Pool"]
 _ROW_BYTES = 64 << 20
 
 
-class Pool:
+class Pool(Owned):
     """The KV cache of one engine: its arrays, registered once and in place, and who has which pages.
 
     ``caches`` is an array, or a list of ``layout.buffers`` arrays, or ConnBuffers; CPU memory, C-contiguous. ``layout`` is a
@@ -53,6 +54,7 @@ class Pool:
         lease_blocks: int | None = None,
         **given: Any,
     ) -> None:
+        super().__init__()
         if isinstance(layout, Layout) and given:
             raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
         self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
@@ -99,6 +101,7 @@ class Pool:
 
     def allocate(self, session: str, tokens: int) -> list[int]:
         """Gives a session blocks for so many tokens, and returns them. Raises OutOfMemoryError when too few are free."""
+        self._check_process()
         if tokens < 1:
             raise InvalidArgumentError(f"session {session!r} asked for {tokens} tokens")
         return self.blocks.allocate(session, -(-tokens // self.layout.block))
@@ -108,6 +111,7 @@ class Pool:
 
         Readers get LeaseExpiredError. Blocks that a transfer may still write become free when it has drained.
         """
+        self._check_process()
         self.leases.end_of(session, "released")
         for transfer in self._in_flight():
             if transfer.session == session:
@@ -117,6 +121,7 @@ class Pool:
     @property
     def free_blocks(self) -> int:
         """Blocks that no session has, and nothing uses."""
+        self._check_process()
         return self.blocks.free_count
 
     # ---- the prefill side ----
@@ -138,11 +143,12 @@ class Pool:
         ``blocks``: default the session's own. ``tokens``: default all that fit, from token ``first`` of the first block on. The
         lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
         lost, and by ``release()`` or ``free(session)``. Its pages must not change before ``on_end(lease)`` was called; the
-        session's own blocks then become free. With ``digest`` the pages are read once, here.
+        session's own blocks then become free. Errors of ``on_end`` go to ``threading.excepthook``. With ``digest``
+        the pages are read once, here.
 
         Raises InvalidArgumentError, OutOfMemoryError (too many leases), ClosedError.
         """
-        self._check_open()
+        self._check_open(*() if peer is None else (peer,))
         own = blocks is None
         if not seconds > 0:
             raise InvalidArgumentError(f"a lease lasts more than 0 seconds, not {seconds}")
@@ -157,12 +163,14 @@ class Pool:
             if on_end is not None and lease is not None:
                 on_end(lease)
 
-        with self.blocks.claim(session) as used:
-            chosen = self._chosen(session, blocks)
-            tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
-            self._check_tokens(chosen, tokens, first)
-            lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
-        known.set()
+        try:
+            with self.blocks.claim(session) as used:
+                chosen = self._chosen(used, blocks)
+                tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
+                self._check_tokens(chosen, tokens, first)
+                lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
+        finally:
+            known.set()
         self.counts.add(session, leases=1)
         return lease
 
@@ -193,12 +201,12 @@ class Pool:
     def _push(
         self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None, session: str, first: int, credits: int, *, moves: bool
     ) -> Push:
-        self._check_open()
+        self._check_open(peer)
         if credits < 1:
             raise InvalidArgumentError(f"credits is 1 or more, not {credits}")
         offer = Ticket.decode(ticket, INBOX)
         with self.blocks.claim(session) as used:
-            source = self._side(self._chosen(session, blocks), offer.tokens, first + offer.skip)
+            source = self._side(self._chosen(used, blocks), offer.tokens, first + offer.skip)
             push = Push(self, peer, offer, session, source, credits, used if moves else None)
             self._run(push, push._run, used)
         return push
@@ -227,14 +235,14 @@ class Pool:
         The Transfer fails with LeaseExpiredError or CorruptError (``verify``) where the pages are not those of the lease, with
         PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
         """
-        self._check_open()
+        self._check_open(peer)
         lease = Ticket.decode(ticket, LEASE)
         tokens = lease.tokens - skip if tokens is None else tokens
         if skip < 0 or tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
         transfer = Transfer(session, "pull")
         with self.blocks.claim(session) as used:
-            target = self._side(self._chosen(session, blocks), tokens, first + (skip if blocks is None else 0))
+            target = self._side(self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
             pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
             self._run(transfer, pull.run, used)
         return transfer
@@ -259,11 +267,11 @@ class Pool:
         (``verify``), PeerLostError, HmcCancelledError. The pages then hold garbage. Raises InvalidArgumentError, PeerLostError,
         ClosedError.
         """
-        self._check_open()
+        self._check_open(peer)
         if skip < 0:
             raise InvalidArgumentError(f"skip is 0 or more tokens, not {skip}")
         with self.blocks.claim(session) as used:
-            chosen = self._chosen(session, blocks)
+            chosen = self._chosen(used, blocks)
             begin = first + (skip if blocks is None else 0)
             tokens = len(chosen) * self.layout.block - begin if tokens is None else tokens
             target = self._side(chosen, tokens, begin)
@@ -276,23 +284,21 @@ class Pool:
 
     def counters(self, session: str | None = None) -> dict[str, int]:
         """Counters by name: of a session (the last 4096 are kept), or of all and with what is held now."""
+        self._check_process()
         if session is not None:
             return self.counts.of(session)
         with self._lock:
             transfers = len(self._transfers)
-        return {
-            **self.counts.totals,
-            **self.leases.usage(),
-            "transfers": transfers,
-            "pushes_open": self.listener.sessions,
-            "blocks_free": self.blocks.free_count,
-        }
+        held = {"transfers": transfers, "pushes_open": self.listener.sessions, "blocks_free": self.blocks.free_count}
+        return {**self.counts.totals, **self.leases.usage(), **held}
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
+        self._check_process()
         if self._drained:
             return
-        self._closed = True
+        with self._lock:
+            self._closed = True
         for transfer in self._in_flight():
             transfer.cancel()
         until = None if timeout is None else time.monotonic() + timeout
@@ -337,9 +343,6 @@ class Pool:
             self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.alive}
 
     def _run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
-        with self._lock:
-            self._transfers.add(transfer)
-
         def main() -> None:
             try:
                 run()
@@ -350,15 +353,28 @@ class Pool:
                 self._prune()
                 transfer._drained.set()
 
-        transfer._start(main)
+        try:
+            with self._lock:
+                self._check_open()
+                self._transfers.add(transfer)
+            transfer._start(main)
+        except BaseException:
+            with self._lock:
+                self._transfers.discard(transfer)
+            transfer._unstarted()
+            raise
 
     def _in_flight(self) -> list[Transfer]:
         with self._lock:
             return list(self._transfers)
 
-    def _check_open(self) -> None:
+    def _check_open(self, *peers: Peer) -> None:
+        self._check_process()
         if self._closed:
             raise ClosedError("the pool is closed")
+        for peer in peers:
+            if not isinstance(peer, Peer):
+                raise TypeError(f"peer must be a hmc.Peer, not {type(peer).__name__}")
 
     def _side(self, blocks: list[int], tokens: int, first: int) -> Side:
         """So many tokens from token ``first`` of the blocks on, and the blocks that they lie in."""
@@ -367,8 +383,8 @@ class Pool:
         within = blocks[first // size : -(-(first + tokens) // size)]
         return Side(self.layout, np.array(within, np.uint64), first % size)
 
-    def _chosen(self, session: str, blocks: Sequence[int] | None) -> list[int]:
-        chosen = self.blocks.of(session) if blocks is None else [int(block) for block in blocks]
+    def _chosen(self, used: Used, blocks: Sequence[int] | None) -> list[int]:
+        chosen = self.blocks.of(used) if blocks is None else [int(block) for block in blocks]
         if not 0 < len(chosen) <= MAX_BLOCKS or min(chosen) < 0 or max(chosen) >= self.layout.blocks:
             raise InvalidArgumentError(f"blocks are 1 to {MAX_BLOCKS} numbers below {self.layout.blocks}")
         return chosen

@@ -62,6 +62,7 @@ class Push(Transfer):
         self._closed = False
         self._moves = moves  # the session that leaves this pool
         self._sent: set[int] = set()
+        self._complete = False  # every layer and END were sent
         self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
         self._direct: Direct | None = None
         pool.listener.open(peer, ticket.generation, lambda found: self._events.put(("record", found)))
@@ -72,6 +73,7 @@ class Push(Transfer):
         Returns at once while fewer than ``credits`` layers are not yet acknowledged, else waits. Raises HmcTimeoutError (nothing
         was sent), and the error of a push that has failed.
         """
+        self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         if common(self._source.layout.layers, (layer, 1))[1] == 0:
             raise InvalidArgumentError(f"layer {layer} is not in {self._source.layout}")
@@ -97,6 +99,7 @@ class Push(Transfer):
 
         A push that lacks a layer which both pools have fails on both sides.
         """
+        self._check_process()
         self._finish()
         self.wait(timeout)
 
@@ -128,6 +131,9 @@ class Push(Transfer):
             self._closed = True
             self._events.put(("close", 0))
 
+    def _unstarted(self) -> None:
+        self._pool.listener.end(self._peer, self._ticket.generation)
+
     def _main(self, run: Any) -> None:
         super()._main(run)
         with self._changed:
@@ -147,6 +153,8 @@ class Push(Transfer):
                     f"migrate of session {self.session!r}: the target {far} lacks layers or heads of {near}; push() to several "
                     "targets, then free()"
                 )
+            if not self._pool.listener.begin(self._peer, self._ticket.generation):
+                raise self._refused()
             begun = True
             self._send(START, near.layers[0], near.layers[1], near.heads)
             self._serve(remote)
@@ -220,8 +228,8 @@ class Push(Transfer):
             raise HmcCancelledError(f"the receiver stopped the push of session {self.session!r}; its own error says why")
         elif found.kind == REFUSED:
             raise self._refused()
-        elif found.kind not in (GO, ACCEPTED):
-            raise ProtocolError(f"push of session {self.session!r}: a record of kind {found.kind} is not of a receiver")
+        elif found.kind != GO and not (found.kind == ACCEPTED and self._complete):
+            raise ProtocolError(f"push of session {self.session!r}: a receiver does not send a record of kind {found.kind} now")
         return found.kind
 
     def _credited(self) -> None:
@@ -243,6 +251,7 @@ class Push(Transfer):
                     f"close of the push of session {self.session!r}: layers {missing} were not sent; call ready() for each first"
                 )
             self._land()
+            self._complete = True
             self._send(END)
 
     def _send_layer(self, remote: RemotePool, layer: int) -> None:

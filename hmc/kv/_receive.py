@@ -50,11 +50,13 @@ class Inbox(Transfer):
     @property
     def layers(self) -> list[int]:
         """The layers that have arrived and were verified, of the whole model."""
+        self._check_process()
         with self._news:
             return sorted(self._arrived)
 
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Waits until a layer, of the whole model, has arrived and was verified. Raises the transfer's error, HmcTimeoutError."""
+        self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         with self._news:
             while layer not in self._arrived:
@@ -68,6 +70,9 @@ class Inbox(Transfer):
                 return
         error = self.error()
         raise error if error is not None else ProtocolError(f"the push of session {self.session!r} ended without layer {layer}")
+
+    def _unstarted(self) -> None:
+        self._pool.listener.end(self._peer, self._ticket.generation)
 
     def _main(self, run: Any) -> None:
         super()._main(run)

@@ -11,11 +11,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from hmc.errors import HmcCancelledError, HmcTimeoutError
+from hmc.kv._process import Owned, start_thread
 
 __all__ = ["Transfer"]
 
 
-class Transfer:
+class Transfer(Owned):
     """A pull, or one side of a push, in flight: wait for it or await it. Any thread.
 
     It ends only once nothing of it can still be read or written, with an error where its pages are not to be used. Dropping it does
@@ -23,6 +24,7 @@ class Transfer:
     """
 
     def __init__(self, session: str, what: str) -> None:
+        super().__init__()
         self.session = session
         self._what = what
         self._future: Future[None] = Future()
@@ -30,7 +32,10 @@ class Transfer:
         self._drained = threading.Event()
 
     def _start(self, run: Callable[[], None]) -> None:
-        threading.Thread(target=self._main, args=(run,), name=f"hmc.kv {self._what}", daemon=True).start()
+        start_thread(lambda: self._main(run), f"hmc.kv {self._what}")
+
+    def _unstarted(self) -> None:
+        """Undoes the constructor where the transfer could not start."""
 
     def _main(self, run: Callable[[], None]) -> None:
         try:
@@ -57,6 +62,7 @@ class Transfer:
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until it has ended and raises its error, or HmcTimeoutError after ``timeout`` seconds: it goes on."""
+        self._check_process()
         try:
             self._future.result(timeout)
         except (FutureTimeoutError, TimeoutError):
@@ -68,10 +74,12 @@ class Transfer:
 
     def cancel(self) -> None:
         """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
+        self._check_process()
         self._cancel.set()
 
     def __await__(self) -> Generator[Any, None, None]:
         """Awaits the end. A task that is cancelled meanwhile cancels the transfer and ends when its pages are safe."""
+        self._check_process()
         return self._awaited().__await__()
 
     async def _awaited(self) -> None:

@@ -222,7 +222,7 @@ def test_owner_of_a_lease(mine: Any, owner: Any, name: str, call: int, monkeypat
 def test_the_survivor_serves_others(mine: Any) -> None:
     """After a death, another process reads the same pages."""
     mine.pool.allocate("s", BLOCKS * 32)
-    blocks = mine.pool.blocks.of("s")
+    blocks = list(mine.pool.blocks._sessions["s"].blocks)
     first = mine.pool.lease("s", blocks, seconds=60)
     other = start(mine, READER, "Pull._beat", 1, ticket=first.ticket)
     assert other.read() == {"halted": 1}

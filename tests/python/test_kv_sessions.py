@@ -81,7 +81,7 @@ def test_a_session_migrates(kv_pair: Any, prefill: str, decode: str) -> None:
     assert a.pool.free_blocks == a.layout.blocks
     inbox.wait(20)
     same(b, wanted)
-    assert b.pool.blocks.of("s") == theirs
+    assert b.pool.blocks._sessions["s"].blocks == theirs
 
 
 def test_a_session_goes_on_while_it_migrates(kv_pair: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_migration_that_fails_keeps_the_session(kv_pair: Any, why: str, monkey
     move = a.pool.migrate(to_b, inbox.ticket, session="s")
     with pytest.raises((hmc.HmcCancelledError, hmc.InvalidArgumentError)):
         move.wait(20)
-    assert a.pool.blocks.of("s") == mine
+    assert a.pool.blocks._sessions["s"].blocks == mine
     same(a, before)
     inbox.cancel()
     with pytest.raises(hmc.CorruptError if why == "corrupt" else hmc.HmcCancelledError):
@@ -257,9 +257,9 @@ def test_the_receiver_is_out_of_pages(kv_pair: Any) -> None:
         b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 32))
     b.pool.free("other")
     b.pool.allocate("s", 32)
-    blocks = b.pool.blocks.of("s")
+    blocks = list(b.pool.blocks._sessions["s"].blocks)
     assert len(blocks) == len(set(blocks)) == 4
-    wanted = expected(a, a.pool.blocks.of("s"), b, blocks, 64)
+    wanted = expected(a, list(a.pool.blocks._sessions["s"].blocks), b, blocks, 64)
     b.pool.pull(to_a, lease.ticket, session="s").wait(20)  # the lease is held still
     same(b, wanted)
 
@@ -296,7 +296,7 @@ def test_counters_of_sessions() -> None:
     with connected(PLAIN, TURNED) as (a, b, to_a, to_b):
         a.pool.allocate("s", 50)
         b.pool.allocate("s", 50)
-        b.pool.pull(to_a, a.pool.lease("s", a.pool.blocks.of("s"), 50).ticket, session="s").wait(20)
+        b.pool.pull(to_a, a.pool.lease("s", list(a.pool.blocks._sessions["s"].blocks), 50).ticket, session="s").wait(20)
         inbox = b.pool.receive(to_a, tokens=50, session="s")
         with a.pool.push(to_b, inbox.ticket, session="s") as push:
             for layer in range(3):
@@ -412,8 +412,8 @@ def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: p
     with pytest.raises(hmc.HmcCancelledError):
         inbox.wait(20)
     lease.release()
-    assert b.pool.blocks.of("s") == new
-    assert a.pool.blocks.of("s") == mine
+    assert list(b.pool.blocks._sessions["s"].blocks) == new
+    assert a.pool.blocks._sessions["s"].blocks == mine
     assert b.pool.free_blocks == 8
     with pytest.raises(hmc.InvalidArgumentError, match="has no blocks"):
         b.pool.receive(to_a, session="t")
