@@ -389,10 +389,11 @@ def test_pools_with_a_job_key() -> None:
 
 def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, to_a, to_b = kv_pair(PLAIN, PLAIN)
-    gate = threading.Event()
+    gate, reached = threading.Event(), threading.Event()
     real = _receive.Inbox._check_layer
 
     def slow(self: Any, record: Any) -> Any:
+        reached.set()
         assert gate.wait(20)
         return real(self, record)
 
@@ -401,6 +402,7 @@ def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: p
     inbox = b.pool.receive(to_a, session="s")
     push = a.pool.push(to_b, inbox.ticket, [0, 1, 2, 3])
     push.ready(0)
+    assert reached.wait(20)
     lease = a.pool.lease("s", a.pool.allocate("s", 32))
     b.pool.free("s")
     a.pool.free("s")
@@ -412,7 +414,7 @@ def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: p
     with pytest.raises(hmc.HmcCancelledError):
         inbox.wait(20)
     lease.release()
-    assert list(b.pool.blocks._sessions["s"].blocks) == new
+    assert b.pool.blocks._sessions["s"].blocks == new
     assert a.pool.blocks._sessions["s"].blocks == mine
     assert b.pool.free_blocks == 8
     with pytest.raises(hmc.InvalidArgumentError, match="has no blocks"):
