@@ -51,7 +51,9 @@ class Move:
         self.box = cell.box.within(shard.at)
         self.wide = widened(self.box, shard) if verify else self.box
         self.casts = shard.dtype != place.part.dtype
-        self.direct = not self.casts and self.wide == self.box
+        # digests are of whole words: rows of the target may lie an odd number of bytes apart
+        aligned = not verify or place.extents[-1] * shard.grid.itemsize % shard.grid.word == 0
+        self.direct = not self.casts and self.wide == self.box and aligned
         remote = tensors.view(source.buffers[shard.buffer], shard.dtype, shard.extents)[self.wide.slices()]
         if self.direct:
             pairs, block = tensors.pairs(place.view(shadow)[self.target.slices()], remote)

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
-from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError
+from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
@@ -260,7 +260,7 @@ def _start(plan: Planned, epoch: int | None, limits: Limits) -> Start:
                 _look(plan, words, limits, states, lost)
                 wanted = epoch if epoch is not None else max((at for generation, at in states.values() if generation), default=None)
                 chosen = {number: generation for number, (generation, at) in states.items() if generation and at == wanted}
-                if wanted is not None and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
+                if wanted is not None and chosen and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
                     return Start(wanted, chosen)
                 limits.check()
                 limits.cancel.wait(limits.left(pause))
@@ -305,10 +305,15 @@ def run(plan: Planned, verify: bool, epoch: int | None, until: float | None, can
     board = Board(plan.tasks, set(start.generations), limits)
     workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in start.generations.items()]
     threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
-    for thread in threads:
-        thread.start()
+    started = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as lack:  # no more threads: those that run still write the shadow
+        board.fail(OutOfMemoryError(f"the pull requires {len(threads)} more threads, {len(started)} have started: {lack}"))
     workers[0].main()
-    for thread in threads:
+    for thread in started:
         thread.join()
     error, board.error = board.error, None
     try:

@@ -29,6 +29,16 @@ def cuts(extent: int, pieces: int, rng: np.random.Generator) -> list[int]:
     return [0, *sorted(rng.integers(0, extent + 1, pieces - 1).tolist()), extent]
 
 
+def test_rows_an_odd_number_of_bytes_apart(pair: Pair) -> None:
+    """A shard with rows of an even number of bytes, read into a target with rows of an odd number."""
+    array = random((8, 2049), np.uint8)
+    cut = [np.ascontiguousarray(array[:, :1024]), np.ascontiguousarray(array[:, 1024:])]
+    source = pair.publish({"x": [weights.part(cut[0], (8, 2049)), weights.part(cut[1], (8, 2049), (0, 1024))]})
+    target = np.zeros_like(array)
+    pair.fill(source, {"x": target})
+    assert np.array_equal(target, array)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_boxes(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random axes, extents, element sizes and cuts on every axis of both sides, also shards without elements."""
@@ -206,6 +216,14 @@ def test_a_target_without_elements(pair: Pair) -> None:
         plan = pair.fill(source, target)
         assert plan.epoch == 0
         assert plan.nbytes == 0
+
+
+def test_an_epoch_that_no_source_has_of_a_target_without_elements(pair: Pair) -> None:
+    plan = pair.plan(pair.publish({"x": np.zeros((0, 3))}, epoch=1), {"x": np.zeros((0, 3))})
+    with pytest.raises(hmc.HmcTimeoutError, match="epoch 5"):
+        plan.pull(epoch=5, timeout=0.1).wait(20)
+    plan.pull(epoch=1, timeout=20).wait()
+    assert plan.commit() == 1
 
 
 def test_a_thousand_plans_leave_no_memory(pair: Pair) -> None:
