@@ -85,6 +85,10 @@ def from_safetensors(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[
     return found
 
 
+def _span(begin: Any, end: Any) -> tuple[int, int]:
+    return int(begin), int(end)
+
+
 def _file(path: Path) -> dict[str, Part]:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -95,11 +99,11 @@ def _file(path: Path) -> dict[str, Part]:
     try:
         described = json.loads(header)
         entries = [
-            (name, str(one["dtype"]), [int(n) for n in one["shape"]], *map(int, one["data_offsets"]))
+            (name, str(one["dtype"]), [int(n) for n in one["shape"]], *_span(*one["data_offsets"]))
             for name, one in described.items()
             if name != "__metadata__"
         ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is no safetensors file: {error}") from None
     data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
     found = {}
@@ -112,6 +116,10 @@ def _file(path: Path) -> dict[str, Part]:
             raise InvalidArgumentError(
                 f"{path} is damaged: tensor {name} of {dtype}{shape} at bytes {begin} to {end} of {len(data)}"
             )
-        words: Any = np.ndarray(shape, np.dtype(WORDS[itemsize]), data, begin) if end > begin else np.zeros(shape, WORDS[itemsize])
+        word = np.dtype(WORDS[itemsize])
+        try:
+            words: Any = np.ndarray(shape, word, data, begin) if end > begin else np.zeros(shape, word)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path}: tensor {name} with {len(shape)} axes is no NumPy array: {error}") from None
         found[name] = part(words, dtype=dtype)
     return found

@@ -14,6 +14,7 @@ __all__ = ["TASK_BYTES", "Box", "Cell", "Group", "Task", "cells_of", "groups_of"
 
 TASK_BYTES = 8 << 20
 _TASK_CELLS = 64
+_MOST_CHECKS = 1 << 24  # boxes of one part x shards
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,20 @@ def _holds(shard: Shard, box: Box) -> bool:
     return all(a <= b and b + f <= a + e for a, e, b, f in ends)
 
 
+def _meets(shard: Shard, box: Box) -> bool:
+    ends = zip(shard.at, shard.extents, box.at, box.extents, strict=True)
+    return all(a < b + f and b < a + e for a, e, b, f in ends)
+
+
 def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tuple[int, Shard]]) -> Iterator[Cell]:
     """Cells of one part of a target. ``shards``: with the number of their source. InvalidArgumentError for a region without one."""
+    shards = [(source, shard) for source, shard in shards if _meets(shard, box)]
     edges = [_edges(box, [shard for _, shard in shards], axis) for axis in range(len(box.at))]
+    if math.prod(len(axis) - 1 for axis in edges) * len(shards) > _MOST_CHECKS:
+        raise InvalidArgumentError(
+            f"tensor {name}: the edges of its {len(shards)} shards cut the target into {[len(axis) - 1 for axis in edges]} boxes "
+            "per axis; pass sources with fewer shards"
+        )
     for corner in itertools.product(*(list(itertools.pairwise(axis)) for axis in edges)):
         found = Box(tuple(low for low, _ in corner), tuple(high - low for low, high in corner))
         holders = {source: shard for source, shard in reversed(shards) if _holds(shard, found)}

@@ -10,20 +10,21 @@ from typing import Any
 from hmc.errors import InvalidArgumentError, ProtocolError, UnsupportedError
 from hmc.tensors import _dtypes
 from hmc.weights._digest import Grid
+from hmc.weights._parts import text_bytes
 
-__all__ = ["MAX_EPOCH", "MAX_MANIFEST", "STATE_BYTES", "Manifest", "Shard", "published_as"]
+__all__ = ["MAX_AXES", "MAX_EPOCH", "MAX_EXTENT", "MAX_MANIFEST", "STATE_BYTES", "Manifest", "Shard", "published_as"]
 
 MAX_MANIFEST = 256 << 20  # bytes
 MAX_EPOCH = (1 << 62) - 1
 STATE_BYTES = 64  # generation, epoch, six words of zeros
 _VERSION = 1
-_MAX_AXES = 16
-_MAX_EXTENT = 1 << 48
+MAX_AXES = 16
+MAX_EXTENT = 1 << 48
 
 
 def published_as(name: str) -> str:
     """Under which name a publication's manifest is published."""
-    if not 0 < len(name.encode()) <= 128:
+    if not 0 < text_bytes(name) <= 128:
         raise InvalidArgumentError(f"the name {name!r} of a publication: pass a text of 1 to 128 bytes")
     return "hmc.weights." + name
 
@@ -49,13 +50,13 @@ class Shard:
     def of(name: str, dtype: str, shape: Any, at: Any, extents: Any, buffer: int, table: int) -> Shard:
         """A checked Shard. ValueError where something is out of bounds."""
         lists = [tuple(shape), tuple(at), tuple(extents)]
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 1024 or not isinstance(dtype, str):
+        if not 0 < text_bytes(name) <= 1024 or not isinstance(dtype, str):
             raise ValueError("a tensor without a name or type")
-        if not 0 < len(lists[0]) <= _MAX_AXES or len({len(one) for one in lists}) != 1:
+        if not 0 < len(lists[0]) <= MAX_AXES or len({len(one) for one in lists}) != 1:
             raise ValueError(f"tensor {name}: axes")
-        if any(type(n) is not int or not 0 <= n <= _MAX_EXTENT for one in lists for n in one):
+        if any(type(n) is not int or not 0 <= n <= MAX_EXTENT for one in lists for n in one):
             raise ValueError(f"tensor {name}: extents")
-        if any(a + e > s for s, a, e in zip(*lists, strict=True)) or math.prod(max(1, e) for e in lists[0]) > _MAX_EXTENT:
+        if any(a + e > s for s, a, e in zip(*lists, strict=True)) or math.prod(max(1, e) for e in lists[0]) > MAX_EXTENT:
             raise ValueError(f"tensor {name}: a shard outside the tensor")
         if type(buffer) is not int or type(table) is not int or min(buffer, table) < -1:
             raise ValueError(f"tensor {name}: memory")

@@ -15,7 +15,7 @@ from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import _dtypes, describe
 from hmc.tensors._axes import c_strides
 
-__all__ = ["WORDS", "Part", "fused", "part", "parts_of", "shard"]
+__all__ = ["WORDS", "Part", "fused", "part", "parts_of", "shard", "text_bytes"]
 
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
 
@@ -108,13 +108,21 @@ def fused(
     return made
 
 
+def text_bytes(name: Any) -> int:
+    """Bytes of a name in UTF-8; 0 for anything else."""
+    try:
+        return len(name.encode()) if isinstance(name, str) else 0
+    except UnicodeEncodeError:  # lone surrogates
+        return 0
+
+
 def parts_of(tensors: Any) -> list[tuple[str, Part]]:
     """(name, part) of what a user passes: a mapping of names to arrays, Parts, or lists of these."""
     if not isinstance(tensors, Mapping):
         raise InvalidArgumentError(f"a {type(tensors).__name__}: pass a mapping of names to arrays or Parts")
     found = []
     for name, value in tensors.items():
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 1024:
+        if not 0 < text_bytes(name) <= 1024:
             raise InvalidArgumentError(f"the name {name!r}: a tensor's name is a text of 1 to 1024 bytes")
         for one in value if isinstance(value, list | tuple) else [value]:
             try:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hmc._core import ConnBuffer, Context
-from hmc.errors import ClosedError, HmcError, InvalidArgumentError, UnsupportedError
-from hmc.weights._manifest import MAX_EPOCH, STATE_BYTES, Manifest, Shard, published_as
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
+from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, detached, is_dense, parts_of
 from hmc.weights._remote import Source
 from hmc.weights._sinks import Quantised
@@ -46,7 +46,9 @@ class Publication:
         self.ctx = ctx
         self.name = name
         self._published = published_as(name)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of an update
+        self._mutex = threading.RLock()  # of the state's words, and of _closed; a signal's handler may close()
+        self._closing = threading.RLock()
         self._closed = False
         self.loopback: Source | None = None  # for plans in this process
         self._buffers: list[ConnBuffer] = []
@@ -66,9 +68,14 @@ class Publication:
             if one.nbytes:
                 number = len(self._buffers)
                 self._buffers.append(_registered(self.ctx, name, one))
-            shard = Shard.of(
-                name, one.dtype, one.shape or (1,), one.at or (0,), one.extents or (1,), number, entries if digest else -1
-            )
+            try:
+                shard = Shard.of(
+                    name, one.dtype, one.shape or (1,), one.at or (0,), one.extents or (1,), number, entries if digest else -1
+                )
+            except ValueError:
+                raise InvalidArgumentError(
+                    f"tensor {name} of shape {one.shape}: pass at most {MAX_AXES} axes and {MAX_EXTENT} elements"
+                ) from None
             entries += shard.grid.entries if digest else 0
             self._shards.append(shard)
         self._table = self.ctx.buffer(max(8, 8 * entries), access="r")
@@ -77,8 +84,9 @@ class Publication:
         self._words[0] = secrets.randbits(62) | 1  # odd: not to be read yet
 
     def _describe(self, epoch: int) -> None:
+        self._arrays = tuple(self._buffers)  # close() on another thread shortens the list
         self._digest()
-        arrays = [bytes(buffer.descriptor()) for buffer in self._buffers]
+        arrays = [bytes(buffer.descriptor()) for buffer in self._arrays]
         manifest = Manifest(self._shards, bytes(self._state.descriptor()), bytes(self._table.descriptor()), arrays)
         data = manifest.encode()
         described = self.ctx.buffer(len(data), access="r")
@@ -92,7 +100,7 @@ class Publication:
         numbers = self._table.numpy(np.uint64)
         for shard in self._shards:
             if shard.table >= 0 and shard.nbytes:
-                found = shard.grid.table(self._buffers[shard.buffer].numpy())
+                found = shard.grid.table(self._arrays[shard.buffer].numpy())
                 numbers[shard.table : shard.table + found.size] = found.reshape(-1)
 
     @property
@@ -117,17 +125,20 @@ class Publication:
         if not self._lock.acquire(blocking=False):
             raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
         try:
-            self._open()
-            self._words[0] |= np.uint64(1)
+            with self._mutex:
+                self.check_open()
+                self._words[0] |= np.uint64(1)
             yield
-            self._open()
+            self.check_open()
             self._digest()
-            self._words[1] = epoch
-            self._words[0] += np.uint64(1)
+            with self._mutex:
+                self.check_open()
+                self._words[1] = epoch
+                self._words[0] += np.uint64(1)
         finally:
             self._lock.release()
 
-    def _open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"weights {self.name!r} are no longer published")
 
@@ -136,19 +147,29 @@ class Publication:
 
         HmcTimeoutError: a reader has not acknowledged within ``timeout`` seconds; call it again. Idempotent.
         """
-        if not self._closed:
-            self._closed = True
-            self._words[0] = 0
+        with self._mutex:
+            first = not self._closed
+            if first:
+                self._closed = True
+                self._words[0] = 0
+        if first:
             with contextlib.suppress(HmcError):  # the Context is closed
                 self.ctx.unpublish(self._published)
         self._close_buffers(timeout)
 
     def _close_buffers(self, timeout: float | None) -> None:
         until = None if timeout is None else time.monotonic() + timeout
-        while self._buffers:
-            with contextlib.suppress(ClosedError):
-                self._buffers[-1].close(timeout=None if until is None else max(0.0, until - time.monotonic()))
-            self._buffers.pop()
+        if not self._closing.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise HmcTimeoutError(f"weights {self.name!r}: another close() has not ended within {timeout} s; call it again")
+        try:
+            while self._buffers:
+                buffer = self._buffers[-1]
+                with contextlib.suppress(ClosedError):
+                    buffer.close(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                if self._buffers and self._buffers[-1] is buffer:
+                    self._buffers.pop()
+        finally:
+            self._closing.release()
 
     def __enter__(self) -> Publication:
         return self

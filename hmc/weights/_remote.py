@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Descriptor, Peer, RemoteBuffer, Work
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError, TransportError
+from hmc.errors import (
+    AuthenticationError,
+    ClosedError,
+    HmcError,
+    HmcTimeoutError,
+    InvalidArgumentError,
+    PeerLostError,
+    ProtocolError,
+    StaleBufferError,
+    TransportError,
+)
 from hmc.weights._manifest import MAX_EPOCH, MAX_MANIFEST, STATE_BYTES, Manifest, Shard, published_as
 
 __all__ = ["LOST", "Source", "lookup", "lookup_async", "release", "scratch"]
@@ -36,10 +46,18 @@ def release(buffer: ConnBuffer) -> None:
         buffer.close(timeout=0)
 
 
+@contextlib.contextmanager
+def _named(peer: Peer, name: str, timeout: float | None) -> Iterator[None]:
+    try:
+        yield
+    except HmcTimeoutError as error:
+        raise HmcTimeoutError(f"peer {peer.name} has published no weights {name!r} within {timeout} s") from error
+
+
 class Source:
     """Weights that a peer publishes. Made by lookup(); several plans may use it. Any thread."""
 
-    def __init__(self, ctx: Context, peer: Peer, name: str, timeout: float | None) -> None:
+    def __init__(self, ctx: Context, peer: Peer, name: str, timeout: float | None, published: RemoteBuffer | None = None) -> None:
         self.ctx = ctx
         self.peer = peer
         self.name = name
@@ -48,10 +66,9 @@ class Source:
         def left() -> float | None:
             return None if until is None else max(0.0, until - time.monotonic())
 
-        try:
-            published = peer.lookup(published_as(name), timeout=timeout)
-        except HmcTimeoutError as error:
-            raise HmcTimeoutError(f"peer {peer.name} has published no weights {name!r} within {timeout} s") from error
+        if published is None:
+            with _named(peer, name, timeout):
+                published = peer.lookup(published_as(name), timeout=timeout)
         if published.nbytes > MAX_MANIFEST:
             raise ProtocolError(f"the peer's description of its weights has {published.nbytes} bytes; the limit is {MAX_MANIFEST}")
         with scratch(ctx, published.nbytes) as buffer:
@@ -59,7 +76,12 @@ class Source:
             manifest = Manifest.decode(bytes(buffer.numpy()))
 
         def imported(data: bytes) -> RemoteBuffer:
-            return peer.import_buffer(Descriptor.parse(data), timeout=left())
+            try:
+                return peer.import_buffer(Descriptor.parse(data), timeout=left())
+            except (InvalidArgumentError, AuthenticationError) as error:
+                raise ProtocolError(
+                    f"peer {peer.name} describes memory of weights {name!r} that it does not have: {error}"
+                ) from None
 
         self.shards = manifest.shards
         self._state, self._table = imported(manifest.state), imported(manifest.digests)
@@ -68,6 +90,8 @@ class Source:
         fits = all(s.buffer < 0 or self.buffers[s.buffer].nbytes == s.nbytes for s in self.shards)
         if not fits or self._state.nbytes != STATE_BYTES or self._table.nbytes < 8 * entries:
             raise ProtocolError("the peer's memory is smaller than its description says")
+        if entries:  # all that is read of it
+            self._table = self._table[: 8 * entries]
 
     @property
     def digested(self) -> bool:
@@ -98,11 +122,16 @@ class Source:
 def lookup(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
     """The weights that ``peer``, a peer of ``ctx``, publishes under ``name``; waits for them to be published.
 
-    ``timeout``: seconds, for all of it. Raises HmcTimeoutError, PeerLostError, ProtocolError.
+    ``timeout``: seconds, for all of it. Raises HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError for a
+    publication that is closed meanwhile.
     """
     return Source(ctx, peer, name, timeout)
 
 
 async def lookup_async(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
-    """As lookup(), on a thread. A cancelled task ends at once; the thread ends at its timeout."""
-    return await asyncio.to_thread(Source, ctx, peer, name, timeout)
+    """As lookup(). Waits without a thread and reads on one. A cancelled task ends at once; the thread ends at its timeout."""
+    until = None if timeout is None else time.monotonic() + timeout
+    with _named(peer, name, timeout):
+        published = await peer.lookup_async(published_as(name), timeout=timeout)
+    left = None if until is None else max(0.0, until - time.monotonic())
+    return await asyncio.to_thread(Source, ctx, peer, name, left, published)

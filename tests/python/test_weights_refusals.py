@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,9 +54,12 @@ def test_what_does_not_fit_is_refused_by_name(pair: Pair) -> None:
             weights.publish(pair.source_ctx, {}, epoch=wrong, name="other")  # type: ignore[arg-type]
     with pytest.raises(hmc.InvalidArgumentError, match="taken"):
         weights.publish(pair.source_ctx, {"x": np.zeros(3)})
-    for name in ("", "x" * 129):
+    for name in ("", "x" * 129, "\ud800", 3):
         with pytest.raises(hmc.InvalidArgumentError, match="name"):
-            weights.publish(pair.source_ctx, {}, name=name)
+            weights.publish(pair.source_ctx, {}, name=name)  # type: ignore[arg-type]
+    for tensors in ({"x": np.zeros((1,) * 17)}, {"x": weights.part(np.zeros(3), (1 << 50,))}, {"\ud800": np.zeros(3)}):
+        with pytest.raises(hmc.InvalidArgumentError):
+            weights.publish(pair.source_ctx, tensors, name="other")
 
 
 def test_parts_that_cannot_be_are_refused() -> None:
@@ -125,6 +130,89 @@ def test_damaged_manifests_are_refused() -> None:
         for shard in found.shards:
             assert all(0 <= a and a + e <= s for s, a, e in zip(shard.shape, shard.at, shard.extents, strict=True))  # noqa: SIM300
     assert refused > 1000
+
+
+class Hostile:
+    """Publishes what a peer may send: a manifest of its choice."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.kept: list[hmc.ConnBuffer] = []
+        self.count = 0
+        state = self.memory(64)
+        state.numpy(np.uint64)[:2] = [2, 1]
+        self.manifest: dict[str, Any] = {
+            "hmc.weights": 1,
+            "shards": [["x", "float32", [32, 32], [0, 0], [32, 32], 0, 0]],
+            "state": self.described(state),
+            "digests": self.described(self.memory(4096)),
+            "arrays": [self.described(self.memory(4096))],
+        }
+
+    def memory(self, nbytes: int) -> hmc.ConnBuffer:
+        self.kept.append(self.pair.source_ctx.buffer(nbytes, access="r"))
+        return self.kept[-1]
+
+    def described(self, buffer: hmc.ConnBuffer) -> str:
+        return bytes(buffer.descriptor()).hex()
+
+    def look_up(self, **changed: Any) -> weights.Source:
+        data = json.dumps({**self.manifest, **changed}).encode()
+        self.count += 1
+        buffer = self.memory(len(data))
+        buffer.numpy()[:] = np.frombuffer(data, np.uint8)
+        self.pair.source_ctx.publish(f"hmc.weights.{self.count}", buffer)
+        return weights.lookup(self.pair.ctx, self.pair.peer, f"{self.count}", timeout=20)
+
+
+def test_memory_that_the_peer_does_not_have_is_a_protocol_error(pair: Pair) -> None:
+    hostile = Hostile(pair)
+    target = {"x": np.zeros((32, 32), np.float32)}
+    pair.plan(hostile.look_up(), target).pull(verify=False).wait(20)
+    own = pair.ctx.buffer(4096)
+    guessed = bytearray.fromhex(hostile.manifest["arrays"][0])
+    seen = set()
+    for at in range(len(guessed)):
+        guessed[at] ^= 1
+        try:
+            hostile.look_up(arrays=[guessed.hex()])
+        except hmc.HmcError as error:
+            seen.add(type(error))
+        guessed[at] ^= 1
+    assert seen <= {hmc.ProtocolError, hmc.StaleBufferError}
+    with pytest.raises(hmc.ProtocolError, match="that it does not have"):
+        hostile.look_up(arrays=[hostile.described(own)])
+
+
+def test_no_more_of_a_table_is_read_than_its_digests(pair: Pair) -> None:
+    hostile = Hostile(pair)
+    source = hostile.look_up(digests=hostile.described(hostile.memory(64 << 20)))
+    assert source.tables(hmc.Work.wait).nbytes == 8 * source.shards[0].grid.entries
+
+
+def test_shards_that_cut_a_target_into_too_many_boxes_are_refused(pair: Pair) -> None:
+    hostile = Hostile(pair)
+    shards = [["x", "float32", [4000, 4000], [2 * i, 2 * i], [1, 1], 0, -1] for i in range(600)]
+    source = hostile.look_up(shards=shards, arrays=[hostile.described(hostile.memory(4))])
+    with pytest.raises(hmc.InvalidArgumentError, match="600 shards cut the target"):
+        weights.plan(source, {"x": np.zeros((4000, 4000), np.float32)})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]},
+        {"dtype": "F32", "shape": [1 << 63, 0], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]},
+    ],
+)
+def test_damaged_safetensors_are_refused(header: dict[str, Any], tmp_path: Path) -> None:
+    text = json.dumps({"x": header}).encode()
+    file = tmp_path / "damaged.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"abcd")
+    with pytest.raises(hmc.InvalidArgumentError, match=r"damaged\.safetensors"):
+        weights.from_safetensors(file)
 
 
 def test_quantised_refusals(pair: Pair) -> None:
