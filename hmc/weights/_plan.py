@@ -23,6 +23,7 @@ from hmc.weights._transfer import Pull
 __all__ = ["Plan", "plan"]
 
 _ALIGNMENT = 64
+_REPEATS = 100  # of copies that a commit() makes after an exception
 
 
 class Plan:
@@ -103,8 +104,8 @@ class Plan:
 
         Where a region has no source left, the pull raises what ended the last one: PeerLostError, EpochChangedError, or
         StaleBufferError for a publication that was closed. It raises CorruptError for bytes that are not those that were
-        published, HmcTimeoutError, HmcCancelledError. It may be repeated after each of them.
-        This call raises InvalidArgumentError while another pull is under way.
+        published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError. It may be repeated after each of them.
+        This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started.
         """
         with self._lock:
             if self._closed:
@@ -146,15 +147,20 @@ class Plan:
 
     def _copy(self) -> None:
         interrupted: BaseException | None = None
+        repeats = 0
         copies = list(zip(self.places, self._sinks, strict=True))
         while copies:
-            place, sink = copies[-1]
             try:
-                if place.part.nbytes:
-                    sink.commit(place.words(self.shadow))
-                copies.pop()
-            except KeyboardInterrupt as error:  # the other tensors would keep the old epoch
+                while copies:
+                    place, sink = copies[-1]
+                    if place.part.nbytes:
+                        sink.commit(place.words(self.shadow))
+                    copies.pop()
+            except BaseException as error:  # of a signal's handler: the other tensors would keep the old epoch
                 interrupted = error
+                repeats += 1
+                if repeats > _REPEATS:  # the copy itself fails
+                    raise
         if interrupted is not None:
             raise interrupted
 
@@ -180,6 +186,7 @@ class Plan:
 
 def _loopback(publication: Publication) -> Source:
     """A publication of this process as a source, by a connection of its Context to itself."""
+    publication.check_open()
     if publication.loopback is None:
         ctx = publication.ctx
         publication.loopback = lookup(ctx, ctx.connect(ctx.addresses[0], timeout=30), publication.name, timeout=30)
@@ -194,7 +201,8 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even.
 
     Raises InvalidArgumentError for a tensor that no source has, another shape, and a region that no source has; UnsupportedError
-    for a cast that is not among floating-point types of at most 32 bits, and for device memory.
+    for a cast that is not among floating-point types of at most 32 bits, and for device memory; ClosedError for a publication that
+    was closed.
     """
     given = list(sources) if isinstance(sources, list | tuple) else [sources]
     found = []

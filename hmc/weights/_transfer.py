@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from hmc.errors import HmcTimeoutError
+from hmc.errors import HmcTimeoutError, OutOfMemoryError
 
 __all__ = ["Pull"]
 
@@ -36,7 +36,10 @@ class Pull:
         self._future: Future[None] = Future()
         self._cancel = threading.Event()
         main = threading.Thread(target=_main, args=(self._future, self._cancel, run), name="hmc.weights pull", daemon=True)
-        main.start()
+        try:
+            main.start()
+        except RuntimeError as error:
+            raise OutOfMemoryError(f"the pull requires a thread: {error}") from None
 
     @property
     def done(self) -> bool:
@@ -53,7 +56,7 @@ class Pull:
             self._future.result(timeout)
         except (FutureTimeoutError, TimeoutError):
             if self._future.done():
-                raise
+                return self._future.result()  # it ended just now, or raised a timeout of its own
             raise HmcTimeoutError(f"the pull has not ended within {timeout} s; it goes on: cancel() ends it") from None
 
     def drained(self, timeout: float | None = None) -> None:
@@ -78,7 +81,7 @@ class Pull:
         except asyncio.CancelledError:
             self.cancel()
             while not future.done():
-                with contextlib.suppress(BaseException):
+                with contextlib.suppress(asyncio.CancelledError, Exception):  # GeneratorExit: the loop was closed
                     await asyncio.shield(future)
             future.exception()  # it was seen
             raise

@@ -1,0 +1,218 @@
+"""hmc.weights under threads, signals, cancelled tasks and missing threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import numpy as np
+import pytest
+from weights_pair import Pair, random
+
+import hmc
+from hmc import weights
+from hmc.weights import _moves
+from hmc.weights._digest import Grid
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as end:
+        yield Pair(end)
+
+
+@pytest.fixture
+def slow_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = _moves.Move.check
+
+    def slow(self: Any, *arguments: Any) -> None:
+        time.sleep(0.3)
+        check(self, *arguments)
+
+    monkeypatch.setattr(_moves.Move, "check", slow)
+
+
+def test_a_pull_without_threads_ends_after_those_that_started(
+    pair: Pair, slow_checks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = random((512, 1024), np.float32)
+    plan = pair.plan([pair.publish({"x": array}, f"{number}") for number in range(3)], {"x": np.zeros_like(array)})
+    start, started = threading.Thread.start, []
+
+    def limited(self: threading.Thread) -> None:
+        if self.name == "hmc.weights source":
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(hmc.OutOfMemoryError, match="2 more threads, 1 have started"):
+        plan.pull().wait(20)
+    assert not started[0].is_alive()  # it would still write the shadow
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(hmc.OutOfMemoryError, match="requires a thread"):
+        plan.pull()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    plan.pull().wait(20)
+    plan.commit()
+
+
+def test_an_exception_of_a_signal_handler_leaves_no_partial_commit(pair: Pair) -> None:
+    arrays = {f"x{number}": random((64, 1024), np.float32, number) for number in range(40)}
+    target = {name: np.zeros_like(array) for name, array in arrays.items()}
+    plan = pair.plan(pair.publish(arrays), target)
+
+    class LateError(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        for number in range(40):
+            for array in target.values():
+                array[...] = 0
+            plan.pull().wait(20)
+            with contextlib.suppress(LateError):
+                signal.setitimer(signal.ITIMER_REAL, 0.0002 * (1 + number % 10))
+                plan.commit()
+                time.sleep(0.01)
+            equal = {target[name].tobytes() == array.tobytes() for name, array in arrays.items()}
+            assert len(equal) == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_copy_that_fails_ends_the_commit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pair.plan(pair.publish({"x": np.ones(3)}), {"x": np.zeros(3)})
+    plan.pull().wait(20)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(plan._sinks[0]), "commit", fails)
+    with pytest.raises(MemoryError):
+        plan.commit()
+
+
+def test_the_coroutine_of_a_cancelled_task_can_be_closed(pair: Pair, slow_checks: None) -> None:
+    array = random((512, 1024), np.float32)
+    plan = pair.plan(pair.publish({"x": array}), {"x": np.zeros_like(array)})
+    loop = asyncio.new_event_loop()
+    pull = plan.pull()
+
+    async def cancelled() -> Any:
+        task = asyncio.ensure_future(pull._awaited())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        return task
+
+    task = loop.run_until_complete(cancelled())
+    assert not task.done()
+    task.get_coro().close()  # as the interpreter does once the loop is closed; it raised RuntimeError
+    task._log_destroy_pending = False
+    loop.close()
+    with pytest.raises(hmc.HmcCancelledError):
+        pull.wait(20)
+
+
+def test_a_pull_that_ends_at_the_timeout_of_wait_has_its_own_outcome(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pair.plan(pair.publish({"x": np.ones(3)}), {"x": np.zeros(3)})
+    pull = plan.pull()
+    pull.wait(20)
+    result = Future.result
+
+    def late(self: Any, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            raise FutureTimeoutError
+        return result(self)
+
+    monkeypatch.setattr(Future, "result", late)
+    pull.wait(0.1)
+
+
+def test_a_cancelled_lookup_without_a_timeout_leaves_no_thread(pair: Pair) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(weights.lookup_async(pair.ctx, pair.peer, "never"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (asyncio.run(main()), ended.set()), daemon=True)
+    thread.start()
+    assert ended.wait(10)  # asyncio.run() waits for threads
+
+    async def timeout() -> None:
+        await weights.lookup_async(pair.ctx, pair.peer, "never", timeout=0.1)
+
+    with pytest.raises(hmc.HmcTimeoutError, match="has published no weights 'never'"):
+        asyncio.run(timeout())
+
+    async def found() -> weights.Source:
+        return await weights.lookup_async(pair.ctx, pair.peer, "there", timeout=20)
+
+    pair.publish({"x": np.ones(3)}, "there")
+    assert [shard.name for shard in asyncio.run(found()).shards] == ["x"]
+
+
+def test_threads_that_close_at_once_close_every_buffer(pair: Pair) -> None:
+    for _ in range(5):
+        source = weights.publish(pair.source_ctx, {f"x{number}": np.zeros(3) for number in range(200)})
+        weights.lookup(pair.ctx, pair.peer, timeout=20)
+        buffers, errors = list(source._buffers), []
+
+        def close(source: weights.Publication = source, errors: list[BaseException] = errors) -> None:
+            try:
+                source.close()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not errors
+        for buffer in buffers:
+            with pytest.raises(hmc.ClosedError):
+                buffer.descriptor()
+
+
+def test_close_while_an_update_takes_digests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = weights.publish(pair.source_ctx, {f"x{number}": np.zeros(1000) for number in range(20)})
+    original = Grid.table
+
+    def closes(self: Any, data: Any) -> Any:
+        thread = threading.Thread(target=source.close)
+        thread.start()
+        thread.join(20)
+        return original(self, data)
+
+    monkeypatch.setattr(Grid, "table", closes)
+    with pytest.raises(hmc.ClosedError), source.update(2):
+        pass
+    assert int(source._words[0]) == 0
+
+
+def test_a_closed_publication_is_refused_at_once(pair: Pair) -> None:
+    source = weights.publish(pair.source_ctx, {"x": np.zeros(3)})
+    source.close()
+    with pytest.raises(hmc.ClosedError, match="no longer published"):
+        weights.plan(source, {"x": np.zeros(3)})
