@@ -15,7 +15,7 @@ from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import _dtypes, describe
 from hmc.tensors._axes import c_strides
 
-__all__ = ["WORDS", "Part", "fused", "part", "parts_of", "shard", "text_bytes"]
+__all__ = ["WORDS", "Part", "address_of", "fused", "part", "parts_of", "shard", "text_bytes"]
 
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
 
@@ -162,6 +162,13 @@ def words_of(ctx: _core.Context, name: str, one: Part) -> NDArray[Any]:
             return found
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"tensor {name}: {error}") from None
+
+
+def address_of(array: Any) -> int | None:
+    """Where the memory of a NumPy array or torch tensor begins; None for others, which cannot be resized."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data_ptr()) if callable(getattr(array, "data_ptr", None)) else None
 
 
 def detached(array: Any) -> Any:

@@ -130,7 +130,8 @@ class Plan:
     def commit(self) -> int:
         """Copies what was pulled to the target, all of it, and returns its epoch. The target is not to be used meanwhile.
 
-        InvalidArgumentError where no pull has succeeded since the last commit(): the target is then unchanged.
+        InvalidArgumentError where no pull has succeeded since the last commit(), and for an array that was resized or moved since
+        plan(): the target is then unchanged.
         """
         with self._lock:
             if self._closed:
@@ -141,6 +142,8 @@ class Plan:
                 raise InvalidArgumentError("commit while the pull is under way: wait for it first")
             if self._pulled is None:
                 raise InvalidArgumentError("commit: the last pull has failed or was committed before; pull() again")
+            for sink in self._sinks:
+                sink.check()
             self._copy()
             self._epoch, self._pulled = self._pulled, None
             return self._epoch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hmc import _core
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.weights._casts import cast_rows
-from hmc.weights._parts import Part, part, words_of
+from hmc.weights._parts import Part, address_of, part, words_of
 
 __all__ = ["Quantised", "Sink", "quantised", "sink_of"]
 
@@ -63,6 +63,13 @@ class Sink:
 
     def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
         self._words = words_of(ctx, name, one)
+        self._places = [(name, one.array, address_of(one.array))]
+
+    def check(self) -> None:
+        """InvalidArgumentError where an array has other memory than at plan(): a view of it would write freed memory."""
+        for name, array, address in self._places:
+            if address_of(array) != address:
+                raise InvalidArgumentError(f"tensor {name}: its array was resized or moved since plan(); plan again")
 
     def prepare(self, shadow: NDArray[Any]) -> None:
         """At the end of a pull; the array does not change yet."""
@@ -77,6 +84,7 @@ class _QuantisedSink(Sink):
         self._name = name
         self._one = one
         self._scales = words_of(ctx, name, one.scales)
+        self._places = [(name, own.array, address_of(own.array)) for own in (one.weight, one.scales)]
         self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
 
     def prepare(self, shadow: NDArray[Any]) -> None:

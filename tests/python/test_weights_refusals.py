@@ -215,6 +215,17 @@ def test_damaged_safetensors_are_refused(header: dict[str, Any], tmp_path: Path)
         weights.from_safetensors(file)
 
 
+def test_commit_into_an_array_that_was_resized_is_refused(pair: Pair) -> None:
+    source = pair.publish({"x": np.ones((100, 100), np.float32), "y": np.ones(3)})
+    target, other = np.zeros((100, 100), np.float32), np.zeros(3)
+    plan = pair.plan(source, {"x": target, "y": other})
+    plan.pull().wait(20)
+    target.resize((3000, 1000), refcheck=False)
+    with pytest.raises(hmc.InvalidArgumentError, match="tensor x: its array was resized"):
+        plan.commit()  # it wrote freed memory
+    assert not other.any()
+
+
 def test_quantised_refusals(pair: Pair) -> None:
     values = np.ones((4, 256), np.float32)
     values[2, 200] = np.nan
