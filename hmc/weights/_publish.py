@@ -14,7 +14,7 @@ import numpy as np
 from hmc._core import ConnBuffer, Context
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
-from hmc.weights._parts import Part, detached, is_dense, parts_of
+from hmc.weights._parts import Part, address_of, detached, is_dense, parts_of
 from hmc.weights._remote import Source
 from hmc.weights._sinks import Quantised
 
@@ -53,6 +53,7 @@ class Publication:
         self.loopback: Source | None = None  # for plans in this process
         self._buffers: list[ConnBuffer] = []
         self._shards: list[Shard] = []
+        self._places: list[tuple[str, Any, int | None]] = []
         _checked(epoch)
         try:
             self._register(parts_of(tensors), digest)
@@ -65,6 +66,7 @@ class Publication:
         entries = 0
         for name, one in parts:
             number = -1
+            self._places.append((name, one.array, address_of(one.array)))
             if one.nbytes:
                 number = len(self._buffers)
                 self._buffers.append(_registered(self.ctx, name, one))
@@ -119,7 +121,8 @@ class Publication:
 
         A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an
         exception in the block the arrays belong to no epoch, until the next update().
-        Raises InvalidArgumentError for an update within an update, ClosedError.
+        Raises InvalidArgumentError for an update within an update, and at its end for an array that was resized or moved;
+        ClosedError.
         """
         _checked(epoch)
         if not self._lock.acquire(blocking=False):
@@ -130,6 +133,7 @@ class Publication:
                 self._words[0] |= np.uint64(1)
             yield
             self.check_open()
+            self._check_addresses()
             self._digest()
             with self._mutex:
                 self.check_open()
@@ -137,6 +141,13 @@ class Publication:
                 self._words[0] += np.uint64(1)
         finally:
             self._lock.release()
+
+    def _check_addresses(self) -> None:
+        for name, array, address in self._places:
+            if address_of(array) != address:
+                raise InvalidArgumentError(
+                    f"tensor {name}: its array was resized or moved since publish(); close the publication and publish again"
+                )
 
     def check_open(self) -> None:
         if self._closed:

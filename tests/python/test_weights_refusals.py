@@ -226,6 +226,14 @@ def test_commit_into_an_array_that_was_resized_is_refused(pair: Pair) -> None:
     assert not other.any()
 
 
+def test_an_update_that_moves_an_array_is_refused(pair: Pair) -> None:
+    array = np.ones((100, 100), np.float32)
+    with weights.publish(pair.source_ctx, {"x": array}) as source:
+        with pytest.raises(hmc.InvalidArgumentError, match="tensor x: its array was resized"), source.update(1):
+            array.resize((3000, 1000), refcheck=False)
+        assert source.epoch == 0
+
+
 def test_quantised_refusals(pair: Pair) -> None:
     values = np.ones((4, 256), np.float32)
     values[2, 200] = np.nan
