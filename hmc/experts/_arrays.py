@@ -105,7 +105,10 @@ def _tensor_on(device: str) -> Like:
 
 
 def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
-    """A small array as one of NumPy, in CPU memory. ``dtype`` None: as it is."""
+    """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
+
+    ``dtype`` None: as it is.
+    """
     if _torch_tensor(array):
         array = array.detach().cpu().numpy()
     elif isinstance(array, tensors.Tensor) and array.device != "cpu":
@@ -118,7 +121,8 @@ def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
     if dtype is None:
-        return found
+        return np.array(found, order="C")
     if found.dtype.kind not in "fiu":
         raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
-    return np.ascontiguousarray(found, dtype)
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        return np.array(found, dtype, order="C")

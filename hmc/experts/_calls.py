@@ -15,7 +15,7 @@ from hmc.experts._arrays import Bytes, Like, Rows
 from hmc.experts._deadline import Deadline
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
 from hmc.experts._handle import Handle, Routes, State
-from hmc.experts._headers import Results, read_combine, read_dispatch, write_combine, write_dispatch
+from hmc.experts._headers import Results, Words, read_combine, read_dispatch, write_combine, write_dispatch
 from hmc.experts._memory import Growing, offsets
 from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
@@ -48,8 +48,8 @@ class Call(ABC):
         """Writes the header for a rank: its words."""
 
     @abstractmethod
-    def read(self, rank: int) -> None:
-        """Takes the header of a rank."""
+    def read(self, rank: int, words: Words) -> None:
+        """Takes the header of a rank, from a copy."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -95,13 +95,14 @@ class Call(ABC):
                 late.append(rank)
                 continue
             self._waiting.remove(rank)
-            if outcome is Outcome.ARRIVED and self._takes_part(rank):
-                self.read(rank)
-                self._came.append(rank)
+            if outcome is Outcome.ARRIVED:
+                words = self.fabric.header_from(self.kind, self.number, rank).copy()  # say() of the rank may overwrite it
+                if self._takes_part(rank, int(words[0])):
+                    self.read(rank, words)
+                    self._came.append(rank)
         self._check(late, deadline)
 
-    def _takes_part(self, rank: int) -> bool:
-        first = int(self.fabric.header_from(self.kind, self.number, rank)[0])
+    def _takes_part(self, rank: int, first: int) -> bool:
         if first in (CLOSED, MASKED):
             self.fabric.peers.lose(rank)
         if first == MASKED:
@@ -180,8 +181,7 @@ class Dispatch(Call):
             facts = pack_facts(routes.ids[tokens], routes.weights[tokens], experts, self.fabric.shape.facts)
         return write_dispatch(out, self.number, routes.sent.counts_to(rank), tokens, facts)
 
-    def read(self, rank: int) -> None:
-        words = self.fabric.header_from(self.kind, self.number, rank)
+    def read(self, rank: int, words: Words) -> None:
         counts, tokens, facts = read_dispatch(words, self.number, self._counts.shape[1], self.fabric.shape, rank)
         self._counts[rank] = counts
         self.handle._tokens[rank] = tokens
@@ -276,8 +276,7 @@ class Combine(Call):
         self.fabric.peers.served[rank] += 1
         return write_combine(self.fabric.header_to(self.kind, self.number, rank), self.number, found)
 
-    def read(self, rank: int) -> None:
-        words = self.fabric.header_from(self.kind, self.number, rank)
+    def read(self, rank: int, words: Words) -> None:
         experts = len(self.fabric.shape.experts_of(rank))
         self._headers[rank] = read_combine(words, self.number, experts, rank)
 

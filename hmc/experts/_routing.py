@@ -26,10 +26,11 @@ def check_ids(ids: NDArray[np.integer], shape: Shape) -> Ints:
             f"topk_ids: shape {ids.shape}; this Buffer was made for at most {shape.tokens} tokens and top {shape.topk}"
         )
     found = ids.astype(np.int64, copy=False)
-    if found.size and not (found.min() >= -1 and found.max() < shape.experts):
-        token, k = (int(at[0]) for at in np.nonzero((found < -1) | (found >= shape.experts)))
+    least = -1 if ids.dtype.kind == "i" else 0  # of uint64, large numbers have become negative
+    if found.size and not (found.min() >= least and found.max() < shape.experts):
+        token, k = (int(at[0]) for at in np.nonzero((found < least) | (found >= shape.experts)))
         raise InvalidArgumentError(
-            f"topk_ids[{token}, {k}] is {found[token, k]}; experts are 0 to {shape.experts - 1}, and -1 is for none"
+            f"topk_ids[{token}, {k}] is {ids[token, k]}; experts are 0 to {shape.experts - 1}, and -1 is for none"
         )
     ordered = np.sort(found, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)

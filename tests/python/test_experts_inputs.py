@@ -1,0 +1,95 @@
+"""hmc.experts: arrays of the caller in any order of memory, and what the caller does with them between the calls."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from survivors import run_survivors
+
+PRELUDE = """
+import hmc.experts
+from experts_layer import *
+comm = hmc.init(timeout=30)
+ep = buffer_of(comm)
+"""
+
+
+def run(source: str, tmp_path: Path) -> None:
+    run_survivors(PRELUDE + textwrap.dedent(source) + "\nep.close()\nend()\n", 2, [0, 1], tmp_path)
+
+
+def test_missing_results_are_zero_for_ids_in_fortran_order(tmp_path: Path) -> None:
+    source = """
+    for number in range(6):
+        x = rows((number, comm.rank), 17, 33)
+        ids, weights = routing((number, comm.rank), 17, 5, 13)
+        ids = np.asfortranarray(ids.astype(np.int64))
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+        if comm.rank == number % 2:
+            ep.release(handle, timeout=20)
+        else:
+            y = ep.combine(apply(ep, x2, handle), handle, timeout=20)
+            assert np.array_equal(y, dense(x, ids, weights, handle.lost))
+    """
+    run(source, tmp_path)
+
+
+def test_ids_and_weights_may_change_after_dispatch(tmp_path: Path) -> None:
+    source = """
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    chosen, factors = ids.astype(np.int64), weights.copy()
+    x2, handle = ep.dispatch(x, chosen, factors, timeout=20)
+    chosen[:], factors[:] = -1, 7
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    """
+    run(source, tmp_path)
+
+
+def test_large_unsigned_ids_are_refused(tmp_path: Path) -> None:
+    source = """
+    x, weights = rows((1, comm.rank), 17, 33), np.ones((17, 1), np.float32)
+    for number in (13, 2**63, 2**64 - 1):
+        message = refused(hmc.InvalidArgumentError, ep.dispatch, x, np.full((17, 1), number, np.uint64), weights, timeout=20)
+        assert f"topk_ids[0, 0] is {number}" in message, message
+    comm.barrier(timeout=20)
+    """
+    run(source, tmp_path)
+
+
+def test_timeouts_beyond_the_clock_are_no_limit(tmp_path: Path) -> None:
+    source = """
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    for timeout in (1e9, 1e10, 1e300):
+        x2, handle = ep.dispatch(x, ids, weights, timeout=timeout)
+        check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=timeout), x, ids, weights, handle)
+    """
+    run(source, tmp_path)
+
+
+def test_a_rank_that_closes_while_its_header_is_read(tmp_path: Path) -> None:
+    """Its last word overwrites the header: the other rank uses what it had read, or goes on without the rank."""
+    source = """
+    from hmc.experts._calls import Dispatch
+    check_round(ep, 0, 33, 17, 5, 13)
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    comm.barrier(timeout=20)
+    if comm.rank == 0:
+        ep.dispatch(x, ids, weights, timeout=20)
+        ep.close()
+        end()
+    read = Dispatch.read
+    def slow(self, rank, *words):
+        until = time.monotonic() + 5
+        while rank == 0 and self.fabric.header_from(self.kind, 1, 0)[0] >= 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        read(self, rank, *words)
+    Dispatch.read = slow
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert ep.alive == (False, True)
+    """
+    run(source, tmp_path)
