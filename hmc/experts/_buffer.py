@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hmc.experts._calls import Call, Combine, Dispatch, routes_of
 from hmc.experts._deadline import Deadline
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
+from hmc.experts._interrupts import record
 from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import check_ids
 from hmc.experts._shape import Shape
@@ -66,6 +68,8 @@ class Buffer:
         self._number = 0
         self._open: dict[int, Handle] = {}
         self._pending: Call | None = None
+        self._undelivered: list[Any] = []
+        self._read_by: dict[int, list[Any]] = {}
         self._failure = ""
         self._closing = self._closed = False
 
@@ -104,23 +108,23 @@ class Buffer:
         :meth:`resume` continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
         """
         deadline = Deadline(timeout)
+        found: tuple[Any, Handle] = self._call(deadline, lambda: self._dispatch(x, topk_ids, topk_weights, deadline))
+        return found
+
+    def _dispatch(self, x: Any, topk_ids: Any, topk_weights: Any, deadline: Deadline) -> Any:
         shape = self._shape
-        with self._turn(deadline):
-            self._check_open("dispatch")
-            if len(self._open) == SLOTS:
-                raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
-            ids = check_ids(host_array("topk_ids", topk_ids, None), shape)
-            weights = host_array("topk_weights", topk_weights, np.float32)
-            if weights.shape != ids.shape:
-                raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
-            number = self._number
-            like = self._stage(number, x, len(ids))
-            local = len(shape.experts_of(self.rank))
-            handle = Handle(self, number, routes_of(ids, weights, self._fabric), like, local, shape.once)
-            self._number += 1
-            self._open[number] = handle
-            found: tuple[Any, Handle] = self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
-            return found
+        self._check_open("dispatch")
+        if len(self._open) == SLOTS:
+            raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
+        ids = check_ids(host_array("topk_ids", topk_ids, None), shape)
+        weights = host_array("topk_weights", topk_weights, np.float32)
+        if weights.shape != ids.shape:
+            raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
+        number = self._number
+        like = self._stage(number, x, len(ids))
+        local = len(shape.experts_of(self.rank))
+        handle = Handle(self, number, routes_of(ids, weights, self._fabric), like, local, shape.once)
+        return self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
 
     def _stage(self, number: int, x: Any, tokens: int) -> Any:
         shape = self._shape
@@ -142,11 +146,13 @@ class Buffer:
 
         CPU memory, like x2; in device memory a copy, which combine() copies back. InvalidArgumentError, ClosedError.
         """
-        with self._turn(Deadline(None)):
-            self._check_handle("results", handle)
-            shape = self._shape
-            rows = self._fabric.results[handle._number % SLOTS].rows(handle._received.rows, shape.result_bytes)
-            return handle._like(rows, shape.combine_dtype, shape.hidden)
+        return self._in_turn(Deadline(None), lambda: self._results(handle))
+
+    def _results(self, handle: Handle) -> Any:
+        self._check_handle("results", handle)
+        shape = self._shape
+        rows = self._fabric.results[handle._number % SLOTS].rows(handle._received.rows, shape.result_bytes)
+        return handle._like(rows, shape.combine_dtype, shape.hidden)
 
     def combine(self, results: Any, handle: Handle, *, timeout: float | None = None) -> Any:
         """Returns y, (tokens, hidden) of combine_dtype: for each token the sum of its experts' results times ``topk_weights``.
@@ -161,48 +167,56 @@ class Buffer:
         Of two handles the older one comes first. HmcTimeoutError names the ranks that have not called combine; :meth:`resume`
         continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
         """
-        return self._combine("combine", results, handle, timeout)
+        deadline = Deadline(timeout)
+        return self._call(deadline, lambda: self._combine("combine", results, handle, deadline))
 
     def release(self, handle: Handle, *, timeout: float | None = None) -> None:
         """Ends a dispatch without results, instead of combine: this rank's results are missing everywhere. Errors as combine."""
-        self._combine("release", None, handle, timeout)
-
-    def _combine(self, name: str, results: Any, handle: Handle, timeout: float | None) -> Any:
         deadline = Deadline(timeout)
+        self._call(deadline, lambda: self._combine("release", None, handle, deadline))
+
+    def _combine(self, name: str, results: Any, handle: Handle, deadline: Deadline) -> Any:
         shape = self._shape
-        with self._turn(deadline):
-            self._check_handle(name, handle)
-            if handle._number != min(self._open):
-                raise InvalidArgumentError(
-                    f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first"
-                )
-            rows = None if name == "release" else Rows("results", results, shape.combine_dtype, shape.hidden, None)
-            if rows is not None and rows.count != handle._received.rows:
-                raise InvalidArgumentError(f"results: {rows.count} rows; x2 has {handle._received.rows}")
-            return self._run(Combine(self._fabric, handle, rows), deadline)
+        self._check_handle(name, handle)
+        if handle._number != min(self._open):
+            raise InvalidArgumentError(f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first")
+        rows = None if name == "release" else Rows("results", results, shape.combine_dtype, shape.hidden, None)
+        if rows is not None and rows.count != handle._received.rows:
+            raise InvalidArgumentError(f"results: {rows.count} rows; x2 has {handle._received.rows}")
+        return self._run(Combine(self._fabric, handle, rows), deadline)
 
     def resume(self, *, timeout: float | None = None) -> Any:
-        """Continues the call that raised HmcTimeoutError, and returns its result. Errors as that call; InvalidArgumentError."""
+        """Continues the call that raised HmcTimeoutError or KeyboardInterrupt, and returns its result. Errors as that call.
+
+        InvalidArgumentError: there is none. After a KeyboardInterrupt: the call had not begun and may be repeated.
+        """
         deadline = Deadline(timeout)
-        with self._turn(deadline):
-            self._check_not_closed("resume")
-            if self._pending is None:
-                raise InvalidArgumentError("resume: no call has timed out")
-            return self._run(self._pending, deadline)
+        return self._call(deadline, lambda: self._resume(deadline))
+
+    def _resume(self, deadline: Deadline) -> Any:
+        self._check_not_closed("resume")
+        if self._undelivered:
+            found, self._undelivered = self._undelivered, []
+            return found[0]
+        if self._pending is None:
+            raise InvalidArgumentError("resume: no call has timed out")
+        return self._run(self._pending, deadline)
 
     def mask(self, rank: int) -> None:
         """Continues without a rank that lives, such as one that is stopped. Its later calls raise PeerLostError.
 
         Mask a rank on every other rank: each one decides for itself. InvalidArgumentError, ClosedError.
         """
-        with self._turn(Deadline(None)):
-            self._check_not_closed("mask")
-            if not 0 <= rank < self._shape.ranks or rank == self.rank:
-                raise InvalidArgumentError(f"mask: rank {rank}; pass another rank than this one, from 0 to {self._shape.ranks - 1}")
-            if self._fabric.peers.is_alive(rank):
-                self._fabric.drop(rank)
-                if self._pending is not None:
-                    self._pending.forget(rank)
+        self._in_turn(Deadline(None), lambda: self._mask(rank))
+
+    def _mask(self, rank: int) -> None:
+        self._check_not_closed("mask")
+        if not 0 <= rank < self._shape.ranks or rank == self.rank:
+            raise InvalidArgumentError(f"mask: rank {rank}; pass another rank than this one, from 0 to {self._shape.ranks - 1}")
+        if self._fabric.peers.is_alive(rank):
+            self._fabric.drop(rank)
+            if self._pending is not None:
+                self._pending.forget(rank)
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Leaves the group: for the other ranks this one is no longer alive. Not collective; Buffers are closed in any order.
@@ -211,22 +225,23 @@ class Buffer:
         access the memory, whose pages HMC keeps; another close() continues. Idempotent.
         """
         deadline = Deadline(timeout)
-        with self._turn(deadline):
-            if self._closed:
-                return
+        self._in_turn(deadline, lambda: self._close(deadline))
+
+    def _close(self, deadline: Deadline) -> None:
+        if not self._closed:
             self._leave(deadline)
             self._fabric.close(deadline)
             self._closed = True
 
     def _leave(self, deadline: Deadline) -> None:
         peers = self._fabric.peers
-        if not self._closing:
-            self._closing = True
-            self._pending = None
-            self._open.clear()
-            for rank in peers.living():
-                for _ in range(peers.owed[rank]):  # what this rank will not read
-                    peers.notify(rank, READ)
+        self._closing = True
+        self._pending = None
+        self._open.clear()
+        for rank in peers.living():
+            while peers.owed[rank]:  # what this rank will not read
+                peers.notify(rank, READ, [])
+                peers.owed[rank].pop()
         late = [rank for rank in peers.living() if not self._have_read(rank, deadline)]
         if late:
             raise HmcTimeoutError(f"close: {names(late)} had not read this rank's results at the deadline: close() again waits on")
@@ -236,35 +251,50 @@ class Buffer:
     def _have_read(self, rank: int, deadline: Deadline) -> bool:
         peers = self._fabric.peers
         with contextlib.suppress(ClosedError):  # the Communicator was closed first
-            if rank != peers.rank and peers.served[rank] and not self._failure:
-                if peers.wait(rank, READ, deadline, count=peers.served[rank]) is Outcome.LATE:
-                    return False
-                peers.served[rank] = 0
+            count, _ = peers.served[rank]
+            if rank != peers.rank and count and not self._failure:
+                return peers.wait(rank, READ, deadline, self._read_by.setdefault(rank, []), count) is not Outcome.LATE
         return True
 
     # ---- inside ----
 
     def _run(self, call: Call, deadline: Deadline) -> Any:
-        self._pending = call
+        self._pending, self._undelivered = call, []
+        if isinstance(call, Dispatch):
+            self._open[call.number] = call.handle
+            self._number = call.number + 1
         try:
             found = call.run(deadline)
         except (PeerLostError, ProtocolError) as error:
             self._failure = str(error)
             raise
-        self._pending = None
         if isinstance(call, Combine):
-            del self._open[call.number]
+            self._open.pop(call.number, None)
+        self._pending = None
         return found
 
-    @contextlib.contextmanager
-    def _turn(self, deadline: Deadline) -> Iterator[None]:
-        left = deadline.left()
-        if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise HmcTimeoutError("experts.Buffer: another thread's call was still running at the deadline")
+    def _call(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
+        """Keeps a result that an interrupt has taken away from the caller, for resume()."""
+        found: list[Any] = []
         try:
-            yield
+            self._in_turn(deadline, lambda: found.append(work()))
+            return found[0]
+        except BaseException:
+            self._undelivered = found
+            raise
+
+    def _in_turn(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
+        """One thread at a time. An interrupt at any moment leaves the lock free, which a context manager in Python does not."""
+        left = deadline.left()
+        held: list[bool] = []
+        try:
+            record(held, partial(self._lock.acquire, True), -1 if left is None else left)
+            if not held[0]:
+                raise HmcTimeoutError("experts.Buffer: another thread's call was still running at the deadline")
+            return work()
         finally:
-            self._lock.release()
+            if held and held[0]:
+                self._lock.release()
 
     def _check_not_closed(self, what: str) -> None:
         if self._closing:

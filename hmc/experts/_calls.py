@@ -16,6 +16,7 @@ from hmc.experts._deadline import Deadline
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
 from hmc.experts._handle import Handle, Routes, State
 from hmc.experts._headers import Results, Words, read_combine, read_dispatch, write_combine, write_dispatch
+from hmc.experts._interrupts import record
 from hmc.experts._memory import Growing, offsets
 from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
@@ -36,6 +37,11 @@ class Call(ABC):
         self._waiting = list(ranks)
         self._came: list[int] = []
         self._getting: dict[int, list[_core.Work]] = {}
+        # By rank: what was done, and is not done again after an interrupt.
+        self._sent: dict[int, list[Any]] = {}
+        self._taken: dict[int, list[Any]] = {}
+        self._read: dict[int, list[Any]] = {}
+        self._got: set[int] = set()
         self._prepared = False
         self.disturbed = False
 
@@ -56,8 +62,8 @@ class Call(ABC):
         """Called once all headers are there."""
 
     @abstractmethod
-    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
-        """Starts to get the rows of a rank."""
+    def blocks(self, rank: int, deadline: Deadline) -> list[_core.BlockBatch]:
+        """What to get from a rank: its rows."""
 
     @abstractmethod
     def targets(self) -> list[Growing]:
@@ -83,23 +89,28 @@ class Call(ABC):
     def _send(self) -> None:
         while self._unsent:
             rank = self._unsent[0]
-            if self.fabric.peers.is_alive(rank):
-                self.fabric.send_header(self.kind, self.number, rank, self.write(rank))
-            del self._unsent[0]
+            sent = self._sent.setdefault(rank, [])
+            if self.fabric.peers.is_alive(rank) and not sent:
+                self.fabric.send_header(self.kind, self.number, rank, self.write(rank), sent)
+            self._unsent.remove(rank)
 
     def _collect(self, deadline: Deadline) -> None:
         peers, late = self.fabric.peers, []
         for rank in list(self._waiting):
-            outcome = peers.wait(rank, notification(self.kind, self.number), deadline) if peers.is_alive(rank) else Outcome.LOST
+            taken = self._taken.setdefault(rank, [])
+            outcome = Outcome.LOST
+            if peers.is_alive(rank):
+                outcome = peers.wait(rank, notification(self.kind, self.number), deadline, taken)
             if outcome is Outcome.LATE:
                 late.append(rank)
                 continue
-            self._waiting.remove(rank)
             if outcome is Outcome.ARRIVED:
                 words = self.fabric.header_from(self.kind, self.number, rank).copy()  # say() of the rank may overwrite it
                 if self._takes_part(rank, int(words[0])):
                     self.read(rank, words)
-                    self._came.append(rank)
+                    if rank not in self._came:
+                        self._came.append(rank)
+            self._waiting.remove(rank)
         self._check(late, deadline)
 
     def _takes_part(self, rank: int, first: int) -> bool:
@@ -111,9 +122,12 @@ class Call(ABC):
 
     def _get(self, deadline: Deadline) -> None:
         for rank in self._came:
-            if rank not in self._getting and self.fabric.peers.is_alive(rank):
+            if rank not in self._got and self.fabric.peers.is_alive(rank):
+                works = self._getting.setdefault(rank, [])
                 try:
-                    self._getting[rank] = self.get(rank, deadline)
+                    for blocks in self.blocks(rank, deadline)[len(works) :]:
+                        record(works, self.fabric.comm.get_blocks, blocks)
+                    self._got.add(rank)
                 except HmcTimeoutError:
                     self._check([rank], deadline)
                 except HmcError as error:
@@ -174,7 +188,7 @@ class Dispatch(Call):
     def write(self, rank: int) -> int:
         routes = self.handle._routes
         out = self.fabric.header_to(self.kind, self.number, rank)
-        self.fabric.peers.owed[rank] += 1
+        self.fabric.peers.owed[rank].add(self.number)
         tokens, facts = routes.sent.tokens_to(rank), _NO_FACTS
         if self.fabric.shape.facts:
             experts = self.fabric.agreed.experts_of(rank)
@@ -204,7 +218,7 @@ class Dispatch(Call):
             packed[handle._received.rows_of(rank)] = facts
         handle._experts, handle._weights = unpack_facts(packed, handle._local)
 
-    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
+    def blocks(self, rank: int, deadline: Deadline) -> list[_core.BlockBatch]:
         tokens, rows = self.handle._tokens[rank], self.handle._received.rows_of(rank)
         if len(tokens) == 0:
             return []
@@ -214,15 +228,15 @@ class Dispatch(Call):
             self._copies.append((rows[repeated], rows[first[which[repeated]]]))
             tokens, rows = once, rows[first]
         shape, base = self.fabric.shape, self.fabric.staging_base(self.number)
-        works = [self._blocks(rank, self._into[0], rows, tokens, shape.row_bytes, base)]
+        found = [self._blocks(rank, self._into[0], rows, tokens, shape.row_bytes, base)]
         if shape.scaled:
             base += shape.tokens * shape.row_bytes
-            works.append(self._blocks(rank, self._into[1], rows, tokens, shape.scale_bytes, base))
-        return works
+            found.append(self._blocks(rank, self._into[1], rows, tokens, shape.scale_bytes, base))
+        return found
 
-    def _blocks(self, rank: int, into: _core.ConnBuffer, rows: Any, tokens: Any, row_bytes: int, base: int) -> _core.Work:
+    def _blocks(self, rank: int, into: _core.ConnBuffer, rows: Any, tokens: Any, row_bytes: int, base: int) -> _core.BlockBatch:
         pair = (into, offsets(rows, row_bytes), self.fabric.stagings[rank], offsets(tokens, row_bytes, base))
-        return self.fabric.comm.get_blocks(self.fabric.comm.prepare_blocks([pair], row_bytes))
+        return self.fabric.comm.prepare_blocks([pair], row_bytes)
 
     def targets(self) -> list[Growing]:
         return [self.fabric.rows[self.number % SLOTS], self.fabric.scales[self.number % SLOTS]]
@@ -273,7 +287,7 @@ class Combine(Call):
     def write(self, rank: int) -> int:
         descriptor = b"" if self._results is None else bytes(self.fabric.results[self.number % SLOTS].buffer.descriptor())
         found = Results(descriptor, self.handle._received.starts[rank])
-        self.fabric.peers.served[rank] += 1
+        self.fabric.peers.serve(rank, self.number)
         return write_combine(self.fabric.header_to(self.kind, self.number, rank), self.number, found)
 
     def read(self, rank: int, words: Words) -> None:
@@ -284,7 +298,7 @@ class Combine(Call):
         self._rows = self.fabric.gathered.rows(self.handle._routes.sent_ids.size, self.fabric.shape.result_bytes)
         self._into = self.fabric.gathered.buffer
 
-    def get(self, rank: int, deadline: Deadline) -> list[_core.Work]:
+    def blocks(self, rank: int, deadline: Deadline) -> list[_core.BlockBatch]:
         header, pairs = self._headers[rank], self.handle._routes.sent.to(rank)
         if self._results is None or not header.descriptor or len(pairs) == 0:
             return []
@@ -294,7 +308,7 @@ class Combine(Call):
         if int(rows.max()) >= remote.nbytes // row_bytes:
             raise ProtocolError(f"combine: rank {rank} names a row beyond its {remote.nbytes // row_bytes}")
         pair = (self._into, offsets(pairs, row_bytes), remote, offsets(rows, row_bytes))
-        return [self.fabric.comm.get_blocks(self.fabric.comm.prepare_blocks([pair], row_bytes))]
+        return [self.fabric.comm.prepare_blocks([pair], row_bytes)]
 
     def targets(self) -> list[Growing]:
         return [self.fabric.gathered]
@@ -303,8 +317,8 @@ class Combine(Call):
         handle, shape = self.handle, self.fabric.shape
         handle._state = State.COMBINED
         for rank in ranks:
-            self.fabric.peers.notify(rank, READ)
-            self.fabric.peers.owed[rank] -= 1
+            self.fabric.peers.notify(rank, READ, self._read.setdefault(rank, []))
+            self.fabric.peers.owed[rank].discard(self.number)
         there = [rank for rank in ranks if self._headers[rank].descriptor]
         handle._missing = set(range(shape.ranks)) - set(there)
         if self._results is None:

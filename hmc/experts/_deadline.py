@@ -7,7 +7,6 @@ import time
 
 from hmc.errors import InvalidArgumentError
 
-
 _MOST = 1e9  # seconds; the clocks of locks overflow at ten times as many
 
 

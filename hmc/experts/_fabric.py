@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from hmc.errors import HmcError, InvalidArgumentError, PeerLostError
 from hmc.experts._arrays import Bytes
 from hmc.experts._deadline import Deadline
 from hmc.experts._headers import Words, combine_words, dispatch_words
+from hmc.experts._interrupts import record
 from hmc.experts._memory import Growing
 from hmc.experts._peers import Peers
 from hmc.experts._shape import Shape
@@ -93,15 +96,16 @@ class Fabric:
         at = self._place(kind, number, rank)
         return self._out_words[at : at + self._words[kind]]
 
-    def send_header(self, kind: Kind, number: int, rank: int, size: int) -> None:
-        """Sends the first ``size`` words. A rank that died or left is lost from now on, or when it is next waited for."""
+    def send_header(self, kind: Kind, number: int, rank: int, size: int, sent: list[Any]) -> None:
+        """Sends the first ``size`` words. A rank that died or left is lost from now on, or when it is next waited for.
+
+        ``sent``: not empty once they were sent.
+        """
         source, target = 8 * self._place(kind, number, rank), 8 * self._place(kind, number, self.peers.rank)
         try:
-            self.comm.put(
-                self._outbox[source : source + 8 * size],
-                self._windows[rank][target : target + 8 * size],
-                notify=notification(kind, number),
-            )
+            to = self._windows[rank][target : target + 8 * size]
+            put = partial(self.comm.put, target=to, notify=notification(kind, number))
+            record(sent, put, self._outbox[source : source + 8 * size])
         except HmcError as error:
             self.peers.lose_if_gone(rank, error)
 
@@ -116,7 +120,7 @@ class Fabric:
             for slot in range(SLOTS):
                 with contextlib.suppress(HmcError):
                     self._out_words[self._place(kind, slot, rank)] = why
-                    self.send_header(kind, slot, rank, 1)
+                    self.send_header(kind, slot, rank, 1, [])
 
     def drop(self, rank: int) -> None:
         """Goes on without a rank that lives."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from enum import Enum
+from functools import partial
+from typing import Any
 
 from hmc import _core
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc.experts._deadline import Deadline
+from hmc.experts._interrupts import record
 
 
 class Outcome(Enum):
@@ -25,9 +28,10 @@ class Peers:
         self.rank = comm.rank
         self.size = comm.size
         self._alive = [True] * comm.size
-        #: By rank: combine headers sent to it, each of which it acknowledges; and acknowledgements that it expects of this rank.
-        self.served = [0] * comm.size
-        self.owed = [0] * comm.size
+        #: By rank: number of combine headers sent to it, each of which it acknowledges, and the call of the last one.
+        self.served = [(0, -1)] * comm.size
+        #: By rank: the calls for which it expects an acknowledgement of this rank.
+        self.owed: list[set[int]] = [set() for _ in range(comm.size)]
 
     def alive(self) -> tuple[bool, ...]:
         """By rank. What the Communicator has found out by itself counts too."""
@@ -47,10 +51,17 @@ class Peers:
         """The rank takes no further part."""
         self._alive[rank] = False
 
-    def wait(self, rank: int, number: int, deadline: Deadline, count: int = 1) -> Outcome:
-        """For notifications of a rank. A rank that died is lost from now on."""
+    def serve(self, rank: int, number: int) -> None:
+        """A combine header for a call goes to a rank. Again for the same call: does nothing."""
+        count, last = self.served[rank]
+        if last != number:
+            self.served[rank] = count + 1, number
+
+    def wait(self, rank: int, number: int, deadline: Deadline, taken: list[Any], count: int = 1) -> Outcome:
+        """For notifications of a rank. A rank that died is lost from now on. ``taken``: not empty once they were taken."""
         try:
-            self.comm.wait_notify(rank, number, count=count, timeout=deadline.left())
+            if not taken:
+                record(taken, partial(self.comm.wait_notify, rank, number, timeout=deadline.left()), count)
         except HmcTimeoutError:
             return Outcome.LATE
         except HmcError as error:
@@ -65,11 +76,11 @@ class Peers:
             raise error
         self.lose(rank)
 
-    def notify(self, rank: int, number: int) -> None:
-        """Without waiting for a rank that is stopped: it then gets none."""
-        if self._alive[rank]:
+    def notify(self, rank: int, number: int, sent: list[Any]) -> None:
+        """Without waiting for a rank that is stopped: it then gets none. ``sent``: not empty once it was sent."""
+        if self._alive[rank] and not sent:
             with contextlib.suppress(HmcError):
-                self.comm.notify(rank, number, timeout=0)
+                record(sent, partial(self.comm.notify, rank, timeout=0), number)
 
 
 def names(ranks: Iterable[int]) -> str:

@@ -39,12 +39,12 @@ def before(cls, name):
     setattr(cls, name, step)
 def after_headers(kind, count):
     original, sent = Fabric.send_header, []
-    def send_header(self, of, number, rank, size):
+    def send_header(self, of, number, rank, size, sent_here):
         if of is kind and number == 5:
             if len(sent) == count:
                 die()
             sent.append(rank)
-        original(self, of, number, rank, size)
+        original(self, of, number, rank, size, sent_here)
     Fabric.send_header = send_header
 """
 

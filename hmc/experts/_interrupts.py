@@ -1,0 +1,17 @@
+"""Steps that a KeyboardInterrupt does not separate from the record that they were done.
+
+The interpreter runs signal handlers between bytecodes: also between the return of a call and the statement that uses its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def record(done: list[Any], step: Callable[[Any], Any], argument: Any) -> None:
+    """Appends ``step(argument)`` to ``done``. Where both are C functions, an interrupt comes before or after, not between.
+
+    ``step``: a function of C or a functools.partial of one.
+    """
+    done.extend(map(step, (argument,)))

@@ -1,0 +1,65 @@
+"""hmc.experts and Ctrl-C: an interrupt at any moment of a call loses no notification, no result and no lock."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from survivors import run_survivors
+
+PRELUDE = """
+import random
+import hmc.experts
+from experts_layer import *
+hits = 0
+wanted = False
+def interrupt(*_):
+    global wanted
+    if wanted:
+        wanted = False
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+def interrupted(call, again):
+    "The result of a call that is interrupted within about its duration, and then continued."
+    global hits, wanted
+    wanted = False
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-5, 3e-3))
+    try:
+        wanted = True
+        found = call()
+        wanted = False
+        return found
+    except KeyboardInterrupt:
+        hits += 1
+        try:
+            return again()
+        except hmc.InvalidArgumentError as error:
+            assert "no call has timed out" in str(error)
+            return call()
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_calls_interrupted_at_any_moment_are_resumed(transport: str, tmp_path: Path) -> None:
+    source = """
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    for number in range(60):
+        x = rows((number, comm.rank), 17, 33)
+        ids, weights = routing((number, comm.rank), 17, 5, 13)
+        resume = lambda: ep.resume(timeout=5)
+        run = interrupted if comm.rank == 0 else lambda call, again: call()
+        x2, handle = run(lambda: ep.dispatch(x, ids, weights, timeout=10), resume)
+        results = apply(ep, x2, handle)
+        y = run(lambda: ep.combine(results, handle, timeout=10), resume)
+        check_sum(ep, y, x, ids, weights, handle)
+        assert not handle.lost.any()
+    assert hits >= 5 or comm.rank
+    comm.barrier(timeout=20)
+    run(lambda: ep.close(timeout=10), lambda: ep.close(timeout=10))
+    refused(hmc.ClosedError, ep.mask, 1 - comm.rank)
+    end()
+    """
+    prelude = f"os.environ['HMC_TRANSPORTS'] = '{transport},local'\n" + PRELUDE
+    run_survivors(prelude + textwrap.dedent(source), 2, [0, 1], tmp_path)
