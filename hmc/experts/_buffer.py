@@ -105,7 +105,8 @@ class Buffer:
         second dispatch after this one overwrites it. Rows of device memory pass through CPU memory, and x2 is a copy.
 
         At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
-        :meth:`resume` continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        :meth:`resume` continues. InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
+        this one; ProtocolError where a rank makes another call. After the last two only close() is left: PeerLostError.
         """
         deadline = Deadline(timeout)
         found: tuple[Any, Handle] = self._call(deadline, lambda: self._dispatch(x, topk_ids, topk_weights, deadline))
@@ -165,7 +166,7 @@ class Buffer:
         array like ``results``.
 
         Of two handles the older one comes first. HmcTimeoutError names the ranks that have not called combine; :meth:`resume`
-        continues. InvalidArgumentError, ClosedError; PeerLostError where another rank has masked this one.
+        continues. Errors as dispatch.
         """
         deadline = Deadline(timeout)
         return self._call(deadline, lambda: self._combine("combine", results, handle, deadline))
@@ -205,7 +206,8 @@ class Buffer:
     def mask(self, rank: int) -> None:
         """Continues without a rank that lives, such as one that is stopped. Its later calls raise PeerLostError.
 
-        Mask a rank on every other rank: each one decides for itself. InvalidArgumentError, ClosedError.
+        Mask a rank on every other rank: each one decides for itself. Waits for a call of another thread, without a deadline.
+        InvalidArgumentError, ClosedError, PeerLostError.
         """
         self._in_turn(Deadline(None), lambda: self._mask(rank))
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hmc import _core
-from hmc.errors import HmcError, InvalidArgumentError, PeerLostError
+from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Bytes
 from hmc.experts._deadline import Deadline
 from hmc.experts._headers import Words, combine_words, dispatch_words
@@ -147,11 +147,15 @@ class Fabric:
         return number % SLOTS * self.shape.tokens * (self.shape.row_bytes + self.shape.scale_bytes)
 
     def result_buffer(self, rank: int, descriptor: bytes, deadline: Deadline) -> _core.RemoteBuffer:
-        """A rank's results by descriptor, imported once. HmcTimeoutError, PeerLostError."""
+        """A rank's results by descriptor, imported once. HmcTimeoutError, PeerLostError; ProtocolError names the rank."""
         key = (rank, descriptor)
         if key not in self._imported:
-            peer = self.comm.peer(rank, timeout=deadline.left())
-            self._imported[key] = peer.import_buffer(_core.Descriptor.parse(descriptor), timeout=deadline.left())
+            try:
+                parsed = _core.Descriptor.parse(descriptor)
+                peer = self.comm.peer(rank, timeout=deadline.left())
+                self._imported[key] = peer.import_buffer(parsed, timeout=deadline.left())
+            except (AuthenticationError, InvalidArgumentError, ProtocolError) as error:
+                raise ProtocolError(f"combine: the header of rank {rank} names no results: {error}") from error
         return self._imported[key]
 
     def close(self, deadline: Deadline) -> None:

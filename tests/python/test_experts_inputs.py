@@ -93,3 +93,31 @@ def test_a_rank_that_closes_while_its_header_is_read(tmp_path: Path) -> None:
     assert ep.alive == (False, True)
     """
     run(source, tmp_path)
+
+
+def test_descriptors_that_name_no_results(tmp_path: Path) -> None:
+    """Another process's buffer, a wrong key, no descriptor at all: one class of errors, which names the rank."""
+    source = """
+    from hmc.experts import _calls
+    write = _calls.write_combine
+    buffers = [buffer_of(comm) for _ in range(3)]
+    for wrong, each in zip((1, 12, 60), buffers, strict=True):
+        def write_wrong(out, number, results):
+            damaged = bytearray(results.descriptor)
+            damaged[wrong] ^= 0xFF
+            return write(out, number, _calls.Results(bytes(damaged), results.starts))
+        if comm.rank == 1:
+            _calls.write_combine = write_wrong
+        x, ids, weights = rows((1, 0), 17, 33), np.full((17, 1), 12 * (1 - comm.rank)), np.ones((17, 1), np.float32)
+        x2, handle = each.dispatch(x, ids, weights, timeout=20)
+        if comm.rank == 0:
+            message = refused(hmc.ProtocolError, each.combine, apply(each, x2, handle), handle, timeout=20)
+            assert "the header of rank 1 names no results" in message, message
+            refused(hmc.PeerLostError, each.mask, 1)
+        else:
+            each.combine(apply(each, x2, handle), handle, timeout=20)
+    comm.barrier(timeout=20)
+    for each in buffers:
+        each.close()
+    """
+    run(source, tmp_path)
