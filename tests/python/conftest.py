@@ -17,9 +17,11 @@ import pytest
 from hosts import Hosts, TwoHosts, Unavailable
 from kv_sides import connected
 from numpy.typing import NDArray
+from weights_lab import Lab
 
 import hmc
 import hmc.testing
+from hmc.weights import _cells as weights_cells
 
 SCRIPT = Path(sys.executable).with_name("hmc")
 # Where the package is on PYTHONPATH and not installed, what the script would run. Not with -m, which looks into the working
@@ -160,3 +162,16 @@ def kv_pair() -> Iterator[Any]:
     """Makes two sides with a pool each: both sides, the peer that the second sees, the peer that the first sees."""
     with contextlib.ExitStack() as open_sides:
         yield lambda *layouts, **more: open_sides.enter_context(connected(*layouts, **more))
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with contextlib.ExitStack() as end:
+        ctx = end.enter_context(hmc.Context(transports=request.param))
+        yield Lab(ctx, request.param, end)
+
+
+@pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of 64 KiB: a pull of the model takes some dozens."""
+    monkeypatch.setattr(weights_cells, "TASK_BYTES", 1 << 16)

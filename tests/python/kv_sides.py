@@ -40,6 +40,9 @@ class Side:
         self.ctx.close()
 
 
+PLAIN = "L=3 B=12 H=4 N=16 (kv D=32) bf16"
+TURNED = "L=3 B=9 kv H=4 D=32 N=32 bf16"
+TOKEN = 4 * 2 * 32 * 2  # bytes of a token and a layer
 PAIRS = [
     ("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=3 B=12 H=4 N=16 (kv D=32) bf16"),
     ("L=3 | B=12 kv N=16 H=4 D=32 bf16", "L=3 | B=12 kv N=16 H=4 D=32 bf16"),
