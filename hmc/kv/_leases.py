@@ -19,8 +19,8 @@ import numpy as np
 
 from hmc import layout as layouts
 from hmc._core import Context, Peer
+from hmc._process import Owned, start_thread
 from hmc.errors import ClosedError, HmcTimeoutError, OutOfMemoryError
-from hmc.kv._process import Owned, start_thread
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 

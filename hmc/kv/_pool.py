@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Peer
+from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.kv._blocks import Blocks, Used
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases
 from hmc.kv._listener import Listener
 from hmc.kv._moves import Side
-from hmc.kv._process import Owned
 from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
@@ -357,7 +357,7 @@ class Pool(Owned):
             with self._lock:
                 self._check_open()
                 self._transfers.add(transfer)
-            transfer._start(main)
+            transfer._start(main, f"hmc.kv {transfer._what}")
         except BaseException:
             with self._lock:
                 self._transfers.discard(transfer)

@@ -134,8 +134,7 @@ class Push(Transfer):
     def _unstarted(self) -> None:
         self._pool.listener.end(self._peer, self._ticket.generation)
 
-    def _main(self, run: Any) -> None:
-        super()._main(run)
+    def _ended(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hmc import layout as layouts
 from hmc._core import Peer
@@ -74,8 +74,7 @@ class Inbox(Transfer):
     def _unstarted(self) -> None:
         self._pool.listener.end(self._peer, self._ticket.generation)
 
-    def _main(self, run: Any) -> None:
-        super()._main(run)
+    def _ended(self) -> None:
         with self._news:
             self._news.notify_all()
 

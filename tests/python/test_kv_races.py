@@ -13,7 +13,8 @@ import pytest
 from kv_sides import PAIRS
 
 import hmc
-from hmc.kv import _process, _receive
+from hmc import _process
+from hmc.kv import _receive
 from hmc.kv._blocks import Used
 from hmc.kv._wire import ACCEPTED, Record, Ticket
 

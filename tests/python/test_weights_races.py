@@ -62,7 +62,7 @@ def test_a_pull_without_threads_ends_after_those_that_started(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
-    with pytest.raises(hmc.OutOfMemoryError, match="requires a thread"):
+    with pytest.raises(hmc.OutOfMemoryError, match="pull' was refused"):
         plan.pull()
     monkeypatch.setattr(threading.Thread, "start", start)
     plan.pull().wait(20)

@@ -20,7 +20,7 @@ class Owned:
     def _check_process(self) -> None:
         """Raises ClosedError in a child of fork(). Called before any lock is taken, which the parent may have held."""
         if os.getpid() != self._process:
-            raise ClosedError("this object was made before fork(); HMC does not survive a fork: create a pool in the child instead")
+            raise ClosedError("this object was made before fork(); HMC does not survive a fork: make another one in the child")
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:

@@ -1,0 +1,94 @@
+"""Work that a thread carries out: its user waits for it, awaits it, or cancels it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from hmc._process import Owned, start_thread
+from hmc.errors import HmcTimeoutError
+
+__all__ = ["ThreadedWork"]
+
+
+def _main(future: Future[None] | None, run: Callable[[], None]) -> None:
+    assert future is not None
+    try:
+        run()
+    except BaseException as error:
+        future.set_exception(error)
+        future = None  # else the error's traceback and the future keep each other
+    else:
+        future.set_result(None)
+
+
+class ThreadedWork(Owned):
+    """Base of transfers. It ends only once nothing of it can still be read or written. Any thread.
+
+    Dropping it does not cancel it. In a child of fork() its calls raise ClosedError.
+    """
+
+    def __init__(self, described: str) -> None:
+        super().__init__()
+        self._described = described
+        self._future: Future[None] = Future()
+        self._cancel = threading.Event()
+
+    def _start(self, run: Callable[[], None], thread: str) -> None:
+        """Once. ``run`` looks at ``_cancel``. OutOfMemoryError: the system refused a thread of this name."""
+
+        def main() -> None:
+            _main(self._future, run)
+            self._ended()
+
+        start_thread(main, thread)
+
+    def _ended(self) -> None:
+        """Called on its thread when it has ended."""
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended, with whatever outcome."""
+        return self._future.done()
+
+    def error(self) -> BaseException | None:
+        """The exception of work that failed, else None (also while it is in flight)."""
+        return self._future.exception() if self._future.done() else None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until it has ended and raises its error, or HmcTimeoutError after ``timeout`` seconds: it goes on."""
+        self._check_process()
+        try:
+            self._future.result(timeout)
+        except (FutureTimeoutError, TimeoutError):
+            if self._future.done():
+                return self._future.result()  # it ended just now, or raised a timeout of its own
+            raise HmcTimeoutError(f"{self._described} has not ended within {timeout} s; it goes on: cancel() ends it") from None
+
+    def cancel(self) -> None:
+        """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
+        self._check_process()
+        self._cancel.set()
+
+    def __await__(self) -> Generator[object, None, None]:
+        """Awaits the end. A task that is cancelled meanwhile cancels the work, and ends when the work has ended."""
+        self._check_process()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> None:
+        future = asyncio.wrap_future(self._future)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise
+            self.cancel()
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError, Exception):  # GeneratorExit: the loop was closed
+                    await asyncio.shield(future)
+            future.exception()  # it was seen
+            raise
