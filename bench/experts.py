@@ -64,7 +64,7 @@ class Pairs:
         self.case = case
 
     def route(self) -> None:
-        """Which pairs go where, and how those that come are grouped by expert."""
+        """The rank of each (token, expert) pair, and how received pairs are grouped by expert."""
         case = self.case
         flat = case.ids.reshape(-1)
         self.order = np.argsort(flat, kind="stable")

@@ -88,7 +88,7 @@ class Receiver:
 
 
 def receiver(address: str, layers: int) -> None:
-    """A process that pulls when it is told to."""
+    """A process that pulls on command."""
     one = Receiver(address, layers)
     print("ready", flush=True)
     for line in sys.stdin:

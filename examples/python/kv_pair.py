@@ -41,7 +41,7 @@ def prefill() -> None:
 
 
 def decode(prefill: "subprocess.Popen[str]") -> None:
-    """Takes both sessions over, into pages of its own."""
+    """Receives both sessions into its own pages."""
     assert prefill.stdin is not None
     assert prefill.stdout is not None
     with hmc.Context() as ctx:
@@ -75,7 +75,7 @@ def check(caches: "list[np.ndarray]", blocks: "list[int]", expected: "np.ndarray
 
 
 def main() -> None:
-    """Starts prefill as a process of its own, then decodes."""
+    """Starts prefill as a separate process, then decodes."""
     if len(sys.argv) > 1:
         prefill()
         return

@@ -40,7 +40,7 @@ class Pool(Owned):
     H=8, D=128, dtype="bf16")``. ``lease_blocks`` bounds the pages that all leases together have; by default twice the pool's,
     within 64 MiB of digests. Every peer of the Context may read the pages, and write them unless ``access="r"``.
 
-    The pool's blocks are given to sessions by :meth:`allocate`. An engine with an allocator of its own passes ``blocks=`` instead.
+    The pool's blocks are given to sessions by :meth:`allocate`. An engine that allocates blocks itself passes ``blocks=`` instead.
     Close it before its Context. Any thread.
     """
 

@@ -47,7 +47,7 @@ Result<std::unique_ptr<Unexpected>> Receives::next_message(const Address& wanted
   }
 }
 
-// Of messages that nobody will receive: they lead nowhere once their sender is gone. What arrived whole stays receivable, in order.
+// An announced message is lost with its sender. Eager messages stay receivable, in order.
 void Receives::drop_announcements(PeerState& peer, const Status& to_sender, const Status& to_receiver) {
   std::vector<std::uint64_t> announced;
   matcher_.unexpected().for_each([&](const Address& from, const auto& message) {
