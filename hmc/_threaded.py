@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -15,15 +16,15 @@ from hmc.errors import HmcTimeoutError
 __all__ = ["ThreadedWork"]
 
 
-def _main(future: Future[None] | None, run: Callable[[], None]) -> None:
-    assert future is not None
+def _main(future: Future[None], run: Callable[[], None], ended: Callable[[], None]) -> None:
     try:
         run()
     except BaseException as error:
         future.set_exception(error)
-        future = None  # else the error's traceback and the future keep each other
     else:
         future.set_result(None)
+    ended()
+    del future, ended  # the error's traceback keeps this frame: work and error would keep each other
 
 
 class ThreadedWork(Owned):
@@ -40,12 +41,7 @@ class ThreadedWork(Owned):
 
     def _start(self, run: Callable[[], None], thread: str) -> None:
         """Once. ``run`` looks at ``_cancel``. OutOfMemoryError: the system refused a thread of this name."""
-
-        def main() -> None:
-            _main(self._future, run)
-            self._ended()
-
-        start_thread(main, thread)
+        start_thread(functools.partial(_main, self._future, run, self._ended), thread)
 
     def _ended(self) -> None:
         """Called on its thread when it has ended."""
