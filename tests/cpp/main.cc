@@ -56,6 +56,6 @@ int main(int argc, char** argv) {
   backtrace(warm, 1);  // loads libgcc now, not inside a signal handler
   signal(SIGUSR2, print_stack);
   signal(SIGALRM, on_deadline);
-  testing::UnitTest::GetInstance()->listeners().Append(new DeadlineListener);
+  ::testing::UnitTest::GetInstance()->listeners().Append(new DeadlineListener);
   return RUN_ALL_TESTS();
 }

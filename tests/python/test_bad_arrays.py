@@ -30,7 +30,7 @@ REFUSED = (hmc.InvalidArgumentError, TypeError, OverflowError)
         [1, 2, 3],
         object(),
     ],
-    ids=str,
+    ids=["strided", "reversed", "Fortran", "broadcast", "objects", "array of text", "number", "None", "text", "list", "object"],
 )
 def test_arrays_that_are_no_plain_bytes(pair: Pair, array: Any) -> None:
     calls: list[Callable[[], object]] = [

@@ -38,7 +38,9 @@ def test_slices_refuse_what_python_would_clip() -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [np.zeros((8, 8))[:, ::2], np.array([object()]), np.frombuffer(b"read only", np.uint8), 3, "text"], ids=str
+    "array",
+    [np.zeros((8, 8))[:, ::2], np.array([object()]), np.frombuffer(b"read only", np.uint8), 3, "text"],
+    ids=["strided", "objects", "read only", "number", "text"],
 )
 def test_bad_arrays_are_refused(array: object) -> None:
     with hmc.Context() as ctx, pytest.raises(hmc.InvalidArgumentError):

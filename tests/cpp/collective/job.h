@@ -18,8 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "hmc/hmc.h"
-#include "testing.h"
+#include "api_testing.h"
 
 extern "C" __attribute__((weak)) int __lsan_do_recoverable_leak_check();
 
@@ -116,6 +115,4 @@ inline void run_job(int size, const std::function<void(const Process&)>& body, c
 }
 
 inline void die() { static_cast<void>(kill(getpid(), SIGKILL)); }
-inline Deadline soon(double seconds = 20) { return Deadline::after_seconds(seconds); }
-
 }  // namespace hmc::testing

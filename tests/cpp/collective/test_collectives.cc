@@ -4,14 +4,13 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::first_mismatch;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::view;
 
-using Bytes = std::vector<std::byte>;
-
-MemoryView view(Bytes& bytes, std::size_t offset = 0) { return {bytes.data() + offset, bytes.size() - offset}; }
 std::uint64_t seed(std::size_t from, std::size_t to, std::size_t block) { return from * 100 + to * 7 + block; }
 
 Bytes input(std::size_t me, std::size_t size, std::size_t block, std::size_t offset) {

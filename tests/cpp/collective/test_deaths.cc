@@ -4,13 +4,12 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::view;
 using testing::wait_until_stopped;
-
-using Bytes = std::vector<std::byte>;
-MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
 void expect_named(const Communicator& world, int dead) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);

@@ -12,11 +12,11 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-using Bytes = std::vector<std::byte>;
-
+using testing::view;
 void simulate_vendors() {
   setenv("HMC_CUDA_LIBRARY", HMC_SIM_CUDA, 1);
   setenv("HMC_ROCM_LIBRARY", HMC_SIM_ROCM, 1);

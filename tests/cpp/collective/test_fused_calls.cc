@@ -5,13 +5,12 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::view;
 using testing::wait_until_stopped;
-
-using Bytes = std::vector<std::byte>;
-MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
 
 // Of a rank's input: in one shot (within the announcement, and beside it), and in chunks.
 std::size_t fused_bytes = 0;

@@ -4,14 +4,13 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::first_mismatch;
 using testing::pattern;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-
-using Bytes = std::vector<std::byte>;
-MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+using testing::view;
 
 Result<Communicator> split(const Communicator& from, int color, int key) {
   const std::vector<int> colors(from.local().size(), color), keys(from.local().size(), key);

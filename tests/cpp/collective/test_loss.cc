@@ -9,6 +9,7 @@ namespace {
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::view;
 
 constexpr Reduction sum{DataType::i64, ReduceOp::sum};
 

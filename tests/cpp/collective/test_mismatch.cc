@@ -5,11 +5,10 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-
-using Bytes = std::vector<std::byte>;
 
 Status call(const Communicator& group, const std::string& name) {
   const Member me = *group.self();

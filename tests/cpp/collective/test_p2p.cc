@@ -15,8 +15,8 @@ using testing::pattern;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
+using testing::view;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
 std::uint64_t seed(int from, int to, std::size_t size) {
   return static_cast<std::uint64_t>(from) * 1000 + static_cast<std::uint64_t>(to) * 10 + size;
 }

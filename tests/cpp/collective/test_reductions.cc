@@ -9,13 +9,11 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-
-using Bytes = std::vector<std::byte>;
-
-MemoryView view(Bytes& bytes, std::size_t offset = 0) { return {bytes.data() + offset, bytes.size() - offset}; }
+using testing::view;
 
 // Small whole numbers of either sign where the type has them: sums are exact in every type, products differ in the last bits.
 Bytes input(DataType type, std::size_t count, std::size_t rank) {

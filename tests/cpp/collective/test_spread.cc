@@ -4,13 +4,11 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-
-using Bytes = std::vector<std::byte>;
-
-MemoryView view(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+using testing::view;
 
 Bytes made(std::size_t bytes, std::size_t seed) {
   Bytes result(bytes);

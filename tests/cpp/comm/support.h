@@ -7,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "hmc/hmc.h"
-#include "testing.h"
+#include "api_testing.h"
 
 namespace hmc::testing {
-
-inline Deadline soon(double seconds = 20) { return Deadline::after_seconds(seconds); }
 
 inline std::byte* bytes_of(const ConnBuffer& buffer) { return static_cast<std::byte*>(buffer.memory().data()); }
 inline std::span<std::byte> span_of(const ConnBuffer& buffer) { return {bytes_of(buffer), buffer.size()}; }

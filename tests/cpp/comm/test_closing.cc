@@ -10,8 +10,6 @@ namespace {
 
 using namespace testing;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 class Closing : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Closing, ::testing::ValuesIn(all_ways()), [](const auto& p) { return p.param; });
 

@@ -13,12 +13,6 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t large = 4'000'000;  // two fit
 
-std::uint64_t counter(const Context& context, const std::string& name) {
-  const auto all = context.counters();
-  const auto found = all.find(name);
-  return found == all.end() ? 0 : found->second;
-}
-
 // Long enough for a region to be among those that may go.
 void grow_old() { std::this_thread::sleep_for(milliseconds(1050)); }
 

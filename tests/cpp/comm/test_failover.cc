@@ -13,14 +13,6 @@ namespace {
 using namespace testing;
 using std::chrono::milliseconds;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
-std::uint64_t counter(const Context& context, const std::string& name) {
-  const auto all = context.counters();
-  const auto found = all.find(name);
-  return found == all.end() ? 0 : found->second;
-}
-
 // Cuts all data connections, `times`, while something else goes on.
 class Cutter {
  public:

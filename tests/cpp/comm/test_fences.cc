@@ -12,8 +12,6 @@ using namespace testing;
 class Fences : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Fences, ::testing::ValuesIn(all_ways()), [](const auto& p) { return p.param; });
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 // Keeps a fence of `from` pending: payload notifications beyond the credit wait until the peer takes some.
 class PendingFence {
  public:

@@ -17,8 +17,6 @@ namespace {
 
 using namespace testing;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 const std::size_t put_bytes = lengthy(24 << 20);
 // A loss is noticed within a second; a loaded machine is given ten.
 Deadline promptly() { return soon(10); }

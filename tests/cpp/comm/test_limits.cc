@@ -20,8 +20,6 @@ namespace {
 
 using namespace testing;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 // From now on these system calls of this process and its later threads are refused with EPERM, as a container would.
 bool deny(const std::vector<long>& calls) {
 #if defined(__x86_64__) || defined(__aarch64__)

@@ -13,8 +13,6 @@ using namespace testing;
 class Messaging : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Messaging, ::testing::ValuesIn(all_ways()), [](const auto& p) { return p.param; });
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 // Around the eager limits, the ring's slots and the ring itself.
 std::vector<std::size_t> message_sizes() {
   auto sizes = awkward_sizes();

@@ -15,7 +15,6 @@ using namespace testing;
 class MessagingEnds : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Ways, MessagingEnds, ::testing::ValuesIn(all_ways()), [](const auto& p) { return p.param; });
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 bool says(const Status& status, std::string_view words) { return status.message().find(words) != std::string_view::npos; }
 

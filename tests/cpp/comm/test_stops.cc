@@ -14,8 +14,6 @@ namespace {
 
 using namespace testing;
 
-MemoryView view(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
-
 constexpr std::size_t target_bytes = 3'000'001;
 constexpr std::size_t message_count = 120;
 constexpr std::size_t large = 700'000;

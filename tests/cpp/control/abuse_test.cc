@@ -14,7 +14,7 @@ namespace {
 using control::FrameType;
 using control::HelloKind;
 
-class AbuseTest : public testing::TestWithParam<bool> {
+class AbuseTest : public ::testing::TestWithParam<bool> {
  protected:
   AbuseTest() : server(Node::Setup{GetParam() ? key : std::string(), !GetParam(), 5, true, "server"}) {
     tcp = server.listen("tcp://127.0.0.1:0");
@@ -136,8 +136,8 @@ TEST_P(AbuseTest, MutatedTranscriptsNeverGetIn) {
   expect_unharmed(tcp);
 }
 
-std::string secured_name(const testing::TestParamInfo<bool>& with_key) { return with_key.param ? "Key" : "Insecure"; }
-INSTANTIATE_TEST_SUITE_P(Control, AbuseTest, testing::Bool(), secured_name);
+std::string secured_name(const ::testing::TestParamInfo<bool>& with_key) { return with_key.param ? "Key" : "Insecure"; }
+INSTANTIATE_TEST_SUITE_P(Control, AbuseTest, ::testing::Bool(), secured_name);
 
 TEST(Abuse, SlowLorisIsCutOff) {
   Node server;

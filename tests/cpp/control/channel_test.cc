@@ -19,7 +19,7 @@ struct Way {
   bool encrypted;
 };
 
-class ChannelTest : public testing::TestWithParam<Way> {
+class ChannelTest : public ::testing::TestWithParam<Way> {
  protected:
   // Heartbeats are an hour apart: what is slow here is the machine.
   ChannelTest() {
@@ -271,8 +271,8 @@ constexpr Way ways[] = {
     {"Tcp4Insecure", "tcp://127.0.0.1:0", false, true, false, false, false},
     {"Tcp6Insecure", "tcp://[::1]:0", false, true, false, false, false},
 };
-std::string way_name(const testing::TestParamInfo<Way>& way) { return way.param.name; }
-INSTANTIATE_TEST_SUITE_P(Control, ChannelTest, testing::ValuesIn(ways), way_name);
+std::string way_name(const ::testing::TestParamInfo<Way>& way) { return way.param.name; }
+INSTANTIATE_TEST_SUITE_P(Control, ChannelTest, ::testing::ValuesIn(ways), way_name);
 
 }  // namespace
 }  // namespace hmc::test

@@ -59,7 +59,7 @@ class Flood {
 
 enum class Secured { key, insecure, nothing };
 
-class FloodTest : public testing::TestWithParam<Secured> {
+class FloodTest : public ::testing::TestWithParam<Secured> {
  protected:
   Node::Setup setup(const char* name) const {
     return {GetParam() == Secured::key ? key : "", GetParam() == Secured::insecure, 5, true, name};
@@ -104,10 +104,10 @@ TEST_P(FloodTest, OverUnixKeepsNobodyOut) {
   expect_joins(server, local, local, raw_hello(HelloKind::connect));
 }
 
-std::string secured_name(const testing::TestParamInfo<Secured>& by) {
+std::string secured_name(const ::testing::TestParamInfo<Secured>& by) {
   return by.param == Secured::key ? "Key" : by.param == Secured::insecure ? "Insecure" : "Nothing";
 }
-INSTANTIATE_TEST_SUITE_P(Control, FloodTest, testing::Values(Secured::key, Secured::insecure, Secured::nothing), secured_name);
+INSTANTIATE_TEST_SUITE_P(Control, FloodTest, ::testing::Values(Secured::key, Secured::insecure, Secured::nothing), secured_name);
 
 TEST(Sources, TheHeaviestGivesWay) {
   std::vector<Source> clients(100, 7);

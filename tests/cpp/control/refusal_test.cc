@@ -11,16 +11,16 @@ namespace {
 
 using control::FrameType;
 using control::HelloKind;
-using testing::AssertionResult;
+using ::testing::AssertionResult;
 
 AssertionResult says(const Status& status, Code code, std::initializer_list<std::string_view> words) {
-  if (status.code() != code) return testing::AssertionFailure() << status.str();
+  if (status.code() != code) return ::testing::AssertionFailure() << status.str();
   for (const std::string_view word : words) {
     if (status.message().find(word) == std::string_view::npos) {
-      return testing::AssertionFailure() << '"' << word << "\" is missing in: " << status.str();
+      return ::testing::AssertionFailure() << '"' << word << "\" is missing in: " << status.str();
     }
   }
-  return testing::AssertionSuccess();
+  return ::testing::AssertionSuccess();
 }
 
 Status first_refusal(Node& node) {
@@ -49,7 +49,7 @@ struct Mismatch {
   const char* word;  // what the client is told
 };
 
-class MismatchTest : public testing::TestWithParam<Mismatch> {};
+class MismatchTest : public ::testing::TestWithParam<Mismatch> {};
 
 TEST_P(MismatchTest, IsAuthenticationOnBothSides) {
   const Mismatch& way = GetParam();
@@ -79,8 +79,8 @@ constexpr Mismatch mismatches[] = {
     {"OnlyServerInsecure", "", "", true, false, "insecure=True"},
     {"OnlyClientInsecure", "", "", false, true, "insecure=True"},
 };
-std::string mismatch_name(const testing::TestParamInfo<Mismatch>& way) { return way.param.name; }
-INSTANTIATE_TEST_SUITE_P(Control, MismatchTest, testing::ValuesIn(mismatches), mismatch_name);
+std::string mismatch_name(const ::testing::TestParamInfo<Mismatch>& way) { return way.param.name; }
+INSTANTIATE_TEST_SUITE_P(Control, MismatchTest, ::testing::ValuesIn(mismatches), mismatch_name);
 
 TEST(Refusal, AnotherVersionOfAClientIsNamed) {
   Node server;

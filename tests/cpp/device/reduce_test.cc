@@ -234,7 +234,7 @@ std::vector<std::byte> elements(DataType type, std::size_t count, std::uint32_t 
 
 using Case = std::tuple<std::size_t, std::size_t>;  // variant, type
 
-class ReduceTest : public testing::TestWithParam<Case> {
+class ReduceTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     if (!variant().usable) GTEST_SKIP() << "this machine cannot run " << variant().name;
@@ -277,13 +277,13 @@ class ReduceTest : public testing::TestWithParam<Case> {
   }
 };
 
-std::string case_name(const testing::TestParamInfo<Case>& info) {
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   return std::string(reduce_variants()[std::get<0>(info.param)].name) + "_" +
          std::string(name_of(static_cast<DataType>(std::get<1>(info.param))));
 }
 INSTANTIATE_TEST_SUITE_P(All, ReduceTest,
-                         testing::Combine(testing::Range(std::size_t{0}, reduce_variants().size()),
-                                          testing::Range(std::size_t{0}, data_types)),
+                         ::testing::Combine(::testing::Range(std::size_t{0}, reduce_variants().size()),
+                                            ::testing::Range(std::size_t{0}, data_types)),
                          case_name);
 
 TEST_P(ReduceTest, EveryOperationAndSize) {

@@ -40,7 +40,7 @@ struct Case {
   unsigned threads;
 };
 
-class BlockKernel : public testing::TestWithParam<Case> {};
+class BlockKernel : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BlockKernel, CopiesEveryBlockAndNothingElse) {
   const Case& given = GetParam();
@@ -78,11 +78,11 @@ TEST_P(BlockKernel, CopiesEveryBlockAndNothingElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, BlockKernel,
-                         testing::Values(Case{1, 1, 1, 1, 4}, Case{1, 16, 16, 3, 4}, Case{7, 16, 16, 2, 4},  // one word each
-                                         Case{5, 48, 16, 1, 4},                                              // not a power of two
-                                         Case{3, 4096, 16, 2, 4}, Case{2, 20'000, 16, 5, 8},                 // longer than a tile
-                                         Case{100, 64, 16, 3, 4}, Case{33, 4100, 4, 2, 8},                   // tiles end in blocks
-                                         Case{64, 24, 8, 2, 4}, Case{41, 17, 1, 4, 8}, Case{300, 1, 1, 2, 8},  // narrow
-                                         Case{17, 256, 16, 1, 2}, Case{5, 2048, 1, 3, 16}, Case{12, 1024, 16, 64, 4}));
+                         ::testing::Values(Case{1, 1, 1, 1, 4}, Case{1, 16, 16, 3, 4}, Case{7, 16, 16, 2, 4},  // one word each
+                                           Case{5, 48, 16, 1, 4},                                              // not a power of two
+                                           Case{3, 4096, 16, 2, 4}, Case{2, 20'000, 16, 5, 8},                 // longer than a tile
+                                           Case{100, 64, 16, 3, 4}, Case{33, 4100, 4, 2, 8},  // tiles end in blocks
+                                           Case{64, 24, 8, 2, 4}, Case{41, 17, 1, 4, 8}, Case{300, 1, 1, 2, 8},  // narrow
+                                           Case{17, 256, 16, 1, 2}, Case{5, 2048, 1, 3, 16}, Case{12, 1024, 16, 64, 4}));
 
 }  // namespace

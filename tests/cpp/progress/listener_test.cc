@@ -33,7 +33,7 @@ bool ready(int fd, short events, int milliseconds = 10'000) {
   return poll(&entry, 1, milliseconds) == 1;
 }
 
-class ListenerTest : public testing::TestWithParam<Progress> {
+class ListenerTest : public ::testing::TestWithParam<Progress> {
  protected:
   void SetUp() override {
     std::string name = (std::filesystem::temp_directory_path() / "hmc-listener-XXXXXX").string();
@@ -106,7 +106,7 @@ class ListenerTest : public testing::TestWithParam<Progress> {
   std::vector<AcceptedSocket> data_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, ListenerTest, testing::Values(Progress::background, Progress::manual),
+INSTANTIATE_TEST_SUITE_P(Modes, ListenerTest, ::testing::Values(Progress::background, Progress::manual),
                          [](const auto& mode) { return mode.param == Progress::manual ? "manual" : "background"; });
 
 TEST_P(ListenerTest, RoutesByMagicAndLeavesTheRestUnread) {
