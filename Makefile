@@ -4,6 +4,8 @@ VENV := $(or $(HMC_VENV),.venv)
 PYTHON := $(VENV)/bin/python
 BUILD := build/package
 JOBS := $(shell nproc)
+# Tests side by side: some take gigabytes, and some several processes.
+WORKERS := -n $(shell n=$$(nproc); [ $$n -gt 8 ] && n=8; [ $$n -gt 1 ] && echo $$n || echo 0) --dist loadgroup
 SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f 2>/dev/null)
 DEMO_ARGS ?=
@@ -38,7 +40,7 @@ test-cpp: $(BUILD)/.tests-built
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) || { status=$$?; tools/failures.sh $(BUILD); exit $$status; }
 
 test-python: $(BUILD)/.tests-built
-	$(VENV)/bin/pytest -q
+	$(VENV)/bin/pytest -q $(WORKERS)
 
 # torch.distributed over HMC, in an environment for each torch. All that are supported: make test-torch TORCH="2.12 2.13 2.14 2.15".
 test-torch: $(addprefix test-torch-,$(TORCH))
@@ -49,7 +51,7 @@ test-torch-%: $(BUILD)/.installed
 	build/torch-$*/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
 	$(PYTHON) tools/torch_without_cuda.py build/torch-$*
 	$(call WHEEL_INTO,build/torch-$*)
-	build/torch-$*/bin/pytest -q tests/distributed
+	build/torch-$*/bin/pytest -q $(WORKERS) tests/distributed
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built

@@ -29,6 +29,12 @@ def pattern(size, seed):
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("rdma"))
+
+
 def load_rdma_vm() -> Any:
     spec = importlib.util.spec_from_file_location("rdma_vm", ROOT / "tools" / "rdma_vm.py")
     assert spec is not None
