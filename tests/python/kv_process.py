@@ -64,7 +64,10 @@ class Process:
         return json.loads(line)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal. After SIGSTOP no thread of it runs any more."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def close(self) -> None:
         self.process.kill()

@@ -91,7 +91,10 @@ class Source:
         assert self.read() == "done"
 
     def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal. After SIGSTOP no thread of it runs any more."""
         os.kill(self.process.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
         if number == signal.SIGKILL:
             self.process.wait(20)
 
