@@ -13,7 +13,7 @@ steps=(
   "demo     180 hmc demo on these devices"
   "bench    600 hmc bench between two devices, and between one and the CPU"
   "raw      180 hmc_cuda_raw, the driver's own copies"
-  "nccl     300 bench/peers/nccl.py, NCCL through torch"
+  "nccl     300 bench/peers/nccl.py and torch_devices.py, NCCL through torch"
 )
 
 usage() {
@@ -189,6 +189,8 @@ step_nccl() {
   local count
   count=$(python3 -c 'import torch; print(torch.cuda.device_count())')
   python3 bench/peers/nccl.py 2 | tee "$OUT/nccl.json"
+  need_build
+  python3 bench/peers/torch_devices.py 2 | tee "$OUT/torch_devices.json"
   if [ "$count" -gt 2 ]; then python3 bench/peers/nccl.py "$count" | tee -a "$OUT/nccl.json"; fi
 }
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-import hmc
-from hmc.torch._calls import Calls
+from hmc.torch._delegation import DelegatingCalls
+from hmc.torch._native import Native
 
 
-class HmcBackend(Calls, torch._C._distributed_c10d.Backend):  # type: ignore[misc]
+class HmcBackend(DelegatingCalls, torch._C._distributed_c10d.Backend):  # type: ignore[misc]
     """The calls of :class:`HmcProcessGroup` for those who ask a group for its backend.
 
     torch's Python calls the group itself: torch hands on no more of a Work that a Python backend returns than ``wait()`` and
@@ -27,9 +27,9 @@ class HmcBackend(Calls, torch._C._distributed_c10d.Backend):  # type: ignore[mis
     supports_time_estimate = False
     _supports_time_estimate = False
 
-    def __init__(self, communicator: hmc.Communicator, seconds: float) -> None:
-        super().__init__(communicator.rank, communicator.size)
-        self._start(communicator, seconds)
+    def __init__(self, native: Native, seconds: float) -> None:
+        super().__init__(native.communicator.rank, native.communicator.size)
+        self._start_with(native, seconds)
 
     @property
     def options(self) -> Any:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 import hmc
-from hmc.torch._calls import Calls
+from hmc.torch._delegation import DelegatingCalls
+from hmc.torch._native import Native
 from hmc.torch._tensors import device_types
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -17,7 +18,7 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 FIRST_WITH_BACKENDS = (2, 14)
 
 
-class HmcProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
+class HmcProcessGroup(DelegatingCalls, dist.ProcessGroup):  # type: ignore[misc]
     """A torch.distributed process group whose collectives and messages are those of :attr:`communicator`.
 
     Collectives of one group are issued in the same order on every rank. ``wait()`` of the Works that calls return, and torch's
@@ -28,7 +29,7 @@ class HmcProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, communicator: hmc.Communicator, timeout: timedelta, store: Any) -> None:
         # Before, Python could not write a class that is made with the store.
         super().__init__(*([store] if VERSION >= FIRST_WITH_BACKENDS else []), communicator.rank, communicator.size)
-        self._start(communicator, timeout.total_seconds())
+        self._start_with(Native(communicator, store, timeout.total_seconds()), timeout.total_seconds())
         self._group_name = self._group_desc = "undefined"
         if VERSION >= FIRST_WITH_BACKENDS:
             self._add_backend()
@@ -38,7 +39,7 @@ class HmcProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
         from hmc.torch._backend import HmcBackend
 
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        backend = HmcBackend(self.communicator, self._seconds)
+        backend = HmcBackend(self._native, self._seconds)
         self._set_default_backend(custom)
         for kind in device_types():
             self._register_backend(torch.device(kind), custom, backend)

@@ -1,4 +1,5 @@
-"""Collectives of device memory, made and used on torch's streams just before and after. Ranks share the devices that there are."""
+"""Collectives of device memory, made and used on torch's streams just before and after. Ranks share the devices that there are;
+where each has its own, the vendor's library carries them out unless it is told not to."""
 
 from __future__ import annotations
 
@@ -28,8 +29,13 @@ def whole(count, seed, dtype):
 """
 
 
+@pytest.fixture(params=["1", "0"], ids=["by the library", "by HMC"])
+def native(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {"HMC_TORCH_NATIVE": request.param}
+
+
 @needs_device
-def test_collectives(run_torch: Callable[..., list[str]]) -> None:
+def test_collectives(run_torch: Callable[..., list[str]], native: dict[str, str]) -> None:
     run_torch(
         START
         + """
@@ -68,13 +74,50 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.u
                 work.wait()
             assert torch.equal((got + 0).cpu(), everybody[other]), ("send, recv", dtype, count)
 dist.barrier()
+used = dist.group.WORLD._native._backend is not None
+assert used == (os.environ["HMC_TORCH_NATIVE"] == "1" and torch.cuda.device_count() >= size > 1), used
 dist.destroy_process_group()
-"""
+""",
+        environment=native,
     )
 
 
 @needs_device
-def test_training(run_torch: Callable[..., list[str]]) -> None:
+def test_a_killed_rank_is_named(run_torch: Callable[..., list[str]], native: dict[str, str]) -> None:
+    said = run_torch(
+        START
+        + """
+import signal, time
+tensor = mine(300_007, 1, torch.float32)
+dist.all_reduce(tensor)
+torch.cuda.synchronize()
+if rank == 1:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+began = time.monotonic()
+try:
+    for _ in range(1000):
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+except Exception as error:
+    while not isinstance(error, hmc.PeerLostError):
+        assert time.monotonic() - began < 20, error
+        try:
+            dist.all_reduce(tensor)
+        except Exception as next_error:
+            error = next_error
+    assert "rank 1" in str(error), error
+    print("lost after", time.monotonic() - began, flush=True)
+os._exit(0)
+""",
+        expect={1: -9},
+        environment=native,
+    )
+    assert "lost" in said[0]
+
+
+@needs_device
+def test_training(run_torch: Callable[..., list[str]], native: dict[str, str]) -> None:
     said = run_torch(
         START
         + """
@@ -106,7 +149,8 @@ def shard(model):
 
 print(f"{train(DistributedDataParallel):.5f} {train(shard):.5f}")
 dist.destroy_process_group()
-"""
+""",
+        environment=native,
     )
     for text in said:
         ddp, fsdp = text.split()

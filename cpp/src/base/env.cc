@@ -39,6 +39,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_STAGING_SHARED", "1", "0: the staging transport carries its chunks on one host too, as between hosts."},
     {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},
+    {"HMC_TORCH_NATIVE", "1", "0: torch's backend leaves no collective to NCCL or RCCL where all ranks have cards of one vendor."},
     {"HMC_TRANSPORTS", "", "Transports that may be used: `shm,tcp` only these, `^shm` all but."},
     {"HMC_UCX_LIBRARY", "", "Path of UCX's library (libucp.so.0) to use and no other, or `off`."},
     {"HMC_VERBS_LIBRARY", "", "Path of the verbs library (libibverbs.so.1) to use and no other, or `off`."},
