@@ -32,7 +32,6 @@ import torch.distributed as dist
 
 import hmc
 import hmc.experts
-from hmc.experts._sum import weighted_sum
 
 Times = tuple[float, float, float]  # seconds of dispatch, of combine, of CPU
 COMMUNICATORS: list[hmc.Communicator] = []  # of this rank: one
@@ -143,7 +142,7 @@ class Once:
 def summed(case: Case, rows: torch.Tensor, weights: np.ndarray[Any, Any]) -> torch.Tensor:
     y = torch.empty(case.x.shape, dtype=torch.bfloat16)
     bits = rows.view(torch.uint8).numpy().reshape(*weights.shape, -1)
-    weighted_sum(bits, weights, "bfloat16", y.view(torch.uint8).numpy())
+    hmc._core.weighted_sum(y.view(torch.uint8).numpy(), bits, weights, "bfloat16")
     return y
 
 

@@ -6,6 +6,7 @@
 #include "common.h"
 #include "element_type.h"
 #include "hmc/layout.h"
+#include "hmc/weighted_sum.h"
 
 namespace hmc::bindings {
 namespace {
@@ -47,6 +48,21 @@ Layout make_layout(const std::string& text, std::uint64_t layers, std::uint64_t 
   given.scales = scales;
   if (!dtype.is_none()) given.type = element_type_of(py::none(), dtype);
   return check(Layout::parse(text, given));
+}
+
+void weighted_rows(const py::object& out, const py::object& rows, const py::array_t<float, py::array::c_style>& weights,
+                   const py::object& dtype) {
+  if (weights.ndim() != 2) refuse("weights need two axes: results and terms");
+  const Buffers to = buffers_of(py::make_tuple(out), true), from = buffers_of(py::make_tuple(rows), false);
+  const auto terms = static_cast<std::size_t>(weights.shape(1));
+  const std::span<const float> factors(weights.data(), static_cast<std::size_t>(weights.size()));
+  const DataType type = element_type_of(py::none(), dtype);
+  Status done;
+  {
+    const ReleasedGil nogil;
+    done = weighted_sum(writable(to)[0], readable(from)[0], factors, terms, type);
+  }
+  check(done);
 }
 
 py::list runs(const Layout& source, const py::object& source_blocks, std::uint64_t source_first, const Layout& target,
@@ -162,6 +178,11 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("scales", scales_of, "A pair for each layer, of K and V.")
       .def_property_readonly("buffers", &Layout::buffers, "Number of buffers.")
       .def_property_readonly("buffer_bytes", &Layout::buffer_bytes, "Bytes that each buffer has at least.");
+  module.def(
+      "weighted_sum", weighted_rows, py::arg("out"), py::arg("rows"), py::arg("weights"), py::arg("dtype"),
+      "Row t of `out` becomes the sum over k of weights[t, k] * row (t, k) of `rows`, in f32 and in the order of k, rounded to "
+      "nearest even. `out`, `rows`: arrays in CPU memory whose bytes are elements of `dtype`, a floating type of at most 32 "
+      "bits. `weights`: float32, of shape (results, terms). Releases the GIL. InvalidArgumentError: sizes that do not fit.");
   module.def("layout_runs", runs, py::arg("source"), py::arg("source_blocks"), py::arg("source_first"), py::arg("target"),
              py::arg("target_blocks"), py::arg("target_first"), py::arg("tokens"), py::arg("layers"), py::arg("heads"));
   module.def("layout_convert", convert, py::arg("source"), py::arg("source_arrays"), py::arg("source_blocks"),

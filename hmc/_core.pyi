@@ -1959,5 +1959,11 @@ def wait_any(works: collections.abc.Iterable[typing.Any], timeout: float | None 
 
 ANY_SOURCE: int = -1
 ANY_TAG: int = -1
+
+def weighted_sum(out: typing.Any, rows: typing.Any, weights: typing.Any, dtype: typing.Any) -> None:
+    """
+    Row t of `out` becomes the sum over k of weights[t, k] * row (t, k) of `rows`, in f32 and in the order of k, rounded to nearest even. `out`, `rows`: arrays in CPU memory whose bytes are elements of `dtype`, a floating type of at most 32 bits. `weights`: float32, of shape (results, terms). Releases the GIL. InvalidArgumentError: sizes that do not fit.
+    """
+
 version: str = "0.1.0"
 wire_version: int

@@ -20,7 +20,6 @@ from hmc.experts._interrupts import record
 from hmc.experts._memory import Growing, offsets
 from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
-from hmc.experts._sum import weighted_sum
 
 _NO_FACTS = np.zeros((0, 0), np.int64)
 
@@ -324,7 +323,7 @@ class Combine(Call):
         if self._results is None:
             return None
         routes = handle._routes
-        tokens, topk = routes.sent_ids.shape
+        tokens = len(routes.sent_ids)
         assert self._rows is not None
         rows = self._rows.copy() if self.disturbed else self._rows
         unused = routes.sent_ids < 0
@@ -333,7 +332,7 @@ class Combine(Call):
         rows[unused.reshape(-1)] = 0
         weights = np.where(unused, np.float32(0), routes.sent_weights)
         y = np.empty((tokens, shape.result_bytes), np.uint8)
-        weighted_sum(rows.reshape(tokens, topk, shape.result_bytes), weights, shape.combine_dtype, y)
+        _core.weighted_sum(y, rows, weights, shape.combine_dtype)
         return self._like(y, shape.combine_dtype, shape.hidden)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import hmc.experts
 import hmc.testing
-from hmc.experts._sum import weighted_sum
+from hmc._core import weighted_sum
 
 PRELUDE = """
 import hmc.experts
@@ -177,7 +177,7 @@ def test_weighted_sum_is_rounded_to_nearest(dtype: str, hidden: int) -> None:
     bits, step = _as_type(values, dtype)
     exact = np.einsum("tk,tkh->th", weights.astype(np.float64), _as_f64(bits, dtype))
     out = np.empty((5, bits.shape[2]), np.uint8)
-    weighted_sum(bits, weights, dtype, out)
+    weighted_sum(out, bits, weights, dtype)
     error = np.abs(_as_f64(out, dtype) - exact)
     scale = np.einsum("tk,tkh->th", weights.astype(np.float64), np.abs(_as_f64(bits, dtype)))
     assert (error <= np.abs(exact) * step / 2 * 1.001 + scale * 2.0**-22).all()
@@ -187,11 +187,11 @@ def test_weighted_sum_keeps_nan_and_infinity() -> None:
     values = np.array([[[1.0, np.nan, np.inf, -np.inf]], [[0.0, -0.0, 3e38, 1e-40]]], np.float32)
     bits, _ = _as_type(values, "bfloat16")
     out = np.empty((2, 8), np.uint8)
-    weighted_sum(bits, np.ones((2, 1), np.float32), "bfloat16", out)
+    weighted_sum(out, bits, np.ones((2, 1), np.float32), "bfloat16")
     found = _as_f64(out, "bfloat16")
     assert np.array_equal(found, _as_f64(bits, "bfloat16")[:, 0], equal_nan=True)
     overflow = np.array([[[0x7F7F, 0x7F7F]]], np.uint16).view(np.uint8)
-    weighted_sum(overflow, np.full((1, 1), 2, np.float32), "bfloat16", out[:1, :4])
+    weighted_sum(out[:1, :4], overflow, np.full((1, 1), 2, np.float32), "bfloat16")
     assert np.isposinf(_as_f64(out[:1, :4].copy(), "bfloat16")).all()
 
 

@@ -19,4 +19,5 @@
 #include "hmc/status.h"
 #include "hmc/topology.h"
 #include "hmc/version.h"
+#include "hmc/weighted_sum.h"
 #include "hmc/work.h"

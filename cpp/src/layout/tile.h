@@ -1,5 +1,5 @@
-// The inner loops of conversions and digests over one tile: some tokens of one head's K or V. Compiled for several instruction
-// sets, with equal results bit by bit.
+// The inner loops of conversions and digests over one tile, which is some tokens of one head's K or V, and of weighted sums.
+// Compiled for several instruction sets, with equal results bit by bit.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,8 @@ struct TileKernels {
   // to[i] = from[i] x factor, of contiguous elements.
   void (*cast)(std::byte* to, DataType to_type, const std::byte* from, DataType from_type, std::size_t count,
                float factor) noexcept;
+  // sums[i] += from[i] x weight, of contiguous elements.
+  void (*add_weighted)(float* sums, const std::byte* from, DataType type, std::size_t count, float weight) noexcept;
 };
 
 extern const TileKernels tile_baseline;

@@ -269,8 +269,29 @@ void cast(std::byte* to, DataType to_type, const std::byte* from, DataType from_
   cast_to<Plain<float>>(to, from, from_type, count, factor);
 }
 
+// ---- weighted sums ----
+
+template <class From>
+void add_weighted_of(float* sums, const std::byte* from, std::size_t count, float weight) noexcept {
+  alignas(64) float values[chunk];
+  for (std::size_t at = 0; at < count; at += chunk) {
+    const std::size_t n = count - at < chunk ? count - at : chunk;
+    load<From>(values, reinterpret_cast<const typename From::Stored*>(from) + at, n);
+    for (std::size_t i = 0; i < n; ++i) sums[at + i] += values[i] * weight;
+  }
+}
+
+void add_weighted(float* sums, const std::byte* from, DataType type, std::size_t count, float weight) noexcept {
+  if (type == DataType::bf16) return add_weighted_of<Bfloat16>(sums, from, count, weight);
+  if (type == DataType::f16) return add_weighted_of<Half>(sums, from, count, weight);
+  if (type == DataType::f8_e4m3fn) return add_weighted_of<Float8E4m3fn>(sums, from, count, weight);
+  if (type == DataType::f8_e4m3fnuz) return add_weighted_of<Float8E4m3fnuz>(sums, from, count, weight);
+  if (type == DataType::f8_e5m2) return add_weighted_of<Float8E5m2>(sums, from, count, weight);
+  add_weighted_of<Plain<float>>(sums, from, count, weight);
+}
+
 }  // namespace
 
-constinit const TileKernels HMC_TILE_VARIANT{HMC_TILE_NAME, copy, digest, cast};
+constinit const TileKernels HMC_TILE_VARIANT{HMC_TILE_NAME, copy, digest, cast, add_weighted};
 
 }  // namespace hmc

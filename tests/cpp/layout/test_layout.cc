@@ -112,7 +112,7 @@ TEST(LayoutTiles, VectorsGiveTheSameBits) {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
     const std::size_t size = std::size_t{1} << random() % 3, rows = 1 + random() % 64, columns = 1 + random() % 70;
-    const auto strides = [&](std::uint32_t kind) {
+    const auto strides = [&](std::uint_fast32_t kind) {
       if (kind == 0) return TileStrides{columns * size + random() % 7, size};
       if (kind == 1) return TileStrides{size, rows * size + random() % 7};
       return TileStrides{size * 3, rows * size * 3};

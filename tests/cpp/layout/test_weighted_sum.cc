@@ -1,0 +1,96 @@
+// Weighted sums against plain loops, for every instruction set: the same bits.
+#include "hmc/weighted_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "layout/tile.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::array sum_types{DataType::f32,       DataType::f16,         DataType::bf16,
+                               DataType::f8_e4m3fn, DataType::f8_e4m3fnuz, DataType::f8_e5m2};
+
+// `count` small numbers of either sign, as elements of `type`.
+std::vector<std::byte> numbers(DataType type, std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 333;
+  std::vector<std::byte> made(count * size_of(type));
+  tile_baseline.cast(made.data(), type, reinterpret_cast<const std::byte*>(values.data()), DataType::f32, count, 1);
+  return made;
+}
+
+std::vector<std::byte> expected(const std::vector<std::byte>& rows, const std::vector<float>& weights, std::size_t terms,
+                                std::size_t columns, DataType type) {
+  std::vector<float> wide(rows.size() / size_of(type));
+  tile_baseline.cast(reinterpret_cast<std::byte*>(wide.data()), DataType::f32, rows.data(), type, wide.size(), 1);
+  std::vector<float> sums(weights.size() / terms * columns);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    for (std::size_t j = 0; j < columns; ++j) {
+      volatile float product = wide[i * columns + j] * weights[i];  // rounded by itself
+      sums[i / terms * columns + j] += product;
+    }
+  }
+  std::vector<std::byte> made(sums.size() * size_of(type));
+  tile_baseline.cast(made.data(), type, reinterpret_cast<const std::byte*>(sums.data()), DataType::f32, sums.size(), 1);
+  return made;
+}
+
+TEST(WeightedSum, IsThatOfTheLoop) {
+  std::mt19937 random(11);
+  for (const DataType type : sum_types) {
+    for (const std::size_t columns : {1U, 3U, 64U, 1023U, 1024U, 1025U, 2500U}) {
+      for (const std::size_t terms : {1U, 2U, 7U}) {
+        std::vector<float> weights(5 * terms);
+        for (float& weight : weights) weight = static_cast<float>(random() % 1000) / 1000;
+        const auto rows = numbers(type, weights.size() * columns, static_cast<std::uint32_t>(random()));
+        std::vector<std::byte> out(5 * columns * size_of(type), std::byte{0xa5});
+        ASSERT_TRUE(weighted_sum(out, rows, weights, terms, type).ok());
+        EXPECT_EQ(out, expected(rows, weights, terms, columns, type)) << name_of(type) << ", " << columns << " x " << terms;
+      }
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(WeightedSum, VectorsGiveTheSameBits) {
+  if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
+  for (const DataType type : sum_types) {
+    const auto values = numbers(type, 4099, 7);
+    std::vector<float> a(4099, 0.1F), b = a;
+    tile_baseline.add_weighted(a.data(), values.data(), type, a.size(), 0.37F);
+    tile_avx2.add_weighted(b.data(), values.data(), type, b.size(), 0.37F);
+    EXPECT_EQ(0, std::memcmp(a.data(), b.data(), a.size() * sizeof(float))) << name_of(type);
+  }
+}
+#endif
+
+TEST(WeightedSum, OfNothing) {
+  std::vector<std::byte> out(64, std::byte{1});
+  ASSERT_TRUE(weighted_sum(out, {}, {}, 0, DataType::bf16).ok());
+  EXPECT_EQ(out, std::vector<std::byte>(64));
+  EXPECT_TRUE(weighted_sum({}, {}, {}, 4, DataType::f16).ok());
+}
+
+TEST(WeightedSum, RefusesWhatDoesNotFit) {
+  std::vector<std::byte> out(16), rows(64);
+  const std::vector<float> weights(4, 1);
+  EXPECT_TRUE(weighted_sum(out, rows, weights, 4, DataType::f32).ok());
+  const auto refused = [&](std::size_t out_bytes, std::size_t row_bytes, std::size_t terms, DataType type) {
+    const Status status = weighted_sum(std::span(out).first(out_bytes), std::span(rows).first(row_bytes), weights, terms, type);
+    return status.code() == Code::invalid_argument;
+  };
+  EXPECT_TRUE(refused(16, 63, 4, DataType::f32));
+  EXPECT_TRUE(refused(15, 60, 4, DataType::f32));
+  EXPECT_TRUE(refused(16, 64, 3, DataType::f32));
+  EXPECT_TRUE(refused(16, 64, 0, DataType::f32));
+  EXPECT_TRUE(refused(16, 64, 4, DataType::f64));
+  EXPECT_TRUE(refused(16, 64, 4, DataType::i32));
+}
+
+}  // namespace
+}  // namespace hmc
