@@ -142,7 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--tokens", type=_count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
     )
-    demo.add_argument("--train", action="store_true", help="train a model on two islands of different vendor and speed instead")
+    other = demo.add_mutually_exclusive_group()
+    other.add_argument("--train", action="store_true", help="train a model on two islands of different vendor and speed instead")
+    other.add_argument(
+        "--serve", action="store_true", help="prefill on two ranks, decode with another KV cache, one engine killed; no picture"
+    )
     demo.add_argument("--quick", action="store_true", help="a small prompt (128 tokens), or few steps: seconds on a laptop")
     demo.add_argument("--devices", default="", help="memory of the ranks, cycling, e.g. 'cuda:0,cpu'; default: accelerators")
     demo.add_argument("--simulate", **simulate)
@@ -235,6 +239,10 @@ def _dispatch(options: argparse.Namespace) -> int:
             from hmc.demo.train import run_training
 
             return run_training(options)
+        if options.serve:
+            from hmc.demo.serve import run_serving
+
+            return run_serving(options)
         from hmc.demo import run_demo
 
         return run_demo(options)

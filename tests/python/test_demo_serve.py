@@ -1,0 +1,53 @@
+"""`hmc demo --serve`: tokens are those of one engine, an engine's death is an error, and other tokens are found."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from conftest import run_hmc
+
+QUICK = ["demo", "--serve", "--quick"]
+
+
+@pytest.mark.parametrize("transports", ["", "tcp"])
+def test_tokens_are_those_of_one_engine(tmp_path: Path, transports: str) -> None:
+    result = run_hmc(*QUICK, "--transports", transports, "--json", "serve.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    found = json.loads((tmp_path / "serve.json").read_text())
+    assert [one["how"] for one in found["sessions"]] == ["pull", "push by layers"]
+    assert all(one["equal"] and one["control"] and len(set(one["tokens"])) > 3 for one in found["sessions"])
+    [lost] = found["lost"]
+    assert "signal 9" in lost["error"]
+    assert lost["freed"]
+    assert lost["equal"]
+    assert lost["layers"] == [0]
+    assert all(check["good"] for check in found["checks"])
+    assert result.stdout.count("good: ") == len(found["checks"]) == 5
+
+
+def test_other_tokens_are_found(tmp_path: Path) -> None:
+    # One of the prefill ranks computes otherwise.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('HMC_RANK') == '1':\n"
+        "    import numpy as np\n"
+        "    true = np.exp\n"
+        "    np.exp = lambda x: true(1.3 * x)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = run_hmc(*QUICK, cwd=tmp_path, environment={"PYTHONPATH": path})
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "DIFFERENT" in result.stdout
+    assert "FAILED: " in result.stdout
+
+
+@pytest.mark.parametrize("more", [["--ranks", "2"], ["--devices", "cpu"], ["--simulate", "cuda"]], ids=lambda more: more[0])
+def test_what_it_does_not_take(tmp_path: Path, more: list[str]) -> None:
+    result = run_hmc(*QUICK, *more, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert f"leave out {more[0]}" in result.stderr
