@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from hmc._deadline import Deadline
 from hmc._process import Owned, start_thread
 from hmc.errors import HmcTimeoutError
 
@@ -59,7 +60,7 @@ class ThreadedWork(Owned):
         """Waits until it has ended and raises its error, or HmcTimeoutError after ``timeout`` seconds: it goes on."""
         self._check_process()
         try:
-            self._future.result(timeout)
+            self._future.result(Deadline(timeout).left())
         except (FutureTimeoutError, TimeoutError):
             if self._future.done():
                 return self._future.result()  # it ended just now, or raised a timeout of its own

@@ -15,7 +15,7 @@ from hmc import _core
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, host_array
 from hmc.experts._calls import Call, Combine, Dispatch, routes_of
-from hmc.experts._deadline import Deadline
+from hmc._deadline import Deadline
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
 from hmc.experts._interrupts import record

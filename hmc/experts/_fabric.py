@@ -21,7 +21,7 @@ import numpy as np
 from hmc import _core
 from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Bytes
-from hmc.experts._deadline import Deadline
+from hmc._deadline import Deadline
 from hmc.experts._headers import Words, combine_words, dispatch_words
 from hmc.experts._interrupts import record
 from hmc.experts._memory import Growing

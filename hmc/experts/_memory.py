@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core
-from hmc.experts._deadline import Deadline
+from hmc._deadline import Deadline
 
 _PAGE = 4096
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hmc import _core
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
-from hmc.experts._deadline import Deadline
+from hmc._deadline import Deadline
 from hmc.experts._interrupts import record
 
 

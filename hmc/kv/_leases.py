@@ -18,21 +18,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc import layout as layouts
+from hmc._arguments import number
 from hmc._core import Context, Peer
+from hmc._deadline import Deadline
 from hmc._process import Owned, start_thread
-from hmc.errors import ClosedError, HmcTimeoutError, OutOfMemoryError
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, OutOfMemoryError
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
 if TYPE_CHECKING:
     from hmc.kv._pool import Pool
 
-__all__ = ["Lease", "Leases"]
+__all__ = ["Lease", "Leases", "lasting"]
 
 # Words of a lease, which its reader writes: generation of a heartbeat, its count, generation of the reader's end.
 SLOT_WORDS = 4
 SLOTS = 1024
 _TICK = 0.05  # seconds
+
+
+def lasting(seconds: float) -> float:
+    """How long a lease lasts: more than 0 seconds."""
+    found = number("seconds", seconds)
+    if not found > 0:
+        raise InvalidArgumentError(f"seconds is {found}; a lease lasts more than 0 seconds")
+    return found
 
 
 class Lease(Owned):
@@ -59,14 +69,14 @@ class Lease(Owned):
     def wait(self, timeout: float | None = None) -> str:
         """Waits until it has ended and returns the reason. Raises HmcTimeoutError."""
         self._check_process()
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(Deadline(timeout).left()):
             raise HmcTimeoutError(f"the lease of session {self.session!r} is still held after {timeout} s")
         return self.reason
 
     def renew(self, seconds: float | None = None) -> None:
         """Lets it last ``seconds`` (default: as at first) from now on."""
         self._check_process()
-        self.expires = time.monotonic() + (self.seconds if seconds is None else seconds)
+        self.expires = time.monotonic() + (self.seconds if seconds is None else lasting(seconds))
 
     def release(self) -> None:
         """Ends it: a reader that has not finished gets LeaseExpiredError. Idempotent."""

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hmc import layout as layouts
 from hmc._core import BlockBatch, Peer
-from hmc.errors import UnsupportedError
+from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.layout import Layout, Runs
 
-__all__ = ["CHUNK", "Chunk", "Direct", "InFlight", "Side", "batches", "chunks", "common", "groups"]
+__all__ = ["CHUNK", "Chunk", "Direct", "InFlight", "Side", "batches", "check_tokens", "chunks", "common", "groups", "side"]
 
 CHUNK = 4 << 20  # bytes of a chunk that is converted
 _BATCH = 64 << 20  # bytes of a batch of runs
@@ -39,6 +41,20 @@ class Chunk:
     packed: Layout  # how the chunk lies in between: as in the remote cache
     near: Side
     far: Side
+
+
+def check_tokens(layout: Layout, blocks: list[int], tokens: int, first: int) -> None:
+    """InvalidArgumentError where ``tokens`` from token ``first`` on are not within so many blocks."""
+    if first < 0 or tokens < 1 or first + tokens > len(blocks) * layout.block:
+        raise InvalidArgumentError(f"{tokens} tokens from token {first} on do not fit into {len(blocks)} blocks of {layout.block}")
+
+
+def side(layout: Layout, blocks: list[int], tokens: int, first: int) -> Side:
+    """So many tokens from token ``first`` of the blocks on, and the blocks that they lie in."""
+    check_tokens(layout, blocks, tokens, first)
+    size = layout.block
+    within = blocks[first // size : -(-(first + tokens) // size)]
+    return Side(layout, np.array(within, np.uint64), first % size)
 
 
 def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from hmc._arguments import text, whole, wholes
 from hmc._core import ConnBuffer, Context, Peer
+from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.kv._blocks import Blocks, Used
 from hmc.kv._counters import Counters
-from hmc.kv._leases import Lease, Leases
+from hmc.kv._leases import Lease, Leases, lasting
 from hmc.kv._listener import Listener
-from hmc.kv._moves import Side
+from hmc.kv._moves import check_tokens, side
 from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
 from hmc.kv._remote import RemotePool, Scratch
 from hmc.kv._transfer import Transfer
-from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, Description, Ticket
+from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, MAX_TOKENS, Description, Ticket
 from hmc.layout import Layout
 
 __all__ = ["Pool"]
 
 _ROW_BYTES = 64 << 20
+_MOST_ROWS = 1 << 31
 
 
 class Pool(Owned):
@@ -60,6 +62,8 @@ class Pool(Owned):
         self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
         self.arrays: list[Any] = list(caches) if isinstance(caches, list | tuple) else [caches]
         self.ctx = ctx
+        if lease_blocks is not None:
+            lease_blocks = whole("lease_blocks", lease_blocks, 1, _MOST_ROWS)
         self._check_arrays()
         self._own = [not isinstance(array, ConnBuffer) for array in self.arrays]
         self.buffers = [array if isinstance(array, ConnBuffer) else ctx.register(array, access=access) for array in self.arrays]
@@ -102,9 +106,7 @@ class Pool(Owned):
     def allocate(self, session: str, tokens: int) -> list[int]:
         """Gives a session blocks for so many tokens, and returns them. Raises OutOfMemoryError when too few are free."""
         self._check_process()
-        if tokens < 1:
-            raise InvalidArgumentError(f"session {session!r} asked for {tokens} tokens")
-        return self.blocks.allocate(session, -(-tokens // self.layout.block))
+        return self.blocks.allocate(text("session", session), -(-whole("tokens", tokens, 1, MAX_TOKENS) // self.layout.block))
 
     def free(self, session: str) -> None:
         """Ends what a session has here: leases, transfers, then its blocks. Returns at once; idempotent.
@@ -112,7 +114,7 @@ class Pool(Owned):
         Readers get LeaseExpiredError. Blocks that a transfer may still write become free when it has drained.
         """
         self._check_process()
-        self.leases.end_of(session, "released")
+        self.leases.end_of(text("session", session), "released")
         for transfer in self._in_flight():
             if transfer.session == session:
                 transfer.cancel()
@@ -150,8 +152,10 @@ class Pool(Owned):
         """
         self._check_open(*() if peer is None else (peer,))
         own = blocks is None
-        if not seconds > 0:
-            raise InvalidArgumentError(f"a lease lasts more than 0 seconds, not {seconds}")
+        text("session", session)
+        seconds = lasting(seconds)
+        if on_end is not None and not callable(on_end):
+            raise TypeError(f"on_end must be callable or None, not a {type(on_end).__name__}")
         lease: Lease | None = None
         known = threading.Event()
 
@@ -166,8 +170,9 @@ class Pool(Owned):
         try:
             with self.blocks.claim(session) as used:
                 chosen = self._chosen(used, blocks)
-                tokens = len(chosen) * self.layout.block - first if tokens is None else tokens
-                self._check_tokens(chosen, tokens, first)
+                first = whole("first", first, 0, MAX_TOKENS)
+                tokens = self._tokens(tokens, chosen, first)
+                check_tokens(self.layout, chosen, tokens, first)
                 lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
         finally:
             known.set()
@@ -202,11 +207,11 @@ class Pool(Owned):
         self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None, session: str, first: int, credits: int, *, moves: bool
     ) -> Push:
         self._check_open(peer)
-        if credits < 1:
-            raise InvalidArgumentError(f"credits is 1 or more, not {credits}")
+        text("session", session)
+        credits, first = whole("credits", credits, 1), whole("first", first, 0, MAX_TOKENS)
         offer = Ticket.decode(ticket, INBOX)
         with self.blocks.claim(session) as used:
-            source = self._side(self._chosen(used, blocks), offer.tokens, first + offer.skip)
+            source = side(self.layout, self._chosen(used, blocks), offer.tokens, first + offer.skip)
             push = Push(self, peer, offer, session, source, credits, used if moves else None)
             self._run(push, push._run, used)
         return push
@@ -237,12 +242,13 @@ class Pool(Owned):
         """
         self._check_open(peer)
         lease = Ticket.decode(ticket, LEASE)
-        tokens = lease.tokens - skip if tokens is None else tokens
-        if skip < 0 or tokens < 1 or skip + tokens > lease.tokens:
+        skip, first = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS)
+        tokens = lease.tokens - skip if tokens is None else whole("tokens", tokens, 1, MAX_TOKENS)
+        if tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
-        transfer = Transfer(session, "pull")
+        transfer = Transfer(text("session", session), "pull")
         with self.blocks.claim(session) as used:
-            target = self._side(self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
+            target = side(self.layout, self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
             pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
             self._run(transfer, pull.run, used)
         return transfer
@@ -268,15 +274,15 @@ class Pool(Owned):
         ClosedError.
         """
         self._check_open(peer)
-        if skip < 0:
-            raise InvalidArgumentError(f"skip is 0 or more tokens, not {skip}")
+        text("session", session)
+        skip, first, deadline = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS), Deadline(timeout)
         with self.blocks.claim(session) as used:
             chosen = self._chosen(used, blocks)
             begin = first + (skip if blocks is None else 0)
-            tokens = len(chosen) * self.layout.block - begin if tokens is None else tokens
-            target = self._side(chosen, tokens, begin)
+            tokens = self._tokens(tokens, chosen, begin)
+            target = side(self.layout, chosen, tokens, begin)
             ticket = Ticket.of_inbox(self.id, self.listener.tag, tokens, target.first, skip, verify, target.blocks)
-            inbox = Inbox(self, peer, ticket, session, target, tokens, verify, timeout)
+            inbox = Inbox(self, peer, ticket, session, target, tokens, verify, deadline)
             self._run(inbox, inbox._run, used)
         return inbox
 
@@ -286,7 +292,7 @@ class Pool(Owned):
         """Counters by name: of a session (the last 4096 are kept), or of all and with what is held now."""
         self._check_process()
         if session is not None:
-            return self.counts.of(session)
+            return self.counts.of(text("session", session))
         with self._lock:
             transfers = len(self._transfers)
         held = {"transfers": transfers, "pushes_open": self.listener.sessions, "blocks_free": self.blocks.free_count}
@@ -295,15 +301,15 @@ class Pool(Owned):
     def close(self, timeout: float | None = 10.0) -> None:
         """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
         self._check_process()
+        deadline = Deadline(timeout)
         if self._drained:
             return
         with self._lock:
             self._closed = True
         for transfer in self._in_flight():
             transfer.cancel()
-        until = None if timeout is None else time.monotonic() + timeout
         for transfer in self._in_flight():
-            if not transfer._drained.wait(None if until is None else max(0.0, until - time.monotonic())):
+            if not transfer._drained.wait(deadline.left()):
                 raise HmcTimeoutError(
                     f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
                     "call close() again to go on waiting"
@@ -314,7 +320,7 @@ class Pool(Owned):
             self._remotes.clear()
         owned = [buffer for buffer, own in zip(self.buffers, self._own, strict=True) if own]
         for buffer in [*owned, self._described, self.leases.row_buffer, self.leases.word_buffer]:
-            buffer.close(timeout=timeout)
+            buffer.close(deadline.left())
         self.scratch.close()
         self._drained = True
 
@@ -376,22 +382,12 @@ class Pool(Owned):
             if not isinstance(peer, Peer):
                 raise TypeError(f"peer must be a hmc.Peer, not {type(peer).__name__}")
 
-    def _side(self, blocks: list[int], tokens: int, first: int) -> Side:
-        """So many tokens from token ``first`` of the blocks on, and the blocks that they lie in."""
-        self._check_tokens(blocks, tokens, first)
-        size = self.layout.block
-        within = blocks[first // size : -(-(first + tokens) // size)]
-        return Side(self.layout, np.array(within, np.uint64), first % size)
-
     def _chosen(self, used: Used, blocks: Sequence[int] | None) -> list[int]:
-        chosen = self.blocks.of(used) if blocks is None else [int(block) for block in blocks]
+        chosen = self.blocks.of(used) if blocks is None else wholes("blocks", blocks)
         if not 0 < len(chosen) <= MAX_BLOCKS or min(chosen) < 0 or max(chosen) >= self.layout.blocks:
             raise InvalidArgumentError(f"blocks are 1 to {MAX_BLOCKS} numbers below {self.layout.blocks}")
         return chosen
 
-    def _check_tokens(self, blocks: list[int], tokens: int, first: int) -> None:
-        most = len(blocks) * self.layout.block
-        if first < 0 or tokens < 1 or first + tokens > most:
-            raise InvalidArgumentError(
-                f"{tokens} tokens from token {first} on do not fit into {len(blocks)} blocks of {self.layout.block}"
-            )
+    def _tokens(self, tokens: int | None, blocks: list[int], first: int) -> int:
+        """How many; None: all that fit from token ``first`` of the blocks on."""
+        return len(blocks) * self.layout.block - first if tokens is None else whole("tokens", tokens, 1, MAX_TOKENS)

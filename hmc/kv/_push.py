@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc import layout as layouts
+from hmc._arguments import whole
 from hmc._core import Peer, Work
+from hmc._deadline import Deadline
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
 from hmc.kv._blocks import Used
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
@@ -74,13 +76,13 @@ class Push(Transfer):
         was sent), and the error of a push that has failed.
         """
         self._check_process()
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline, layer = Deadline(timeout), whole("layer", layer)
         if common(self._source.layout.layers, (layer, 1))[1] == 0:
             raise InvalidArgumentError(f"layer {layer} is not in {self._source.layout}")
         with self._changed:
             while self._credits == 0 and not self.done:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                left = deadline.left()
+                if left == 0:
                     raise HmcTimeoutError(
                         f"layer {layer} of session {self.session!r}: no credit within {timeout} s; the receiver is behind"
                     )
@@ -100,6 +102,7 @@ class Push(Transfer):
         A push that lacks a layer which both pools have fails on both sides.
         """
         self._check_process()
+        Deadline(timeout)  # refuses a wrong one before the push is closed
         self._finish()
         self.wait(timeout)
 
@@ -139,9 +142,10 @@ class Push(Transfer):
             self._changed.notify_all()
 
     def _run(self) -> None:
-        begun = ended = False
+        known = begun = ended = False
         try:
             remote = self._pool.remote(self._peer, self._ticket.pool)
+            known = True
             remote.check_pages(self._ticket)
             self._check_cancelled()
             near, far = self._source.layout, remote.layout
@@ -152,21 +156,29 @@ class Push(Transfer):
                     f"migrate of session {self.session!r}: the target {far} lacks layers or heads of {near}; push() to several "
                     "targets, then free()"
                 )
-            if not self._pool.listener.begin(self._peer, self._ticket.generation):
+            begun = self._begin()
+            if not begun:
                 raise self._refused()
-            begun = True
-            self._send(START, near.layers[0], near.layers[1], near.heads)
             self._serve(remote)
             ended = True
             if self._moves is not None:
                 self._pool.blocks.free_used(self._moves)
         finally:
             self._drop()
-            if begun and not ended:
+            if known and not ended:
                 with contextlib.suppress(HmcError):  # a lost receiver waits for nothing
-                    self._send(ABORT)
+                    if begun or self._begin():  # ends the receive also where the push sent nothing so far
+                        self._send(ABORT)
             self._pool.listener.end(self._peer, self._ticket.generation)
             self._pool.counts.add(self.session, pushes=ended, pushes_failed=not ended)
+
+    def _begin(self) -> bool:
+        """Sends the first record. False where an earlier push has used the ticket."""
+        if not self._pool.listener.begin(self._peer, self._ticket.generation):
+            return False
+        near = self._source.layout
+        self._send(START, near.layers[0], near.layers[1], near.heads)
+        return True
 
     def _serve(self, remote: RemotePool) -> None:
         """Sends layers until the receiver has accepted them."""

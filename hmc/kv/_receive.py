@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from hmc import layout as layouts
+from hmc._arguments import whole
 from hmc._core import Peer
-from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, ProtocolError
+from hmc._deadline import Deadline
+from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
 from hmc.kv._moves import Side, common
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, START, STOP, Record, Ticket
@@ -28,7 +29,7 @@ class Inbox(Transfer):
     """
 
     def __init__(
-        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, target: Side, tokens: int, verify: bool, limit: float | None
+        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, target: Side, tokens: int, verify: bool, deadline: Deadline
     ) -> None:
         super().__init__(session, "receive")
         self.ticket = ticket.encode()
@@ -38,7 +39,7 @@ class Inbox(Transfer):
         self._target = target
         self._tokens = tokens
         self._verify = verify
-        self._limit = None if limit is None else time.monotonic() + limit
+        self._deadline = deadline
         self._arrived: set[int] = set()
         self._news = threading.Condition()
         # Records, an exception when the peer is lost, None after a cancel.
@@ -57,13 +58,15 @@ class Inbox(Transfer):
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Waits until a layer, of the whole model, has arrived and was verified. Raises the transfer's error, HmcTimeoutError."""
         self._check_process()
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline, layer, here = Deadline(timeout), whole("layer", layer), self._target.layout
+        if common(here.layers, (layer, 1))[1] == 0:
+            raise InvalidArgumentError(f"layer {layer} is not in {here}")
         with self._news:
             while layer not in self._arrived:
                 if self.done:
                     break
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                left = deadline.left()
+                if left == 0:
                     raise HmcTimeoutError(f"layer {layer} of session {self.session!r} has not arrived within {timeout} s")
                 self._news.wait(left)
             else:
@@ -129,7 +132,7 @@ class Inbox(Transfer):
         if self._cancel.is_set():
             return None
         try:
-            return self._events.get(timeout=None if self._limit is None else max(0.0, self._limit - time.monotonic()))
+            return self._events.get(timeout=self._deadline.left())
         except queue.Empty:
             return None
 

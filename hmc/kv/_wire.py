@@ -14,6 +14,7 @@ from hmc.layout import Layout
 
 LEASE, INBOX = 1, 2
 MAX_BLOCKS = 1 << 20
+MAX_TOKENS = (1 << 40) - 1
 MAX_BUFFERS = 1 << 13
 MAX_DESCRIPTION = 1 << 20  # bytes
 _VERSION = 1
@@ -109,7 +110,7 @@ class Ticket:
         wanted_rows = blocks if kind == LEASE else 0
         at = _TICKET.size + named
         fits = blocks <= MAX_BLOCKS and rows == wanted_rows and len(data) == at + 4 * (blocks + rows)
-        if not fits or zero or tag >= _MAX_TAG or generation == 0 or max(tokens, first, skip) >= 1 << 40:
+        if not fits or zero or tag >= _MAX_TAG or generation == 0 or max(tokens, first, skip) > MAX_TOKENS:
             raise InvalidArgumentError(f"the ticket is damaged: {len(data)} bytes, {blocks} blocks")
         numbers = np.frombuffer(data, "<u4", blocks + rows, at)
         digests = bool(flags & 256)

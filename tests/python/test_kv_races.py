@@ -211,3 +211,61 @@ def test_nothing_survives_a_fork(kv_pair: Any) -> None:
         push.ready(layer)
     push.close(20)
     inbox.wait(20)
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_push_that_is_cancelled_before_its_first_record_ends_the_receive(
+    kv_pair: Any, transports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0], transports=transports)
+    go = threading.Event()
+    remote = a.pool.remote
+
+    def late(*arguments: Any) -> Any:
+        assert go.wait(20)
+        return remote(*arguments)
+
+    monkeypatch.setattr(a.pool, "remote", late)
+    before = [array.copy() for array in b.arrays]
+    inbox = b.pool.receive(to_a, [0, 1])
+    push = a.pool.push(to_b, inbox.ticket, [5, 6])
+    push.ready(0)
+    push.cancel()
+    go.set()
+    with pytest.raises(hmc.HmcCancelledError):
+        push.wait(20)
+    with pytest.raises(hmc.HmcCancelledError, match="sender stopped"):
+        inbox.wait(20)
+    with pytest.raises(hmc.LeaseExpiredError, match="used before"):
+        a.pool.push(to_b, inbox.ticket, [1, 2]).wait(20)
+    for _ in range(50):  # at any moment
+        inbox = b.pool.receive(to_a, [0, 1])
+        a.pool.push(to_b, inbox.ticket, [5, 6]).cancel()
+        with pytest.raises(hmc.HmcCancelledError):
+            inbox.wait(20)
+    assert all(np.array_equal(array, old) for array, old in zip(b.arrays, before, strict=True))
+    for side in (a, b):
+        side.pool.close(20)
+        assert side.pool.counters()["pushes_open"] == 0
+        assert side.ctx.counters()["messages.unread"] == 0
+
+
+def test_a_migration_that_cannot_begin_ends_the_receive(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair("L=3 B=12 H=4 N=16 (kv D=32) bf16", "L=2@1 B=12 H=2@2 N=16 (kv D=32) bf16")
+    mine = a.pool.allocate("s", 32)
+    inbox = b.pool.receive(to_a, [0, 1])
+    with pytest.raises(hmc.InvalidArgumentError, match="lacks layers or heads"):
+        a.pool.migrate(to_b, inbox.ticket, session="s").wait(20)
+    with pytest.raises(hmc.HmcCancelledError, match="sender stopped"):
+        inbox.wait(20)
+    assert a.pool.lease("s")._ticket.blocks.tolist() == mine
+
+
+def test_a_ticket_of_a_closed_pool_leaves_no_message(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    ticket = b.pool.receive(to_a, [0, 1]).ticket
+    b.pool.close(20)
+    push = a.pool.push(to_b, ticket, [0, 1])
+    with pytest.raises(hmc.LeaseExpiredError):
+        push.wait(20)
+    assert b.ctx.counters()["messages.unread"] == 0

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import time
 
-from hmc.errors import InvalidArgumentError
+from hmc._arguments import seconds
+
+__all__ = ["Deadline"]
 
 _MOST = 1e9  # seconds; the clocks of locks overflow at ten times as many
 
 
 class Deadline:
-    """``timeout`` seconds from now; None, or more than 30 years: never. Immutable; any thread."""
+    """``timeout`` seconds from now; None, or more than 30 years: never. Immutable; any thread.
+
+    TypeError for what is no number, InvalidArgumentError below 0 and for NaN.
+    """
 
     def __init__(self, timeout: float | None) -> None:
-        if timeout is not None and not timeout >= 0:
-            raise InvalidArgumentError(f"timeout is {timeout}; it is a number of seconds from 0 on, or None")
+        limit = math.inf if timeout is None else seconds("timeout", timeout)
         self.timeout = timeout
-        self._end = math.inf if timeout is None or timeout > _MOST else time.monotonic() + timeout
+        self._end = math.inf if limit > _MOST else time.monotonic() + limit
 
     def left(self) -> float | None:
         """Seconds, at least 0; None: no limit."""

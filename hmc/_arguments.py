@@ -1,0 +1,90 @@
+"""Checks of arguments: a value of another type raises TypeError, one out of range InvalidArgumentError; both name the argument."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from hmc.errors import InvalidArgumentError
+
+__all__ = ["number", "seconds", "shown", "text", "whole", "wholes"]
+
+_BOOLS = (bool, np.bool_)
+_MOST = (1 << 63) - 1
+_LONG = 128  # bits; Python refuses to write integers of many digits
+
+
+def shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, int) and value.bit_length() > _LONG:
+        return f"an int of {value.bit_length()} bits"
+    return str(value)
+
+
+def _refused(name: str, wanted: str, value: Any) -> TypeError:
+    return TypeError(f"{name} must be {wanted}, not a {type(value).__name__}")
+
+
+def whole(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
+    """An integer from ``least`` to ``most``, of Python, NumPy or a framework."""
+    try:
+        if isinstance(value, _BOOLS):
+            raise TypeError
+        found = operator.index(value)
+    except TypeError:
+        raise _refused(name, "an int", value) from None
+    if not least <= found <= most:
+        span = f"{least} or more" if found < least else f"of at most {most}"
+        raise InvalidArgumentError(f"{name} is {shown(found)}; pass an int {span}")
+    return found
+
+
+def wholes(name: str, values: Any) -> list[int]:
+    """Integers: a sequence, or an array of one dimension."""
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise _refused(name, "a sequence of ints", values)
+    try:
+        listed = list(values)
+    except TypeError:  # an array without dimensions
+        raise _refused(name, "a sequence of ints", values) from None
+    try:
+        found = list(map(operator.index, listed))
+    except TypeError:
+        found = None
+    if found is None or not set(map(type, listed)).isdisjoint(_BOOLS):
+        return [whole(f"{name}[{at}]", value, least=-_MOST) for at, value in enumerate(listed)]
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """A number that is not NaN."""
+    try:
+        if isinstance(value, _BOOLS):
+            raise TypeError
+        found = math.fsum((value,))
+    except TypeError:
+        raise _refused(name, "a number", value) from None
+    except OverflowError:
+        found = math.inf if value > 0 else -math.inf
+    if math.isnan(found):
+        raise InvalidArgumentError(f"{name} is nan; pass a number")
+    return found
+
+
+def seconds(name: str, value: Any) -> float:
+    """A number of seconds from 0 on."""
+    found = number(name, value)
+    if found < 0:
+        raise InvalidArgumentError(f"{name} is {found}; pass a number of seconds from 0 on")
+    return found
+
+
+def text(name: str, value: Any) -> str:
+    """A str."""
+    if not isinstance(value, str):
+        raise _refused(name, "a str", value)
+    return value

@@ -1,0 +1,145 @@
+"""Wrong arguments of hmc.kv, hmc.weights and hmc.experts: TypeError or InvalidArgumentError names the argument, and nothing changes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_sides import PAIRS, expected, same
+from weights_pair import Pair, random
+
+import hmc
+from hmc import kv, weights
+from hmc._arguments import number, seconds, text, whole, wholes
+from hmc._deadline import Deadline
+
+HUGE = 10**5000  # Python refuses to write it
+NO_INTS: list[Any] = ["1", 0.5, 1.0, None, True, np.True_, np.float32(1), [1], b"1", 1j, float("nan"), np.array([1, 2])]
+NO_SECONDS: list[Any] = ["1", True, [1], 1j, b"1", object()]
+OUT_OF_TIME: list[Any] = [-1, -0.5, float("nan"), float("-inf"), -HUGE, np.float64(-1)]
+ENDLESS: list[Any] = [1e300, float("inf"), HUGE, np.float32(1e30), 10**12]
+
+
+def refuses(kind: type[Exception], name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    with pytest.raises(kind, match=rf"^(experts\.Buffer: |\w+: )?{re.escape(name)}\b"):
+        call(*arguments, **named)
+
+
+def walk_whole(name: str, call: Callable[[Any], Any], least: int, optional: bool = False) -> None:
+    """``call`` takes an int, which is at least ``least``."""
+    for wrong in NO_INTS:
+        if wrong is not None or not optional:
+            refuses(TypeError, name, call, wrong)
+    for wrong in (least - 1, -HUGE, HUGE, np.int8(least - 1)):
+        refuses(hmc.InvalidArgumentError, name, call, wrong)
+
+
+def walk_seconds(call: Callable[[Any], Any], name: str = "timeout") -> None:
+    for wrong in NO_SECONDS:
+        refuses(TypeError, name, call, wrong)
+    for wrong in OUT_OF_TIME:
+        refuses(hmc.InvalidArgumentError, name, call, wrong)
+
+
+def walk_blocks(call: Callable[[Any], Any]) -> None:
+    for wrong in ("12", b"12", 5, 0.5, np.array(3), object(), True):
+        refuses(TypeError, "blocks", call, wrong)
+    for wrong in ([0.5], np.array([1.0]), ["1"], [True], [0, np.True_], [None], np.array([[1, 2]]), np.array([True])):
+        refuses(TypeError, "blocks[", call, wrong)
+    for wrong in ([], [-1], [HUGE], [1 << 64], np.array([-1])):
+        refuses(hmc.InvalidArgumentError, "blocks", call, wrong)
+
+
+def test_numbers_of_every_library_are_taken() -> None:
+    for one in (3, np.int8(3), np.uint64(3), np.array(3), np.int64(3)):
+        assert whole("n", one) == 3
+        assert type(whole("n", one)) is int
+    for some in ([3, 1], (3, 1), range(3, 0, -2), np.array([3, 1], np.uint8), iter([np.int16(3), 1]), {3: 0, 1: 0}.keys()):
+        assert wholes("n", some) == [3, 1]
+    for one in (2, 2.0, np.float32(2), np.int32(2), np.array(2.0)):
+        assert seconds("s", one) == 2.0
+    assert number("s", -HUGE) == float("-inf")
+    assert seconds("s", HUGE) == float("inf")
+    assert text("t", "x") == "x"
+    for timeout in ENDLESS:
+        assert Deadline(timeout).left() is None
+    assert Deadline(0).left() == 0
+
+
+def test_numbers_of_torch_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    assert wholes("n", torch.tensor([3, 1])) == [3, 1]
+    assert whole("n", torch.tensor(3)) == 3
+    refuses(TypeError, "n", whole, "n", torch.tensor(0.5))
+
+
+def test_kv_refuses_by_name(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    lease = a.pool.lease("s", [3, 1], 20)
+    inbox = b.pool.receive(to_a, [7, 8], 20)
+    before = a.pool.counters(), b.pool.counters()
+    walk_whole("tokens", lambda wrong: a.pool.allocate("x", wrong), 1)
+    walk_whole("lease_blocks", lambda wrong: kv.Pool(a.ctx, a.arrays, a.layout, lease_blocks=wrong), 1, optional=True)
+    for call in (a.pool.lease, lambda **named: b.pool.receive(to_a, **named)):
+        walk_blocks(lambda wrong, call=call: call(session="x", blocks=wrong))
+        walk_whole("tokens", lambda wrong, call=call: call(session="x", blocks=[1], tokens=wrong), 1, optional=True)
+        walk_whole("first", lambda wrong, call=call: call(session="x", blocks=[1], tokens=1, first=wrong), 0)
+    walk_blocks(lambda wrong: a.pool.push(to_b, inbox.ticket, wrong))
+    walk_blocks(lambda wrong: a.pool.migrate(to_b, inbox.ticket, wrong, session="x"))
+    walk_blocks(lambda wrong: b.pool.pull(to_a, lease.ticket, wrong))
+    walk_whole("credits", lambda wrong: a.pool.push(to_b, inbox.ticket, [1, 2], credits=wrong), 1)
+    walk_whole("first", lambda wrong: a.pool.push(to_b, inbox.ticket, [1, 2], first=wrong), 0)
+    walk_whole("first", lambda wrong: a.pool.migrate(to_b, inbox.ticket, [1, 2], session="x", first=wrong), 0)
+    walk_whole("skip", lambda wrong: b.pool.receive(to_a, [1], skip=wrong), 0)
+    walk_whole("skip", lambda wrong: b.pool.pull(to_a, lease.ticket, [1], skip=wrong), 0)
+    walk_whole("first", lambda wrong: b.pool.pull(to_a, lease.ticket, [1], first=wrong), 0)
+    walk_whole("tokens", lambda wrong: b.pool.pull(to_a, lease.ticket, [1, 2], tokens=wrong), 1, optional=True)
+    for wrong in (3, None, b"s", [], object()):
+        for call in (a.pool.allocate, lambda wrong, _: a.pool.lease(wrong, [1]), lambda wrong, _: a.pool.free(wrong)):
+            refuses(TypeError, "session", call, wrong, 3)
+        refuses(TypeError, "session", a.pool.push, to_b, inbox.ticket, [1, 2], session=wrong)
+        refuses(TypeError, "session", a.pool.migrate, to_b, inbox.ticket, [1, 2], session=wrong)
+        refuses(TypeError, "session", b.pool.pull, to_a, lease.ticket, [1, 2], session=wrong)
+        refuses(TypeError, "session", b.pool.receive, to_a, [1, 2], session=wrong)
+        if wrong is not None:
+            refuses(TypeError, "session", a.pool.counters, wrong)
+    for wrong in [*NO_SECONDS, None]:
+        refuses(TypeError, "seconds", a.pool.lease, "x", [1], seconds=wrong)
+    for wrong in [*OUT_OF_TIME, 0]:
+        refuses(hmc.InvalidArgumentError, "seconds", a.pool.lease, "x", [1], seconds=wrong)
+        refuses(hmc.InvalidArgumentError, "seconds", lease.renew, wrong)
+    refuses(TypeError, "on_end", a.pool.lease, "x", [1], on_end=3)
+    for wait in (lease.wait, inbox.wait, a.pool.close, lambda timeout: inbox.wait_layer(0, timeout)):
+        walk_seconds(wait)
+    walk_seconds(lambda wrong: b.pool.receive(to_a, [1], timeout=wrong))
+    walk_whole("layer", inbox.wait_layer, 0)
+    refuses(hmc.InvalidArgumentError, "layer", inbox.wait_layer, 3)
+    assert (a.pool.counters(), b.pool.counters()) == before
+    assert (b.pool.blocks.sessions, a.pool.blocks.sessions) == ([""], ["s"])
+    push_and_pull(a, b, to_a, to_b, lease, inbox)
+
+
+def push_and_pull(a: Any, b: Any, to_a: Any, to_b: Any, lease: kv.Lease, inbox: kv.Inbox) -> None:
+    """With NumPy's integers, and without a limit."""
+    lease.renew(1e300)
+    wanted = expected(a, [3, 1], b, [0, 2], 20)
+    b.pool.pull(to_a, lease.ticket, np.array([0, 2], np.uint16), skip=np.int8(0), tokens=np.int64(20)).wait(1e300)
+    same(b, wanted)
+    assert lease.wait(1e300) == "read"
+    wanted = expected(a, [4, 5], b, [7, 8], 20)
+    push = a.pool.push(to_b, inbox.ticket, np.array([4, 5]), credits=np.int32(2), first=np.uint8(0))
+    walk_whole("layer", push.ready, 0)
+    walk_seconds(lambda wrong: push.ready(0, wrong))
+    walk_seconds(push.close)
+    walk_seconds(push.wait)
+    for layer in np.arange(3):
+        push.ready(layer, timeout=1e300)
+    inbox.wait_layer(np.int64(2), np.float32(20))
+    push.close(float("inf"))
+    inbox.wait(HUGE)
+    same(b, wanted)
