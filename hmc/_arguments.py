@@ -44,7 +44,7 @@ def whole(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
 
 
 def wholes(name: str, values: Any) -> list[int]:
-    """Integers: a sequence, or an array of one dimension."""
+    """Integers of at most 63 bits: a sequence, or an array of one dimension."""
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         raise _refused(name, "a sequence of ints", values)
     try:
@@ -55,8 +55,9 @@ def wholes(name: str, values: Any) -> list[int]:
         found = list(map(operator.index, listed))
     except TypeError:
         found = None
-    if found is None or not set(map(type, listed)).isdisjoint(_BOOLS):
-        return [whole(f"{name}[{at}]", value, least=-_MOST) for at, value in enumerate(listed)]
+    fits = found is not None and set(map(type, listed)).isdisjoint(_BOOLS) and max(map(abs, found), default=0) <= _MOST
+    if found is None or not fits:  # says which one is wrong
+        return [whole(f"{name}[{at}]", value, -_MOST) for at, value in enumerate(listed)]
     return found
 
 

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core
+from hmc._arguments import whole, wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import _dtypes, describe
 from hmc.tensors._axes import c_strides
 
 __all__ = ["WORDS", "Part", "address_of", "fused", "part", "parts_of", "shard", "text_bytes"]
 
+_MOST = 1 << 62
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
 
 
@@ -54,14 +56,14 @@ def part(array: Any, shape: Sequence[int] | None = None, at: Sequence[int] | Non
         raise InvalidArgumentError(
             f"an array of {found.dtype} as {name}: pass an element type of {_dtypes.size_of(found.dtype)} bytes"
         )
-    whole = found.shape if shape is None else tuple(int(extent) for extent in shape)
-    first = (0,) * len(whole) if at is None else tuple(int(index) for index in at)
-    fits = len(whole) == len(first) == len(found.shape) and all(
-        a >= 0 and a + e <= s for a, e, s in zip(first, found.shape, whole, strict=True)
+    extents = found.shape if shape is None else tuple(wholes("shape", shape))
+    first = (0,) * len(extents) if at is None else tuple(wholes("at", at))
+    fits = len(extents) == len(first) == len(found.shape) and all(
+        a >= 0 and a + e <= s for a, e, s in zip(first, found.shape, extents, strict=True)
     )
     if not fits:
-        raise InvalidArgumentError(f"an array of shape {found.shape} at {first} does not lie within a tensor of shape {whole}")
-    return Part(array, name, found.shape, whole, first)
+        raise InvalidArgumentError(f"an array of shape {found.shape} at {first} does not lie within a tensor of shape {extents}")
+    return Part(array, name, found.shape, extents, first)
 
 
 def shard(array: Any, axis: int, rank: int, size: int, dtype: Any = None) -> Part:
@@ -70,11 +72,18 @@ def shard(array: Any, axis: int, rank: int, size: int, dtype: Any = None) -> Par
     Use part() where shards differ in size. InvalidArgumentError where there is no such axis or rank.
     """
     extents = describe(array).shape
+    axis, rank, size = _checked_shard(extents, axis, rank, size)
+    shape, first = list(extents), [0] * len(extents)
+    shape[axis], first[axis] = extents[axis] * size, extents[axis] * rank
+    return part(array, shape, first, dtype)
+
+
+def _checked_shard(extents: tuple[int, ...], axis: Any, rank: Any, size: Any) -> tuple[int, int, int]:
+    """The axis, from 0 on, the rank and the number of shards."""
+    axis, rank, size = whole("axis", axis, -_MOST, _MOST), whole("rank", rank, -_MOST, _MOST), whole("size", size, 1, _MOST)
     if not -len(extents) <= axis < len(extents) or not 0 <= rank < size:
         raise InvalidArgumentError(f"shard {rank} of {size} along axis {axis} of an array of shape {extents}: no such rank or axis")
-    whole, first = list(extents), [0] * len(extents)
-    whole[axis], first[axis] = extents[axis] * size, extents[axis] * rank
-    return part(array, whole, first, dtype)
+    return axis % len(extents), rank, size
 
 
 def fused(
@@ -87,20 +96,19 @@ def fused(
     add up to the array's.
     """
     found = describe(array)
-    if not -len(found.shape) <= axis < len(found.shape) or not 0 <= rank < size:
-        raise InvalidArgumentError(
-            f"shard {rank} of {size} along axis {axis} of an array of shape {found.shape}: no such rank or axis"
-        )
-    axis %= len(found.shape)
-    odd = [name for name, extent in extents.items() if extent % size]
+    axis, rank, size = _checked_shard(found.shape, axis, rank, size)
+    if not isinstance(extents, Mapping):
+        raise TypeError(f"extents must be a mapping of names to ints, not a {type(extents).__name__}")
+    given = {name: whole(f"extents[{name!r}]", extent, 0, _MOST) for name, extent in extents.items()}
+    odd = [name for name, extent in given.items() if extent % size]
     if odd:
-        raise InvalidArgumentError(f"extent {extents[odd[0]]} of {odd[0]} is not divisible by {size}: pass each tensor's part()")
-    if sum(extents.values()) != found.shape[axis] * size:
+        raise InvalidArgumentError(f"extent {given[odd[0]]} of {odd[0]} is not divisible by {size}: pass each tensor's part()")
+    if sum(given.values()) != found.shape[axis] * size:
         raise InvalidArgumentError(
-            f"extents {dict(extents)} over {size} ranks add up to {sum(extents.values()) // size}, not to {found.shape[axis]}"
+            f"extents {given} over {size} ranks add up to {sum(given.values()) // size}, not to {found.shape[axis]}"
         )
     made, start = {}, 0
-    for name, extent in extents.items():
+    for name, extent in given.items():
         own = extent // size
         piece = array[(slice(None),) * axis + (slice(start, start + own),)]
         made[name] = shard(piece, axis, rank, size, dtype)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hmc._arguments import whole
+from hmc._deadline import Deadline
 from hmc.errors import ClosedError, InvalidArgumentError
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
-from hmc.weights._manifest import Shard
+from hmc.weights._manifest import MAX_EPOCH, Shard
 from hmc.weights._moves import Move, Place
 from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
@@ -107,6 +108,9 @@ class Plan:
         published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError. It may be repeated after each of them.
         This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started.
         """
+        deadline = Deadline(timeout)
+        if epoch is not None:
+            epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         with self._lock:
             if self._closed:
                 raise ClosedError("the plan is closed")
@@ -115,10 +119,9 @@ class Plan:
             if verify and not all(source.digested for source in self.sources):
                 raise InvalidArgumentError("a source was published with digest=False: pass verify=False, or publish with digests")
             self._pulled = None
-            until = None if timeout is None else time.monotonic() + timeout
 
             def pulled(cancel: threading.Event) -> None:
-                found = run(self, verify, epoch, until, cancel)
+                found = run(self, verify, epoch, deadline, cancel)
                 for place, sink in zip(self.places, self._sinks, strict=True):
                     if place.part.nbytes:
                         sink.prepare(place.words(self.shadow))
@@ -169,7 +172,7 @@ class Plan:
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = Deadline(timeout)
         with self._lock:
             self._closed = True
             under_way = self._pull if self._pull is not None and not self._pull.done else None
@@ -178,7 +181,7 @@ class Plan:
             under_way.drained(timeout)
         self._pull = None  # the traceback of its error refers to this plan
         with contextlib.suppress(ClosedError):
-            self.shadow.close(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            self.shadow.close(timeout=deadline.left())
 
     def __enter__(self) -> Plan:
         return self

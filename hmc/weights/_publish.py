@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from hmc._arguments import whole
 from hmc._core import ConnBuffer, Context
+from hmc._deadline import Deadline
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, address_of, detached, is_dense, parts_of
@@ -19,12 +20,6 @@ from hmc.weights._remote import Source
 from hmc.weights._sinks import Quantised
 
 __all__ = ["Publication", "publish"]
-
-
-def _checked(epoch: int) -> int:
-    if not isinstance(epoch, int) or not 0 <= epoch <= MAX_EPOCH:
-        raise InvalidArgumentError(f"epoch {epoch!r}: pass an integer from 0 to 2**62 - 1")
-    return epoch
 
 
 def _registered(ctx: Context, name: str, one: Part) -> ConnBuffer:
@@ -43,6 +38,8 @@ class Publication:
     """Weights of this process that peers may pull. Made by publish(). Any thread; one update() at a time."""
 
     def __init__(self, ctx: Context, tensors: Any, epoch: int, name: str, digest: bool) -> None:
+        if not isinstance(ctx, Context):
+            raise TypeError(f"ctx must be a hmc.Context, not a {type(ctx).__name__}")
         self.ctx = ctx
         self.name = name
         self._published = published_as(name)
@@ -54,12 +51,12 @@ class Publication:
         self._buffers: list[ConnBuffer] = []
         self._shards: list[Shard] = []
         self._places: list[tuple[str, Any, int | None]] = []
-        _checked(epoch)
+        epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         try:
             self._register(parts_of(tensors), digest)
             self._describe(epoch)
         except BaseException:
-            self._close_buffers(5)
+            self._close_buffers(Deadline(5))
             raise
 
     def _register(self, parts: list[tuple[str, Part]], digest: bool) -> None:
@@ -124,7 +121,7 @@ class Publication:
         Raises InvalidArgumentError for an update within an update, and at its end for an array that was resized or moved;
         ClosedError.
         """
-        _checked(epoch)
+        epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         if not self._lock.acquire(blocking=False):
             raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
         try:
@@ -158,6 +155,7 @@ class Publication:
 
         HmcTimeoutError: a reader has not acknowledged within ``timeout`` seconds; call it again. Idempotent.
         """
+        deadline = Deadline(timeout)
         with self._mutex:
             first = not self._closed
             if first:
@@ -166,17 +164,17 @@ class Publication:
         if first:
             with contextlib.suppress(HmcError):  # the Context is closed
                 self.ctx.unpublish(self._published)
-        self._close_buffers(timeout)
+        self._close_buffers(deadline)
 
-    def _close_buffers(self, timeout: float | None) -> None:
-        until = None if timeout is None else time.monotonic() + timeout
-        if not self._closing.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise HmcTimeoutError(f"weights {self.name!r}: another close() has not ended within {timeout} s; call it again")
+    def _close_buffers(self, deadline: Deadline) -> None:
+        left = deadline.left()
+        if not self._closing.acquire(timeout=-1 if left is None else left):
+            raise HmcTimeoutError(f"weights {self.name!r}: another close() has not ended within {deadline.timeout} s; call it again")
         try:
             while self._buffers:
                 buffer = self._buffers[-1]
                 with contextlib.suppress(ClosedError):
-                    buffer.close(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                    buffer.close(timeout=deadline.left())
                 if self._buffers and self._buffers[-1] is buffer:
                     self._buffers.pop()
         finally:

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
+from hmc._deadline import Deadline
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
@@ -33,18 +34,19 @@ class Planned(Protocol):
 class Limits:
     """What ends a pull early: the user's cancel, the deadline, an error of another worker."""
 
-    def __init__(self, cancel: threading.Event, until: float | None) -> None:
+    def __init__(self, cancel: threading.Event, deadline: Deadline) -> None:
         self.cancel = cancel
-        self.until = until
+        self._deadline = deadline
         self.failed = threading.Event()
 
     def left(self, most: float) -> float:
-        return most if self.until is None else max(0.0, min(most, self.until - time.monotonic()))
+        left = self._deadline.left()
+        return most if left is None else min(most, left)
 
     def check(self) -> None:
         if self.cancel.is_set():
             raise HmcCancelledError("the pull was cancelled; the target is unchanged")
-        if self.until is not None and time.monotonic() >= self.until:
+        if self._deadline.left() == 0:
             raise HmcTimeoutError("the pull has not ended by its deadline; it was stopped, and the target is unchanged")
         if self.failed.is_set():
             raise HmcCancelledError("another source of the pull has failed")
@@ -298,9 +300,9 @@ def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
 
 
-def run(plan: Planned, verify: bool, epoch: int | None, until: float | None, cancel: threading.Event) -> int:
+def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> int:
     """Reads everything into the shadow; returns the epoch that it is of."""
-    limits = Limits(cancel, until)
+    limits = Limits(cancel, deadline)
     start = _start(plan, epoch, limits)
     board = Board(plan.tasks, set(start.generations), limits)
     workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in start.generations.items()]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Descriptor, Peer, RemoteBuffer, Work
+from hmc._deadline import Deadline
 from hmc.errors import (
     AuthenticationError,
     ClosedError,
@@ -61,11 +61,7 @@ class Source:
         self.ctx = ctx
         self.peer = peer
         self.name = name
-        until = None if timeout is None else time.monotonic() + timeout
-
-        def left() -> float | None:
-            return None if until is None else max(0.0, until - time.monotonic())
-
+        left = Deadline(timeout).left
         if published is None:
             with _named(peer, name, timeout):
                 published = peer.lookup(published_as(name), timeout=timeout)
@@ -119,19 +115,27 @@ class Source:
         return tables[shard.table : shard.table + shard.grid.entries].reshape(shard.grid.chunks, shard.grid.rows)
 
 
+def _check_sides(ctx: Context, peer: Peer) -> None:
+    if not isinstance(ctx, Context):
+        raise TypeError(f"ctx must be a hmc.Context, not a {type(ctx).__name__}")
+    if not isinstance(peer, Peer):
+        raise TypeError(f"peer must be a hmc.Peer, not a {type(peer).__name__}")
+
+
 def lookup(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
     """The weights that ``peer``, a peer of ``ctx``, publishes under ``name``; waits for them to be published.
 
     ``timeout``: seconds, for all of it. Raises HmcTimeoutError, PeerLostError, ProtocolError, StaleBufferError for a
     publication that is closed meanwhile.
     """
+    _check_sides(ctx, peer)
     return Source(ctx, peer, name, timeout)
 
 
 async def lookup_async(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
     """As lookup(). Waits without a thread and reads on one. A cancelled task ends at once; the thread ends at its timeout."""
-    until = None if timeout is None else time.monotonic() + timeout
+    _check_sides(ctx, peer)
+    deadline = Deadline(timeout)
     with _named(peer, name, timeout):
         published = await peer.lookup_async(published_as(name), timeout=timeout)
-    left = None if until is None else max(0.0, until - time.monotonic())
-    return await asyncio.to_thread(Source, ctx, peer, name, left, published)
+    return await asyncio.to_thread(Source, ctx, peer, name, deadline.left(), published)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core
+from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.weights._casts import cast_rows
 from hmc.weights._parts import Part, address_of, part, words_of
@@ -47,15 +48,16 @@ def quantised(
     weight, factors = part(array, shape, at, dtype), part(scales)
     if weight.dtype != "float8_e4m3fn" or factors.dtype != "float32":
         raise InvalidArgumentError(f"quantised {weight.dtype} with scales of {factors.dtype}: pass float8_e4m3fn and float32")
-    if len(weight.extents) < 2 or min(block) < 1:
-        raise InvalidArgumentError(f"blocks of {block} in an array of shape {weight.extents}: pass two axes or more")
-    wanted = (*weight.extents[:-2], *(-(-e // b) for e, b in zip(weight.extents[-2:], block, strict=True)))
+    sizes = wholes("block", block)
+    if len(weight.extents) < 2 or len(sizes) != 2 or min(sizes) < 1:
+        raise InvalidArgumentError(f"blocks of {block} in an array of shape {weight.extents}: pass two axes or more, and two ints from 1 on")
+    wanted = (*weight.extents[:-2], *(-(-e // b) for e, b in zip(weight.extents[-2:], sizes, strict=True)))
     if factors.extents != wanted:
         raise InvalidArgumentError(f"scales of shape {factors.extents} for {weight.extents} in blocks of {block}: pass {wanted}")
-    for first, extent, whole, size in zip(weight.at[-2:], weight.extents[-2:], weight.shape[-2:], block, strict=True):
+    for first, extent, whole, size in zip(weight.at[-2:], weight.extents[-2:], weight.shape[-2:], sizes, strict=True):
         if first % size or (extent % size and first + extent != whole):
             raise InvalidArgumentError(f"a part of {weight.extents} at {weight.at} begins or ends within a block of {block}")
-    return Quantised(array, "float32", weight.extents, weight.shape, weight.at, weight, factors, block)
+    return Quantised(array, "float32", weight.extents, weight.shape, weight.at, weight, factors, (sizes[0], sizes[1]))
 
 
 class Sink:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from hmc._deadline import Deadline
 from hmc._threaded import ThreadedWork
 from hmc.errors import HmcTimeoutError
 
@@ -27,6 +28,6 @@ class Pull(ThreadedWork):
     def drained(self, timeout: float | None = None) -> None:
         """Waits until it has ended, with whatever outcome. HmcTimeoutError after ``timeout`` seconds."""
         try:
-            self._future.exception(timeout)
+            self._future.exception(Deadline(timeout).left())
         except (FutureTimeoutError, TimeoutError):
             raise HmcTimeoutError(f"{self._described} has not ended within {timeout} s") from None
