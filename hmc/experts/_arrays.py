@@ -104,25 +104,33 @@ def _tensor_on(device: str) -> Like:
     return make
 
 
+def _numpy_of(array: Any) -> NDArray[Any]:
+    """In CPU memory. bfloat16, which NumPy does not have, becomes float32."""
+    if _torch_tensor(array):
+        bare = array.detach().cpu()
+        found: NDArray[Any] = (bare.float() if _dtypes.name_of(bare.dtype) == "bfloat16" else bare).numpy()
+        return found
+    if not isinstance(array, tensors.Tensor):
+        return np.asarray(array)
+    wide = array.dtype == "bfloat16"
+    host = np.empty(array.shape, np.uint16 if wide else _dtypes.numpy_type(array.dtype))
+    if host.size:
+        array.memory().copy_to(host)
+    return (host.astype(np.uint32) << 16).view(np.float32) if wide else host
+
+
 def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
     """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
 
-    ``dtype`` None: as it is.
+    ``dtype`` None: as it is. Else numbers of other types are converted, bfloat16 among them.
     """
-    if _torch_tensor(array):
-        array = array.detach().cpu().numpy()
-    elif isinstance(array, tensors.Tensor) and array.device != "cpu":
-        host = np.empty(array.shape, _dtypes.numpy_type(array.dtype))
-        if host.size:
-            array.memory().copy_to(host)
-        array = host
     try:
-        found = np.asarray(array)
+        found = _numpy_of(array)
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
     if dtype is None:
         return np.array(found, order="C")
-    if found.dtype.kind not in "fiu":
+    if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":  # of ml_dtypes
         raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
     with np.errstate(over="ignore"):  # beyond float32: infinite
         return np.array(found, dtype, order="C")

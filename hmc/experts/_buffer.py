@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from hmc import _core
+from hmc._arguments import whole
+from hmc._deadline import Deadline
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, host_array
 from hmc.experts._calls import Call, Combine, Dispatch, routes_of
-from hmc._deadline import Deadline
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
 from hmc.experts._interrupts import record
@@ -57,10 +58,11 @@ class Buffer:
         timeout: float | None = 60.0,
     ) -> None:
         deadline = Deadline(timeout)
+        if not isinstance(comm, _core.Communicator):
+            raise TypeError(f"experts.Buffer: comm must be a hmc.Communicator, not a {type(comm).__name__}")
         if len(comm.local) != 1:
             raise InvalidArgumentError(f"experts.Buffer: this process has {len(comm.local)} Members; pass a Communicator with one")
-        chosen = min(8, experts) if topk is None else topk
-        self._shape = Shape.of(comm.size, experts, hidden, tokens, chosen, dtype, combine_dtype, once)
+        self._shape = Shape.of(comm.size, experts, hidden, tokens, topk, dtype, combine_dtype, once)
         own = comm.split(0, timeout=deadline.left())
         assert own is not None
         self._fabric = Fabric(own, self._shape, deadline)
@@ -71,6 +73,7 @@ class Buffer:
         self._undelivered: list[Any] = []
         self._read_by: dict[int, list[Any]] = {}
         self._failure = ""
+        self._refused = False  # what another rank sent, by the pending call
         self._closing = self._closed = False
 
     # ---- what is where ----
@@ -86,8 +89,8 @@ class Buffer:
         return self._fabric.peers.rank
 
     def experts_of(self, rank: int) -> range:
-        """The experts of a rank, contiguous; numbers of any two ranks differ by at most one."""
-        return self._shape.experts_of(range(self._shape.ranks)[rank])
+        """The experts of a rank, contiguous; numbers of any two ranks differ by at most one. InvalidArgumentError."""
+        return self._shape.experts_of(whole("rank", rank, 0, self._shape.ranks - 1))
 
     # ---- calls ----
 
@@ -106,7 +109,8 @@ class Buffer:
 
         At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
         :meth:`resume` continues. InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
-        this one; ProtocolError where a rank makes another call. After the last two only close() is left: PeerLostError.
+        this one: only close() is left. ProtocolError names a rank that makes another call or sends what no rank sends:
+        ``mask(rank)`` and then :meth:`resume` go on without it.
         """
         deadline = Deadline(timeout)
         found: tuple[Any, Handle] = self._call(deadline, lambda: self._dispatch(x, topk_ids, topk_weights, deadline))
@@ -142,12 +146,13 @@ class Buffer:
             part.copy_to(staged[:tokens])
         return rows[0].like
 
-    def results(self, handle: Handle) -> Any:
+    def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
         """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
 
-        CPU memory, like x2; in device memory a copy, which combine() copies back. InvalidArgumentError, ClosedError.
+        CPU memory, like x2; in device memory a copy, which combine() copies back. Waits for a call of another thread.
+        InvalidArgumentError, ClosedError, HmcTimeoutError.
         """
-        return self._in_turn(Deadline(None), lambda: self._results(handle))
+        return self._in_turn(Deadline(timeout), lambda: self._results(handle))
 
     def _results(self, handle: Handle) -> Any:
         self._check_handle("results", handle)
@@ -187,7 +192,7 @@ class Buffer:
         return self._run(Combine(self._fabric, handle, rows), deadline)
 
     def resume(self, *, timeout: float | None = None) -> Any:
-        """Continues the call that raised HmcTimeoutError or KeyboardInterrupt, and returns its result. Errors as that call.
+        """Continues the call that raised HmcTimeoutError, ProtocolError or KeyboardInterrupt: its result, or its errors.
 
         InvalidArgumentError: there is none. After a KeyboardInterrupt: the call had not begun and may be repeated.
         """
@@ -203,18 +208,19 @@ class Buffer:
             raise InvalidArgumentError("resume: no call has timed out")
         return self._run(self._pending, deadline)
 
-    def mask(self, rank: int) -> None:
+    def mask(self, rank: int, *, timeout: float | None = None) -> None:
         """Continues without a rank that lives, such as one that is stopped. Its later calls raise PeerLostError.
 
-        Mask a rank on every other rank: each one decides for itself. Waits for a call of another thread, without a deadline.
-        InvalidArgumentError, ClosedError, PeerLostError.
+        Mask a rank on every other rank: each one decides for itself. Waits for a call of another thread.
+        InvalidArgumentError, ClosedError, PeerLostError, HmcTimeoutError.
         """
-        self._in_turn(Deadline(None), lambda: self._mask(rank))
+        self._in_turn(Deadline(timeout), lambda: self._mask(rank))
 
     def _mask(self, rank: int) -> None:
         self._check_not_closed("mask")
-        if not 0 <= rank < self._shape.ranks or rank == self.rank:
-            raise InvalidArgumentError(f"mask: rank {rank}; pass another rank than this one, from 0 to {self._shape.ranks - 1}")
+        rank = whole("mask: rank", rank, 0, self._shape.ranks - 1)
+        if rank == self.rank:
+            raise InvalidArgumentError(f"mask: rank {rank} is this one; pass another rank")
         if self._fabric.peers.is_alive(rank):
             self._fabric.drop(rank)
             if self._pending is not None:
@@ -241,9 +247,7 @@ class Buffer:
         self._pending = None
         self._open.clear()
         for rank in peers.living():
-            while peers.owed[rank]:  # what this rank will not read
-                peers.notify(rank, READ, [])
-                peers.owed[rank].pop()
+            peers.release(rank, READ)
         late = [rank for rank in peers.living() if not self._have_read(rank, deadline)]
         if late:
             raise HmcTimeoutError(f"close: {names(late)} had not read this rank's results at the deadline: close() again waits on")
@@ -254,7 +258,7 @@ class Buffer:
         peers = self._fabric.peers
         with contextlib.suppress(ClosedError):  # the Communicator was closed first
             count, _ = peers.served[rank]
-            if rank != peers.rank and count and not self._failure:
+            if rank != peers.rank and count and not (self._failure or self._refused):
                 return peers.wait(rank, READ, deadline, self._read_by.setdefault(rank, []), count) is not Outcome.LATE
         return True
 
@@ -265,11 +269,15 @@ class Buffer:
         if isinstance(call, Dispatch):
             self._open[call.number] = call.handle
             self._number = call.number + 1
+        self._refused = False
         try:
             found = call.run(deadline)
-        except (PeerLostError, ProtocolError) as error:
+        except PeerLostError as error:
             self._failure = str(error)
             raise
+        except ProtocolError as error:
+            self._refused = True
+            raise ProtocolError(f"{error}; or mask(rank) and then resume() to go on without the rank") from error
         if isinstance(call, Combine):
             self._open.pop(call.number, None)
         self._pending = None
@@ -307,7 +315,7 @@ class Buffer:
     def _check_open(self, what: str) -> None:
         self._check_not_closed(what)
         if self._pending is not None:
-            raise InvalidArgumentError(f"{what}: a {self._pending.name} has timed out: resume() it first")
+            raise InvalidArgumentError(f"{what}: a {self._pending.name} has not ended: resume() it first")
 
     def _check_handle(self, what: str, handle: Any) -> None:
         self._check_open(what)

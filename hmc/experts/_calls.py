@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core
+from hmc._deadline import Deadline
 from hmc.errors import HmcError, HmcTimeoutError, ProtocolError, TransportError
 from hmc.experts._arrays import Bytes, Like, Rows
-from hmc._deadline import Deadline
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
 from hmc.experts._handle import Handle, Routes, State
 from hmc.experts._headers import Results, Words, read_combine, read_dispatch, write_combine, write_dispatch

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from hmc import _core
+from hmc._deadline import Deadline
 from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Bytes
-from hmc._deadline import Deadline
 from hmc.experts._headers import Words, combine_words, dispatch_words
 from hmc.experts._interrupts import record
 from hmc.experts._memory import Growing
@@ -124,6 +124,7 @@ class Fabric:
 
     def drop(self, rank: int) -> None:
         """Goes on without a rank that lives."""
+        self.peers.release(rank, READ)
         self.say(rank, MASKED)
         self.peers.lose(rank)
 

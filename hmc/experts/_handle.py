@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hmc._arguments import whole
 from hmc.experts._arrays import Like
 from hmc.experts._routing import Ints, Received, Sent
 
@@ -57,8 +58,11 @@ class Handle:
         return total
 
     def rows(self, expert: int) -> Any:
-        """The rows of x2 of a local expert (0: the first of this rank), to index x2 with: a slice, with ``once`` an array."""
-        expert = range(self._local)[expert]
+        """The rows of x2 of a local expert (0: the first of this rank), to index x2 with: a slice, with ``once`` an array.
+
+        InvalidArgumentError where this rank has no such expert.
+        """
+        expert = whole("expert", expert, 0, self._local - 1)
         if self._once:
             return np.nonzero((self._experts == expert).any(axis=1))[0]
         counts = self.counts

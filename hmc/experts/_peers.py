@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from hmc import _core
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc._deadline import Deadline
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc.experts._interrupts import record
 
 
@@ -75,6 +75,12 @@ class Peers:
         if not (left or isinstance(error, PeerLostError | StaleBufferError)):
             raise error
         self.lose(rank)
+
+    def release(self, rank: int, number: int) -> None:
+        """Says that this rank will read no more of what it has not read of a rank's results. ``number``: of the notification."""
+        while self.owed[rank]:
+            self.notify(rank, number, [])
+            self.owed[rank].pop()
 
     def notify(self, rank: int, number: int, sent: list[Any]) -> None:
         """Without waiting for a rank that is stopped: it then gets none. ``sent``: not empty once it was sent."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from hmc._arguments import whole
 from hmc.errors import InvalidArgumentError
 from hmc.tensors import _dtypes
 
@@ -16,10 +18,7 @@ _MOST_EXPERTS, _MOST_TOKENS, _MOST_HIDDEN, _MOST_TOPK = 1 << 16, 1 << 20, 1 << 2
 
 
 def _checked(name: str, value: Any, most: int) -> int:
-    number = operator.index(value)
-    if not 1 <= number <= most:
-        raise InvalidArgumentError(f"experts.Buffer: {name} is {number}; pass a number from 1 to {most}")
-    return number
+    return whole(f"experts.Buffer: {name}", value, 1, most)
 
 
 def _type(name: str, dtype: Any, allowed: tuple[str, ...]) -> str:
@@ -51,15 +50,18 @@ class Shape:
         ranks: int, experts: Any, hidden: Any, tokens: Any, topk: Any, dtype: Any, combine_dtype: Any, once: bool = False
     ) -> Shape:
         """Checks every argument. InvalidArgumentError names the one that is refused."""
+        if not isinstance(once, bool | np.bool_):
+            raise TypeError(f"experts.Buffer: once must be a bool, not a {type(once).__name__}")
+        experts = _checked("experts", experts, _MOST_EXPERTS)
         moved = _type("dtype", dtype, DISPATCHED)
         if combine_dtype is None:
             combine_dtype = "bfloat16" if moved == "float8_e4m3fn" else moved
         shape = Shape(
             ranks,
-            _checked("experts", experts, _MOST_EXPERTS),
+            experts,
             _checked("hidden", hidden, _MOST_HIDDEN),
             _checked("tokens", tokens, _MOST_TOKENS),
-            _checked("topk", topk, _MOST_TOPK),
+            min(8, experts) if topk is None else _checked("topk", topk, _MOST_TOPK),
             moved,
             _type("combine_dtype", combine_dtype, COMBINED),
             bool(once),

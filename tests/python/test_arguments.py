@@ -194,3 +194,36 @@ def test_weights_refuse_by_name(pair: Pair) -> None:
     assert np.array_equal(plan.places[0].part.array, array)
     plan.close(1e300)
     source.close(1e300)
+
+
+def test_experts_refuse_by_name(run_job: Callable[..., str]) -> None:
+    source = """
+    import hmc.experts
+    from experts_layer import *
+    from test_arguments import HUGE, NO_INTS, refuses, walk_seconds, walk_whole
+    with hmc.init() as comm:
+        sizes = {"experts": 13, "hidden": 33, "tokens": 17, "topk": 5, "dtype": "float32"}
+        for name in ("experts", "hidden", "tokens", "topk"):
+            walk_whole(name, lambda wrong: hmc.experts.Buffer(comm, **{**sizes, name: wrong}), 1, optional=name == "topk")
+        refuses(TypeError, "once", lambda: hmc.experts.Buffer(comm, **sizes, once="no"))
+        refuses(TypeError, "comm", lambda: hmc.experts.Buffer("comm", **sizes))
+        walk_seconds(lambda wrong: hmc.experts.Buffer(comm, **sizes, timeout=wrong))
+        with buffer_of(comm, **{name: size if name == "dtype" else np.int64(size) for name, size in sizes.items()}) as ep:
+            x = rows((1, comm.rank), 17, 33)
+            ids, weights = routing((1, comm.rank), 17, 5, 13)
+            walk_seconds(lambda wrong: ep.dispatch(x, ids, weights, timeout=wrong))
+            x2, handle = ep.dispatch(x, ids, weights, timeout=HUGE)
+            results = apply(ep, x2, handle)
+            for call in (lambda timeout: ep.combine(results, handle, timeout=timeout), lambda timeout: ep.resume(timeout=timeout),
+                         lambda timeout: ep.release(handle, timeout=timeout), lambda timeout: ep.mask(1, timeout=timeout),
+                         lambda timeout: ep.results(handle, timeout=timeout), ep.close):
+                walk_seconds(call)
+            walk_whole("rank", ep.experts_of, 0)
+            walk_whole("rank", ep.mask, 0)
+            walk_whole("expert", handle.rows, 0)
+            assert len(ep.experts_of(np.uint8(1))) == 7 and handle.rows(np.int16(0)).start == 0
+            check_sum(ep, ep.combine(results, handle, timeout=1e300), x, ids, weights, handle)
+            comm.barrier(timeout=20)
+    print("done")
+    """
+    assert run_job(textwrap.dedent(source), 2).count("done") == 2

@@ -275,10 +275,11 @@ def test_torch_tensors(run_experts: Callable[..., str]) -> None:
     import torch
     with hmc.init() as comm:
         ep = hmc.experts.Buffer(comm, experts=6, hidden=40, tokens=9, topk=4, timeout=30)
-        for number, tokens in enumerate((9, 0, 3)):
+        refused(hmc.InvalidArgumentError, ep.dispatch, torch.zeros(1, 40), torch.zeros(1, 1).bfloat16(), torch.ones(1, 1))
+        for number, tokens in enumerate((9, 7, 0, 3)):
             x = torch.from_numpy(rows((number, comm.rank), tokens, 40)).bfloat16().requires_grad_()
             ids, weights = (torch.from_numpy(part) for part in routing((number, comm.rank), tokens, 4, 6))
-            x2, handle = ep.dispatch(x, ids.long(), weights, timeout=20)
+            x2, handle = ep.dispatch(x, ids.long(), weights.bfloat16() if number % 2 else weights, timeout=20)
             assert x2.dtype == torch.bfloat16 and x2.device.type == "cpu"
             results = ep.results(handle)
             results.copy_(x2)

@@ -96,7 +96,7 @@ def test_a_rank_that_closes_while_its_header_is_read(tmp_path: Path) -> None:
 
 
 def test_descriptors_that_name_no_results(tmp_path: Path) -> None:
-    """Another process's buffer, a wrong key, no descriptor at all: one class of errors, which names the rank."""
+    """Another process's buffer, a wrong key, no descriptor at all: one class of errors, which names the rank. A mask ends it."""
     source = """
     from hmc.experts import _calls
     write = _calls.write_combine
@@ -113,11 +113,118 @@ def test_descriptors_that_name_no_results(tmp_path: Path) -> None:
         if comm.rank == 0:
             message = refused(hmc.ProtocolError, each.combine, apply(each, x2, handle), handle, timeout=20)
             assert "the header of rank 1 names no results" in message, message
-            refused(hmc.PeerLostError, each.mask, 1)
+            assert "has not ended" in refused(hmc.InvalidArgumentError, each.dispatch, x, ids, weights)
+            assert "names no results" in refused(hmc.ProtocolError, each.resume, timeout=20)
+            each.mask(1, timeout=20)
+            y = each.resume(timeout=20)
+            assert handle.lost.all() and not y.any()
         else:
-            each.combine(apply(each, x2, handle), handle, timeout=20)
+            try:
+                each.combine(apply(each, x2, handle), handle, timeout=20)
+            except hmc.PeerLostError as error:
+                assert "has masked this rank" in str(error)
     comm.barrier(timeout=20)
     for each in buffers:
         each.close()
+    """
+    run(source, tmp_path)
+
+
+def test_a_rank_whose_headers_are_wrong_can_be_masked(tmp_path: Path) -> None:
+    """The others go on without it, and close without waiting for it; it learns that it was masked."""
+    source = """
+    from hmc.experts._calls import Dispatch
+    write = Dispatch.write
+    def wrong(call, rank):
+        size = write(call, rank)
+        if call.number == 1 and rank != 2:
+            call.fabric.header_to(call.kind, 1, rank)[1] += 1
+        return size
+    if comm.rank == 2:
+        Dispatch.write = wrong
+    check_round(ep, 0, 33, 17, 5, 13)
+    comm.barrier(timeout=20)
+    if comm.rank == 2:
+        message = refused(hmc.PeerLostError, lambda: [check_round(ep, number, 33, 17, 5, 13) for number in range(1, 9)])
+        assert "has masked this rank" in message, message
+        comm.barrier(timeout=20)
+        ep.close(timeout=20)
+        end()
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    message = refused(hmc.ProtocolError, ep.dispatch, x, ids, weights, timeout=20)
+    assert "the header of rank 2 has" in message and "mask(rank)" in message, message
+    ep.mask(2, timeout=20)
+    comm.barrier(timeout=20)
+    x2, handle = ep.resume(timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert ep.alive == (True, True, False)
+    for number in range(2, 9):
+        check_round(ep, number, 33, 17, 5, 13)
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source) + "\nep.close()\nend()\n", 3, [0, 1, 2], tmp_path)
+
+
+def test_a_buffer_closes_after_a_wrong_header(tmp_path: Path) -> None:
+    source = """
+    from hmc.experts import _calls
+    write = _calls.write_dispatch
+    check_round(ep, 0, 33, 17, 5, 13)
+    if comm.rank == 1:
+        def wrong(out, number, counts, tokens, facts):
+            size = write(out, number, counts, tokens, facts)
+            out[2] = -1
+            return size
+        _calls.write_dispatch = wrong
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    refused(hmc.ProtocolError, ep.dispatch, x, ids, weights, timeout=20)  # rank 1 reads its own header too
+    comm.barrier(timeout=20)
+    started = time.monotonic()
+    ep.close(timeout=20)
+    assert time.monotonic() - started < 10
+    refused(hmc.ClosedError, ep.resume, timeout=1)
+    """
+    run(source, tmp_path)
+
+
+def test_weights_of_bfloat16(tmp_path: Path) -> None:
+    source = """
+    from hmc import tensors
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    words = np.ascontiguousarray((weights.view(np.uint32) >> 16).astype(np.uint16))
+    short = tensors.view(hmc.Memory.from_array(words), "bfloat16", words.shape)
+    x2, handle = ep.dispatch(x, ids, short, timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    """
+    run(source, tmp_path)
+
+
+def test_calls_that_wait_for_another_thread_have_a_deadline(tmp_path: Path) -> None:
+    source = """
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    first = ep.dispatch(x, ids, weights, timeout=20)
+    entered = threading.Event()
+    if comm.rank == 0:
+        def late():
+            entered.set()
+            return ep.dispatch(x, ids, weights, timeout=20)
+        made = []
+        thread = threading.Thread(target=lambda: made.append(late()))
+        thread.start()
+        entered.wait(20)
+        time.sleep(0.3)  # rank 1 has not called dispatch
+        for call in (ep.mask, lambda rank, timeout: ep.results(first[1], timeout=timeout)):
+            assert "another thread's call" in refused(hmc.HmcTimeoutError, call, 1, timeout=0.1)
+        comm.barrier(timeout=20)
+        thread.join(20)
+        second = made[0]
+    else:
+        comm.barrier(timeout=20)
+        second = ep.dispatch(x, ids, weights, timeout=20)
+    for x2, handle in (first, second):
+        check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
     """
     run(source, tmp_path)
