@@ -129,7 +129,12 @@ class BlockingCall final : public Interruptible {
   std::optional<py::error_already_set> raised_;
 };
 
-// Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown.
+// Raises the exception of a signal's handler at the interpreter's next look for signals, or ends the next blocking call with it.
+// False: the interpreter takes no more such requests. GIL held, on the thread that handles signals.
+bool raise_later(py::error_already_set& raised);
+
+// Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown. A call
+// that succeeded all the same returns its result, which exists only once (a notification, a Work): the exception comes after it.
 template <class Call>
 auto interruptible(Call call, Gil gil = Gil::released) {
   std::optional<py::error_already_set> raised;
@@ -138,8 +143,16 @@ auto interruptible(Call call, Gil gil = Gil::released) {
     BlockingCall scope(gil);
     outcome.emplace(call());
     if (scope.raised()) [[unlikely]] {
-      outcome.reset();  // its end may wait for threads that need the GIL
+      if (!outcome->ok()) outcome.reset();  // its end may wait for threads that need the GIL
       raised = std::move(scope.raised());
+    }
+  }
+  if (raised && outcome) {
+    if (raise_later(*raised)) {
+      raised.reset();
+    } else {
+      const ReleasedGil nogil;
+      outcome.reset();
     }
   }
   if (raised) throw py::error_already_set(*std::move(raised));

@@ -95,14 +95,40 @@ std::size_t byte_count(py::handle object) {
 
 Deadline deadline_of(py::handle timeout) { return deadline_of(seconds_of(timeout)); }
 
+namespace {
+
+// What a signal's handler raised during a call that succeeded. Of the thread that handles signals, GIL held. Never destroyed: the
+// interpreter may have ended.
+std::optional<py::error_already_set>& postponed() {
+  static auto* const error = new std::optional<py::error_already_set>;
+  return *error;
+}
+
+int raise_postponed(void*) {
+  if (!postponed()) return 0;  // the next blocking call was first
+  std::exchange(postponed(), std::nullopt)->restore();
+  return -1;
+}
+
+}  // namespace
+
+bool raise_later(py::error_already_set& raised) {
+  if (Py_AddPendingCall(raise_postponed, nullptr) != 0) return false;
+  postponed().emplace(std::move(raised));
+  return true;
+}
+
 bool BlockingCall::asked() {
   // Only on one thread does the interpreter run signal handlers. The others' calls end early with the interpreter.
   if (!handles_signals()) return ended_for_this_thread();
   take_gil();
-  const bool raises = PyErr_CheckSignals() != 0;
-  if (raises) raised_.emplace();
+  if (postponed()) {
+    raised_ = std::exchange(postponed(), std::nullopt);
+  } else if (PyErr_CheckSignals() != 0) {
+    raised_.emplace();
+  }
   before_waiting();
-  return raises;
+  return raised_.has_value();
 }
 
 void bind_errors(py::module_&) {
