@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,12 +35,12 @@ def _file(text: str) -> str:
     return text
 
 
-def _count(smallest: int) -> Callable[[str], int]:
-    """A whole number of at least ``smallest``."""
+def _count(smallest: int, largest: int = 1 << 20) -> Callable[[str], int]:
+    """A whole number from ``smallest`` to ``largest``."""
 
     def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {smallest}")
+        if not re.fullmatch("[0-9]{1,9}", text) or not smallest <= int(text) <= largest:
+            raise argparse.ArgumentTypeError(f"{text[:32]!r} is not a whole number from {smallest} to {largest}")
         return int(text)
 
     return parse
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="how a collective would be carried out and how long it should take, without a job")
     plan.add_argument("call", nargs="?", default="all_reduce", metavar="CALL", help="all_reduce (default), broadcast, barrier, ...")
     plan.add_argument("--bytes", type=_size, help="of the largest array of a rank, with K, M, G (default 1G)")
-    plan.add_argument("--ranks", type=_count(1), default=8, help="ranks, all alike (default 8, at most 256)")
+    plan.add_argument("--ranks", type=_count(1, 256), default=8, help="ranks, all alike (default 8, at most 256)")
     plan.add_argument("--latency", type=seconds, default=1e-5, help="of a message one way (default 10us)")
     plan.add_argument("--bandwidth", type=rate, default=50e9, help="of a link, bytes per second with K, M, G (default 50G)")
     plan.add_argument("--injection", type=rate, default=0.0, help="of all links of a rank together (default: that of a link)")

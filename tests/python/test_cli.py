@@ -182,6 +182,14 @@ def test_bench_writes_json(tmp_path: Path) -> None:
         ["plan", "--bytes", "3"],
         ["plan", "--ranks", "0"],
         ["plan", "--ranks", "257"],
+        ["plan", "--ranks", "9" * 30],
+        ["plan", "--ranks", "9" * 5000],
+        ["plan", "--bytes", "9" * 30],
+        ["plan", "--bytes", "9" * 5000],
+        ["bench", "--ranks", "9" * 30],
+        ["bench", "--sizes", "9" * 5000],
+        ["demo", "--tokens", "9" * 30],
+        ["run", "-n", "9" * 5000, "script.py"],
         ["plan", "--bandwidth", "0"],
         ["plan", "--bandwidth", "9" * 400],
         ["plan", "--latency", "-1s"],
@@ -202,7 +210,7 @@ def test_bench_writes_json(tmp_path: Path) -> None:
         ["run", "./no_such_program"],
         ["nonsense"],
     ],
-    ids=" ".join,
+    ids=lambda arguments: " ".join(arguments)[:60],
 )
 def test_wrong_usage_is_status_two(arguments: list[str]) -> None:
     assert run_hmc(*arguments).returncode == 2
