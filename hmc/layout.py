@@ -11,11 +11,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hmc import _core
+from hmc._arguments import whole
 from hmc._core import Layout
 
 __all__ = ["Layout", "Runs", "convert", "digest", "digests", "runs"]
 
 _ALL = (0, 0)
+
+
+def _checked(**numbers: Any) -> list[int]:
+    """The numbers, refused by name where they are no integers from 0 on."""
+    return [whole(name, number) for name, number in numbers.items()]
 
 
 class Runs(NamedTuple):
@@ -50,6 +56,7 @@ def runs(
     They cover the layers and heads that both caches have. Raises UnsupportedError where element type or scales differ, so that the
     elements have to be converted; InvalidArgumentError for blocks, tokens and ranges that the caches do not have.
     """
+    tokens, source_first, target_first = _checked(tokens=tokens, source_first=source_first, target_first=target_first)
     found = _core.layout_runs(source, source_blocks, source_first, target, target_blocks, target_first, tokens, layers, heads)
     return [Runs(*one) for one in found]
 
@@ -78,6 +85,8 @@ def convert(
 
     Raises InvalidArgumentError, and has then written nothing.
     """
+    tokens, position = _checked(tokens=tokens, position=position)
+    source_first, target_first = _checked(source_first=source_first, target_first=target_first)
     return _core.layout_convert(
         source,
         arrays_of(source, source_arrays),
@@ -111,6 +120,7 @@ def digest(
     The digests of disjoint layers, heads or tokens add up, modulo 2**64, to the digest of all of them. ``position`` is that of the
     first token in the sequence. It finds accidents, not forgeries. Raises InvalidArgumentError.
     """
+    tokens, first, position = _checked(tokens=tokens, first=first, position=position)
     return _core.layout_digest(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
 
 
@@ -126,5 +136,6 @@ def digests(
     heads: tuple[int, int] = _ALL,
 ) -> Any:
     """The digests of every layer, head and block: a uint64 array of shape (layers, heads, len(blocks))."""
+    tokens, first, position = _checked(tokens=tokens, first=first, position=position)
     table = _core.layout_digests(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
     return table.reshape(layers[1] or layout.layers[1], heads[1] or layout.heads[1], -1)

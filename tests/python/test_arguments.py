@@ -14,7 +14,7 @@ from kv_sides import PAIRS, expected, same
 from weights_pair import Pair, random
 
 import hmc
-from hmc import kv, weights
+from hmc import kv, layout, weights
 from hmc._arguments import number, seconds, text, whole, wholes
 from hmc._deadline import Deadline
 
@@ -227,3 +227,19 @@ def test_experts_refuse_by_name(run_job: Callable[..., str]) -> None:
     print("done")
     """
     assert run_job(textwrap.dedent(source), 2).count("done") == 2
+
+
+def test_layouts_refuse_by_name() -> None:
+    here = layout.Layout("L=1 B=4 H=1 N=4 (kv D=64) f16")
+    array, blocks = np.zeros(here.buffer_bytes, np.uint8), [0, 1]
+    calls: dict[str, Callable[..., Any]] = {
+        "digest": lambda **named: layout.digest(here, array, blocks, **{"tokens": 5, **named}),
+        "digests": lambda **named: layout.digests(here, array, blocks, **{"tokens": 5, **named}),
+        "runs": lambda **named: layout.runs(here, blocks, here, [2, 3], **{"tokens": 5, **named}),
+        "convert": lambda **named: layout.convert(here, array, blocks, here, array, [2, 3], **{"tokens": 5, **named}),
+    }
+    for name, call in calls.items():
+        ends = ("first",) if name.startswith("digest") else ("source_first", "target_first")
+        for argument in ("tokens", *ends, *(() if name == "runs" else ("position",))):
+            walk_whole(argument, lambda wrong, call=call, argument=argument: call(**{argument: wrong}), 0)
+            call(**{argument: np.int16(1)})
