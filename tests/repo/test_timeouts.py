@@ -57,6 +57,54 @@ def stub_calls() -> list[tuple[str, str, list[str]]]:
     return found
 
 
+# Classes of the Python packages above the core, by file. Their pushes and pulls are Works, which wait() with a timeout.
+CLASSES = {
+    "kv/_pool.py": "Pool",
+    "kv/_push.py": "Push",
+    "kv/_receive.py": "Inbox",
+    "kv/_leases.py": "Lease",
+    "weights/_plan.py": "Plan",
+    "weights/_publish.py": "Publication",
+    "experts/_buffer.py": "Buffer",
+    "_threaded.py": "ThreadedWork",
+}
+WITHOUT_TIMEOUT = {
+    ("Pool", "push"): POSTS,
+    ("Pool", "migrate"): POSTS,
+    ("Pool", "pull"): POSTS,
+    ("Pool", "remote"): "for the pool's parts: ten seconds",
+    ("Plan", "commit"): "copies from memory to memory",
+    ("Plan", "move"): LOCAL,
+    ("Publication", "update"): "refuses while another one runs",
+    ("Publication", "check_open"): LOCAL,
+    ("Buffer", "experts_of"): LOCAL,
+    **{("Pool", name): LOCAL for name in ("allocate", "free", "lease", "counters")},
+    **{("Lease", name): LOCAL for name in ("renew", "release")},
+    **{(owner, name): LOCAL for owner in ("Push", "Inbox", "ThreadedWork") for name in ("cancel", "error")},
+}
+
+
+def package_calls() -> list[tuple[str, str, list[str]]]:
+    """As stub_calls()."""
+    found = []
+    for file, owner in CLASSES.items():
+        tree = ast.parse((STUB.parent / file).read_text())
+        (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
+        for item in definition.body:
+            if not isinstance(item, ast.FunctionDef) or item.name.startswith("_"):
+                continue
+            if not any(isinstance(d, ast.Name) and d.id == "property" for d in item.decorator_list):
+                found.append((owner, item.name, [a.arg for a in item.args.args + item.args.kwonlyargs]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"), [pytest.param(*one, id=f"{one[0]}.{one[1]}") for one in package_calls()]
+)
+def test_calls_of_the_packages_that_wait_take_a_timeout(owner: str, name: str, parameters: list[str]) -> None:
+    assert ("timeout" in parameters) != ((owner, name) in WITHOUT_TIMEOUT), f"{owner}.{name}"
+
+
 DECLARATION = re.compile(r"(?:Status|Result<[^;()]*>)\s+(\w+)\(([^;{]*)\)\s*(?:const)?\s*(?:noexcept)?\s*[;{]")
 
 
