@@ -31,7 +31,7 @@ from hmc.layout import Layout
 __all__ = ["Pool"]
 
 _ROW_BYTES = 64 << 20
-_MOST_ROWS = 1 << 31
+_MOST_ROWS = 1 << 24
 
 
 class Pool(Owned):
