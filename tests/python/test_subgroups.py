@@ -83,9 +83,12 @@ def test_arguments_that_cannot_be() -> None:
         with pytest.raises(TypeError):
             comm.subgroup([0], -1)
         group = comm.subgroup([0], 5)
-        with pytest.raises(hmc.InvalidArgumentError, match="5 is here already"):
+        with pytest.raises(hmc.InvalidArgumentError, match="number 5 is that of a group here"):
             comm.subgroup([0], 5)
         group.barrier(timeout=10)
         group.close()
+        with pytest.raises(hmc.InvalidArgumentError, match="number 5 is that of a group here, or of one that was closed"):
+            comm.subgroup([0], 5)
+        comm.subgroup([0], 7).close()
         with pytest.raises(hmc.ClosedError):
             group.subgroup([0], 6)

@@ -40,7 +40,8 @@ Result<Communicator> Communicator::subgroup(std::span<const int> ranks, std::uin
   if (local.empty()) return refuse("none of the ranks is of this process; only members make the group");
   {
     const auto lock = parent->engine()->lock();
-    if (!parent->world()->reserve_scope(number)) return refuse("group " + std::to_string(number) + " is here already");
+    if (!parent->world()->reserve_scope(number))
+      return refuse("number " + std::to_string(number) + " is that of a group here, or of one that was closed; pass another one");
   }
   return make_communicator(state_->context, std::make_shared<Group>(parent->world(), subgroup_id(parent->id(), number), number,
                                                                     std::move(infos), std::move(local)));

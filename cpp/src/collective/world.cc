@@ -46,10 +46,7 @@ bool World::ends_context(const Group& closed) const noexcept {
   return keeps(closed) && std::ranges::none_of(groups_, [&](const Group* group) { return keeps(*group); });
 }
 
-void World::remove(Group& group) {
-  std::erase(groups_, &group);
-  release_scope(group.scope());
-}
+void World::remove(Group& group) { std::erase(groups_, &group); }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   const bool open = peer.phase() != PeerPhase::closed;

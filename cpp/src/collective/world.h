@@ -62,9 +62,8 @@ class World {
 
   void add(Group& group);
   void remove(Group& group);
-  // False: a group of that number is here already.
+  // False: a group of that number is here, or was: late messages of one must not reach another.
   bool reserve_scope(std::uint32_t scope) { return scopes_.insert(scope).second; }
-  void release_scope(std::uint32_t scope) { scopes_.erase(scope); }
 
   // The group with that id that is open here, if any.
   [[nodiscard]] Group* find(std::uint64_t group_id) const noexcept;

@@ -153,7 +153,7 @@ Calls::Agreement Calls::agreement(const Call& call) {
 
 bool Calls::advance(const std::shared_ptr<Call>& call) {
   // Looked at first: whoever has given up because of another collective has seen that one announced, so it is seen here as well.
-  const bool is_abandoned = abandoned(*call);
+  const std::optional<std::uint32_t> lost = abandoned_by(*call);
   if (!call->announced_ && can_announce(*call)) announce(*call);
   if (call->announced_ && !call->pass_) {
     const Agreement agreed = agreement(*call);
@@ -175,8 +175,8 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     end(call, {});
     return true;
   }
-  if (!moved && is_abandoned) {
-    end(call, Status(Code::closed, "another rank has given up"));
+  if (!moved && lost) {
+    end(call, Status(Code::closed, group_.describe(*lost) + " has ended this collective, or has closed the Communicator"));
     return true;
   }
   return moved;
@@ -198,12 +198,12 @@ void Calls::count(std::uint64_t bytes_taken) {
   counters.add("fused.bytes", bytes_taken);
 }
 
-bool Calls::abandoned(const Call& call) const noexcept {
+std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcept {
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     const std::uint64_t from = slots().board(r).gave_up.load(std::memory_order_seq_cst);
-    if (from != 0 && from - 1 <= call.own_.sequence && call.needs(r)) return true;
+    if (from != 0 && from - 1 <= call.own_.sequence && call.needs(r)) return r;
   }
-  return false;
+  return std::nullopt;
 }
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
@@ -254,7 +254,7 @@ bool Calls::arm() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     Call& call = *under_way_[i];
     if (!first_of_its_rank(i)) continue;
-    if (abandoned(call) || can_advance(call)) return false;
+    if (abandoned_by(call) || can_advance(call)) return false;
   }
   return true;
 }

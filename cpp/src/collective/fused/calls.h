@@ -98,8 +98,8 @@ class Calls final : public Pollable {
   [[nodiscard]] bool can_advance(Call& call);
   void count(std::uint64_t bytes_taken);
   void end(const std::shared_ptr<Call>& call, const Status& status);
-  // A rank that it needs has given up.
-  [[nodiscard]] bool abandoned(const Call& call) const noexcept;
+  // The first rank that it needs and that has given up.
+  [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;
   void give_up(std::uint32_t rank, std::uint64_t from);
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
   [[nodiscard]] bool first_of_its_rank(std::size_t index) const noexcept;
