@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 import pickle
 import sys
@@ -16,7 +14,9 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import IO, Any, TypeVar
 
+from hmc._arguments import whole
 from hmc._by_value import dumps, named_globals
+from hmc._deadline import Deadline
 from hmc._job import Job, describe_exit
 from hmc.errors import HmcTimeoutError, InvalidArgumentError, PeerLostError, RankFailedError
 
@@ -60,13 +60,8 @@ def spawn(
     """As :func:`hmc.spawn`."""
     if not callable(fn):
         raise TypeError(f"spawn: fn must be callable, not {type(fn).__name__}")
-    n = operator.index(n)
-    if n < 1:
-        raise InvalidArgumentError(f"spawn: n is {n}; a job has at least one rank")
-    if timeout is not None and not timeout >= 0:
-        raise InvalidArgumentError(f"spawn: timeout is {timeout}; it is a number of seconds from 0 on, or None")
+    n, deadline = whole("n", n, 1, 1 << 20), Deadline(timeout)
     task = _pickled(fn, args)
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
     with ExitStack() as stack:
         # Without a name: nothing is left behind, however this process ends.
         task_file = stack.enter_context(tempfile.TemporaryFile())
@@ -105,7 +100,7 @@ class _Output:
             sys.stdout.flush()
 
 
-def _poll(job: Job, n: int, deadline: float) -> dict[int, int] | None:
+def _poll(job: Job, n: int, deadline: Deadline) -> dict[int, int] | None:
     """Exit statuses of the ranks that have ended by themselves, once all have or one has failed."""
     codes = job.ended()
     if any(codes.values()):
@@ -113,7 +108,7 @@ def _poll(job: Job, n: int, deadline: float) -> dict[int, int] | None:
         return job.ended()
     if len(codes) == n:
         return codes
-    if time.monotonic() >= deadline:
+    if deadline.left() == 0:
         running = [str(rank) for rank in range(n) if rank not in codes]
         ranks = f"rank {running[0]} was" if len(running) == 1 else f"ranks {', '.join(running)} were"
         raise HmcTimeoutError(f"spawn: {ranks} still running at the deadline; the job was killed")

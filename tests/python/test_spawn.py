@@ -210,13 +210,17 @@ def test_the_deadline_names_the_ranks_that_still_run() -> None:
 
 def test_what_cannot_be_asked_for() -> None:
     for ranks in (0, -1):
-        with pytest.raises(hmc.InvalidArgumentError, match="at least one rank"):
+        with pytest.raises(hmc.InvalidArgumentError, match=r"n is .*1 or more"):
             hmc.spawn(os.getpid, ranks)
     for seconds in (-1.0, float("nan")):
         with pytest.raises(hmc.InvalidArgumentError, match="timeout"):
             hmc.spawn(os.getpid, 1, timeout=seconds)
-    with pytest.raises(TypeError):
-        hmc.spawn(os.getpid, 1.5)  # type: ignore[arg-type]
+    for wrong in (1.5, "2", True):
+        with pytest.raises(TypeError, match="n must be an int"):
+            hmc.spawn(os.getpid, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        hmc.spawn(os.getpid, 1, timeout="soon")  # type: ignore[arg-type]
+    assert len(hmc.spawn(os.getpid, np.int64(2), timeout=1e300)) == 2
     with pytest.raises(TypeError, match="callable"):
         hmc.spawn("work", 1)  # type: ignore[arg-type]
 
