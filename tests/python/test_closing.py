@@ -234,3 +234,38 @@ os._exit(0)
 """
     out = run_job(source, ranks=3, expect=int("kill" in way), environment={"HMC_TRANSPORTS": transports})
     assert out.count("ended") == 1, out
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_the_target_of_a_withdrawn_get_beside_a_stopped_tcp_peer(run_job: Callable[..., str], lent: bool) -> None:
+    """It closes at once. A target that the peer has imported waits for the peer."""
+    source = f"""
+    import os, signal, time
+    with hmc.init(timeout=30) as comm:
+        pids = [int(pid) for pid in comm.exchange_bytes(str(os.getpid()).encode(), timeout=20)]
+        data, into = comm.buffer(32 << 20), comm.buffer(32 << 20)
+        remotes = comm.exchange(data, timeout=20)
+        if {lent}:
+            held = comm.exchange(into, timeout=20)  # not released before the stop
+        comm.barrier(timeout=20)
+        if comm.rank == 1:
+            comm.recv(np.zeros(1, np.uint8), src=0, timeout=40)
+        else:
+            os.kill(pids[1], signal.SIGSTOP)
+            get = comm.get(into, remotes[1])
+            time.sleep(0.2)
+            get.cancel()
+            started = time.monotonic()
+            try:
+                into.close(timeout=2 if {lent} else 20)
+                closed = True
+            except hmc.HmcTimeoutError as error:
+                assert "rank 1" in str(error)
+                closed = False
+            took = time.monotonic() - started
+            assert closed != {lent} and took < 10, (closed, took)
+            os.kill(pids[1], signal.SIGCONT)
+            into.close(timeout=20)
+            comm.send(np.zeros(1, np.uint8), dst=1, timeout=20)
+    """
+    run_job(source, 2, environment={"HMC_TRANSPORTS": "tcp,local"})
