@@ -67,22 +67,29 @@ MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device d
   return view;
 }
 
+// What an object has to transfer. `read_only`: its library lets nobody write it.
+struct Viewed {
+  MemoryView view;
+  bool read_only = false;
+};
+
 // A NumPy array by its C struct: the buffer protocol writes a format string at every call, which costs more than a small send.
 // False for another type, and for what the buffer protocol would refuse: buffer_view() says why.
-bool numpy_view(py::handle object, bool writable, MemoryView& view) {
+bool numpy_view(py::handle object, bool writable, Viewed& viewed) {
   constexpr std::uint64_t has_references = 1;  // NPY_ITEM_REFCOUNT of numpy/ndarraytypes.h: an element holds Python objects
   if (Py_TYPE(object.ptr()) != py::detail::npy_api::get().PyArray_Type_) return false;
   const auto array = py::reinterpret_borrow<py::array>(object);
   const py::dtype type = array.dtype();
   if ((array.flags() & py::array::c_style) == 0 || (writable && !array.writeable()) || (type.flags() & has_references) != 0)
     return false;
-  view.data = const_cast<void*>(array.data());
-  view.bytes = static_cast<std::size_t>(array.size()) * static_cast<std::size_t>(type.itemsize());
+  viewed.view.data = const_cast<void*>(array.data());
+  viewed.view.bytes = static_cast<std::size_t>(array.size()) * static_cast<std::size_t>(type.itemsize());
+  viewed.read_only = !array.writeable();
   return true;
 }
 
 // Empty where the object offers the buffer protocol and has none to give: JAX for bfloat16 and fp8, and for its devices' memory.
-std::optional<MemoryView> buffer_view(py::handle object, bool writable) {
+std::optional<Viewed> buffer_view(py::handle object, bool writable) {
   BufferGuard guard;
   const auto take = [&](int flags) {
     guard.held = PyObject_GetBuffer(object.ptr(), &guard.view, flags) == 0;
@@ -98,11 +105,12 @@ std::optional<MemoryView> buffer_view(py::handle object, bool writable) {
   if (guard.view.format != nullptr && std::string_view(guard.view.format).find('O') != std::string_view::npos) {
     refuse("an array of Python objects cannot be transferred");
   }
-  return plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu());
+  return Viewed{plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu()),
+                guard.view.readonly != 0};
 }
 
 // Empty when the memory is the host's and the buffer protocol has it: then it goes as other CPU memory does.
-std::optional<MemoryView> cuda_array_view(py::handle object, bool writable) {
+std::optional<Viewed> cuda_array_view(py::handle object, bool writable) {
   const CudaArray taken = take_cuda_array(object);
   if (taken.on_host) {
     if (PyObject_CheckBuffer(object.ptr()) != 0) return std::nullopt;
@@ -112,7 +120,7 @@ std::optional<MemoryView> cuda_array_view(py::handle object, bool writable) {
   MemoryView view = plain_view(object, taken.memory.data(), taken.memory.size(), taken.device);
   // An empty array of an unknown device has nothing that a stream could order.
   if (!taken.device.is_cpu()) view.stream = producer_stream(object, taken.stream);
-  return view;
+  return Viewed{std::move(view), taken.read_only};
 }
 
 // Torch negates and conjugates lazily, by a flag that no protocol hands on.
@@ -186,7 +194,9 @@ void keep_reference(std::shared_ptr<BorrowedView::Reference> reference) {
 }  // namespace
 
 BorrowedView::BorrowedView(py::handle object, bool writable, py::handle stream) {
-  if (numpy_view(object, writable, view_)) {
+  if (Viewed viewed; numpy_view(object, writable, viewed)) {
+    view_.data = viewed.view.data;
+    view_.bytes = viewed.view.bytes;
     reference_ = take_reference();
     reference_->object = Py_NewRef(object.ptr());
     view_.owner = reference_;
@@ -208,46 +218,62 @@ BorrowedView::~BorrowedView() {
   keep_reference(std::move(reference_));
 }
 
-MemoryView view_of(py::handle object, bool writable) {
+namespace {
+
+template <class T>
+Viewed own_view(const T& memory, bool writable) {
+  Viewed viewed{memory, memory.read_only()};
+  if (writable && viewed.read_only) refuse("read-only memory cannot be received into; pass memory that may be written");
+  return viewed;
+}
+
+Viewed look_at(py::handle object, bool writable) {
   // By exact type first: pybind11's isinstance costs more than the rest of a small send.
   static PyTypeObject* const buffer_type = reinterpret_cast<PyTypeObject*>(py::type::of<ConnBuffer>().release().ptr());
   static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
-  if (Py_TYPE(object.ptr()) == buffer_type) return {object.cast<const ConnBuffer&>()};
-  if (Py_TYPE(object.ptr()) == memory_type) return {object.cast<const Memory&>()};
-  if (MemoryView view; numpy_view(object, writable, view)) {
-    view.owner = shared_reference(object);
-    return view;
+  if (Py_TYPE(object.ptr()) == buffer_type) return own_view(object.cast<const ConnBuffer&>(), writable);
+  if (Py_TYPE(object.ptr()) == memory_type) return own_view(object.cast<const Memory&>(), writable);
+  if (Viewed viewed; numpy_view(object, writable, viewed)) {
+    viewed.view.owner = shared_reference(object);
+    return viewed;
   }
   if (!plain_buffer(object)) refuse_lazy(object);
   // Before the buffer protocol, which hip-python's arrays offer for device memory too.
   if (!plain_buffer(object) && has_attribute(object, "__cuda_array_interface__")) {
-    if (auto view = cuda_array_view(object, writable)) return *std::move(view);
+    if (auto viewed = cuda_array_view(object, writable)) return *std::move(viewed);
   }
   const bool offers_buffer = PyObject_CheckBuffer(object.ptr()) != 0;
   if (offers_buffer) {
-    if (auto view = buffer_view(object, writable)) return *std::move(view);
+    if (auto viewed = buffer_view(object, writable)) return *std::move(viewed);
   }
   if (has_attribute(object, "__dlpack__")) {
     const DlpackView taken = take_dlpack(object);
-    MemoryView view(taken.data, taken.bytes, taken.device);
-    view.owner = shared_reference(taken.capsule);
+    Viewed viewed{MemoryView(taken.data, taken.bytes, taken.device), false};
+    viewed.view.owner = shared_reference(taken.capsule);
     // We named no stream, so the producer has ordered the tensor before the default one.
     const bool ordered = interop_of(taken.device.vendor()).like_cuda;
-    if (!taken.device.is_cpu()) view.stream = producer_stream(object, ordered ? py::object(py::int_(0)) : py::none());
+    if (!taken.device.is_cpu()) viewed.view.stream = producer_stream(object, ordered ? py::object(py::int_(0)) : py::none());
     // Those that refuse a buffer have arrays that nobody may write, and tensors of the older kind do not say so.
-    const bool read_only = taken.read_only || (offers_buffer && !taken.says_writable);
-    if (writable && read_only) refuse("a " + type_name(object) + " that is read-only cannot be received into");
-    return view;
+    viewed.read_only = taken.read_only || (offers_buffer && !taken.says_writable);
+    if (writable && viewed.read_only) refuse("a " + type_name(object) + " that is read-only cannot be received into");
+    return viewed;
   }
   refuse(
       "a " + type_name(object) +
       " has no memory to transfer: pass an array (buffer protocol, DLPack or __cuda_array_interface__), a Memory or a ConnBuffer");
 }
 
+}  // namespace
+
+MemoryView view_of(py::handle object, bool writable) { return look_at(object, writable).view; }
+
 Memory memory_of(py::handle object) {
   if (py::isinstance<ConnBuffer>(object)) return object.cast<const ConnBuffer&>().memory();
   if (py::isinstance<Memory>(object)) return object.cast<const Memory&>();
-  return memory_of(view_of(object, false));
+  const Viewed viewed = look_at(object, false);
+  if (!viewed.read_only) return memory_of(viewed.view);
+  const MemoryView& view = viewed.view;
+  return check(Memory::wrap_read_only(view.data, view.bytes, view.device, [owner = view.owner]() mutable { owner.reset(); }));
 }
 
 Memory memory_of(const MemoryView& view) {

@@ -94,7 +94,7 @@ py::dict give_cuda_array(const Memory& memory) {
   py::dict face;
   face["shape"] = py::make_tuple(memory.size());
   face["typestr"] = "|u1";
-  face["data"] = py::make_tuple(reinterpret_cast<std::uintptr_t>(data), false);
+  face["data"] = py::make_tuple(reinterpret_cast<std::uintptr_t>(data), memory.read_only());
   face["strides"] = py::none();
   face["stream"] = py::none();
   face["version"] = 3;

@@ -33,10 +33,11 @@ struct DlManagedTensorVersioned {
   std::uint32_t minor;
   void* manager;
   void (*deleter)(DlManagedTensorVersioned*);
-  std::uint64_t flags;  // bit 0: read-only
+  std::uint64_t flags;
   DlTensor tensor;
 };
 
+constexpr std::uint64_t read_only_flag = 1;
 constexpr const char* plain_name = "dltensor";
 constexpr const char* versioned_name = "dltensor_versioned";
 
@@ -105,7 +106,7 @@ DlpackView take_dlpack(py::handle object) {
   if (PyCapsule_IsValid(view.capsule.ptr(), versioned_name) != 0) {
     const auto* managed = static_cast<DlManagedTensorVersioned*>(PyCapsule_GetPointer(view.capsule.ptr(), versioned_name));
     if (managed->major != 1) refuse("the tensor's DLPack version is not 1.x");
-    view.read_only = (managed->flags & 1) != 0;
+    view.read_only = (managed->flags & read_only_flag) != 0;
     view.says_writable = !view.read_only;
     tensor = &managed->tensor;
   } else if (PyCapsule_IsValid(view.capsule.ptr(), plain_name) != 0) {
@@ -128,11 +129,15 @@ DlpackView take_dlpack(py::handle object) {
 
 py::object give_dlpack(const Memory& memory, py::handle max_version) {
   const bool versioned = max_version && !max_version.is_none() && py::cast<py::tuple>(max_version)[0].cast<int>() >= 1;
+  if (memory.read_only() && !versioned) {
+    throw py::buffer_error("read-only memory is exported to consumers of DLPack 1 only, which are told that it is read-only");
+  }
   PyObject* capsule = nullptr;
   if (versioned) {
     auto* managed = export_memory<DlManagedTensorVersioned>(memory);
     managed->major = 1;
     managed->minor = 0;
+    managed->flags = memory.read_only() ? read_only_flag : 0;
     capsule =
         PyCapsule_New(managed, versioned_name, [](PyObject* c) { drop_capsule<DlManagedTensorVersioned>(c, versioned_name); });
   } else {

@@ -22,7 +22,8 @@ template <class T, class Class>
 void bind_views(Class& cls) {
   cls.def_buffer([](const T& self) {
     const Memory memory = cpu_memory_behind(self);
-    return py::buffer_info(memory.data(), 1, py::format_descriptor<std::uint8_t>::format(), 1, {memory.size()}, {std::size_t{1}});
+    return py::buffer_info(memory.data(), 1, py::format_descriptor<std::uint8_t>::format(), 1, {memory.size()}, {std::size_t{1}},
+                           memory.read_only());
   });
   cls.def(
       "numpy",
@@ -38,7 +39,8 @@ void bind_views(Class& cls) {
       },
       py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
       "The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory "
-      "alive. CPU memory only (BufferError otherwise).");
+      "alive, and is read-only where the memory was registered or wrapped from a read-only array. CPU memory only (BufferError "
+      "otherwise).");
   cls.def(
       "__dlpack__",
       [](const T& self, const py::object&, const py::object& max_version, const py::object&, const py::object& copy) {
@@ -46,7 +48,9 @@ void bind_views(Class& cls) {
         return give_dlpack(memory_behind(self), max_version);
       },
       py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
-      py::arg("copy") = py::none(), "The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.");
+      py::arg("copy") = py::none(),
+      "The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory. Read-only memory: BufferError for a "
+      "consumer from before DLPack 1, which has no sign for it.");
   cls.def_property_readonly(
       "__cuda_array_interface__", [](const T& self) { return give_cuda_array(memory_behind(self)); },
       "The bytes as one-dimensional uint8, version 3 of the protocol; ready, so no stream. Whoever uses it keeps this object. "

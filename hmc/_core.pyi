@@ -19,7 +19,7 @@ class Memory:
         self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
     ) -> typing.Any:
         """
-        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.
+        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory. Read-only memory: BufferError for a consumer from before DLPack 1, which has no sign for it.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """
@@ -57,7 +57,7 @@ class Memory:
         """
     def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
         """
-        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
+        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive, and is read-only where the memory was registered or wrapped from a read-only array. CPU memory only (BufferError otherwise).
         """
     @property
     def __cuda_array_interface__(self) -> dict[str, typing.Any]:
@@ -116,7 +116,7 @@ class ConnBuffer:
         self, *, stream: typing.Any = None, max_version: typing.Any = None, dl_device: typing.Any = None, copy: typing.Any = None
     ) -> typing.Any:
         """
-        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory.
+        The bytes as a one-dimensional uint8 DLPack tensor that shares ownership of the memory. Read-only memory: BufferError for a consumer from before DLPack 1, which has no sign for it.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """
@@ -144,7 +144,7 @@ class ConnBuffer:
         """
     def numpy(self, dtype: typing.Any = None, shape: typing.Any = None) -> typing.Any:
         """
-        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive. CPU memory only (BufferError otherwise).
+        The bytes as a NumPy array, without a copy. dtype: default uint8; shape: default one dimension. The array keeps the memory alive, and is read-only where the memory was registered or wrapped from a read-only array. CPU memory only (BufferError otherwise).
         """
     @property
     def __cuda_array_interface__(self) -> dict[str, typing.Any]:

@@ -67,6 +67,49 @@ def test_read_only_memory_is_never_written(pair: Pair) -> None:
         pair.a.register(np.zeros(8, np.uint8), access="w")
 
 
+@pytest.mark.parametrize("kind", ["array", "bytes", "memoryview"])
+def test_views_of_read_only_memory_are_read_only(pair: Pair, kind: str) -> None:
+    """Everything that could write it refuses, and no byte changes."""
+    original = pattern(5000, 4)
+    source: Any = {"array": read_only(5000), "bytes": original.tobytes(), "memoryview": memoryview(original.tobytes())}[kind]
+    registered, memory = pair.b.register(source, access="r"), hmc.Memory.from_array(source)
+    for part in (registered, registered[7:4003], registered.memory, memory, memory[7:4003]):
+        array = part.numpy()
+        assert not array.flags.writeable
+        assert memoryview(part).readonly
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        assert not np.from_dlpack(part).flags.writeable
+        with pytest.raises(BufferError, match="DLPack 1"):
+            part.__dlpack__()
+        with pytest.raises(hmc.InvalidArgumentError, match="read-only"):
+            pair.ba.irecv(part, tag=5)
+    for write in (lambda: memory.fill(0), lambda: memory.copy_from(original), lambda: pair.b.register(memory)):
+        with pytest.raises(hmc.InvalidArgumentError, match="read-only"):
+            write()
+    lent = pair.a.register(pattern(5000, 9))
+    remote = pair.ba.import_buffer(lent.descriptor(), timeout=20)
+    with pytest.raises(hmc.InvalidArgumentError, match="read-only"):
+        pair.ba.get(registered, remote)
+    batch = pair.ba.prepare_blocks([(registered, [0, 100], remote, [200, 0])], 50)
+    with pytest.raises(hmc.InvalidArgumentError, match="read-only"):
+        pair.ba.get_blocks(batch)
+    pair.ba.put_blocks(batch).wait(20)  # it is a source like others
+    pair.ba.put(registered, remote).wait(20)
+    assert np.array_equal(lent.numpy(), original)
+    assert bytes(source) == original.tobytes()
+
+
+def test_memory_that_peers_may_only_read_is_writable_here(pair: Pair) -> None:
+    own = pattern(5000, 4)
+    for buffer in (pair.b.register(own, access="r"), pair.b.buffer(5000, access="r")):
+        buffer.numpy()[:] = pattern(5000, 5)
+        remote = pair.ab.import_buffer(buffer.descriptor(), timeout=20)
+        pair.ab.get(pair.local[:5000], remote).wait(20)
+        assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 5))
+    assert np.array_equal(own, pattern(5000, 5))
+
+
 def test_every_plain_type_and_shape_goes_through(pair: Pair) -> None:
     arrays: list[Any] = [
         np.array(3.5),

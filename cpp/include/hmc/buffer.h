@@ -49,6 +49,7 @@ class HMC_API ConnBuffer {
   [[nodiscard]] Memory memory() const;                                   // this slice's bytes
   [[nodiscard]] Device device() const;
   [[nodiscard]] Access access() const;
+  [[nodiscard]] bool read_only() const;  // over memory that this process may not write either
   // A view of [offset, offset + bytes). Errors: invalid_argument when out of range.
   [[nodiscard]] Result<ConnBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // Names the whole registration (not the slice). Errors: closed.

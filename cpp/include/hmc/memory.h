@@ -34,17 +34,22 @@ class HMC_API Memory {
   // The owner is classified by asking the runtimes; `device` overrides when given.
   static Result<Memory> wrap(void* data, std::size_t bytes, std::function<void()> keep_alive = {});
   static Result<Memory> wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
+  // The same over bytes that nobody here may write: fill() and copies to them, a registration that peers may write, and get() into
+  // it are refused.
+  static Result<Memory> wrap_read_only(const void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
 
   [[nodiscard]] void* data() const noexcept;                         // address on its device; null when empty
   [[nodiscard]] std::size_t size() const noexcept { return size_; }  // bytes
   [[nodiscard]] Device device() const noexcept;
   [[nodiscard]] bool shareable() const noexcept;  // allocated by HMC, so peers on the host can map it
+  [[nodiscard]] bool read_only() const noexcept;  // wrap_read_only(), or a slice of it
   [[nodiscard]] bool valid() const noexcept { return block_ != nullptr; }
 
   // A view of [offset, offset + bytes). Errors: invalid_argument when out of range.
   [[nodiscard]] Result<Memory> slice(std::size_t offset, std::size_t bytes) const;
 
-  // Blocking copies between any two devices; sizes must be equal. Overlap within one allocation behaves like memmove.
+  // Blocking copies between any two devices; sizes must be equal. Overlap within one allocation behaves like memmove. Errors of
+  // these and of fill(): invalid_argument (other sizes, read-only memory).
   Status copy_from(const Memory& source) const;
   Status copy_to(const Memory& target) const { return target.copy_from(*this); }
   Status copy_from_host(const void* source, std::size_t bytes, std::size_t offset = 0) const;

@@ -7,7 +7,8 @@ namespace hmc {
 MemoryBlock::MemoryBlock(std::unique_ptr<Allocation> allocation)
     : span_(allocation->span()), allocation_(std::move(allocation)), shareable_(allocation_->shareable()) {}
 
-MemoryBlock::MemoryBlock(DeviceSpan span, std::function<void()> keep_alive) : span_(span), keep_alive_(std::move(keep_alive)) {}
+MemoryBlock::MemoryBlock(DeviceSpan span, std::function<void()> keep_alive, bool read_only)
+    : span_(span), keep_alive_(std::move(keep_alive)), read_only_(read_only) {}
 
 MemoryBlock::~MemoryBlock() {
   if (keep_alive_) keep_alive_();

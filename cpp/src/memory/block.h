@@ -15,14 +15,15 @@ namespace hmc {
 
 class MemoryBlock {
  public:
-  explicit MemoryBlock(std::unique_ptr<Allocation> allocation);    // owned
-  MemoryBlock(DeviceSpan span, std::function<void()> keep_alive);  // wrapped
+  explicit MemoryBlock(std::unique_ptr<Allocation> allocation);                    // owned
+  MemoryBlock(DeviceSpan span, std::function<void()> keep_alive, bool read_only);  // wrapped
   ~MemoryBlock();
   MemoryBlock(const MemoryBlock&) = delete;
   MemoryBlock& operator=(const MemoryBlock&) = delete;
 
   [[nodiscard]] DeviceSpan span() const noexcept { return span_; }
   [[nodiscard]] bool shareable() const noexcept { return shareable_; }
+  [[nodiscard]] bool read_only() const noexcept { return read_only_; }
   // Whether HMC allocated it: its pages hold nothing else.
   [[nodiscard]] bool owned() const noexcept { return allocation_ != nullptr; }
   // CPU memory that HMC allocated: pins all of it for copies of `device`'s vendor, until the block's end. Takes long the first
@@ -37,6 +38,7 @@ class MemoryBlock {
   std::unique_ptr<Allocation> allocation_;
   std::function<void()> keep_alive_;
   bool shareable_ = false;
+  bool read_only_ = false;
   HostPins pins_;
 };
 

@@ -14,6 +14,19 @@ Status out_of_range(std::size_t offset, std::size_t bytes, std::size_t size) {
                                             std::to_string(bytes) + " lie outside a memory of " + std::to_string(size) + " bytes");
 }
 
+Result<std::shared_ptr<MemoryBlock>> wrapped(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive,
+                                             bool read_only) {
+  if (data == nullptr && bytes > 0)
+    return Status(Code::invalid_argument, "wrapping a null pointer as " + std::to_string(bytes) + " bytes");
+  return std::make_shared<MemoryBlock>(DeviceSpan{data, bytes, device}, std::move(keep_alive), read_only);
+}
+
+Status check_writable(const Memory& target) {
+  if (!target.read_only()) return {};
+  return Status(Code::invalid_argument,
+                "writing " + std::to_string(target.size()) + " bytes to read-only memory; wrap memory that may be written");
+}
+
 bool outside(std::size_t offset, std::size_t bytes, std::size_t size) { return offset > size || bytes > size - offset; }
 
 }  // namespace
@@ -32,9 +45,13 @@ Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()>
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {
-  if (data == nullptr && bytes > 0)
-    return Status(Code::invalid_argument, "wrapping a null pointer as " + std::to_string(bytes) + " bytes");
-  return Memory(std::make_shared<MemoryBlock>(DeviceSpan{data, bytes, device}, std::move(keep_alive)), 0, bytes);
+  HMC_ASSIGN(auto block, wrapped(data, bytes, device, std::move(keep_alive), false));
+  return Memory(std::move(block), 0, bytes);
+}
+
+Result<Memory> Memory::wrap_read_only(const void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {
+  HMC_ASSIGN(auto block, wrapped(const_cast<void*>(data), bytes, device, std::move(keep_alive), true));
+  return Memory(std::move(block), 0, bytes);
 }
 
 void* Memory::data() const noexcept { return block_ ? static_cast<std::byte*>(block_->span().data) + offset_ : nullptr; }
@@ -48,9 +65,15 @@ Result<Memory> Memory::slice(std::size_t offset, std::size_t bytes) const {
   return Memory(block_, offset_ + offset, bytes);
 }
 
-Status Memory::copy_from(const Memory& source) const { return copy_blocking(span_of(*this), span_of(source)); }
+bool Memory::read_only() const noexcept { return block_ && block_->read_only(); }
+
+Status Memory::copy_from(const Memory& source) const {
+  HMC_TRY(check_writable(*this));
+  return copy_blocking(span_of(*this), span_of(source));
+}
 
 Status Memory::copy_from_host(const void* source, std::size_t bytes, std::size_t offset) const {
+  HMC_TRY(check_writable(*this));
   HMC_ASSIGN(const Memory target, slice(offset, bytes));
   return copy_blocking(span_of(target), {const_cast<void*>(source), bytes, Device::cpu()});  // only read
 }
@@ -61,6 +84,7 @@ Status Memory::copy_to_host(void* target, std::size_t bytes, std::size_t offset)
 }
 
 Status Memory::fill(std::uint8_t value) const {
+  HMC_TRY(check_writable(*this));
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device()));
   return runtime->compute().fill(span_of(*this), value);
 }

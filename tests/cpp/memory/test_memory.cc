@@ -45,6 +45,27 @@ TEST(Memory, AllocatesZeroedAlignedAndShareable) {
   }
 }
 
+TEST(Memory, ReadOnlyMemoryIsNeverWritten) {
+  std::vector<std::byte> bytes(5000);
+  testing::fill_pattern(bytes, 3);
+  const auto wrapped = Memory::wrap_read_only(bytes.data(), bytes.size(), Device::cpu());
+  ASSERT_TRUE(wrapped.ok()) << wrapped.status().str();
+  const auto slice = wrapped->slice(7, 100);
+  const auto other = Memory::allocate(5000);
+  ASSERT_TRUE(slice.ok() && other.ok());
+  EXPECT_TRUE(wrapped->read_only() && slice->read_only());
+  EXPECT_FALSE(other->read_only() || Memory().read_only());
+  EXPECT_EQ(wrapped->fill(0).code(), Code::invalid_argument);
+  EXPECT_EQ(slice->fill(0).code(), Code::invalid_argument);
+  EXPECT_EQ(wrapped->copy_from(*other).code(), Code::invalid_argument);
+  EXPECT_EQ(other->copy_to(*wrapped).code(), Code::invalid_argument);
+  EXPECT_EQ(slice->copy_from_host("x", 1).code(), Code::invalid_argument);
+  EXPECT_EQ(Memory::wrap_read_only(nullptr, 1, Device::cpu()).status().code(), Code::invalid_argument);
+  EXPECT_TRUE(other->copy_from(*wrapped).ok());
+  EXPECT_EQ(testing::first_mismatch(bytes_of(*other), 3), -1);
+  EXPECT_EQ(testing::first_mismatch(bytes, 3), -1);
+}
+
 TEST(Memory, Alignment) {
   for (const std::size_t alignment : {std::size_t{1}, std::size_t{64}, std::size_t{65536}, std::size_t{2} << 20}) {
     MemoryOptions options;

@@ -49,6 +49,8 @@ Memory ConnBuffer::memory() const {
 
 Device ConnBuffer::device() const { return state_ ? state_->exposure->device : Device(); }
 
+bool ConnBuffer::read_only() const { return state_ && state_->exposure->read_only; }
+
 Access ConnBuffer::access() const { return state_ ? state_->exposure->access : Access::read; }
 
 Result<ConnBuffer> ConnBuffer::slice(std::size_t offset, std::size_t bytes) const {

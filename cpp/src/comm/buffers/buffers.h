@@ -31,6 +31,7 @@ struct Exposure {
   std::uint64_t nonce[2] = {0, 0};
   std::uint64_t size = 0;
   Access access = Access::read_write;
+  bool read_only = false;  // this process may not write it either
   Device device;
   void* data = nullptr;
   std::atomic<bool> closed{false};             // no new operation, no new import; readable without the lock
@@ -146,7 +147,8 @@ class BlockBatchState {
   std::shared_ptr<PeerImpl> peer;
   std::size_t block = 0;
   std::size_t blocks = 0;
-  bool writable = true;  // every remote may be written
+  bool writable = true;        // every remote may be written
+  bool local_writable = true;  // every local buffer may be written
   std::vector<Pair> pairs;
   std::vector<BufferState*> locals;         // distinct
   std::vector<RemoteBufferState*> remotes;  // distinct

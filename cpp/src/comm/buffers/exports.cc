@@ -27,10 +27,13 @@ Result<std::shared_ptr<BufferState>> Exports::add(const Memory& memory, Access a
   HMC_TRY(context_.usable());
   if (!memory.valid())
     return Status(Code::invalid_argument, "register_memory of an empty Memory; allocate or wrap some bytes first");
+  if (memory.read_only() && access != Access::read)
+    return Status(Code::invalid_argument, "registering read-only memory for writing; register it for reading (access \"r\")");
   HMC_TRY(runtime_for(memory.device()).status());
   auto exposure = std::make_shared<Exposure>();
   exposure->size = memory.size();
   exposure->access = access;
+  exposure->read_only = memory.read_only();
   exposure->device = memory.device();
   exposure->data = memory.data();
   random_bytes(std::as_writable_bytes(std::span(exposure->nonce)));

@@ -158,6 +158,8 @@ Result<std::shared_ptr<WorkState>> Transfers::transfer(bool is_put, const ConnBu
   if (is_put && theirs->record->access != Access::read_write) {
     return Status(Code::invalid_argument, "put into a buffer that its owner registered for reading only");
   }
+  if (!is_put && mine->exposure->read_only)
+    return Status(Code::invalid_argument, "get into a ConnBuffer over read-only memory; register memory that may be written");
   HMC_TRY(check_notify(options.notify));
   HMC_ASSIGN(auto after, mark_stream(options.stream, local.device()));
   EncodedNotify notify(options.notify, envelope);
@@ -220,6 +222,7 @@ Result<BlockBatch> Transfers::prepare_blocks(std::span<const BlockPair> pairs, s
     HMC_TRY(check_offsets("local", i, pair.local_offsets, block, pair.local.size()));
     HMC_TRY(check_offsets("remote", i, pair.remote_offsets, block, pair.remote.size()));
     if (pair.remote.access() != Access::read_write) batch->writable = false;
+    if (pair.local.state()->exposure->read_only) batch->local_writable = false;
     batch->blocks += pair.local_offsets.size();
     batch->pairs.push_back({pair.local.state(), pair.remote.state(), shifted(pair.local_offsets, pair.local.offset()),
                             shifted(pair.remote_offsets, pair.remote.offset())});
@@ -239,6 +242,9 @@ Result<std::shared_ptr<WorkState>> Transfers::transfer_blocks(bool is_put, const
   if (state->context.get() != &context_) return Status(Code::invalid_argument, "the batch was prepared on another Context");
   if (is_put && !state->writable)
     return Status(Code::invalid_argument, "put_blocks into a buffer that its owner registered for reading only");
+  if (!is_put && !state->local_writable)
+    return Status(Code::invalid_argument,
+                  "get_blocks into a ConnBuffer over read-only memory; register memory that may be written");
   HMC_TRY(check_notify(options.notify));
   std::shared_ptr<StreamPoint> after;
   if (!state->pairs.empty()) {
