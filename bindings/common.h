@@ -133,8 +133,9 @@ class BlockingCall final : public Interruptible {
 // False: the interpreter takes no more such requests. GIL held, on the thread that handles signals.
 bool raise_later(py::error_already_set& raised);
 
-// Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown. A call
-// that succeeded all the same returns its result, which exists only once (a notification, a Work): the exception comes after it.
+// Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown. A
+// call that succeeded all the same returns its result, which exists only once (a notification, a Work): the exception comes after
+// it.
 template <class Call>
 auto interruptible(Call call, Gil gil = Gil::released) {
   std::optional<py::error_already_set> raised;

@@ -1,3 +1,4 @@
+#include <limits>
 #include <new>
 #include <system_error>
 
@@ -71,14 +72,30 @@ Deadline deadline_of(const std::optional<double>& timeout) {
 
 std::optional<double> seconds_of(py::handle timeout) {
   if (!timeout || timeout.is_none()) return std::nullopt;
-  const double seconds = PyFloat_AsDouble(timeout.ptr());
-  if (seconds == -1.0 && PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  const bool truth = PyBool_Check(timeout.ptr()) != 0;
+  const double seconds = truth ? 0 : PyFloat_AsDouble(timeout.ptr());
+  if (truth || (seconds == -1.0 && PyErr_Occurred() != nullptr)) {
+    if (!truth && PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {  // an int that no double holds
+      PyErr_Clear();
+      const bool negative = PyObject_RichCompareBool(timeout.ptr(), py::int_(0).ptr(), Py_LT) == 1;
+      return negative ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+    }
+    if (!truth && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
     PyErr_Clear();
     throw py::type_error(std::string("timeout must be a number of seconds or None, not a ") + Py_TYPE(timeout.ptr())->tp_name);
   }
   return seconds;
 }
+
+namespace {
+
+// Python refuses to write integers of thousands of digits.
+std::string text_of_int(const py::object& index) {
+  const auto bits = index.attr("bit_length")().cast<std::size_t>();
+  return bits > 128 ? "an int of " + std::to_string(bits) + " bits" : py::str(index).cast<std::string>();
+}
+
+}  // namespace
 
 std::size_t byte_count(py::handle object) {
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
@@ -89,7 +106,7 @@ std::size_t byte_count(py::handle object) {
   const Py_ssize_t bytes = PyLong_AsSsize_t(index.ptr());
   const bool outside = bytes == -1 && PyErr_Occurred() != nullptr;
   if (outside) PyErr_Clear();
-  if (outside || bytes < 0) refuse("nbytes must be from 0 to 2**63 - 1, and is " + py::str(index).cast<std::string>());
+  if (outside || bytes < 0) refuse("nbytes must be from 0 to 2**63 - 1, and is " + text_of_int(index));
   return static_cast<std::size_t>(bytes);
 }
 

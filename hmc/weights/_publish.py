@@ -169,7 +169,9 @@ class Publication:
     def _close_buffers(self, deadline: Deadline) -> None:
         left = deadline.left()
         if not self._closing.acquire(timeout=-1 if left is None else left):
-            raise HmcTimeoutError(f"weights {self.name!r}: another close() has not ended within {deadline.timeout} s; call it again")
+            raise HmcTimeoutError(
+                f"weights {self.name!r}: another close() has not ended within {deadline.timeout} s; call it again"
+            )
         try:
             while self._buffers:
                 buffer = self._buffers[-1]

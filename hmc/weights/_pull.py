@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 

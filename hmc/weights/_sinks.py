@@ -50,7 +50,9 @@ def quantised(
         raise InvalidArgumentError(f"quantised {weight.dtype} with scales of {factors.dtype}: pass float8_e4m3fn and float32")
     sizes = wholes("block", block)
     if len(weight.extents) < 2 or len(sizes) != 2 or min(sizes) < 1:
-        raise InvalidArgumentError(f"blocks of {block} in an array of shape {weight.extents}: pass two axes or more, and two ints from 1 on")
+        raise InvalidArgumentError(
+            f"blocks of {block} in an array of shape {weight.extents}: pass two axes or more, two ints from 1 on"
+        )
     wanted = (*weight.extents[:-2], *(-(-e // b) for e, b in zip(weight.extents[-2:], sizes, strict=True)))
     if factors.extents != wanted:
         raise InvalidArgumentError(f"scales of shape {factors.extents} for {weight.extents} in blocks of {block}: pass {wanted}")

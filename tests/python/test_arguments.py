@@ -1,4 +1,4 @@
-"""Wrong arguments of hmc.kv, hmc.weights and hmc.experts: TypeError or InvalidArgumentError names the argument, and nothing changes."""
+"""Wrong arguments of hmc.kv, hmc.weights, hmc.experts and hmc.layout are refused by name, and change nothing."""
 
 from __future__ import annotations
 
@@ -169,8 +169,15 @@ def test_weights_refuse_by_name(pair: Pair) -> None:
         refuses(TypeError, "shape", weights.part, array, wrong)
         refuses(TypeError, "at", weights.part, array, (4, 6), wrong)
         refuses(TypeError, "extents", weights.fused, array, wrong)
-        refuses(TypeError, "block", weights.quantised, np.zeros((4, 6), np.uint8), np.ones((1, 1), np.float32), block=wrong,
-                dtype="float8_e4m3fn")
+        refuses(
+            TypeError,
+            "block",
+            weights.quantised,
+            np.zeros((4, 6), np.uint8),
+            np.ones((1, 1), np.float32),
+            block=wrong,
+            dtype="float8_e4m3fn",
+        )
     refuses(hmc.InvalidArgumentError, "extents['a']", weights.fused, array, {"a": -2, "b": 6})
     refuses(hmc.InvalidArgumentError, "shape[0]", weights.part, array, (HUGE, 6))
     refuses(TypeError, "ctx", weights.publish, "ctx", {})

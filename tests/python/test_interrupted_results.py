@@ -1,4 +1,4 @@
-"""A signal's handler that raises during a call which succeeds all the same: the result is returned, then the exception is raised."""
+"""A signal's handler that raises during a call which succeeds: the result is returned, then the exception is raised."""
 
 from __future__ import annotations
 

@@ -98,9 +98,7 @@ def package_calls() -> list[tuple[str, str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "parameters"), [pytest.param(*one, id=f"{one[0]}.{one[1]}") for one in package_calls()]
-)
+@pytest.mark.parametrize(("owner", "name", "parameters"), [pytest.param(*one, id=f"{one[0]}.{one[1]}") for one in package_calls()])
 def test_calls_of_the_packages_that_wait_take_a_timeout(owner: str, name: str, parameters: list[str]) -> None:
     assert ("timeout" in parameters) != ((owner, name) in WITHOUT_TIMEOUT), f"{owner}.{name}"
 
