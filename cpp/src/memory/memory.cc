@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "memory/block.h"
+#include "memory/own_blocks.h"
 
 namespace hmc {
 namespace {
@@ -21,6 +22,16 @@ Result<std::shared_ptr<MemoryBlock>> wrapped(void* data, std::size_t bytes, Devi
   return std::make_shared<MemoryBlock>(DeviceSpan{data, bytes, device}, std::move(keep_alive), read_only);
 }
 
+// Ends a handle to a block that was found by address: first what its user keeps alive, then this share of the block.
+struct KeptAlive {
+  std::shared_ptr<MemoryBlock> block;
+  std::function<void()> end;
+  void operator()(MemoryBlock* /*same*/) {
+    if (end) end();
+    block.reset();
+  }
+};
+
 Status check_writable(const Memory& target) {
   if (!target.read_only()) return {};
   return Status(Code::invalid_argument,
@@ -37,7 +48,9 @@ Memory::Memory(std::shared_ptr<MemoryBlock> block, std::size_t offset, std::size
 Result<Memory> Memory::allocate(std::size_t bytes, Device device, const MemoryOptions& options) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   HMC_ASSIGN(auto allocation, runtime->allocate(device.index(), bytes, options));
-  return Memory(std::make_shared<MemoryBlock>(std::move(allocation)), 0, bytes);
+  auto block = std::make_shared<MemoryBlock>(std::move(allocation));
+  if (block->shareable() && bytes > 0) add_own_block(block);
+  return Memory(std::move(block), 0, bytes);
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()> keep_alive) {
@@ -45,6 +58,11 @@ Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()>
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {
+  if (auto own = device.is_cpu() && bytes > 0 ? own_block_of(data, bytes) : nullptr) {
+    const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(data) - static_cast<std::byte*>(own->span().data));
+    MemoryBlock* const block = own.get();
+    return Memory(std::shared_ptr<MemoryBlock>(block, KeptAlive{std::move(own), std::move(keep_alive)}), offset, bytes);
+  }
   HMC_ASSIGN(auto block, wrapped(data, bytes, device, std::move(keep_alive), false));
   return Memory(std::move(block), 0, bytes);
 }

@@ -45,6 +45,37 @@ TEST(Memory, AllocatesZeroedAlignedAndShareable) {
   }
 }
 
+TEST(Memory, WrappedPartOfWhatHmcAllocatedIsThatMemory) {
+  auto memory = Memory::allocate(100'000);
+  ASSERT_TRUE(memory.ok()) << memory.status().str();
+  auto* const data = static_cast<std::byte*>(memory->data());
+  int ended = 0;
+  auto wrapped = Memory::wrap(data + 777, 50'001, [&] { ++ended; });
+  ASSERT_TRUE(wrapped.ok()) << wrapped.status().str();
+  EXPECT_TRUE(wrapped->shareable());
+  EXPECT_EQ(wrapped->data(), data + 777);
+  EXPECT_EQ(wrapped->size(), 50'001U);
+  EXPECT_EQ(wrapped->block()->span().data, data);
+  EXPECT_TRUE(Memory::wrap(data, 100'000)->shareable());
+  EXPECT_TRUE(Memory::wrap(data + 99'999, 1)->shareable());
+  EXPECT_FALSE(Memory::wrap(data, 100'001, Device::cpu())->shareable());
+  EXPECT_FALSE(Memory::wrap(data + 100'000, 1, Device::cpu())->shareable());
+  EXPECT_FALSE(Memory::wrap(data - 1, 2, Device::cpu())->shareable());
+  EXPECT_FALSE(Memory::wrap(data, 0, Device::cpu())->shareable());
+  EXPECT_EQ(ended, 0);
+  // It outlives the first handle, and is written through its slice.
+  memory->reset();
+  auto slice = wrapped->slice(1, 3);
+  ASSERT_TRUE(slice.ok());
+  wrapped->reset();
+  EXPECT_EQ(ended, 0);
+  data[778] = std::byte{5};
+  EXPECT_EQ(*static_cast<std::byte*>(slice->data()), std::byte{5});
+  slice.value() = Memory();
+  EXPECT_EQ(ended, 1);
+  EXPECT_FALSE(Memory::wrap(&ended, 4, Device::cpu())->shareable());
+}
+
 TEST(Memory, ReadOnlyMemoryIsNeverWritten) {
   std::vector<std::byte> bytes(5000);
   testing::fill_pattern(bytes, 3);
