@@ -203,3 +203,27 @@ def test_a_long_reason_is_cut_and_a_closed_communicator_refuses() -> None:
             comm.abort("closed")
 
     hmc.spawn(work, 2, timeout=60)
+
+
+@pytest.mark.parametrize("how", ["fused", "messages"])
+@pytest.mark.parametrize("end", ["its deadline", "its close"])
+def test_a_rank_that_ends_a_collective_is_named(how: str, end: str) -> None:
+    def work() -> None:
+        with hmc.init(timeout=30) as comm:
+            group = comm.split(0, timeout=30)
+            assert group is not None
+            array = np.ones(50_000, np.float32)
+            group.all_reduce(array, timeout=30)
+            if comm.rank == 1 and end == "its deadline":
+                with pytest.raises(hmc.HmcTimeoutError):
+                    group.all_reduce(array, timeout=0.3)
+            elif comm.rank == 1:
+                group.close()
+            comm.barrier(timeout=30)
+            if comm.rank != 1:
+                with pytest.raises(hmc.HmcError, match=r"rank 1 \(") as caught:
+                    group.all_reduce(array, timeout=20)
+                assert "another rank" not in str(caught.value)
+            comm.barrier(timeout=30)
+
+    hmc.spawn(work, 3, timeout=90, environment={"HMC_FUSED": "1" if how == "fused" else "0"})

@@ -65,7 +65,7 @@ def test_ranks(comm: hmc.Communicator, rank: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), -float("inf"), "soon"])
+@pytest.mark.parametrize("timeout", [-1, float("nan"), -float("inf"), "soon", True, -(10**400), [1]], ids=lambda one: str(one)[:9])
 def test_timeouts(pair: Pair, timeout: Any) -> None:
     array = np.zeros(8, np.uint8)
     work = pair.ab.irecv(array, tag=77)
@@ -79,9 +79,20 @@ def test_timeouts(pair: Pair, timeout: Any) -> None:
         lambda: pair.local.close(timeout=timeout),
     ]
     for call in calls:
-        with pytest.raises(REFUSED):
+        with pytest.raises(REFUSED, match="timeout"):
             call()
     work.cancel()
+
+
+def test_a_timeout_beyond_every_clock_is_none(pair: Pair) -> None:
+    for timeout in (10**400, 1e300, float("inf"), np.float32(1e30)):
+        got = np.zeros(100, np.uint8)
+        receiving = pair.ba.irecv(got, tag=9)
+        pair.ab.send(pattern(100, 3), tag=9, timeout=timeout)
+        receiving.wait(timeout)
+        assert np.array_equal(got, pattern(100, 3))
+    with pytest.raises(hmc.InvalidArgumentError, match="nbytes .* bits"):
+        hmc.Memory(10**5000)
 
 
 def test_notifications(pair: Pair) -> None:

@@ -136,9 +136,13 @@ def test_no_notification_is_lost_beside_alarms(run_script: Callable[..., str], t
             ba.notify(b"%d" % number, timeout=20)
             time.sleep(random.random() * 0.004)
     import itertools, random
+    armed = False  # else an alarm would be raised between two rounds
     def alarm(*_):
-        time.sleep(random.random() * 0.003)
-        raise Alarm
+        global armed
+        if armed:
+            armed = False
+            time.sleep(random.random() * 0.003)
+            raise Alarm
     counted, texts, hits = [], [], 0
     sender = threading.Thread(target=send)
     signal.signal(signal.SIGALRM, alarm)
@@ -147,10 +151,12 @@ def test_no_notification_is_lost_beside_alarms(run_script: Callable[..., str], t
     while (len(counted) < SENT or len(texts) < SENT) and time.monotonic() < until:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 2e-2))
+            armed = True
             if len(counted) < SENT:
                 counted.extend(map(partial(ab.wait_notify, timeout=20), (7,)))
             if len(texts) < SENT:
                 texts.extend(itertools.chain.from_iterable(map(ab.notifications, (20,))))
+            armed = False
         except Alarm:
             hits += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)

@@ -248,7 +248,7 @@ void CollectiveWork::fail(const Status& reason) {
       static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
   if (const auto call = fused_call_) static_cast<void>(call->cancel_locked());
-  group_->broke(sequence_, failure, owed);
+  group_->broke(rank_, sequence_, failure, owed);
   posting_ = posting;
   if (!posting_) end_if_done();
 }

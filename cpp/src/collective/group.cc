@@ -111,15 +111,16 @@ void Group::compare_early(CollectiveWork& work) {
   if (other) work.mismatch(other->rank, other->call);
 }
 
-void Group::broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
+void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
   if (broken_ || closed_.load(std::memory_order_relaxed)) return;
   broken_ = job::Breakage{id_, sequence, reason};
-  world_->tell_broken(*broken_);
+  const job::Breakage told{id_, sequence, reason.with_context(describe(rank) + " gave up")};
+  world_->tell_broken(told);
   // Ranks that wait for a message of ours may not be connected yet, so that nobody else would tell them.
   for (const std::uint32_t r : waiting) {
     const auto& peer = ranks_[r].peer;
     if (peer->is_self() || (peer->phase() != PeerPhase::idle && peer->phase() != PeerPhase::connecting)) continue;
-    World::send_broken(peer, *broken_);
+    World::send_broken(peer, told);
   }
   running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() >= sequence; }, reason);
 }
@@ -128,7 +129,7 @@ void Group::heard_broken(const job::Breakage& breakage) {
   if (broken_ && (broken_->aborts() || !breakage.aborts())) return;
   broken_ = breakage;
   running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
-                   breakage.aborts() ? breakage.reason : breakage.reason.with_context("another rank gave up"));
+                   breakage.reason);
 }
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {

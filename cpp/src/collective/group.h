@@ -64,8 +64,9 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
-  // No more collectives, because that one failed: tells the others. `waiting`: ranks that this one still owed messages.
-  void broke(std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
+  // No more collectives, because that one of local rank `rank` failed: tells the others. `waiting`: ranks that it still owed
+  // messages.
+  void broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
   // A process died, or said goodbye.
