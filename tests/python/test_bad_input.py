@@ -91,7 +91,7 @@ def test_a_timeout_beyond_every_clock_is_none(pair: Pair) -> None:
         pair.ab.send(pattern(100, 3), tag=9, timeout=timeout)
         receiving.wait(timeout)
         assert np.array_equal(got, pattern(100, 3))
-    with pytest.raises(hmc.InvalidArgumentError, match="nbytes .* bits"):
+    with pytest.raises(hmc.InvalidArgumentError, match=r"nbytes .* bits"):
         hmc.Memory(10**5000)
 
 
