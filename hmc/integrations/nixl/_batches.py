@@ -1,0 +1,69 @@
+"""Descriptors of both sides as batches of equally long blocks, which HMC posts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hmc._core import BlockBatch, ConnBuffer
+from hmc.integrations.nixl._errors import nixlInvalidParamError, translated
+from hmc.integrations.nixl._ranges import Found
+from hmc.integrations.nixl._sides import Far
+
+__all__ = ["build", "check_lengths"]
+
+_MOST_LENGTHS = 16  # batches by length; with more lengths, descriptors are cut into powers of two
+
+
+def check_lengths(near: Any, far: Any) -> None:
+    """Raises nixlInvalidParamError unless the descriptors pair off with equal lengths."""
+    if len(near) != len(far):
+        raise nixlInvalidParamError(f"{len(near)} local descriptors and {len(far)} remote ones; they must be equally many")
+    differ = near != far
+    if differ.any():
+        at = int(np.argmax(differ))
+        raise nixlInvalidParamError(
+            f"pair {at} of the transfer: {near[at]} bytes here and {far[at]} bytes at the remote agent; they must be equal"
+        )
+
+
+def _pieces(nbytes: Any) -> Iterator[tuple[int, Any, Any]]:
+    """(bytes of a block, which descriptors, offset in each): together every byte of every descriptor once."""
+    lengths = np.unique(nbytes)
+    lengths = lengths[lengths > 0]
+    if len(lengths) <= _MOST_LENGTHS:
+        for length in lengths.tolist():
+            chosen = np.flatnonzero(nbytes == length)
+            yield length, chosen, np.zeros(len(chosen), np.uint64)
+        return
+    for bit in range(int(lengths[-1]).bit_length() - 1, -1, -1):
+        chosen = np.flatnonzero((nbytes >> np.uint64(bit)) & np.uint64(1))
+        if len(chosen):
+            above = np.uint64(bit + 1)
+            yield 1 << bit, chosen, (nbytes[chosen] >> above) << above
+
+
+def build(nbytes: Any, here: Found[ConnBuffer], there: Found[Any], target: Far) -> list[BlockBatch]:
+    """The batches of a transfer of descriptors that pair off. Imports what is not imported yet. Raises NIXL's exceptions."""
+    remote = target.buffers(there, np.unique(there.which[nbytes > 0]).tolist())
+    batches = []
+    for block, chosen, inner in _pieces(nbytes):
+        pair = here.which[chosen] * len(there.ranges) + there.which[chosen]
+        order = np.argsort(pair, kind="stable")
+        cuts = np.flatnonzero(np.diff(pair[order])) + 1
+        pairs = []
+        for part in np.split(order, cuts):
+            one = chosen[part]
+            pairs.append(
+                (
+                    here.ranges[here.which[one[0]]].holder,
+                    here.offsets[one] + inner[part],
+                    remote[int(there.which[one[0]])],
+                    there.offsets[one] + inner[part],
+                )
+            )
+        with translated():
+            batches.append(target.peer.prepare_blocks(pairs, block))
+    return batches

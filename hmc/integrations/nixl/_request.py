@@ -1,0 +1,167 @@
+"""A transfer: posted as often as wanted, one at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from hmc._core import BlockBatch, Work
+from hmc.errors import HmcError
+from hmc.integrations.nixl import _frames as wire
+from hmc.integrations.nixl._batches import build, check_lengths
+from hmc.integrations.nixl._errors import (
+    nixlInvalidParamError,
+    nixlNotPostedError,
+    nixlRepostActiveError,
+    translate,
+)
+from hmc.integrations.nixl._links import send_later
+from hmc.integrations.nixl._sides import Side
+from hmc.integrations.nixl._types import nixl_xfer_op_t
+from hmc.integrations.nixl.logging import get_logger
+
+__all__ = ["Request", "nixlXferTelemetry"]
+
+logger = get_logger(__name__)
+_INLINE = 1023  # bytes of a notification that goes with its put
+
+
+class nixlXferTelemetry:
+    """Times of a transfer in microseconds, its bytes and its descriptors."""
+
+    def __init__(self) -> None:
+        self.startTime = 0
+        self.postDuration = 0
+        self.xferDuration = 0
+        self.totalBytes = 0
+        self.descCount = 0
+
+
+class Request:
+    """Descriptors of two sides, a direction and a notification. Any thread.
+
+    The notification is sent after the last byte is in place, whether or not the program asks for the state: with the only batch of
+    a put, else when every batch has ended, on the dispatcher thread.
+    """
+
+    def __init__(self, operation: nixl_xfer_op_t, near: Side, near_at: Any, far: Side, far_at: Any, message: bytes) -> None:
+        if near.far is not None or far.far is None:
+            raise nixlInvalidParamError(
+                'the local side is prepared with "NIXL_INIT_AGENT", the remote side with the name of an agent'
+            )
+        self._writes = operation == nixl_xfer_op_t.NIXL_WRITE
+        self._near, self._far = (near, near_at), (far, far_at)
+        check_lengths(near.rows[near_at, 1], far.rows[far_at, 1])
+        self.nbytes = int(near.rows[near_at, 1].sum())
+        self.descs = len(near_at)
+        self._message = message
+        self._target = far.far
+        self._batches: list[BlockBatch] = []
+        self._made_for: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self._works: list[Work] = []
+        self._to_notify = b""  # what is still to be sent; empty: nothing
+        self._failure: BaseException | None = None
+        self._state = ""
+        self._times = [0.0, 0.0, 0.0]  # started, posted, found complete
+        self._prepare()
+
+    def post(self, message: bytes) -> str:
+        """Starts the transfer; ``message`` replaces the notification unless it is empty. Returns the state.
+
+        Raises nixlRepostActiveError while it is in flight, nixlNotFoundError where memory or the agent is no longer known,
+        nixlRemoteDisconnectError.
+        """
+        if self.poll() == "PROC":
+            raise nixlRepostActiveError("the transfer is in flight: check_xfer_state must be DONE or ERR before the next transfer")
+        started = time.monotonic()
+        self._prepare()  # may wait for the remote agent, so without the lock
+        with self._lock:
+            if self._state == "PROC":
+                raise nixlRepostActiveError("the transfer was posted by another thread")
+            self._message = message or self._message
+            inline = self._writes and len(self._batches) == 1 and 0 < len(self._message) <= _INLINE
+            self._works, self._failure = [], None
+            self._to_notify = b"" if inline else self._message
+            self._start(wire.frames(wire.NOTIFY, self._message, 0)[0] if inline else None)
+            self._state = "PROC"
+            self._times[0], self._times[1] = started, time.monotonic()
+            if self._to_notify:
+                for work in self._works:
+                    work.add_done_callback(lambda _: self.poll())
+            return self._advance()
+
+    def poll(self) -> str:
+        """ "PROC", "DONE", "ERR", or "" before the first post. Never waits."""
+        with self._lock:
+            return self._advance()
+
+    def state(self) -> str:
+        """As poll(). Raises nixlNotPostedError before the first post."""
+        return self.poll() or self._not_posted()
+
+    def withdraw(self) -> None:
+        """Stops the transfer. Raises nixlRepostActiveError where some of it is too late to stop: it ends by itself, as ERR."""
+        with self._lock:
+            if self._advance() != "PROC":
+                return
+            self._to_notify = b""
+            self._failure = self._failure or nixlRepostActiveError("the transfer was cancelled")
+            for work in self._works:
+                if not work.done:
+                    work._withdraw()
+            if self._advance() == "PROC":
+                raise nixlRepostActiveError(
+                    f"a transfer with agent {self._target.name} cannot be stopped any more; release it when check_xfer_state is not PROC"
+                )
+
+    def telemetry(self) -> nixlXferTelemetry:
+        """Raises nixlNotPostedError before the first post."""
+        self.state()
+        told = nixlXferTelemetry()
+        started, posted, ended = self._times
+        told.startTime = int(started * 1e6)
+        told.postDuration = int((posted - started) * 1e6)
+        told.xferDuration = int((max(ended, posted) - started) * 1e6)
+        told.totalBytes, told.descCount = self.nbytes, self.descs
+        return told
+
+    def _not_posted(self) -> str:
+        raise nixlNotPostedError("the transfer has not been posted: call transfer()")
+
+    def _prepare(self) -> None:
+        (near, near_at), (far, far_at) = self._near, self._far
+        if self._target.removed or self._made_for != (near.generation, far.generation):
+            here, there = near.find(near_at), far.find(far_at)
+            self._batches = build(near.rows[near_at, 1], here, there, self._target)
+            self._made_for = (here.generation, there.generation)
+
+    def _start(self, notify: bytes | None) -> None:
+        peer = self._target.peer
+        for batch in self._batches:
+            try:
+                self._works.append(peer.put_blocks(batch, notify=notify) if self._writes else peer.get_blocks(batch))
+            except HmcError as error:
+                if not self._works:
+                    raise translate(error) from error
+                self._failure = error  # what was posted before ends first
+                return
+
+    def _advance(self) -> str:
+        if self._state != "PROC" or not all(work.done for work in self._works):
+            return self._state
+        failure = self._failure or next((error for error in (work.error() for work in self._works) if error is not None), None)
+        if failure is None and self._to_notify:
+            message, self._to_notify = self._to_notify, b""
+            try:
+                self._works += send_later(self._target.peer, wire.NOTIFY, message)
+            except HmcError as error:
+                failure = error
+            else:
+                return self._advance()
+        self._times[2] = time.monotonic()
+        self._state = "DONE" if failure is None else "ERR"
+        if failure is not None:
+            logger.error("a transfer of %d bytes with agent %s failed: %s", self.nbytes, self._target.name, failure)
+        return self._state

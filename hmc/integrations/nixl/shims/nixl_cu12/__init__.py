@@ -1,0 +1,5 @@
+"""The name ``nixl_cu12`` for HMC's drop-in."""
+
+from hmc.integrations.nixl._install import as_package
+
+as_package(__name__)
