@@ -197,7 +197,7 @@ class Links:
             failures.append(f"{address} is agent {peer.name} now")
         if not failures:
             raise nixlBackendError(
-                f"agent {metadata.name} is on another host and listens on none of its networks: set HMC_JOB_KEY on both (`hmc keygen`)"
+                f"agent {metadata.name} is on another host and listens on no network: set HMC_JOB_KEY on both (`hmc keygen`)"
             )
         raise nixlRemoteDisconnectError(f"agent {metadata.name} cannot be reached: {'; '.join(failures)}")
 

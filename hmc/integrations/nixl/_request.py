@@ -113,7 +113,7 @@ class Request:
                     work._withdraw()
             if self._advance() == "PROC":
                 raise nixlRepostActiveError(
-                    f"a transfer with agent {self._target.name} cannot be stopped any more; release it when check_xfer_state is not PROC"
+                    f"a transfer with agent {self._target.name} cannot be stopped; release it when its state is not PROC"
                 )
 
     def telemetry(self) -> nixlXferTelemetry:

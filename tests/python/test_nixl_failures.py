@@ -1,0 +1,247 @@
+"""The NIXL drop-in beside agents that die, stop, leave or lie: errors in time, and no handle or descriptor is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nixl_process import SIZE, Mine, Other, contents, this_process
+
+from hmc.integrations.nixl import _bindings as nixl
+from hmc.integrations.nixl import nixl_agent, nixl_agent_config
+
+SOON = 5  # seconds; the promise is one, on a machine that is not overloaded
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mine]:
+    monkeypatch.setenv("HMC_TRANSPORTS", request.param)
+    with this_process() as one:
+        yield one
+
+
+def whole(mine: Mine, other: Other, way: str = "WRITE") -> Any:
+    return mine.transfer(way, [(mine.address, SIZE, 0)], [(other.address, SIZE, 0)])
+
+
+@pytest.mark.parametrize("way", ["WRITE", "READ"])
+@pytest.mark.parametrize("delay", [0, 0.003, 0.02])
+def test_a_transfer_with_a_killed_agent_is_an_error(mine: Mine, way: str, delay: float) -> None:
+    other = mine.start()
+    count = 200
+    rows = np.stack([np.arange(count) * 20_000, np.full(count, 19_999), np.zeros(count, np.int64)], axis=1)
+    near, far = rows.copy(), rows.copy()
+    near[:, 0] += mine.address
+    far[:, 0] += other.address
+    handles = [mine.transfer(way, near, far, message=b"x" * 3000) for _ in range(20)]
+    assert mine.run(handles[0]) == "DONE"
+    other.stop()  # so that some are in flight
+    for handle in handles:
+        mine.agent.transfer(handle)
+    time.sleep(delay)
+    other.kill()
+    since = time.monotonic()
+    states = [mine.finish(handle, SOON) for handle in handles]
+    assert time.monotonic() - since < SOON
+    assert mine.agent.check_xfer_state(handles[0]) == states[0]
+    if os.environ["HMC_TRANSPORTS"] == "tcp" and way == "READ":
+        assert states == ["ERR"] * len(handles)  # a stopped process answers no read; over shm the reader copies by itself
+    until = time.monotonic() + SOON
+    while mine.agent.check_remote_metadata("other"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for call in (
+        lambda: mine.agent.transfer(handles[0]),
+        lambda: mine.agent.send_notif("other", b"x"),
+        lambda: mine.agent.add_remote_agent(other.metadata),
+        lambda: mine.agent.make_connection("other"),
+    ):
+        with pytest.raises(nixl.nixlRemoteDisconnectError):
+            call()
+    for handle in handles:
+        mine.agent.release_xfer_handle(handle)
+    mine.agent.deregister_memory(mine.registered)
+
+
+def test_an_agent_that_restarts_is_added_again(mine: Mine) -> None:
+    first = mine.start()
+    assert mine.run(whole(mine, first)) == "DONE"
+    first.close()
+    second = mine.start()
+    handle = whole(mine, second)
+    assert mine.run(handle) == "DONE"
+    assert np.array_equal(second.memory(), mine.memory)
+
+
+def test_a_removed_agent_gets_nothing_more(mine: Mine) -> None:
+    other = mine.start()
+    handle = whole(mine, other)
+    mine.agent.remove_remote_agent("other")
+    mine.agent.remove_remote_agent("other")
+    assert not mine.agent.check_remote_metadata("other")
+    with pytest.raises(nixl.nixlNotFoundError, match="removed"):
+        mine.agent.transfer(handle)
+    with pytest.raises(nixl.nixlNotFoundError):
+        mine.agent.send_notif("other", b"x")
+    assert np.array_equal(other.memory(), contents(7))
+    mine.agent.add_remote_agent(other.metadata)
+    assert mine.run(whole(mine, other)) == "DONE"
+    assert np.array_equal(other.memory(), mine.memory)
+
+
+def test_memory_deregistered_here_while_a_transfer_is_prepared(mine: Mine) -> None:
+    other = mine.start()
+    handle = whole(mine, other)
+    mine.agent.deregister_memory(mine.registered)
+    with pytest.raises(nixl.nixlNotFoundError, match="agent mine"):
+        mine.agent.transfer(handle)
+    assert np.array_equal(other.memory(), contents(7))
+
+
+@pytest.mark.parametrize("way", ["WRITE", "READ"])
+def test_memory_deregistered_there_while_a_transfer_is_prepared(mine: Mine, way: str) -> None:
+    other = mine.start()
+    handle = whole(mine, other, way)
+    assert mine.run(handle) == "DONE"
+    other.ask("agent.deregister_memory(registered)")
+    other.ask("memory.fill(0)")
+    for one in (handle, whole(mine, other, way)):
+        with pytest.raises(nixl.nixlNotFoundError):
+            mine.agent.transfer(one)
+    assert not other.memory().any()
+    other.ask("globals().update(registered=agent.register_memory(registered)) or None")
+    renewed = bytes.fromhex(other.ask("agent.get_agent_metadata().hex()"))
+    assert mine.agent.add_remote_agent(renewed) == b"other"
+    assert mine.run(handle) == "DONE"
+    assert np.array_equal(other.memory(), mine.memory)
+
+
+def test_memory_deregistered_during_transfers_is_not_written_afterwards(mine: Mine) -> None:
+    other = mine.start()
+    handles = [whole(mine, other) for _ in range(10)]
+    for handle in handles:
+        mine.agent.transfer(handle)
+    other.ask("agent.deregister_memory(registered)")
+    other.ask("memory.fill(0)")
+    for handle in handles:
+        assert mine.finish(handle, SOON) in ("DONE", "ERR")
+    assert not other.memory().any()
+
+
+def test_a_stopped_agent_leaves_the_transfer_in_flight(mine: Mine) -> None:
+    other = mine.start()
+    handles = [mine.transfer("READ", [(mine.address, 100_000, 0)], [(other.address, 100_000, 0)]) for _ in range(3)]
+    other.stop()
+    states = [mine.agent.transfer(handle) for handle in handles]
+    for handle, state in zip(handles, states, strict=True):
+        if state == "PROC" and mine.agent.check_xfer_state(handle) == "PROC":
+            with pytest.raises(nixl.nixlRepostActiveError):
+                mine.agent.transfer(handle)
+    other.kill(signal.SIGCONT)
+    assert [mine.finish(handle) for handle in handles] == ["DONE"] * 3
+    assert np.array_equal(mine.memory[:100_000], contents(7)[:100_000])
+
+
+def test_a_released_transfer_stops_or_says_that_it_cannot(mine: Mine) -> None:
+    other = mine.start()
+    for _ in range(20):
+        handle = whole(mine, other)
+        mine.agent.transfer(handle, b"released")
+        until = time.monotonic() + 20
+        while True:
+            try:
+                mine.agent.release_xfer_handle(handle)
+                break
+            except nixl.nixlRepostActiveError:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+    assert mine.run(whole(mine, other)) == "DONE"
+
+
+def test_damaged_metadata_is_refused(mine: Mine) -> None:
+    other = Other()
+    mine.others.append(other)
+    good = other.metadata
+    random = np.random.default_rng(2)
+    for size in range(len(good)):
+        with pytest.raises(nixl.nixlMismatchError):
+            mine.agent.add_remote_agent(good[:size])
+    for at in random.permutation(len(good))[:100]:
+        bad = bytearray(good)
+        bad[at] ^= 1 << int(random.integers(8))
+        with pytest.raises((nixl.nixlMismatchError, nixl.nixlNotAllowedError)):
+            mine.agent.add_remote_agent(bytes(bad))
+    for foreign in (b"", b"junk", good + b"x", b"nixlSerDes|" + good, os.urandom(500)):
+        with pytest.raises(nixl.nixlMismatchError):
+            mine.agent.add_remote_agent(foreign)
+    with pytest.raises(nixl.nixlInvalidParamError, match="this agent"):
+        mine.agent.add_remote_agent(mine.agent.get_agent_metadata())
+    assert not mine.agent.check_remote_metadata("other")
+    assert mine.agent.add_remote_agent(good) == b"other"
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_ten_thousand_transfers_leak_nothing(mine: Mine) -> None:
+    other = mine.start()
+    agent = mine.agent
+    rows = np.stack([np.arange(64) * 4096, np.full(64, 100), np.zeros(64, np.int64)], axis=1)
+    near, far = rows.copy(), rows.copy()
+    near[:, 0] += mine.address
+    far[:, 0] += other.address
+    local, remote = agent.prep_xfer_dlist("", near, "DRAM"), agent.prep_xfer_dlist("other", far, "DRAM")
+
+    def some(count: int) -> None:
+        for number in range(count):
+            handle = agent.make_prepped_xfer(
+                "WRITE" if number % 2 else "READ", local, [number % 64, 1], remote, [number % 64, 1], b"n"
+            )
+            assert mine.run(handle) == "DONE"
+            if number % 3:
+                agent.release_xfer_handle(handle)
+            if number % 100 == 0:
+                agent.release_dlist_handle(agent.prep_xfer_dlist("other", far, "DRAM"))
+                agent.deregister_memory(agent.register_memory([(mine.address + 1, 500, 0, "")], "DRAM"))
+
+    some(1000)
+    gc.collect()
+    before = open_descriptors(), resident()
+    some(9000)
+    gc.collect()
+    assert open_descriptors() == before[0]
+    assert resident() < before[1] + (4 << 20)
+    assert len(other.notifs(10_000)) == 10_000
+
+
+def test_agents_that_come_and_go_leave_nothing_open() -> None:
+    def one() -> None:
+        first, second = nixl_agent("first", nixl_agent_config()), nixl_agent("second", nixl_agent_config())
+        memory = contents(1, 10_000)
+        first.register_memory([(memory.ctypes.data, 10_000, 0, "")], "DRAM")
+        second.add_remote_agent(first.get_agent_metadata())
+        second.send_notif("first", b"hello")
+        until = time.monotonic() + 20
+        while not first.get_new_notifs():
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    one()
+    gc.collect()
+    before = open_descriptors()
+    for _ in range(20):
+        one()
+    gc.collect()
+    assert open_descriptors() <= before + 2
