@@ -38,6 +38,7 @@ OPTIONS = {
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
+NIXL = "nixl_pair.py"
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -47,7 +48,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OPTIONS, *FOREIGN, SIMULATED}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OPTIONS, *FOREIGN, SIMULATED, NIXL}
 
 
 def test_every_example_is_in_the_documentation() -> None:
@@ -68,6 +69,10 @@ def test_example(name: str) -> None:
     options = OPTIONS[name]
     command = [str(BIN / "hmc"), "run", *options, script] if options else [sys.executable, script]
     assert run(command).count("done") == int(options[1] if options else 1)
+
+
+def test_the_program_written_for_nixl() -> None:
+    assert run([sys.executable, "-m", "hmc.integrations.nixl", str(EXAMPLES / NIXL)]).count("done") == 1
 
 
 def test_the_program_of_the_readme(tmp_path: Path) -> None:

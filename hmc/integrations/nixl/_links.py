@@ -15,7 +15,6 @@ from hmc._core import Context, Peer, Work
 from hmc.errors import HmcError
 from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._errors import (
-    nixlBackendError,
     nixlInvalidParamError,
     nixlMismatchError,
     nixlNotFoundError,
@@ -195,11 +194,10 @@ class Links:
             if peer.name == metadata.name:
                 return peer
             failures.append(f"{address} is agent {peer.name} now")
-        if not failures:
-            raise nixlBackendError(
-                f"agent {metadata.name} is on another host and listens on no network: set HMC_JOB_KEY on both (`hmc keygen`)"
-            )
-        raise nixlRemoteDisconnectError(f"agent {metadata.name} cannot be reached: {'; '.join(failures)}")
+        text = f"agent {metadata.name} cannot be reached: {'; '.join(failures) or 'it is on another host'}"
+        if not any(address.startswith("tcp") for address in metadata.addresses):
+            text += ". It listens on its own host only: set HMC_JOB_KEY for both agents (`hmc keygen`) if they are on two hosts"
+        raise nixlRemoteDisconnectError(text)
 
     def _control(self, peer: Peer, kind: int, message: bytes) -> None:
         try:
