@@ -55,47 +55,86 @@ def host_addresses() -> list[str]:
     return [address for address in found if not address.startswith("127.")]
 
 
+class _Inlet:
+    """What a peer sends. The thread that finds it first takes it: the dispatcher thread, or one that asks for notifications."""
+
+    def __init__(self, peer: Peer, deliver: Callable[[Peer, int, bytes], None], ended: Callable[[_Inlet], None]) -> None:
+        self.peer = peer
+        self._deliver = deliver
+        self._ended = ended
+        self._assembler = wire.Assembler()
+        self._lock = threading.Lock()
+        self._waiting: Any = None  # the Work of the next notifications; None once the peer has ended
+
+    def open(self) -> None:
+        """Waits for the first notifications."""
+        with self._lock:
+            self._arm()
+        self.drain()
+
+    def drain(self) -> None:
+        """Delivers what has arrived."""
+        with self._lock:
+            while self._waiting is not None and self._waiting.done:
+                work, self._waiting = self._waiting, None
+                if work.error() is not None:
+                    self._ended(self)
+                    return
+                for _, frame in work._take():
+                    message = self._assembler.add(frame)
+                    if message is not None:
+                        self._deliver(self.peer, *message)
+                self._arm()
+
+    def _arm(self) -> None:
+        try:
+            self._waiting = self.peer._inotifications(None)
+            self._waiting.add_done_callback(lambda _: self.drain())
+        except HmcError:  # the peer has ended
+            self._ended(self)
+
+
 class Receiver:
     """Takes the messages of every peer as they arrive, so that no sender waits for the program. Any thread.
 
-    Refers to no Context: a Context refers to it. ``control`` gets the other messages, on the dispatcher thread.
+    Refers to no Context but by its peers, until they end: a Context refers to it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._inlets: list[_Inlet] = []
         self._notifs: dict[str, list[bytes]] = {}
-        self.control: weakref.WeakMethod[Callable[[Peer, int, bytes], None]] | None = None
+        self.control: weakref.WeakMethod[Callable[[Peer, int, bytes], None]] | None = None  # gets the other messages
 
     def watch(self, peer: Peer) -> None:
         """Receives from a peer until it ends."""
-        self._arm(peer, wire.Assembler())
+        inlet = _Inlet(peer, self._deliver, self._forget)
+        with self._lock:
+            self._inlets.append(inlet)
+        inlet.open()
 
     def take(self) -> dict[str, list[bytes]]:
         """The notifications since the last call, by agent."""
         with self._lock:
+            inlets = list(self._inlets)
+        for inlet in inlets:
+            inlet.drain()
+        with self._lock:
             taken, self._notifs = self._notifs, {}
         return taken
 
-    def _arm(self, peer: Peer, assembler: wire.Assembler) -> None:
-        with contextlib.suppress(HmcError):  # the peer has ended
-            peer._inotifications(None).add_done_callback(lambda work: self._arrived(peer, assembler, work))
+    def _forget(self, inlet: _Inlet) -> None:
+        with self._lock:
+            self._inlets = [one for one in self._inlets if one is not inlet]
 
-    def _arrived(self, peer: Peer, assembler: wire.Assembler, work: Work) -> None:
-        if work.error() is not None:
+    def _deliver(self, peer: Peer, kind: int, message: bytes) -> None:
+        if kind == wire.NOTIFY:
+            with self._lock:
+                self._notifs.setdefault(peer.name, []).append(message)
             return
-        for _, frame in work._take():  # type: ignore[attr-defined]
-            message = assembler.add(frame)
-            if message is None:
-                continue
-            kind, content = message
-            if kind == wire.NOTIFY:
-                with self._lock:
-                    self._notifs.setdefault(peer.name, []).append(content)
-                continue
-            control = self.control() if self.control is not None else None
-            if control is not None:
-                control(peer, kind, content)
-        self._arm(peer, assembler)
+        control = self.control() if self.control is not None else None
+        if control is not None:
+            control(peer, kind, message)
 
 
 class Links:
