@@ -102,6 +102,7 @@ def test_memory_deregistered_here_while_a_transfer_is_prepared(mine: Mine) -> No
     mine.agent.deregister_memory(mine.registered)
     with pytest.raises(nixl.nixlNotFoundError, match="agent mine"):
         mine.agent.transfer(handle)
+    assert mine.agent.check_xfer_state(handle) == "ERR"
     assert np.array_equal(other.memory(), contents(7))
 
 

@@ -149,7 +149,7 @@ class Links:
         self.receiver.control = weakref.WeakMethod(self._control)
         self._name = name
         self._describe = describe
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a message to itself is handled inside own()
         self._remotes: dict[str, Remote] = {}
         self._self: Peer | None = None
 

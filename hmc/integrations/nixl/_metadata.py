@@ -21,7 +21,7 @@ MAX_METADATA = 64 << 20
 _MAGIC = b"HMCNIXL1"
 _DIGEST = 32
 _HEAD = struct.Struct("<8sBHHHI")  # magic, keyed, bytes of name, of id and host, number of addresses, of entries
-_ENTRY = struct.Struct("<BIQQH")  # kind, device, address, bytes, bytes of the descriptor
+_ENTRY = struct.Struct("<BQQQH")  # kind, device, address, bytes, bytes of the descriptor
 _TEXT = struct.Struct("<H")
 
 

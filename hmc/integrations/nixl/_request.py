@@ -11,6 +11,7 @@ from hmc.errors import HmcError
 from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._batches import build, check_lengths
 from hmc.integrations.nixl._errors import (
+    nixlCancelledError,
     nixlInvalidParamError,
     nixlNotPostedError,
     nixlRepostActiveError,
@@ -59,7 +60,7 @@ class Request:
         self._target = far.far
         self._batches: list[BlockBatch] = []
         self._made_for: tuple[int, int] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handle may be collected, and so withdrawn, anywhere
         self._works: list[Work] = []
         self._to_notify = b""  # what is still to be sent; empty: nothing
         self._failure: BaseException | None = None
@@ -73,8 +74,10 @@ class Request:
         Raises nixlRepostActiveError while it is in flight, nixlNotFoundError where memory or the agent is no longer known,
         nixlRemoteDisconnectError.
         """
-        if self.poll() == "PROC":
-            raise nixlRepostActiveError("the transfer is in flight: check_xfer_state must be DONE or ERR before the next transfer")
+        with self._lock:
+            if self._advance() == "PROC":
+                raise nixlRepostActiveError("the transfer is in flight: its state must be DONE or ERR before the next transfer")
+            self._state = "ERR"  # where it cannot be posted
         started = time.monotonic()
         self._prepare()  # may wait for the remote agent, so without the lock
         with self._lock:
@@ -107,7 +110,7 @@ class Request:
             if self._advance() != "PROC":
                 return
             self._to_notify = b""
-            self._failure = self._failure or nixlRepostActiveError("the transfer was cancelled")
+            self._failure = self._failure or nixlCancelledError("the transfer was cancelled")
             for work in self._works:
                 if not work.done:
                     work._withdraw()
@@ -162,6 +165,6 @@ class Request:
                 return self._advance()
         self._times[2] = time.monotonic()
         self._state = "DONE" if failure is None else "ERR"
-        if failure is not None:
+        if failure is not None and not isinstance(failure, nixlCancelledError):
             logger.error("a transfer of %d bytes with agent %s failed: %s", self.nbytes, self._target.name, failure)
         return self._state
