@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from nixl_process import SIZE, Mine, contents, this_process
 
 from hmc.integrations.nixl import _bindings as nixl
+from hmc.integrations.nixl._request import Request
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -137,6 +139,62 @@ def test_both_agents_write_at_once(mine: Mine) -> None:
     assert np.array_equal(mine.memory[:size], contents(7)[:size])
     assert np.array_equal(other.memory()[size:], contents(3)[size:])
     assert other.notifs(1) == [("mine", b"forth")]
+
+
+def test_threads_share_an_agent_while_registrations_come_and_go(mine: Mine) -> None:
+    other = mine.start()
+    agent, part = mine.agent, SIZE // 8
+    problems: list[Any] = []
+    ended = threading.Event()
+
+    def work(thread: int) -> None:
+        near = rows(mine.address + thread * part, np.arange(50) * 1000, [999] * 50)
+        far = rows(other.address + thread * part, np.arange(50)[::-1] * 1000, [999] * 50)
+        try:
+            for round in range(60):
+                mine.memory[thread * part : (thread + 1) * part] = contents(thread * 100 + round, part)
+                assert mine.run(mine.transfer("WRITE", near, far, message=b"%d" % thread)) == "DONE"
+                back = near.copy()
+                back[:, 0] += part // 2
+                assert mine.run(mine.transfer("READ", back, far)) == "DONE"
+                whole = mine.memory[thread * part : (thread + 1) * part]
+                assert np.array_equal(whole[part // 2 :][:49_999].reshape(-1)[:999], whole[:999])
+                sent, got = (np.lib.stride_tricks.as_strided(one, (50, 999), (1000, 1)) for one in (whole, whole[part // 2 :]))
+                assert np.array_equal(sent, got)
+        except BaseException as error:
+            problems.append(error)
+
+    def churn() -> None:
+        while not ended.is_set():
+            agent.deregister_memory(agent.register_memory([(mine.address, SIZE, 0, "")], "DRAM"))
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in range(4)]
+    churning = threading.Thread(target=churn)
+    for one in (*threads, churning):
+        one.start()
+    for one in threads:
+        one.join(90)
+    ended.set()
+    churning.join(20)
+    assert not problems
+    assert sorted(other.notifs(240)) == sorted([("mine", b"%d" % one) for one in range(4)] * 60)
+
+
+def test_a_registration_that_ends_during_a_post_gives_way_to_another(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = mine.start()
+    newer = mine.agent.register_memory([(mine.address, SIZE, 0, "")], "DRAM")
+    handle = mine.transfer("WRITE", [(mine.address, SIZE, 0)], [(other.address, SIZE, 0)])
+    start, ended = Request._start, []
+
+    def late(request: Request, message: bytes) -> None:
+        if not ended:
+            ended.append(mine.agent.deregister_memory(newer))
+        start(request, message)
+
+    monkeypatch.setattr(Request, "_start", late)
+    assert mine.run(handle) == "DONE"
+    assert ended
+    assert np.array_equal(other.memory(), contents(3))
 
 
 def test_an_agent_reaches_itself(mine: Mine) -> None:

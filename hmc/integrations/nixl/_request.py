@@ -79,21 +79,19 @@ class Request:
                 raise nixlRepostActiveError("the transfer is in flight: its state must be DONE or ERR before the next transfer")
             self._state = "ERR"  # where it cannot be posted
         started = time.monotonic()
-        self._prepare()  # may wait for the remote agent, so without the lock
-        with self._lock:
-            if self._state == "PROC":
-                raise nixlRepostActiveError("the transfer was posted by another thread")
-            self._message = message or self._message
-            inline = self._writes and len(self._batches) == 1 and 0 < len(self._message) <= _INLINE
-            self._works, self._failure = [], None
-            self._to_notify = b"" if inline else self._message
-            self._start(wire.frames(wire.NOTIFY, self._message, 0)[0] if inline else None)
-            self._state = "PROC"
-            self._times[0], self._times[1] = started, time.monotonic()
-            if self._to_notify:
-                for work in self._works:
-                    work.add_done_callback(lambda _: self.poll())
-            return self._advance()
+        while True:
+            self._prepare()  # may wait for the remote agent, so without the lock
+            with self._lock:
+                if self._state == "PROC":
+                    raise nixlRepostActiveError("the transfer was posted by another thread")
+                try:
+                    self._start(message or self._message)
+                except Exception:
+                    if self._made_for == self._generations():
+                        raise
+                    continue  # a registration ended meanwhile; another one may hold the memory
+                self._times[0], self._times[1] = started, time.monotonic()
+                return self._advance()
 
     def poll(self) -> str:
         """ "PROC", "DONE", "ERR", or "" before the first post. Never waits."""
@@ -133,14 +131,21 @@ class Request:
     def _not_posted(self) -> str:
         raise nixlNotPostedError("the transfer has not been posted: call transfer()")
 
+    def _generations(self) -> tuple[int, int]:
+        return self._near[0].generation, self._far[0].generation
+
     def _prepare(self) -> None:
         (near, near_at), (far, far_at) = self._near, self._far
-        if self._target.removed or self._made_for != (near.generation, far.generation):
+        if self._target.removed or self._made_for != self._generations():
             here, there = near.find(near_at), far.find(far_at)
             self._batches = build(near.rows[near_at, 1], here, there, self._target)
             self._made_for = (here.generation, there.generation)
 
-    def _start(self, notify: bytes | None) -> None:
+    def _start(self, message: bytes) -> None:
+        inline = self._writes and len(self._batches) == 1 and 0 < len(message) <= _INLINE
+        notify = wire.frames(wire.NOTIFY, message, 0)[0] if inline else None
+        self._message, self._to_notify = message, b"" if inline else message
+        self._works, self._failure = [], None
         peer = self._target.peer
         for batch in self._batches:
             try:
@@ -149,7 +154,11 @@ class Request:
                 if not self._works:
                     raise translate(error) from error
                 self._failure = error  # what was posted before ends first
-                return
+                break
+        self._state = "PROC"
+        if self._to_notify:
+            for work in self._works:
+                work.add_done_callback(lambda _: self.poll())
 
     def _advance(self) -> str:
         if self._state != "PROC" or not all(work.done for work in self._works):
