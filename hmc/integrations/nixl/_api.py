@@ -112,9 +112,10 @@ class _TransferCalls(AgentBase):
         return nixl_prepped_dlist_handle(self, self._side(agent_name, kind, rows))
 
     def _side(self, name: str | bytes, kind: Any, rows: Any) -> Side:
+        name = agent_name(name)
         if name in _INITIATOR:
             return Side(kind, rows, self._memory.ranges, None)
-        far: Far = self._own() if agent_name(name) == self.name else self._links.remote(agent_name(name))
+        far: Far = self._own() if name == self.name else self._links.remote(name)
         return Side(kind, rows, far.ranges, far)
 
     def _own(self) -> Own:

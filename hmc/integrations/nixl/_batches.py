@@ -29,9 +29,16 @@ def check_lengths(near: Any, far: Any) -> None:
         )
 
 
+def _distinct(values: Any) -> Any:
+    """The different values, sorted. Most often there is one."""
+    if len(values) and (values == values[0]).all():
+        return values[:1]
+    return np.unique(values)
+
+
 def _pieces(nbytes: Any) -> Iterator[tuple[int, Any, Any]]:
     """(bytes of a block, which descriptors, offset in each): together every byte of every descriptor once."""
-    lengths = np.unique(nbytes)
+    lengths = _distinct(nbytes)
     lengths = lengths[lengths > 0]
     if len(lengths) <= _MOST_LENGTHS:
         for length in lengths.tolist():
@@ -47,14 +54,17 @@ def _pieces(nbytes: Any) -> Iterator[tuple[int, Any, Any]]:
 
 def build(nbytes: Any, here: Found[ConnBuffer], there: Found[Any], target: Far) -> list[BlockBatch]:
     """The batches of a transfer of descriptors that pair off. Imports what is not imported yet. Raises NIXL's exceptions."""
-    remote = target.buffers(there, np.unique(there.which[nbytes > 0]).tolist())
+    remote = target.buffers(there, _distinct(there.which[nbytes > 0]).tolist())
     batches = []
     for block, chosen, inner in _pieces(nbytes):
         pair = here.which[chosen] * len(there.ranges) + there.which[chosen]
-        order = np.argsort(pair, kind="stable")
-        cuts = np.flatnonzero(np.diff(pair[order])) + 1
+        if (pair == pair[0]).all():
+            parts = [np.arange(len(chosen))]
+        else:
+            order = np.argsort(pair, kind="stable")
+            parts = np.split(order, np.flatnonzero(np.diff(pair[order])) + 1)
         pairs = []
-        for part in np.split(order, cuts):
+        for part in parts:
             one = chosen[part]
             pairs.append(
                 (
