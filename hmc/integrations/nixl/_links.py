@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import socket
 import threading
@@ -40,7 +41,7 @@ def host_identity() -> str:
 
 
 def host_addresses() -> list[str]:
-    """This host's IPv4 addresses but loopback ones. First the address of the default route."""
+    """This host's addresses but loopback and link-local ones, IPv4 first. The first is that of the default route."""
     found: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the route
@@ -52,7 +53,13 @@ def host_addresses() -> list[str]:
                 last = line.split()[-1]
             elif "/32 host LOCAL" in line and last not in found:
                 found.append(last)
-    return [address for address in found if not address.startswith("127.")]
+    found = [address for address in found if not address.startswith("127.")]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            number, _, _, scope, *_ = line.split()
+            if scope == "00":  # global
+                found.append(f"[{ipaddress.IPv6Address(int(number, 16))}]")
+    return found
 
 
 class _Inlet:
@@ -159,7 +166,8 @@ class Links:
         for address in self.ctx.addresses:
             scheme, _, port = address.rpartition(":")
             if scheme in ("tcp://0.0.0.0", "tcp://[::]"):
-                found += [f"tcp://{one}:{port}" for one in host_addresses()]
+                both = "[" in scheme  # IPv6 as well
+                found += [f"tcp://{one}:{port}" for one in host_addresses() if both or not one.startswith("[")]
             else:
                 found.append(address)
         return found
