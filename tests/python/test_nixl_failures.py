@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from nixl_process import SIZE, Mine, Other, contents, this_process
 
+import hmc
 from hmc.integrations.nixl import _bindings as nixl
+from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl import nixl_agent, nixl_agent_config
 
 SOON = 5  # seconds; the promise is one, on a machine that is not overloaded
@@ -186,6 +188,30 @@ def test_damaged_metadata_is_refused(mine: Mine) -> None:
         mine.agent.add_remote_agent(mine.agent.get_agent_metadata())
     assert not mine.agent.check_remote_metadata("other")
     assert mine.agent.add_remote_agent(good) == b"other"
+
+
+def test_junk_from_a_peer_changes_nothing(mine: Mine, caplog: pytest.LogCaptureFixture) -> None:
+    other = mine.start()
+    random = np.random.default_rng(6)
+    address = mine.agent._links.ctx.addresses[0]
+    with hmc.Context(name="other") as liar:  # the name of an agent, without its Context
+        peer = liar.connect(address, timeout=20)
+        for number in range(500):
+            junk = random.integers(0, 256, int(random.integers(1, 1025)), dtype=np.uint8).tobytes()
+            peer.notify(bytes([number % 8 | (number % 2) << 7]) + junk[:1023], timeout=20)
+        peer.notify(7, timeout=20)
+        for frame in wire.frames(wire.METADATA, other.metadata[:-1] + b"x", 1):
+            peer.notify(frame, timeout=20)
+        peer.notify(bytes([wire.NOTIFY]) + b"end", timeout=20)
+        until = time.monotonic() + 20
+        got: list[bytes] = []
+        while b"end" not in got:
+            assert time.monotonic() < until
+            got += mine.agent.get_new_notifs().get("other", [])
+            time.sleep(0.001)
+    assert mine.agent.check_remote_metadata("other")
+    assert mine.run(whole(mine, other)) == "DONE"
+    assert np.array_equal(other.memory(), mine.memory)
 
 
 def open_descriptors() -> int:

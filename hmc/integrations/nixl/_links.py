@@ -204,6 +204,12 @@ class Links:
             found = self._remotes.get(name)
         return found is not None and found.alive
 
+    def peer_of(self, name: str) -> Peer | None:
+        """The connection of an agent that was added."""
+        with self._lock:
+            found = self._remotes.get(name)
+        return None if found is None else found.peer
+
     def remove(self, name: str) -> None:
         """Posts nothing to the agent any more. The connection stays while that agent lives, because it may use it."""
         with self._lock:
@@ -252,7 +258,7 @@ class Links:
                 self.load(Metadata.decode(message), peer)
             elif kind == wire.FETCH:
                 send_later(peer, wire.METADATA, self._describe())
-            elif kind == wire.INVALIDATE:
+            elif kind == wire.INVALIDATE and self.peer_of(peer.name) == peer:
                 self.remove(peer.name)
         except Exception as error:  # the sender is not to end this thread
             logger.error("a message of agent %s was ignored: %s", peer.name, error)
