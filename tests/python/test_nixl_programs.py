@@ -148,57 +148,76 @@ def test_agents_with_different_keys_stay_apart(monkeypatch: pytest.MonkeyPatch) 
 
 
 DEVICES = """
+    import multiprocessing, time
     import numpy as np
     import hmc
     from nixl._api import nixl_agent, nixl_agent_config
-    first, second = nixl_agent("first", nixl_agent_config()), nixl_agent("second", nixl_agent_config())
+    SIZE, COUNT = 100_003, 300
 
     def bytes_on(device, seed):
-        data = np.random.default_rng(seed).integers(0, 256, 100_003, dtype=np.uint8)
-        memory = hmc.Memory(100_003, device)
-        memory.copy_from(data)
-        return memory, data
+        memory = hmc.Memory(SIZE, device)
+        memory.copy_from(np.random.default_rng(seed).integers(0, 256, SIZE, dtype=np.uint8))
+        return memory, bytes_of(memory)
 
-    def address(memory):
-        return memory.numpy().ctypes.data if memory.device == "cpu" else memory.__cuda_array_interface__["data"][0]
+    def bytes_of(memory):
+        data = np.empty(SIZE, np.uint8)
+        memory.copy_to(data)
+        return data
 
-    def kind(device):
-        return ("DRAM", 0) if device == "cpu" else ("VRAM", int(device[-1]))
+    def registered(agent, memory, device):
+        kind, number = ("DRAM", 0) if device == "cpu" else ("VRAM", int(device[-1]))
+        address = memory.numpy().ctypes.data if device == "cpu" else memory.__cuda_array_interface__["data"][0]
+        return agent.register_memory([(address, SIZE, number, "")], kind), kind, address, number
 
+    def serve(pipe):
+        agent = nixl_agent("second", nixl_agent_config())
+        while (device := pipe.recv()) is not None:
+            memory, _ = bytes_on(device, 2)
+            descs, *where = registered(agent, memory, device)
+            pipe.send((agent.get_agent_metadata(), where))
+            while pipe.recv() == "bytes":
+                pipe.send(bytes_of(memory))
+            agent.deregister_memory(descs)
+
+    pipe, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(target=serve, args=(theirs,), daemon=True)
+    other.start()  # before this process has a Context
+    agent = nixl_agent("first", nixl_agent_config())
+    at = np.arange(COUNT)
+    sizes, zeros = 1 + at, at * 0
     for here, there in PAIRS:
-        (a, a_data), (b, b_data) = bytes_on(here, 1), bytes_on(there, 2)
-        (a_kind, a_number), (b_kind, b_number) = kind(here), kind(there)
-        registered = first.register_memory([(address(a), 100_003, a_number, "")], a_kind)
-        other = second.register_memory([(address(b), 100_003, b_number, "")], b_kind)
-        assert first.query_memory(registered, "UCX") == [{"device": here}]
-        first.add_remote_agent(second.get_agent_metadata())
-        at = np.arange(300)
-        sizes, zeros = 1 + at, at * 0
-        near_rows = np.stack([address(a) + at * 331, sizes, zeros + a_number], axis=1).astype(np.uint64)
-        far_rows = np.stack([address(b) + at[::-1] * 331, sizes, zeros + b_number], axis=1).astype(np.uint64)
-        near, far = first.get_xfer_descs(near_rows, a_kind), first.get_xfer_descs(far_rows, b_kind)
+        pipe.send(there)
+        metadata, (far_kind, far_address, far_number) = pipe.recv()
+        memory, mine = bytes_on(here, 1)
+        descs, kind, address, number = registered(agent, memory, here)
+        assert agent.query_memory(descs, "UCX") == [{"device": here}]
+        agent.add_remote_agent(metadata)
+        expected = np.random.default_rng(2).integers(0, 256, SIZE, dtype=np.uint8)
+        near_rows = np.stack([address + at * 331, sizes, zeros + number], axis=1).astype(np.uint64)
+        far_rows = np.stack([far_address + at[::-1] * 331, sizes, zeros + far_number], axis=1).astype(np.uint64)
+        near, far = agent.get_xfer_descs(near_rows, kind), agent.get_xfer_descs(far_rows, far_kind)
         for way in ("WRITE", "READ"):
-            handle = first.initialize_xfer(way, near, far, "second", b"done")
-            state = first.transfer(handle)
+            handle = agent.initialize_xfer(way, near, far, "second", b"done")
+            state = agent.transfer(handle)
             while state == "PROC":
-                state = first.check_xfer_state(handle)
+                time.sleep(0.0005)
+                state = agent.check_xfer_state(handle)
             assert state == "DONE", (here, there, way)
-            for k in range(300):
-                mine, theirs = slice(k * 331, k * 331 + 1 + k), slice((299 - k) * 331, (299 - k) * 331 + 1 + k)
+            for k in range(COUNT):
+                a, b = slice(k * 331, k * 331 + 1 + k), slice((COUNT - 1 - k) * 331, (COUNT - 1 - k) * 331 + 1 + k)
                 if way == "WRITE":
-                    b_data[theirs] = a_data[mine]
-            for memory, data in ((a, a_data), (b, b_data)):
-                got = np.empty(100_003, np.uint8)
-                memory.copy_to(got)
-                assert np.array_equal(got, data), (here, there, way)
-            a_data = np.roll(a_data, 1)
-            a.copy_from(a_data)
-            if way == "WRITE":
-                for k in range(300):
-                    mine, theirs = slice(k * 331, k * 331 + 1 + k), slice((299 - k) * 331, (299 - k) * 331 + 1 + k)
-                    a_data[mine] = b_data[theirs]
-        first.deregister_memory(registered)
-        second.deregister_memory(other)
+                    expected[b] = mine[a]
+                else:
+                    mine[a] = expected[b]
+            pipe.send("bytes")
+            assert np.array_equal(pipe.recv(), expected), (here, there, way)
+            assert np.array_equal(bytes_of(memory), mine), (here, there, way)
+            mine = np.roll(mine, 1)
+            memory.copy_from(mine)
+        pipe.send("end")
+        agent.deregister_memory(descs)
+    pipe.send(None)
+    other.join(20)
     print("moved")
 """
 PAIRS = [
@@ -211,7 +230,7 @@ PAIRS = [
 ]
 
 
-def test_memory_of_simulated_vendors_moves_in_both_ways() -> None:
+def test_memory_of_simulated_vendors_moves_between_processes() -> None:
     done = run_program(DEVICES.replace("PAIRS", repr(PAIRS)), sys.executable, **hmc.testing.environment())
     assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr
 
