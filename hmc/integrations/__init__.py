@@ -1,1 +1,1 @@
-"""Drop-ins and plugins: programs and engines written for other libraries, run on HMC."""
+"""Connectors of inference engines. Each is imported by its engine; ``import hmc`` imports none."""
