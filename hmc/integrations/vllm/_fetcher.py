@@ -1,0 +1,225 @@
+"""The decode side of a worker: asks prefill workers for leases, and pulls them into this engine's blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hmc import kv
+from hmc._core import Context, Peer
+from hmc._process import start_thread
+from hmc.errors import HmcCancelledError, HmcError, LeaseExpiredError
+from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+from hmc.integrations.vllm._params import Remote
+
+__all__ = ["Fetch", "Fetcher", "Source"]
+
+logger = logging.getLogger("vllm.hmc")
+
+_CONNECT = 10.0  # seconds
+_ANSWER = 30.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prefill worker that has a part of a request, and how many workers of this engine read it there."""
+
+    address: str
+    readers: int = 1
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """``tokens`` tokens of a remote request, from its token ``skip`` on, into ``blocks`` from token ``first`` of the first one on."""
+
+    request: str
+    remote: Remote
+    blocks: list[int]
+    skip: int
+    tokens: int
+    first: int = 0
+
+
+@dataclass
+class _Running:
+    cancelled: bool = False
+    transfers: list[kv.Transfer] = field(default_factory=list)
+
+
+class Fetcher:
+    """Pulls requests into ``pools``, ``threads`` of them at a time.
+
+    ``sources`` names the prefill workers that have parts of a remote request. ``model``: fingerprint, see :class:`Ask`.
+    ``timeout``: seconds for a request, from its first question on. ``connected`` is called with each new peer. Any thread.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        pools: Sequence[kv.Pool],
+        sources: Callable[[Remote], list[Source]],
+        model: str,
+        *,
+        timeout: float = 120.0,
+        threads: int = 4,
+        connected: Callable[[Peer], None] = lambda peer: None,
+    ) -> None:
+        self._ctx = ctx
+        self._pools = list(pools)
+        self._sources = sources
+        self._model = model
+        self._timeout = timeout
+        self._connected = connected
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._connecting: dict[str, threading.Lock] = {}
+        self._running: dict[str, _Running] = {}
+        self._finished: set[str] = set()
+        self._failed: set[int] = set()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [start_thread(self._work, "hmc.vllm fetch") for _ in range(threads)]
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Starts to fetch a request. Returns at once; :meth:`finished` returns it when its blocks are not written any more."""
+        running = _Running()
+        with self._lock:
+            self._running[fetch.request] = running
+        self._jobs.put(lambda: self._fetch(fetch, running))
+
+    def cancel(self, request: str) -> None:
+        """Ends a fetch early. It still finishes, as failed. Returns at once; idempotent."""
+        with self._lock:
+            running = self._running.get(request)
+            if running is None:
+                return
+            running.cancelled = True
+            transfers = list(running.transfers)
+        for transfer in transfers:
+            transfer.cancel()
+
+    def release(self, remote: Remote) -> None:
+        """Says to the prefill workers that nothing of a request will be read, so that they free its blocks. Returns at once."""
+        self._jobs.put(lambda: self._tell("release", [remote]))
+
+    def renew(self, remotes: Sequence[Remote]) -> None:
+        """Says to the prefill workers that requests, all of one engine, will be read later. Returns at once."""
+        self._jobs.put(lambda: self._tell("renew", remotes))
+
+    def finished(self) -> tuple[set[str], set[int]]:
+        """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
+        with self._lock:
+            finished, self._finished = self._finished, set()
+            failed, self._failed = self._failed, set()
+        return finished, failed
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Cancels what is in flight and waits until nothing is written any more, or until ``timeout`` seconds are over."""
+        with self._lock:
+            running = list(self._running)
+        for request in running:
+            self.cancel(request)
+        for _ in self._threads:
+            self._jobs.put(None)
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            job()
+
+    def _fetch(self, fetch: Fetch, running: _Running) -> None:
+        failed = True
+        begun = time.monotonic()
+        try:
+            for source in self._sources(fetch.remote):
+                self._pull(fetch, source, running, begun + self._timeout)
+            failed = False
+        except HmcError as error:
+            if not isinstance(error, HmcCancelledError):
+                logger.warning("HMC: request %s was not loaded from %s: %s", fetch.request, fetch.remote.engine, error)
+        except Exception:
+            logger.exception("HMC: request %s was not loaded from %s", fetch.request, fetch.remote.engine)
+        finally:
+            with self._lock:
+                del self._running[fetch.request]
+                self._finished.add(fetch.request)
+                if failed:
+                    self._failed.update(fetch.blocks)
+
+    def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> None:
+        peer = self._peer(source.address)
+        what = "release" if running.cancelled else "lease"
+        ask = Ask(
+            what,
+            fetch.remote.engine,
+            [fetch.remote.request],
+            answer=secrets.randbits(61) | 1,
+            first=fetch.skip,
+            tokens=fetch.tokens,
+            readers=source.readers,
+            model=self._model,
+        )
+        peer.send(ask.encode(), tag=ASK_TAG, timeout=_CONNECT)
+        if what == "release":
+            raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
+        array = np.empty(MAX_BYTES, np.uint8)
+        info = peer.recv(array, tag=ask.answer, timeout=_ANSWER)
+        answer = Answer.decode(array[: info.bytes].tobytes())
+        if answer.error or len(answer.tickets) != len(self._pools):
+            raise LeaseExpiredError(answer.error or f"{len(answer.tickets)} tickets; this engine has {len(self._pools)} pools")
+        transfers = []
+        try:
+            for pool, ticket in zip(self._pools, answer.tickets, strict=True):
+                transfers.append(pool.pull(peer, ticket, fetch.blocks, session=fetch.request, first=fetch.first, tokens=fetch.tokens))
+            with self._lock:
+                running.transfers = transfers
+                cancelled = running.cancelled
+            if cancelled:
+                raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
+            for transfer in transfers:
+                transfer.wait(max(0.0, until - time.monotonic()))
+        finally:
+            self._drain(transfers)
+
+    def _drain(self, transfers: list[kv.Transfer]) -> None:
+        """Returns when nothing of them is written any more."""
+        for transfer in transfers:
+            transfer.cancel()
+        for transfer in transfers:
+            with contextlib.suppress(HmcError):
+                transfer.wait()
+
+    def _tell(self, what: str, remotes: Sequence[Remote]) -> None:
+        ask = Ask(what, remotes[0].engine, [remote.request for remote in remotes], model=self._model)
+        for source in self._sources(remotes[0]):
+            try:
+                peer = self._peer(source.address)
+                peer.send(Ask(ask.what, ask.engine, ask.requests, readers=source.readers).encode(), tag=ASK_TAG, timeout=_CONNECT)
+            except HmcError as error:
+                logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), remotes[0].engine, error)
+
+    def _peer(self, address: str) -> Peer:
+        """The peer at an address, connected at the first use and after it was lost."""
+        with self._lock:
+            connecting = self._connecting.setdefault(address, threading.Lock())
+        with connecting:
+            with self._lock:
+                peer = self._peers.get(address)
+            if peer is None or not peer.alive:
+                peer = self._ctx.connect(address, timeout=_CONNECT)
+                self._connected(peer)
+                with self._lock:
+                    self._peers[address] = peer
+            return peer

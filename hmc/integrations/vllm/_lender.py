@@ -1,0 +1,242 @@
+"""The prefill side of a worker: keeps the blocks of finished requests, and lends them to the decode workers that ask."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hmc import kv
+from hmc._core import Context, Peer
+from hmc._process import start_thread
+from hmc.errors import ClosedError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+
+__all__ = ["Lender"]
+
+logger = logging.getLogger("vllm.hmc")
+
+# Seconds that a question about an unknown request waits: the proxy may be faster than the engine's next step.
+_GRACE = 5.0
+_LOOK = 0.05
+_REMEMBERED = 4096
+
+
+@dataclass
+class _Kept:
+    """A finished request whose blocks stay."""
+
+    request: str
+    blocks: list[int]
+    tokens: int
+    expires: float
+    readers: int = 1  # that each read, or release
+    reading: int = 0  # that have leases, or get them now
+    ended: int = 0
+
+
+class Lender:
+    """Lends the blocks of finished requests out of ``pools``, which all have the same blocks.
+
+    ``engine``: id of this engine; questions for another one are refused. ``model``: fingerprint that a reader's must equal, or "".
+    ``seconds``: how long a request is kept without a sign of life of a reader. Any thread.
+    """
+
+    def __init__(self, ctx: Context, pools: Sequence[kv.Pool], engine: str, model: str, seconds: float) -> None:
+        self._ctx = ctx
+        self._pools = list(pools)
+        self._engine = engine
+        self._model = model
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._ended: set[str] = set()  # not yet returned by finished()
+        self._past: OrderedDict[str, str] = OrderedDict()  # why requests are kept no more
+        self._served: set[Peer] = set()
+        # Questions; None: look at the waiting ones again.
+        self._asked: queue.SimpleQueue[tuple[Peer, Ask] | None] = queue.SimpleQueue()
+        self._closed = False
+        start_thread(self._accept, "hmc.vllm accept")
+        start_thread(self._serve, "hmc.vllm lend")
+
+    def keep(self, request: str, blocks: Sequence[int], tokens: int) -> None:
+        """Keeps the ``tokens`` tokens of a finished request. Its blocks must not change until :meth:`finished` returns it."""
+        kept = _Kept(request, list(blocks), tokens, time.monotonic() + self._seconds)
+        with self._lock:
+            self._kept[request] = kept
+        self._asked.put(None)
+
+    def finished(self) -> set[str]:
+        """The requests whose blocks may change now: every reader has ended, or none has come in time. Each is returned once."""
+        now = time.monotonic()
+        with self._lock:
+            expired = [kept for kept in self._kept.values() if kept.reading == 0 and now > kept.expires]
+            for kept in expired:
+                self._forget(kept, f"no reader came within {self._seconds:g} s")
+                logger.warning(
+                    "HMC: request %s was kept for %g s, and no decode engine read it; its blocks are free now",
+                    kept.request,
+                    self._seconds,
+                )
+            ended, self._ended = self._ended, set()
+        return ended
+
+    @property
+    def held(self) -> int:
+        """Requests that are kept."""
+        with self._lock:
+            return len(self._kept)
+
+    def serve(self, peer: Peer) -> None:
+        """Takes questions of a peer, until it is lost. Idempotent."""
+        with self._lock:
+            if peer in self._served:
+                return
+            self._served.add(peer)
+        start_thread(lambda: self._listen(peer), "hmc.vllm listen")
+
+    def close(self) -> None:
+        """Lends no more. Leases end with their pools."""
+        self._closed = True
+        self._asked.put(None)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while not self._closed:
+                self.serve(self._ctx.accept())
+
+    def _listen(self, peer: Peer) -> None:
+        array = np.empty(MAX_BYTES, np.uint8)
+        try:
+            while True:
+                info = peer.recv(array, tag=ASK_TAG)
+                try:
+                    self._asked.put((peer, Ask.decode(array[: info.bytes].tobytes())))
+                except ProtocolError as error:
+                    logger.warning("HMC: %s: %s", peer.name, error)
+        except (ClosedError, PeerLostError):
+            pass
+        finally:
+            with self._lock:
+                self._served.discard(peer)
+
+    def _serve(self) -> None:
+        waiting: list[tuple[Peer, Ask, float]] = []
+        while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                asked = self._asked.get(timeout=_LOOK if waiting else None)
+                if asked is not None:
+                    waiting.append((*asked, time.monotonic() + _GRACE))
+            waiting = [one for one in waiting if not self._handle(*one)]
+
+    def _handle(self, peer: Peer, ask: Ask, until: float) -> bool:
+        """Handles a question. False: its request may still become known."""
+        if ask.what == "renew":
+            self._renew(ask)
+            return True
+        request = ask.requests[0]
+        with self._lock:
+            kept = self._kept.get(request)
+            past = self._past.get(request)
+            if kept is not None:
+                kept.reading += 1
+                kept.readers = ask.readers
+        try:
+            if ask.engine != self._engine:
+                raise InvalidArgumentError(f"this engine is {self._engine}, not {ask.engine}: the prefill engine was restarted")
+            if kept is None:
+                if past is None and time.monotonic() < until:
+                    return False
+                raise InvalidArgumentError(f"request {request} is not kept here: {past or 'it is unknown, or was aborted'}")
+            answer = Answer(self._lend(peer, ask, kept)) if ask.what == "lease" else None
+        except HmcError as error:
+            answer = Answer(error=str(error))
+        finally:
+            if kept is not None:
+                # Leases count for themselves by now.
+                self._reader_left(kept, ended=ask.what == "release" and ask.engine == self._engine)
+        if ask.what == "lease" and answer is not None:
+            with contextlib.suppress(HmcError):  # a lost reader needs no answer
+                peer.isend(answer.encode(), tag=ask.answer)
+        return True
+
+    def _lend(self, peer: Peer, ask: Ask, kept: _Kept) -> list[bytes]:
+        """Leases of every pool for a reader, which has ended when they all have, or when there are none."""
+        left = len(self._pools)  # leases of this reader that have not ended
+        leases: list[kv.Lease] = []
+
+        def ended(count: int) -> None:
+            nonlocal left
+            with self._lock:
+                left -= count
+                last = left == 0
+            if last:
+                self._reader_left(kept, ended=True)
+
+        with self._lock:
+            kept.reading += 1
+        try:
+            blocks, first = self._blocks(ask, kept)
+            for pool in self._pools:
+                leases.append(
+                    pool.lease(
+                        kept.request,
+                        blocks,
+                        ask.tokens,
+                        first=first,
+                        seconds=self._seconds,
+                        peer=peer,
+                        on_end=lambda _: ended(1),
+                    )
+                )
+        except HmcError:
+            for lease in leases:
+                lease.release()
+            ended(len(self._pools) - len(leases))
+            raise
+        return [lease.ticket for lease in leases]
+
+    def _blocks(self, ask: Ask, kept: _Kept) -> tuple[list[int], int]:
+        """The blocks of the tokens that were asked for, and where in the first one they begin."""
+        if ask.model and self._model and ask.model != self._model:
+            raise InvalidArgumentError(
+                f"the decode engine has another model (fingerprint {ask.model}, here {self._model}): serve the same model on both sides"
+            )
+        if ask.tokens < 1 or ask.first + ask.tokens > kept.tokens:
+            raise InvalidArgumentError(
+                f"tokens {ask.first} to {ask.first + ask.tokens - 1} of request {kept.request} were asked for; it has {kept.tokens}"
+            )
+        block = self._pools[0].layout.block
+        return kept.blocks[ask.first // block : -(-(ask.first + ask.tokens) // block)], ask.first % block
+
+    def _renew(self, ask: Ask) -> None:
+        if ask.engine != self._engine:
+            return
+        with self._lock:
+            for request in ask.requests:
+                kept = self._kept.get(request)
+                if kept is not None:
+                    kept.expires = time.monotonic() + self._seconds
+
+    def _reader_left(self, kept: _Kept, *, ended: bool) -> None:
+        with self._lock:
+            kept.reading -= 1
+            kept.ended += ended
+            if kept.reading == 0 and kept.ended >= kept.readers:
+                self._forget(kept, "every reader has ended")
+
+    def _forget(self, kept: _Kept, why: str) -> None:
+        """Under the lock."""
+        if self._kept.pop(kept.request, None) is None:
+            return
+        self._ended.add(kept.request)
+        self._past[kept.request] = why
+        while len(self._past) > _REMEMBERED:
+            self._past.popitem(last=False)

@@ -1,0 +1,99 @@
+"""What a decode worker asks of a prefill worker, and the answers. JSON in one message; every field that is read is checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hmc.errors import ProtocolError
+
+__all__ = ["ASK_TAG", "MAX_BYTES", "Answer", "Ask"]
+
+ASK_TAG = 0x1D6D_6376_0001
+MAX_BYTES = 4 << 20
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question about requests of the prefill engine ``engine``.
+
+    ``lease``: let me read ``tokens`` tokens of the one request, from token ``first`` on. ``release``: I read nothing of it.
+    ``renew``: keep these requests, I read them later. ``readers``: workers of the decode engine that ask for this request here.
+    Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model.
+    """
+
+    what: str
+    engine: str
+    requests: list[str]
+    answer: int = 0
+    first: int = 0
+    tokens: int = 0
+    readers: int = 1
+    model: str = ""
+
+    def encode(self) -> Any:
+        """The array that is sent."""
+        return _encode(asdict(self))
+
+    @staticmethod
+    def decode(data: bytes) -> Ask:
+        """Raises ProtocolError."""
+        found = _decode(data)
+        try:
+            ask = Ask(**found)
+        except TypeError as error:
+            raise ProtocolError(f"a question of the vLLM connector has wrong fields: {error}") from error
+        texts = [ask.what, ask.engine, ask.model, *(ask.requests if isinstance(ask.requests, list) else [None])]
+        numbers = [ask.answer, ask.first, ask.tokens, ask.readers]
+        if (
+            ask.what not in ("lease", "release", "renew")
+            or not all(isinstance(text, str) for text in texts)
+            or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+            or not ask.requests
+            or ask.readers < 1
+            or (ask.what != "renew" and len(ask.requests) != 1)
+        ):
+            raise ProtocolError(f"a question of the vLLM connector is damaged: {ask!r:.200}")
+        return ask
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tickets of the leases, one for each pool, or why there are none."""
+
+    tickets: list[bytes] = field(default_factory=list)
+    error: str = ""
+
+    def encode(self) -> Any:
+        """The array that is sent."""
+        return _encode({"tickets": [ticket.hex() for ticket in self.tickets], "error": self.error[:1000]})
+
+    @staticmethod
+    def decode(data: bytes) -> Answer:
+        """Raises ProtocolError."""
+        found = _decode(data)
+        try:
+            return Answer([bytes.fromhex(ticket) for ticket in found["tickets"]], str(found["error"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r}") from error
+
+
+def _encode(fields: dict[str, Any]) -> Any:
+    data = json.dumps({"version": _VERSION, **fields}).encode()
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a message of the vLLM connector has {len(data)} bytes; at most {MAX_BYTES} are sent")
+    return np.frombuffer(data, np.uint8)
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ProtocolError(f"a message of the vLLM connector is damaged: {error}") from error
+    if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
+        raise ProtocolError(f"a message of the vLLM connector is not of version {_VERSION}: use one release of HMC on both sides")
+    return found

@@ -1,0 +1,67 @@
+"""``kv_transfer_params``: what the prefill engine returns with a request, and a proxy hands to the decode engine.
+
+The keys are those of vLLM's NixlConnector, so that its proxies and routers pass them on unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hmc.errors import InvalidArgumentError
+
+__all__ = ["Remote", "params_of"]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A request that a prefill engine keeps."""
+
+    engine: str
+    request: str
+    host: str
+    port: int  # of its first worker; worker (pp, tp) listens at port + pp * tp_size + tp
+    tp_size: int = 1
+    pp_size: int = 1
+
+    @staticmethod
+    def of(params: dict[str, Any] | None) -> Remote | None:
+        """The remote request that the params name, or None where they ask for no remote prefill. Raises InvalidArgumentError."""
+        if not params or not params.get("do_remote_prefill"):
+            return None
+        names = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+        missing = [name for name in names if not params.get(name)]
+        if missing:
+            raise InvalidArgumentError(
+                f"kv_transfer_params with do_remote_prefill lack {', '.join(missing)}: pass those that the prefill engine returned"
+            )
+        try:
+            port, tp_size, pp_size = (int(params.get(name) or 1) for name in ("remote_port", "tp_size", "pp_size"))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"kv_transfer_params: remote_port, tp_size and pp_size are numbers: {error}") from error
+        if not 0 < port < 65536 or tp_size < 1 or pp_size < 1 or port + tp_size * pp_size > 65536:
+            raise InvalidArgumentError(f"kv_transfer_params: remote_port {port}, tp_size {tp_size}, pp_size {pp_size} is out of range")
+        engine, request, host = (str(params[name]) for name in names[:3])
+        return Remote(engine, request, host, port, tp_size, pp_size)
+
+    def address(self, pp: int, tp: int) -> str:
+        """Where a worker listens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port + pp * self.tp_size + tp}"
+
+
+def params_of(remote: Remote, blocks: list[int], tokens: int) -> dict[str, Any]:
+    """The params that a prefill engine returns for a request that it keeps: ``tokens`` tokens in its ``blocks``."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [blocks],
+        "remote_engine_id": remote.engine,
+        "remote_request_id": remote.request,
+        "remote_host": remote.host,
+        "remote_port": remote.port,
+        "tp_size": remote.tp_size,
+        "pp_size": remote.pp_size,
+        "remote_num_tokens": tokens,
+        "transfer_mode": "pull",
+    }

@@ -1,0 +1,107 @@
+"""The scheduler's side of the connector: which requests are kept, fetched, cancelled and released."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from hmc.errors import InvalidArgumentError
+from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
+from hmc.integrations.vllm._params import Remote, params_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
+
+__all__ = ["Scheduler"]
+
+logger = logging.getLogger("vllm.hmc")
+
+
+class Scheduler:
+    """Collects the news of a step. ``here``: this engine as others reach it. ``block``: tokens of a block. One thread."""
+
+    def __init__(self, here: Remote, block: int, seconds: float) -> None:
+        self._here = here
+        self._block = block
+        self._renew_every = seconds / 6
+        self._renewed = time.monotonic()
+        self._news = HMCConnectorMetadata()
+        self._waiting: dict[str, Remote] = {}  # requests that wait for blocks here
+        self._fetching: set[str] = set()
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
+        """The tokens behind ``computed`` that the prefill engine has, and whether they are loaded between steps."""
+        if self._remote(request) is None:
+            return 0, False
+        count = len(request.prompt_token_ids or []) - computed
+        return (count, True) if count > 0 else (0, False)
+
+    def new_request(self, request: Request) -> None:
+        """A request has arrived: until it gets blocks, its remote one is renewed."""
+        remote = self._remote(request)
+        if remote is not None:
+            self._waiting[request.request_id] = remote
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """A request has got blocks, of which the last ``external`` tokens of the prompt are loaded."""
+        remote = self._remote(request)
+        if remote is None:
+            return
+        request.kv_transfer_params["do_remote_prefill"] = False  # once: after a failure it is computed here
+        self._waiting.pop(request.request_id, None)
+        if external == 0:  # the prompt is in the local prefix cache
+            self._news.release.append(remote)
+            return
+        (own,) = blocks.get_block_ids()
+        skip = len(request.prompt_token_ids) - external
+        end = -(-(skip + external) // self._block)
+        self._fetching.add(request.request_id)
+        self._news.fetch.append(
+            Fetch(request.request_id, remote, list(own[skip // self._block : end]), skip, external, skip % self._block)
+        )
+
+    def finished(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request has finished. True: its blocks stay until the worker returns it; and the params for the decode engine."""
+        from vllm.v1.request import RequestStatus
+
+        remote = self._remote(request)
+        if self._waiting.pop(request.request_id, None) is not None and remote is not None:
+            request.kv_transfer_params["do_remote_prefill"] = False
+            self._news.release.append(remote)  # aborted before it got blocks
+        if request.request_id in self._fetching and request.status == RequestStatus.FINISHED_ABORTED:
+            self._news.cancel.append(request.request_id)
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_decode"):
+            return False, None
+        whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        if not whole or not blocks:
+            return False, None
+        tokens = min(request.num_computed_tokens, len(blocks) * self._block)
+        self._news.keep.append(Keep(request.request_id, list(blocks), tokens))
+        here = self._here
+        kept = Remote(here.engine, request.request_id, here.host, here.port, here.tp_size, here.pp_size)
+        return True, params_of(kept, list(blocks), tokens)
+
+    def fetched(self, requests: set[str]) -> None:
+        """Fetches have ended in every worker."""
+        self._fetching -= requests
+
+    def take(self) -> HMCConnectorMetadata:
+        """The news since the last call."""
+        news, self._news = self._news, HMCConnectorMetadata()
+        now = time.monotonic()
+        if self._waiting and now - self._renewed > self._renew_every:
+            self._renewed = now
+            news.renew = list(self._waiting.values())
+        return news
+
+    def _remote(self, request: Request) -> Remote | None:
+        try:
+            return Remote.of(request.kv_transfer_params)
+        except InvalidArgumentError as error:
+            logger.warning("HMC: request %s is computed here: %s", request.request_id, error)
+            request.kv_transfer_params["do_remote_prefill"] = False
+            return None

@@ -1,0 +1,136 @@
+"""A worker's side of the connector: its cache as pools, which lend and fetch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.utils import extract_layer_index
+
+import hmc
+from hmc import kv
+from hmc.errors import UnsupportedError
+from hmc.integrations.vllm._caches import Shape, describe, probe
+from hmc.integrations.vllm._fetcher import Fetcher, Source
+from hmc.integrations.vllm._lender import Lender
+from hmc.integrations.vllm._metadata import HMCConnectorMetadata
+from hmc.integrations.vllm._options import Options
+from hmc.integrations.vllm._params import Remote
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("vllm.hmc")
+
+
+class Worker:
+    """The cache of one worker. ``start`` when it is allocated; the engine's thread calls."""
+
+    def __init__(self, config: VllmConfig, options: Options) -> None:
+        self._config = config
+        self._options = options
+        self._ctx: hmc.Context | None = None
+        self._pools: list[kv.Pool] = []
+        self._lender: Lender | None = None
+        self._fetcher: Fetcher | None = None
+
+    def start(self, caches: dict[str, torch.Tensor]) -> None:
+        """Registers the layers' caches, after their layout was checked. Raises UnsupportedError."""
+        names = sorted(caches, key=extract_layer_index)
+        layers = get_layers_from_vllm_config(self._config, Attention, names)
+        if set(layers) != set(names):
+            raise UnsupportedError(f"layers {sorted(set(names) - set(layers))} are no attention layers; a cache of K and V is supported")
+        shape = self._shape(names, layers)
+        tensors = [caches[name] for name in names]
+        first = layers[names[0]]
+        backend = first.get_attn_backend().get_name()
+        described = describe(backend, tensors, shape)
+        sample = torch.empty((2, *tensors[0].shape[1:]), dtype=tensors[0].dtype)
+
+        def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+            first.impl.do_kv_cache_update(first, key, value, cache, slots)
+
+        probe(lambda cache: describe(backend, [cache], shape), sample, write, shape)
+        self._ctx = hmc.Context(listen=self._options.address(get_pp_group().rank_in_group, get_tp_group().rank_in_group))
+        self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout) for cache in described]
+        model = _fingerprint(self._config)
+        if self._options.lends:
+            self._lender = Lender(self._ctx, self._pools, self._options.engine, model, self._options.lease_seconds)
+        if self._options.fetches:
+            self._fetcher = Fetcher(
+                self._ctx,
+                self._pools,
+                self._sources,
+                model,
+                timeout=self._options.load_timeout,
+                threads=self._options.load_threads,
+                connected=self._lender.serve if self._lender is not None else lambda peer: None,
+            )
+        logger.info("HMC: %s, at %s", ", ".join(str(cache.layout) for cache in described), self._ctx.addresses)
+
+    def step(self, news: HMCConnectorMetadata) -> None:
+        """Starts what the scheduler's side asks for. Returns at once."""
+        if self._lender is not None:
+            for kept in news.keep:
+                self._lender.keep(kept.request, kept.blocks, kept.tokens)
+        if self._fetcher is None:
+            return
+        for fetch in news.fetch:
+            self._fetcher.fetch(fetch)
+        for request in news.cancel:
+            self._fetcher.cancel(request)
+        for remote in news.release:
+            self._fetcher.release(remote)
+        by_engine: dict[tuple[str, str, int], list[Remote]] = {}
+        for remote in news.renew:
+            by_engine.setdefault((remote.engine, remote.host, remote.port), []).append(remote)
+        for remotes in by_engine.values():
+            self._fetcher.renew(remotes)
+
+    def finished(self) -> tuple[set[str], set[str], set[int]]:
+        """Requests whose blocks are free, requests that were fetched, and the blocks of those that failed."""
+        sent = self._lender.finished() if self._lender is not None else set()
+        fetched, failed = self._fetcher.finished() if self._fetcher is not None else (set(), set())
+        return sent, fetched, failed
+
+    def close(self) -> None:
+        """Ends transfers and leases. Idempotent."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+        if self._lender is not None:
+            self._lender.close()
+        for pool in self._pools:
+            pool.close()
+        if self._ctx is not None:
+            self._ctx.close()
+
+    def _shape(self, names: list[str], layers: dict[str, Attention]) -> Shape:
+        numbers = [extract_layer_index(name) for name in names]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise UnsupportedError(f"the layers with a KV cache are numbered {numbers}; a range without gaps is supported")
+        model, parallel = self._config.model_config, self._config.parallel_config
+        rank, size = get_tp_group().rank_in_group, get_tp_group().world_size
+        total = model.get_total_num_kv_heads()
+        heads = model.get_num_kv_heads(parallel)
+        head = rank * heads if total >= size else rank * total // size
+        layer = layers[names[0]]
+        return Shape(numbers[0], head, heads, layer.head_size, self._config.cache_config.block_size)
+
+    def _sources(self, remote: Remote) -> list[Source]:
+        if remote.tp_size * remote.pp_size * self._config.parallel_config.world_size != 1:
+            raise UnsupportedError(f"a prefill engine of tp_size {remote.tp_size} and pp_size {remote.pp_size}: 1 is supported")
+        return [Source(remote.address(0, 0))]
+
+
+def _fingerprint(config: VllmConfig) -> str:
+    """Of what the numbers in a cache depend on, besides the weights."""
+    model: dict[str, Any] = config.model_config.hf_text_config.to_dict()
+    for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version"):
+        model.pop(name, None)
+    text = json.dumps(model, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
