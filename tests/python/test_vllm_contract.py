@@ -1,0 +1,150 @@
+"""What the vLLM connector reads: params of a proxy, options, messages of a peer. No vLLM."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hmc.errors import InvalidArgumentError, ProtocolError
+from hmc.integrations.vllm._messages import Answer, Ask
+from hmc.integrations.vllm._options import Options
+from hmc.integrations.vllm._params import Remote, params_of
+
+# The keys of vLLM's NixlConnector that toy_proxy_server.py and the routers pass on.
+KEYS = {
+    "do_remote_prefill",
+    "do_remote_decode",
+    "remote_block_ids",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+    "tp_size",
+    "pp_size",
+    "remote_num_tokens",
+    "transfer_mode",
+}
+REMOTE = Remote("e", "r", "10.0.0.1", 5000, 2, 2)
+
+
+def test_params_have_the_keys_of_nixl_and_come_back_through_json() -> None:
+    params = json.loads(json.dumps(params_of(REMOTE, [3, 4], 40)))
+    assert set(params) == KEYS
+    assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+    assert Remote.of(params) == REMOTE
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_decode": True}, {"do_remote_prefill": False, "remote_host": "h"}])
+def test_params_without_a_remote_prefill(params: dict[str, Any] | None) -> None:
+    assert Remote.of(params) is None
+
+
+@pytest.mark.parametrize("name", ["remote_engine_id", "remote_request_id", "remote_host", "remote_port"])
+def test_missing_params_are_named(name: str) -> None:
+    params = params_of(REMOTE, [1], 4)
+    del params[name]
+    with pytest.raises(InvalidArgumentError, match=name):
+        Remote.of(params)
+
+
+@pytest.mark.parametrize(("name", "value"), [("remote_port", 0.5), ("remote_port", 70000), ("remote_port", "x"), ("tp_size", -1)])
+def test_wrong_params_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Remote.of({**params_of(REMOTE, [1], 4), name: value})
+
+
+def test_every_worker_has_its_own_address() -> None:
+    found = {REMOTE.address(pp, tp) for pp in range(2) for tp in range(2)}
+    assert found == {f"tcp://10.0.0.1:{port}" for port in range(5000, 5004)}
+    assert Remote("e", "r", "fe80::1", 5000).address(0, 0) == "tcp://[fe80::1]:5000"
+
+
+def config(extra: dict[str, Any], role: str = "kv_both") -> tuple[Any, Any]:
+    transfer = SimpleNamespace(
+        engine_id="e",
+        kv_port=6000,
+        kv_connector_extra_config=extra,
+        is_kv_producer=role in ("kv_producer", "kv_both"),
+        is_kv_consumer=role in ("kv_consumer", "kv_both"),
+    )
+    return transfer, SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3, data_parallel_index=4)
+
+
+def test_options_have_defaults_and_a_port_for_each_engine() -> None:
+    options = Options.of(*config({}))
+    assert (options.host, options.port, options.lease_seconds) == ("127.0.0.1", 6024, 30)
+    assert options.address(2, 1) == ["tcp://127.0.0.1:6029"]
+    assert Options.of(*config({}, "kv_consumer")).address(0, 0) == []
+
+
+@pytest.mark.parametrize(
+    "extra", [{"hots": "a"}, {"kv_lease_duration": 0}, {"kv_lease_duration": "long"}, {"load_threads": 0}, {"load_timeout": None}]
+)
+def test_wrong_options_are_refused_by_name(extra: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="kv_connector_extra_config"):
+        Options.of(*config(extra))
+
+
+ASK = Ask("lease", "e", ["r"], answer=5, first=32, tokens=7, readers=2, model="m")
+
+
+def test_messages_come_back() -> None:
+    assert Ask.decode(ASK.encode().tobytes()) == ASK
+    answer = Answer([b"\x00\xff" * 40, b""], "why")
+    assert Answer.decode(answer.encode().tobytes()) == answer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"what": "steal"},
+        {"requests": []},
+        {"requests": ["a", "b"]},
+        {"requests": [1]},
+        {"requests": "r"},
+        {"tokens": -1},
+        {"tokens": 1.5},
+        {"answer": 1 << 62},
+        {"readers": 0},
+        {"more": 1},
+        {"engine": None},
+    ],
+)
+def test_a_damaged_question_is_refused(change: dict[str, Any]) -> None:
+    fields = {**json.loads(ASK.encode().tobytes()), **change}
+    with pytest.raises(ProtocolError):
+        Ask.decode(json.dumps(fields).encode())
+
+
+def test_random_bytes_are_refused() -> None:
+    source = random.Random(3)
+    good = ASK.encode().tobytes()
+    for _ in range(2000):
+        data = bytearray(good)
+        for _ in range(source.randrange(1, 4)):
+            data[source.randrange(len(data))] = source.randrange(256)
+        for what in (Ask, Answer):
+            try:
+                what.decode(bytes(data))
+            except ProtocolError:
+                continue
+    for data in (b"", b"\xff", b"[]", b"null", b'{"version": 1, "tickets": [1], "error": ""}'):
+        with pytest.raises(ProtocolError):
+            Answer.decode(data)
+
+
+def test_a_message_is_an_array_of_bytes() -> None:
+    assert ASK.encode().dtype == np.uint8
+
+
+def test_importing_hmc_imports_no_engine() -> None:
+    program = "import sys, hmc, hmc.integrations.vllm; sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

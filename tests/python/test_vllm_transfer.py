@@ -1,0 +1,178 @@
+"""Lending and fetching of the vLLM connector, without vLLM."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from vllm_sides import Sides, two_sides, wait_for
+
+from hmc.integrations.vllm._fetcher import Fetch
+
+
+def ended(sides: Sides) -> set[str]:
+    """The requests that the lender returns next."""
+    found: set[str] = wait_for(sides.lender.finished)
+    return found
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize(("skip", "tokens"), [(0, 1), (0, 100), (0, 128), (32, 68), (33, 67), (127, 1)])
+def test_every_byte_of_a_request_arrives(block: int, skip: int, tokens: int) -> None:
+    with two_sides(block) as sides:
+        source = [9, 3, 30, 4]
+        sides.lender.keep("r", source, skip + tokens)
+        first = skip % block
+        target = [1, 7, 2, 5, 4, 3, 6, 0][: -(-(first + tokens) // block)]
+        before = [[array.copy() for array in arrays] for arrays in sides.decode.arrays]
+        assert sides.fetch(sides.remote, target, tokens, skip, first) == ({"local r"}, set())
+        expected = sides.prefill.tokens(source, skip, tokens)
+        for found, wanted in zip(sides.decode.tokens(target, first, tokens), expected, strict=True):
+            assert np.array_equal(found, wanted)
+        assert ended(sides) == {"r"}
+        assert sides.lender.held == 0
+        others = np.setdiff1d(np.arange(1024 // block), target)
+        for arrays, olds in zip(sides.decode.arrays, before, strict=True):
+            for array, old in zip(arrays, olds, strict=True):
+                assert np.array_equal(array.reshape(1024 // block, -1)[others], old.reshape(1024 // block, -1)[others])
+
+
+def test_a_question_that_comes_before_the_request_waits_for_it() -> None:
+    with two_sides() as sides:
+        threading.Timer(0.4, lambda: sides.lender.keep("r", [1, 2], 40)).start()
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+        assert ended(sides) == {"r"}
+
+
+def test_a_request_of_another_engine_fails_at_once() -> None:
+    with two_sides() as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        begun = time.monotonic()
+        assert sides.fetch(sides.of("r", "before the restart"), [5, 6], 40) == ({"local r"}, {5, 6})
+        assert time.monotonic() - begun < 4
+        assert sides.lender.held == 1
+
+
+def test_an_expired_request_is_returned_once_and_fetching_it_fails() -> None:
+    with two_sides(seconds=0.3) as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        assert ended(sides) == {"r"}
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+        assert sides.lender.finished() == set()
+
+
+def test_renewed_requests_do_not_expire() -> None:
+    with two_sides(seconds=1.0) as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        sides.lender.keep("other", [3], 4)
+        until = time.monotonic() + 2.5
+        gone: set[str] = set()
+        while time.monotonic() < until:
+            sides.fetcher.renew([sides.remote])
+            gone |= sides.lender.finished()
+            time.sleep(0.05)
+        assert gone == {"other"}
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+
+
+def test_a_released_request_is_free() -> None:
+    with two_sides() as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        sides.lender.keep("s", [3], 4)
+        sides.fetcher.release(sides.remote)
+        assert ended(sides) == {"r"}
+        assert sides.lender.held == 1
+
+
+def test_a_request_is_free_when_all_readers_have_ended() -> None:
+    with two_sides() as sides:
+        sides.readers = 3
+        sides.lender.keep("r", [1, 2], 40)
+        for left in (True, True, False):
+            assert sides.lender.held == 1
+            assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+            if left:
+                time.sleep(0.2)
+                assert sides.lender.finished() == set()
+        assert ended(sides) == {"r"}
+
+
+def test_more_tokens_than_the_request_has_are_refused_and_free_it() -> None:
+    with two_sides() as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 41) == ({"local r"}, {5, 6})
+        assert ended(sides) == {"r"}
+
+
+def test_another_model_is_refused() -> None:
+    with two_sides() as sides:
+        sides.fetcher.close()
+        sides.fetcher = sides.fetcher_of("another")
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+        assert ended(sides) == {"r"}
+
+
+def test_another_number_of_pools_is_refused() -> None:
+    with two_sides(pools=1) as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+
+
+def test_blocks_that_change_during_the_lease_are_an_error() -> None:
+    """The writer does not keep to the rules; the digest finds it."""
+    with two_sides() as sides:
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.is_set():
+                sides.prefill.arrays[1][2][:] += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            sides.lender.keep("r", [1, 2], 40)
+            assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+        finally:
+            stop.set()
+            writer.join()
+
+
+def test_a_cancelled_fetch_finishes_as_failed_and_frees_the_request() -> None:
+    with two_sides() as sides:
+        names = [f"r{i}" for i in range(20)]
+        for name in names:
+            sides.lender.keep(name, [1, 2], 40)
+        for i, name in enumerate(names):
+            sides.fetcher.fetch(Fetch(name, sides.of(name), [i], 0, 32))
+        for name in names[10:]:
+            sides.fetcher.cancel(name)
+        done: set[str] = set()
+        failed: set[int] = set()
+
+        def all_done() -> bool:
+            found = sides.fetcher.finished()
+            done.update(found[0])
+            failed.update(found[1])
+            return len(done) == len(names)
+
+        wait_for(all_done)
+        assert not failed & set(range(10))
+        assert 19 in failed
+        wait_for(lambda: sides.lender.finished() is not None and sides.lender.held == 0)
+
+
+def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serves() -> None:
+    with two_sides() as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+        sides.lender.close()
+        sides.prefill.close()
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+        with two_sides() as other:
+            other.lender.keep("r", [1, 2], 40)
+            sides.remote = other.remote
+            assert sides.fetch(other.remote, [5, 6], 40) == ({"local r"}, set())
+        sides.lender, sides.prefill = other.lender, other.prefill

@@ -1,0 +1,54 @@
+"""The model, and the engines that tests share. At most two engines run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import Engine, free_port, transfer
+
+LAYERS, HEADS, DIMS = 4, 4, 32
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded Llama whose greedy output depends on every block of its cache: weights are far from 0."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=HEADS,
+        head_dim=DIMS,
+        vocab_size=1024,
+        max_position_embeddings=2048,
+        initializer_range=0.5,
+        tie_word_embeddings=False,
+        dtype=torch.float32,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
+    """Starts an engine; ``wait_ready()`` waits for it. All end with the module."""
+    engines: list[Engine] = []
+    folder = tmp_path_factory.mktemp("engines")
+
+    def begin(block: int, role: str = "kv_both", port: int | None = None, extra: dict[str, Any] | None = None, **more: Any) -> Engine:
+        assert sum(engine.process.poll() is None for engine in engines) < 2, "two engines run already"
+        config = transfer(role, free_port() if port is None else port, kv_connector_extra_config=extra or {})
+        engines.append(Engine(model, folder / f"{len(engines)}.log", block, config, **more))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.close()

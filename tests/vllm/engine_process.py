@@ -1,0 +1,132 @@
+"""A vLLM engine in a process of its own. Reads commands from stdin, a line of JSON each; answers on its first stdout.
+
+Usage: engine_process.py OPTIONS, where OPTIONS is a JSON object: "engine" are arguments of vllm.LLM, "transfer" are those of
+KVTransferConfig. Commands:
+    {"generate": id, "prompt": tokens, "count": n, "params": kv_transfer_params}   answers {"done": id, "tokens", "params", ...}
+    {"abort": id}               answers nothing
+    {"zero": block}             fills a block of every layer's cache with zeros
+    {"idle": seconds}           waits until no request has blocks: {"idle": whether}
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+STARTED = 240  # seconds until vLLM has to run
+# The logs of vLLM, of its children too, go to stderr; the answers to what was stdout.
+ANSWERS = os.dup(1)
+os.dup2(2, 1)
+
+
+def say(**what: Any) -> None:
+    """Answers a line."""
+    os.write(ANSWERS, (json.dumps(what) + "\n").encode())
+
+
+def zero_block(worker: Any, block: int) -> None:
+    """Runs in each worker."""
+    for cache in worker.model_runner.kv_caches:
+        cache[block].zero_()
+
+
+class Engine:
+    """The commands."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.engine = llm.llm_engine
+        self.inner: dict[str, str] = {}
+
+    def generate(self, command: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+
+        params = command.get("params")
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=command["count"],
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={"kv_transfer_params": params} if params else None,
+        )
+        self.engine.add_request(command["generate"], {"prompt_token_ids": command["prompt"]}, sampling)
+
+    def idle(self, seconds: float) -> bool:
+        """Whether all blocks have become free within so many seconds."""
+        until = time.monotonic() + seconds
+        while not self.engine.reset_prefix_cache():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            if output.finished:
+                found = output.outputs[0]
+                say(
+                    done=output.request_id,
+                    tokens=list(found.token_ids),
+                    reason=found.finish_reason,
+                    params=output.kv_transfer_params,
+                    cached=output.num_cached_tokens,
+                )
+
+    def take(self, command: dict[str, Any]) -> None:
+        if "generate" in command:
+            self.generate(command)
+        elif "abort" in command:
+            self.engine.abort_request([command["abort"]])
+        elif "zero" in command:
+            self.llm.collective_rpc(zero_block, args=(command["zero"],))
+            say(zeroed=command["zero"])
+        elif "idle" in command:
+            say(idle=self.idle(command["idle"]))
+        else:
+            raise ValueError(f"no such command: {command}")
+
+
+def main() -> None:
+    """Serves until stdin ends."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.dump_traceback_later(STARTED, exit=True)
+    options = json.loads(sys.argv[1])
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    transfer = options.get("transfer")
+    llm = LLM(**options["engine"], kv_transfer_config=KVTransferConfig(**transfer) if transfer else None)
+    faulthandler.cancel_dump_traceback_later()
+    engine = Engine(llm)
+    commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        commands.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    say(ready=True)
+    while True:
+        busy = engine.engine.has_unfinished_requests()
+        try:
+            command = commands.get(timeout=0.001 if busy else None)
+        except queue.Empty:
+            pass
+        else:
+            if command is None:
+                break
+            engine.take(command)
+            continue
+        engine.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""vLLM engines as the tests see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+TOKENS = 2048  # of every engine's cache
+DEADLINE = 60.0
+STARTED = 240.0
+
+
+def free_port() -> int:
+    """Below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000, 16)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Engine:
+    """An engine in a process of its own. ``wait_ready`` before the first request."""
+
+    def __init__(self, model: Path, log: Path, block: int, transfer: dict[str, Any] | None = None, **engine: Any) -> None:
+        self.log = log
+        self.port = 0 if transfer is None else transfer["kv_port"]
+        options = {
+            "engine": {
+                "model": str(model),
+                "skip_tokenizer_init": True,
+                "dtype": "float32",
+                "enforce_eager": True,
+                "max_model_len": 512,
+                "max_num_seqs": 8,
+                "block_size": block,
+                "num_gpu_blocks_override": TOKENS // block,
+                "distributed_executor_backend": "uni",
+                **engine,
+            },
+            "transfer": transfer,
+        }
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "engine_process.py"), json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd="/",  # not the source tree
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "VLLM_CPU_KVCACHE_SPACE": "1",
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+                    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+                    "VLLM_NO_USAGE_STATS": "1",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._done: dict[str, dict[str, Any]] = {}
+        self._count = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait_ready(self) -> None:
+        self._take("ready", STARTED)
+
+    def start(self, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> str:
+        """Starts a request, and returns its id."""
+        self._count += 1
+        name = f"r{self._count}"
+        self._tell(generate=name, prompt=prompt, count=count, params=params)
+        return name
+
+    def result(self, name: str, seconds: float = DEADLINE) -> dict[str, Any]:
+        """What a request has answered: tokens, params, reason, cached."""
+        while name not in self._done:
+            found = self._take("done", seconds)
+            self._done[found["done"]] = found
+        return self._done.pop(name)
+
+    def generate(self, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self.result(self.start(prompt, count, params))
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        """The kv_transfer_params of a prompt that is computed here and decoded elsewhere."""
+        params: dict[str, Any] = self.generate(prompt, 1, {"do_remote_decode": True})["params"]
+        del params["remote_prefill_cached_tokens"]  # the decode engine would report them as its own
+        return params
+
+    def abort(self, name: str) -> None:
+        self._tell(abort=name)
+
+    def zero(self, block: int) -> None:
+        self._tell(zero=block)
+        self._take("zeroed", DEADLINE)
+
+    def idle(self, seconds: float = 20.0) -> bool:
+        """Whether all blocks have become free within so many seconds. The prefix cache is then empty."""
+        self._tell(idle=seconds)
+        return bool(self._take("idle", seconds + DEADLINE)["idle"])
+
+    def kill(self) -> None:
+        """Kills all of its processes, and waits."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def _tell(self, **what: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def _take(self, what: str, seconds: float) -> dict[str, Any]:
+        """The next answer of a kind; those of requests are kept."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                found = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"the engine has not answered {what!r} within {seconds} s\n{self._stacks()}") from None
+            if found is None:
+                raise AssertionError(f"the engine has ended\n{self.text()[-6000:]}")
+            if what in found:
+                return found
+            self._done[found["done"]] = found
+
+    def _stacks(self) -> str:
+        """The stacks of all its processes, from the log."""
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
+            process.send_signal(signal.SIGUSR1)
+        time.sleep(2)
+        return self.text()[-12000:]
+
+
+def random_prompt(seed: int, tokens: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(1024) for _ in range(tokens)]
+
+
+def transfer(role: str, port: int, **more: Any) -> dict[str, Any]:
+    """Arguments of KVTransferConfig."""
+    return {
+        "kv_connector": "HMCConnector",
+        "kv_connector_module_path": "hmc.integrations.vllm",
+        "kv_role": role,
+        "kv_port": port,
+        "kv_load_failure_policy": "recompute",
+        **more,
+    }
