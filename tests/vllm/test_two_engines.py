@@ -67,7 +67,7 @@ def test_many_requests_at_once(sides: tuple[Engine, Engine]) -> None:
 
 
 def test_only_what_is_not_in_the_prefix_cache_travels(sides: tuple[Engine, Engine]) -> None:
-    """The second prompt begins as the first: decode has these blocks, and pulls the others, from the middle of a block of prefill."""
+    """Prompts that begin alike: decode has these blocks, and pulls the others, from the middle of a block of prefill."""
     prefill, decode = sides
     shared = random_prompt(5, 96)
     for tail in (random_prompt(6, 50), random_prompt(8, 77), []):
@@ -81,7 +81,7 @@ def test_only_what_is_not_in_the_prefix_cache_travels(sides: tuple[Engine, Engin
 def test_aborted_requests_free_their_blocks_on_both_sides(sides: tuple[Engine, Engine]) -> None:
     """Long before the 30 seconds that prefill keeps them."""
     prefill, decode = sides
-    prompts = [random_prompt(300 + seed, 200) for seed in range(8)]
+    prompts = [random_prompt(300 + seed, 200) for seed in range(5)]  # 20 of 31 blocks of 64 tokens
     params = [prefill.prefill(prompt) for prompt in prompts]
     begun = [decode.start(prompt, COUNT, one) for prompt, one in zip(prompts, params, strict=True)]
     for name in begun[::2]:

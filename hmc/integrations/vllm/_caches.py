@@ -47,11 +47,11 @@ def describe(backend: str, tensors: list[torch.Tensor], shape: Shape) -> list[Ca
     for tensor in tensors:
         if tensor.device.type != "cpu":
             raise UnsupportedError(
-                f"the KV cache is on {tensor.device}; hmc.kv moves caches in CPU memory only: use vLLM's CPU backend, or another connector"
+                f"the KV cache is on {tensor.device}; hmc.kv moves CPU memory only: use vLLM's CPU backend, or another connector"
             )
         if (tensor.shape, tensor.stride(), tensor.dtype) != (first.shape, first.stride(), first.dtype):
             raise UnsupportedError(
-                f"layers have caches of different shapes, {list(first.shape)} and {list(tensor.shape)}: one shape for all is supported"
+                f"layers have caches of shapes {list(first.shape)} and {list(tensor.shape)}: one shape for all is supported"
             )
     if backend != "CPU_ATTN":
         raise UnsupportedError(f"the layout of attention backend {backend} is not described; described is CPU_ATTN")
@@ -101,7 +101,9 @@ def probe(describe_one: Callable[[torch.Tensor], list[Cache]], cache: torch.Tens
     numbers = np.arange(count).reshape(2, tokens, shape.heads, shape.dims)
     dtype = _DTYPES[cache.dtype]
     caches = describe_one(cache)
-    plain = Layout(f"L=1@{shape.first_layer} B={blocks} N={shape.block} H={shape.heads}@{shape.first_head} D={shape.dims}", dtype=dtype)
+    plain = Layout(
+        f"L=1@{shape.first_layer} B={blocks} N={shape.block} H={shape.heads}@{shape.first_head} D={shape.dims}", dtype=dtype
+    )
     digit = 1
     while digit < count:
         values = torch.from_numpy((numbers // digit % _DIGIT + 1).astype(np.float32)).to(cache.dtype)
@@ -116,7 +118,7 @@ def probe(describe_one: Callable[[torch.Tensor], list[Cache]], cache: torch.Tens
         if not np.array_equal(written, described):
             wrong = int(np.count_nonzero(written != described))
             raise UnsupportedError(
-                f"the engine's cache-write operation and the described layout {', '.join(str(one.layout) for one in caches)} differ "
-                f"in {wrong} of {len(written)} bytes: this release of vLLM, or its instruction set here, keeps its cache otherwise"
+                f"the layout {', '.join(str(one.layout) for one in caches)} is described, and {wrong} of {len(written)} bytes that the "
+                "engine wrote lie elsewhere: this release of vLLM, or its kernel for this CPU, has another layout"
             )
         digit *= _DIGIT

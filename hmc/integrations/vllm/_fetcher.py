@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Fetch:
-    """``tokens`` tokens of a remote request, from its token ``skip`` on, into ``blocks`` from token ``first`` of the first one on."""
+    """``tokens`` tokens of a remote request, from token ``skip`` on, into ``blocks`` from token ``first`` of the first one on."""
 
     request: str
     remote: Remote
@@ -182,7 +182,9 @@ class Fetcher:
         transfers = []
         try:
             for pool, ticket in zip(self._pools, answer.tickets, strict=True):
-                transfers.append(pool.pull(peer, ticket, fetch.blocks, session=fetch.request, first=fetch.first, tokens=fetch.tokens))
+                transfers.append(
+                    pool.pull(peer, ticket, fetch.blocks, session=fetch.request, first=fetch.first, tokens=fetch.tokens)
+                )
             with self._lock:
                 running.transfers = transfers
                 cancelled = running.cancelled

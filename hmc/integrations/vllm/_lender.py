@@ -207,7 +207,7 @@ class Lender:
         """The blocks of the tokens that were asked for, and where in the first one they begin."""
         if ask.model and self._model and ask.model != self._model:
             raise InvalidArgumentError(
-                f"the decode engine has another model (fingerprint {ask.model}, here {self._model}): serve the same model on both sides"
+                f"the decode engine has another model ({ask.model}, here {self._model}): serve the same model on both sides"
             )
         if ask.tokens < 1 or ask.first + ask.tokens > kept.tokens:
             raise InvalidArgumentError(

@@ -44,7 +44,8 @@ class Options:
             raise InvalidArgumentError(f"kv_connector_extra_config: {error}") from error
         if not (lease > 0 and timeout > 0 and 1 <= threads <= 256):
             raise InvalidArgumentError(
-                f"kv_connector_extra_config: kv_lease_duration {lease} and load_timeout {timeout} are above 0, load_threads {threads} 1 to 256"
+                f"kv_connector_extra_config: kv_lease_duration {lease} and load_timeout {timeout} must be above 0, "
+                f"load_threads {threads} from 1 to 256"
             )
         return Options(
             engine=transfer.engine_id,

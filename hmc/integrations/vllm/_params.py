@@ -40,7 +40,9 @@ class Remote:
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"kv_transfer_params: remote_port, tp_size and pp_size are numbers: {error}") from error
         if not 0 < port < 65536 or tp_size < 1 or pp_size < 1 or port + tp_size * pp_size > 65536:
-            raise InvalidArgumentError(f"kv_transfer_params: remote_port {port}, tp_size {tp_size}, pp_size {pp_size} is out of range")
+            raise InvalidArgumentError(
+                f"kv_transfer_params: remote_port {port}, tp_size {tp_size}, pp_size {pp_size} is out of range"
+            )
         engine, request, host = (str(params[name]) for name in names[:3])
         return Remote(engine, request, host, port, tp_size, pp_size)
 

@@ -44,7 +44,9 @@ class Worker:
         names = sorted(caches, key=extract_layer_index)
         layers = get_layers_from_vllm_config(self._config, Attention, names)
         if set(layers) != set(names):
-            raise UnsupportedError(f"layers {sorted(set(names) - set(layers))} are no attention layers; a cache of K and V is supported")
+            raise UnsupportedError(
+                f"layers {sorted(set(names) - set(layers))} are no attention layers; a cache of K and V is supported"
+            )
         shape = self._shape(names, layers)
         tensors = [caches[name] for name in names]
         first = layers[names[0]]
