@@ -97,7 +97,7 @@ ASK = Ask("lease", "e", ["r"], answer=5, first=32, tokens=7, readers=2, model="m
 
 def test_messages_come_back() -> None:
     assert Ask.decode(ASK.encode().tobytes()) == ASK
-    answer = Answer([b"\x00\xff" * 40, b""], "why")
+    answer = Answer([b"\x00\xff" * 40, b""], (1, 2), (0, 4), "why")
     assert Answer.decode(answer.encode().tobytes()) == answer
 
 
@@ -136,7 +136,7 @@ def test_random_bytes_are_refused() -> None:
                 what.decode(bytes(data))
             except ProtocolError:
                 continue
-    for data in (b"", b"\xff", b"[]", b"null", b'{"version": 1, "tickets": [1], "error": ""}'):
+    for data in (b"", b"\xff", b"[]", b"null", b'{"version": 1, "tickets": [1], "layers": [0, 1], "heads": [0, 1], "error": ""}'):
         with pytest.raises(ProtocolError):
             Answer.decode(data)
 

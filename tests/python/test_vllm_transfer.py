@@ -8,15 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from vllm_sides import Sides, two_sides, wait_for
+from vllm_sides import two_sides, wait_for
 
 from hmc.integrations.vllm._fetcher import Fetch
-
-
-def ended(sides: Sides) -> set[str]:
-    """The requests that the lender returns next."""
-    found: set[str] = wait_for(sides.lender.finished)
-    return found
+from hmc.integrations.vllm._ranks import Source
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
@@ -32,7 +27,7 @@ def test_every_byte_of_a_request_arrives(block: int, skip: int, tokens: int) -> 
         expected = sides.prefill.tokens(source, skip, tokens)
         for found, wanted in zip(sides.decode.tokens(target, first, tokens), expected, strict=True):
             assert np.array_equal(found, wanted)
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
         assert sides.lender.held == 0
         others = np.setdiff1d(np.arange(1024 // block), target)
         for arrays, olds in zip(sides.decode.arrays, before, strict=True):
@@ -44,7 +39,7 @@ def test_a_question_that_comes_before_the_request_waits_for_it() -> None:
     with two_sides() as sides:
         threading.Timer(0.4, lambda: sides.lender.keep("r", [1, 2], 40)).start()
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
 
 
 def test_a_request_of_another_engine_fails_at_once() -> None:
@@ -59,7 +54,7 @@ def test_a_request_of_another_engine_fails_at_once() -> None:
 def test_an_expired_request_is_returned_once_and_fetching_it_fails() -> None:
     with two_sides(seconds=0.3) as sides:
         sides.lender.keep("r", [1, 2], 40)
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
         assert sides.lender.finished() == set()
 
@@ -83,13 +78,13 @@ def test_a_released_request_is_free() -> None:
         sides.lender.keep("r", [1, 2], 40)
         sides.lender.keep("s", [3], 4)
         sides.fetcher.release(sides.remote)
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
         assert sides.lender.held == 1
 
 
 def test_a_request_is_free_when_all_readers_have_ended() -> None:
     with two_sides() as sides:
-        sides.readers = 3
+        sides.sources = lambda remote: [Source(remote.address(0, 0), 3)]
         sides.lender.keep("r", [1, 2], 40)
         for left in (True, True, False):
             assert sides.lender.held == 1
@@ -97,14 +92,14 @@ def test_a_request_is_free_when_all_readers_have_ended() -> None:
             if left:
                 time.sleep(0.2)
                 assert sides.lender.finished() == set()
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
 
 
 def test_more_tokens_than_the_request_has_are_refused_and_free_it() -> None:
     with two_sides() as sides:
         sides.lender.keep("r", [1, 2], 40)
         assert sides.fetch(sides.remote, [5, 6], 41) == ({"local r"}, {5, 6})
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
 
 
 def test_another_model_is_refused() -> None:
@@ -113,7 +108,7 @@ def test_another_model_is_refused() -> None:
         sides.fetcher = sides.fetcher_of("another")
         sides.lender.keep("r", [1, 2], 40)
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
-        assert ended(sides) == {"r"}
+        assert sides.lender_ended() == {"r"}
 
 
 def test_another_number_of_pools_is_refused() -> None:

@@ -11,25 +11,26 @@ import numpy as np
 
 import hmc
 from hmc import kv, layout
-from hmc.integrations.vllm._fetcher import Fetch, Fetcher, Source
+from hmc.integrations.vllm._fetcher import Fetch, Fetcher
 from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._ranks import Source
 from hmc.layout import Layout
 
 # K by dimensions, V by tokens, a buffer for each layer: vLLM's CPU attention.
-K = "L=3 | B={blocks} H=4 D=32 N={block} f32"
-V = "L=3 | B={blocks} H=4 N={block} D=32 f32"
+K = "L={layers} | B={blocks} H=4 D=32 N={block} f32"
+V = "L={layers} | B={blocks} H=4 N={block} D=32 f32"
 
 
 class Half:
     """A worker's pools and their arrays."""
 
-    def __init__(self, block: int, seed: int, **context: Any) -> None:
+    def __init__(self, block: int, seed: int, layers: int = 3, **context: Any) -> None:
         rng = np.random.default_rng(seed)
         self.ctx = hmc.Context(**context)
         self.block = block
-        self.layouts = [Layout(text.format(blocks=1024 // block, block=block)) for text in (K, V)]
-        self.arrays = [[rng.random(one.buffer_bytes // 4, dtype=np.float32) for _ in range(3)] for one in self.layouts]
+        self.layouts = [Layout(text.format(layers=layers, blocks=1024 // block, block=block)) for text in (K, V)]
+        self.arrays = [[rng.random(one.buffer_bytes // 4, dtype=np.float32) for _ in range(layers)] for one in self.layouts]
         self.pools = [kv.Pool(self.ctx, arrays, one) for arrays, one in zip(self.arrays, self.layouts, strict=True)]
 
     def tokens(self, blocks: list[int], first: int, tokens: int) -> list[Any]:
@@ -52,12 +53,12 @@ class Half:
 class Sides:
     """Prefill with blocks of 32 tokens, decode with others."""
 
-    def __init__(self, block: int, seconds: float, pools: int) -> None:
-        self.prefill = Half(32, 1, listen="tcp://127.0.0.1:0")
+    def __init__(self, block: int, seconds: float, pools: int, layers: int) -> None:
+        self.prefill = Half(32, 1, layers, listen="tcp://127.0.0.1:0")
         self.decode = Half(block, 2)
         self.lender = Lender(self.prefill.ctx, self.prefill.pools, "engine", "model", seconds)
         port = next(int(text.rsplit(":", 1)[1]) for text in self.prefill.ctx.addresses if text.startswith("tcp"))
-        self.readers = 1
+        self.sources: Callable[[Remote], list[Source]] = lambda remote: [Source(remote.address(0, 0))]
         self.remote = Remote("engine", "r", "127.0.0.1", port)
         self.fetcher = self.fetcher_of("model", pools)
 
@@ -65,7 +66,7 @@ class Sides:
         return Fetcher(
             self.decode.ctx,
             self.decode.pools[:pools],
-            lambda remote: [Source(remote.address(0, 0), self.readers)],
+            lambda remote: self.sources(remote),
             model,
             timeout=20,
         )
@@ -77,6 +78,11 @@ class Sides:
         """Fetches and waits. The requests that have ended, and the blocks that failed."""
         self.fetcher.fetch(Fetch("local " + remote.request, remote, blocks, skip, tokens, first))
         return wait_for(lambda: any(found := self.fetcher.finished()) and found)
+
+    def lender_ended(self) -> set[str]:
+        """The requests that the lender returns next."""
+        found: set[str] = wait_for(self.lender.finished)
+        return found
 
     def close(self) -> None:
         self.fetcher.close()
@@ -97,8 +103,8 @@ def wait_for(look: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 @contextmanager
-def two_sides(block: int = 32, seconds: float = 20.0, pools: int = 2) -> Iterator[Sides]:
-    sides = Sides(block, seconds, pools)
+def two_sides(block: int = 32, seconds: float = 20.0, pools: int = 2, layers: int = 3) -> Iterator[Sides]:
+    sides = Sides(block, seconds, pools, layers)
     try:
         yield sides
     finally:

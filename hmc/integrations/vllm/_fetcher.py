@@ -16,24 +16,18 @@ import numpy as np
 from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import HmcCancelledError, HmcError, LeaseExpiredError
+from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, LeaseExpiredError
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._ranks import Source
+from hmc.kv._moves import common
 
-__all__ = ["Fetch", "Fetcher", "Source"]
+__all__ = ["Fetch", "Fetcher"]
 
 logger = logging.getLogger("vllm.hmc")
 
 _CONNECT = 10.0  # seconds
 _ANSWER = 30.0
-
-
-@dataclass(frozen=True)
-class Source:
-    """A prefill worker that has a part of a request, and how many workers of this engine read it there."""
-
-    address: str
-    readers: int = 1
 
 
 @dataclass(frozen=True)
@@ -143,8 +137,18 @@ class Fetcher:
         failed = True
         begun = time.monotonic()
         try:
+            layout = self._pools[0].layout
+            missing = layout.layers[1] * layout.heads[1]
             for source in self._sources(fetch.remote):
-                self._pull(fetch, source, running, begun + self._timeout)
+                if source.read:
+                    missing -= self._pull(fetch, source, running, begun + self._timeout)
+                else:
+                    self._say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source)
+            if missing:
+                raise InvalidArgumentError(
+                    f"the workers of {fetch.remote.engine} lack {missing} pairs of a layer and a head of {layout}: "
+                    "their stages have other layers than vLLM's rule says"
+                )
             failed = False
         except HmcError as error:
             if not isinstance(error, HmcCancelledError):
@@ -158,7 +162,8 @@ class Fetcher:
                 if failed:
                     self._failed.update(fetch.blocks)
 
-    def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> None:
+    def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> int:
+        """Pulls what a source has of a request. Returns how many pairs of a layer and a head that was."""
         peer = self._peer(source.address)
         what = "release" if running.cancelled else "lease"
         ask = Ask(
@@ -194,6 +199,8 @@ class Fetcher:
                 transfer.wait(max(0.0, until - time.monotonic()))
         finally:
             self._drain(transfers)
+        layout = self._pools[0].layout
+        return common(layout.layers, answer.layers)[1] * common(layout.heads, answer.heads)[1]
 
     def _drain(self, transfers: list[kv.Transfer]) -> None:
         """Returns when nothing of them is written any more."""
@@ -204,13 +211,16 @@ class Fetcher:
                 transfer.wait()
 
     def _tell(self, what: str, remotes: Sequence[Remote]) -> None:
-        ask = Ask(what, remotes[0].engine, [remote.request for remote in remotes], model=self._model)
-        for source in self._sources(remotes[0]):
-            try:
-                peer = self._peer(source.address)
-                peer.send(Ask(ask.what, ask.engine, ask.requests, readers=source.readers).encode(), tag=ASK_TAG, timeout=_CONNECT)
-            except HmcError as error:
-                logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), remotes[0].engine, error)
+        engine, requests = remotes[0].engine, [remote.request for remote in remotes]
+        try:
+            for source in self._sources(remotes[0]):
+                self._say(Ask(what, engine, requests, readers=source.readers), source)
+        except HmcError as error:
+            logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), engine, error)
+
+    def _say(self, ask: Ask, source: Source) -> None:
+        """Sends what has no answer."""
+        self._peer(source.address).send(ask.encode(), tag=ASK_TAG, timeout=_CONNECT)
 
     def _peer(self, address: str) -> Peer:
         """The peer at an address, connected at the first use and after it was lost."""

@@ -155,7 +155,8 @@ class Lender:
                 if past is None and time.monotonic() < until:
                     return False
                 raise InvalidArgumentError(f"request {request} is not kept here: {past or 'it is unknown, or was aborted'}")
-            answer = Answer(self._lend(peer, ask, kept)) if ask.what == "lease" else None
+            layout = self._pools[0].layout
+            answer = Answer(self._lend(peer, ask, kept), layout.layers, layout.heads) if ask.what == "lease" else None
         except HmcError as error:
             answer = Answer(error=str(error))
         finally:

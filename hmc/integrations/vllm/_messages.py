@@ -63,21 +63,27 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """The tickets of the leases, one for each pool, or why there are none."""
+    """The tickets of the leases, one for each pool, or why there are none; and the (first, count) of layers and heads there."""
 
     tickets: list[bytes] = field(default_factory=list)
+    layers: tuple[int, int] = (0, 0)
+    heads: tuple[int, int] = (0, 0)
     error: str = ""
 
     def encode(self) -> Any:
         """The array that is sent."""
-        return _encode({"tickets": [ticket.hex() for ticket in self.tickets], "error": self.error[:1000]})
+        tickets = [ticket.hex() for ticket in self.tickets]
+        return _encode({"tickets": tickets, "layers": self.layers, "heads": self.heads, "error": self.error[:1000]})
 
     @staticmethod
     def decode(data: bytes) -> Answer:
         """Raises ProtocolError."""
         found = _decode(data)
         try:
-            return Answer([bytes.fromhex(ticket) for ticket in found["tickets"]], str(found["error"]))
+            first_layer, layers = (int(number) for number in found["layers"])
+            first_head, heads = (int(number) for number in found["heads"])
+            tickets = [bytes.fromhex(ticket) for ticket in found["tickets"]]
+            return Answer(tickets, (first_layer, layers), (first_head, heads), str(found["error"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
@@ -17,11 +18,12 @@ import hmc
 from hmc import kv
 from hmc.errors import UnsupportedError
 from hmc.integrations.vllm._caches import Shape, describe, probe
-from hmc.integrations.vllm._fetcher import Fetcher, Source
+from hmc.integrations.vllm._fetcher import Fetcher
 from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._ranks import Grid, Source, heads_of
 
 __all__ = ["Worker"]
 
@@ -116,17 +118,24 @@ class Worker:
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise UnsupportedError(f"the layers with a KV cache are numbered {numbers}; a range without gaps is supported")
         model, parallel = self._config.model_config, self._config.parallel_config
-        rank, size = get_tp_group().rank_in_group, get_tp_group().world_size
-        total = model.get_total_num_kv_heads()
-        heads = model.get_num_kv_heads(parallel)
-        head = rank * heads if total >= size else rank * total // size
+        head, heads = heads_of(model.get_total_num_kv_heads(), parallel.tensor_parallel_size, get_tp_group().rank_in_group)
         layer = layers[names[0]]
         return Shape(numbers[0], head, heads, layer.head_size, self._config.cache_config.block_size)
 
     def _sources(self, remote: Remote) -> list[Source]:
-        if remote.tp_size * remote.pp_size * self._config.parallel_config.world_size != 1:
-            raise UnsupportedError(f"a prefill engine of tp_size {remote.tp_size} and pp_size {remote.pp_size}: 1 is supported")
-        return [Source(remote.address(0, 0))]
+        model, parallel = self._config.model_config, self._config.parallel_config
+        grid = Grid(
+            model.get_total_num_kv_heads(),
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            get_pp_group().rank_in_group,
+            get_tp_group().rank_in_group,
+        )
+        layers = model.get_total_num_hidden_layers()
+        try:
+            return grid.sources(remote, lambda rank, size: get_pp_indices(layers, rank, size))
+        except ValueError as error:
+            raise UnsupportedError(f"the layers of a prefill engine of pp_size {remote.pp_size} are not known: {error}") from error
 
 
 def _fingerprint(config: VllmConfig) -> str:

@@ -1,0 +1,52 @@
+"""Tensor and pipeline parallel prefill, decode by another number of workers, and other block sizes: the tokens of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from engines import Engine, random_prompt
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine) -> tuple[Engine, Engine]:
+    """An engine of one worker, and one of two."""
+    two = start(32, distributed_executor_backend="mp", **{request.param: 2})
+    request.addfinalizer(two.close)
+    two.wait_ready()
+    one.wait_ready()
+    return one, two
+
+
+@pytest.fixture(scope="module")
+def one(start: Callable[..., Engine]) -> Engine:
+    return start(64)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["1 to 2", "2 to 1"])
+def test_another_number_of_workers(pair: tuple[Engine, Engine], order: int) -> None:
+    prefill, decode = pair[::order]
+    assert prefill.idle()
+    assert decode.idle()
+    for tokens in (2, 32, 100, 257):
+        prompt = random_prompt(tokens, tokens)
+        found = decode.generate(prompt, COUNT, prefill.prefill(prompt))
+        assert found["tokens"] == pair[0].generate(prompt, COUNT)["tokens"], tokens
+        assert found["cached"] == tokens, "decode computed tokens that prefill has"
+    assert prefill.idle(10), "a block of prefill is still held"
+    assert decode.idle(10), "a block of decode is still held"
+
+
+def test_a_zeroed_block_changes_the_tokens(pair: tuple[Engine, Engine]) -> None:
+    """The control of the test above."""
+    decode, prefill = pair
+    prompt = random_prompt(7, 150)
+    params = prefill.prefill(prompt)
+    prefill.zero(params["remote_block_ids"][0][0])
+    found = decode.generate(prompt, COUNT, params)
+    assert found["cached"] == len(prompt)
+    assert decode.idle()
+    assert found["tokens"] != decode.generate(prompt, COUNT)["tokens"]
+    assert prefill.idle()
