@@ -16,13 +16,14 @@ def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engi
     two = start(32, distributed_executor_backend="mp", **{request.param: 2})
     request.addfinalizer(two.close)
     two.wait_ready()
-    one.wait_ready()
     return one, two
 
 
 @pytest.fixture(scope="module")
 def one(start: Callable[..., Engine]) -> Engine:
-    return start(64)
+    engine = start(64)
+    engine.wait_ready()
+    return engine
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["1 to 2", "2 to 1"])

@@ -117,8 +117,9 @@ def probe(describe_one: Callable[[torch.Tensor], list[Cache]], cache: torch.Tens
         described = _memory(cache, 0, len(written))
         if not np.array_equal(written, described):
             wrong = int(np.count_nonzero(written != described))
+            layouts = ", ".join(str(one.layout) for one in caches)
             raise UnsupportedError(
-                f"the layout {', '.join(str(one.layout) for one in caches)} is described, and {wrong} of {len(written)} bytes that the "
-                "engine wrote lie elsewhere: this release of vLLM, or its kernel for this CPU, has another layout"
+                f"the layout {layouts} is described, and {wrong} of {len(written)} bytes that the engine wrote lie elsewhere: "
+                "this release of vLLM, or its kernel for this CPU, has another layout"
             )
         digit *= _DIGIT
