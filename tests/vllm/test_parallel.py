@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from engines import Engine, random_prompt
@@ -11,12 +11,12 @@ COUNT = 12
 
 
 @pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
-def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine) -> tuple[Engine, Engine]:
+def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine) -> Iterator[tuple[Engine, Engine]]:
     """An engine of one worker, and one of two."""
     two = start(32, distributed_executor_backend="mp", **{request.param: 2})
-    request.addfinalizer(two.close)
     two.wait_ready()
-    return one, two
+    yield one, two
+    two.close()
 
 
 @pytest.fixture(scope="module")
