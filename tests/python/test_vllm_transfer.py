@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from vllm_sides import two_sides, wait_for
 
+from hmc import kv
 from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._ranks import Source
 
@@ -117,23 +119,21 @@ def test_another_number_of_pools_is_refused() -> None:
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
 
 
-def test_blocks_that_change_during_the_lease_are_an_error() -> None:
-    """The writer does not keep to the rules; the digest finds it."""
+def test_blocks_that_change_during_the_lease_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of one layer's V, after the digest was taken."""
     with two_sides() as sides:
-        stop = threading.Event()
+        pool = sides.prefill.pools[1]
+        lend = pool.lease
 
-        def write() -> None:
-            while not stop.is_set():
-                sides.prefill.arrays[1][2][:] += 1
+        def lend_and_change(*given: Any, **more: Any) -> kv.Lease:
+            lease = lend(*given, **more)
+            layer = sides.prefill.arrays[1][2].view(np.uint8)
+            layer[2 * layer.size // 32 + 77] ^= 1  # block 2 of 32
+            return lease
 
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            sides.lender.keep("r", [1, 2], 40)
-            assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
-        finally:
-            stop.set()
-            writer.join()
+        monkeypatch.setattr(pool, "lease", lend_and_change)
+        sides.lender.keep("r", [1, 2], 64)
+        assert sides.fetch(sides.remote, [5, 6], 64) == ({"local r"}, {5, 6})
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -179,3 +179,21 @@ def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serv
             sides.remote = other.remote
             assert sides.fetch(other.remote, [5, 6], 40) == ({"local r"}, set())
         sides.lender, sides.prefill = other.lender, other.prefill
+
+
+def test_loads_and_loans_are_counted() -> None:
+    with two_sides() as sides:
+        assert (sides.loaded.take(), sides.lent.take()) == (None, None)
+        sides.lender.keep("r", [1, 2], 40)
+        sides.fetch(sides.remote, [5, 6], 40)
+        sides.fetch(sides.of("s", "another"), [7], 32)
+        assert sides.lender_ended() == {"r"}
+        loaded, lent = sides.loaded.take(), sides.lent.take()
+        assert loaded is not None
+        assert lent is not None
+        assert loaded["load_tokens"] == [40]
+        # K and V of 40 tokens, 3 layers, 4 heads, 32 dimensions, 4 bytes: at least these, and whole blocks at most.
+        assert 2 * 40 * 3 * 4 * 32 * 4 <= loaded["load_bytes"][0] <= 2 * 64 * 3 * 4 * 32 * 4
+        assert 0 < loaded["load_seconds"][0] < 20
+        assert (loaded["loads_failed"], lent["requests_lent"], lent["requests_expired"]) == (1, 1, 0)
+        assert (sides.loaded.take(), sides.lent.take()) == (None, None)

@@ -15,6 +15,7 @@ from hmc.integrations.vllm._fetcher import Fetch, Fetcher
 from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
+from hmc.integrations.vllm._tally import Tally
 from hmc.layout import Layout
 
 # K by dimensions, V by tokens, a buffer for each layer: vLLM's CPU attention.
@@ -56,7 +57,8 @@ class Sides:
     def __init__(self, block: int, seconds: float, pools: int, layers: int) -> None:
         self.prefill = Half(32, 1, layers, listen="tcp://127.0.0.1:0")
         self.decode = Half(block, 2)
-        self.lender = Lender(self.prefill.ctx, self.prefill.pools, "engine", "model", seconds)
+        self.lent, self.loaded = Tally(), Tally()
+        self.lender = Lender(self.prefill.ctx, self.prefill.pools, "engine", "model", seconds, self.lent)
         port = next(int(text.rsplit(":", 1)[1]) for text in self.prefill.ctx.addresses if text.startswith("tcp"))
         self.sources: Callable[[Remote], list[Source]] = lambda remote: [Source(remote.address(0, 0))]
         self.remote = Remote("engine", "r", "127.0.0.1", port)
@@ -69,6 +71,7 @@ class Sides:
             lambda remote: self.sources(remote),
             model,
             timeout=20,
+            tally=self.loaded,
         )
 
     def of(self, request: str, engine: str = "engine") -> Remote:

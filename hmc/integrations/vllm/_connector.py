@@ -10,10 +10,12 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._scheduler import Scheduler
+from hmc.integrations.vllm._stats import HMCPromMetrics, HMCStats
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -109,6 +111,23 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         """The blocks of the requests that were not loaded, among those that get_finished() has returned."""
         failed, self._failed = self._failed, set()
         return failed
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What this worker has loaded and lent since the last call."""
+        found = self._worker.tally.take() if self._worker is not None else None
+        return None if found is None else HMCStats(found)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        """The stats that a worker has sent."""
+        return HMCStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> HMCPromMetrics:
+        """The metrics ``vllm:hmc_*``."""
+        return HMCPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """Ends transfers and leases."""

@@ -20,6 +20,7 @@ from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, LeaseE
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
+from hmc.integrations.vllm._tally import Tally
 from hmc.kv._moves import common
 
 __all__ = ["Fetch", "Fetcher"]
@@ -64,6 +65,7 @@ class Fetcher:
         *,
         timeout: float = 120.0,
         threads: int = 4,
+        tally: Tally | None = None,
         connected: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
         self._ctx = ctx
@@ -71,6 +73,7 @@ class Fetcher:
         self._sources = sources
         self._model = model
         self._timeout = timeout
+        self._tally = tally or Tally()
         self._connected = connected
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
@@ -149,11 +152,15 @@ class Fetcher:
                     f"the workers of {fetch.remote.engine} lack {missing} pairs of a layer and a head of {layout}: "
                     "their stages have other layers than vLLM's rule says"
                 )
+            nbytes = sum(pool.counters(fetch.request).get("bytes_read", 0) for pool in self._pools)
+            self._tally.loaded(time.monotonic() - begun, nbytes, fetch.tokens)
             failed = False
         except HmcError as error:
             if not isinstance(error, HmcCancelledError):
+                self._tally.count("loads_failed")
                 logger.warning("HMC: request %s was not loaded from %s: %s", fetch.request, fetch.remote.engine, error)
         except Exception:
+            self._tally.count("loads_failed")
             logger.exception("HMC: request %s was not loaded from %s", fetch.request, fetch.remote.engine)
         finally:
             with self._lock:

@@ -18,6 +18,7 @@ from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import ClosedError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Lender"]
 
@@ -49,12 +50,15 @@ class Lender:
     ``seconds``: how long a request is kept without a sign of life of a reader. Any thread.
     """
 
-    def __init__(self, ctx: Context, pools: Sequence[kv.Pool], engine: str, model: str, seconds: float) -> None:
+    def __init__(
+        self, ctx: Context, pools: Sequence[kv.Pool], engine: str, model: str, seconds: float, tally: Tally | None = None
+    ) -> None:
         self._ctx = ctx
         self._pools = list(pools)
         self._engine = engine
         self._model = model
         self._seconds = seconds
+        self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._ended: set[str] = set()  # not yet returned by finished()
@@ -80,6 +84,7 @@ class Lender:
             expired = [kept for kept in self._kept.values() if kept.reading == 0 and now > kept.expires]
             for kept in expired:
                 self._forget(kept, f"no reader came within {self._seconds:g} s")
+                self._tally.count("requests_expired")
                 logger.warning(
                     "HMC: request %s was kept for %g s, and no decode engine read it; its blocks are free now",
                     kept.request,
@@ -232,6 +237,7 @@ class Lender:
             kept.ended += ended
             if kept.reading == 0 and kept.ended >= kept.readers:
                 self._forget(kept, "every reader has ended")
+                self._tally.count("requests_lent")
 
     def _forget(self, kept: _Kept, why: str) -> None:
         """Under the lock."""

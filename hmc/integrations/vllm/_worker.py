@@ -24,6 +24,7 @@ from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Grid, Source, heads_of
+from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Worker"]
 
@@ -38,6 +39,7 @@ class Worker:
         self._options = options
         self._ctx: hmc.Context | None = None
         self._pools: list[kv.Pool] = []
+        self.tally = Tally()
         self._lender: Lender | None = None
         self._fetcher: Fetcher | None = None
 
@@ -64,7 +66,7 @@ class Worker:
         self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout) for cache in described]
         model = _fingerprint(self._config)
         if self._options.lends:
-            self._lender = Lender(self._ctx, self._pools, self._options.engine, model, self._options.lease_seconds)
+            self._lender = Lender(self._ctx, self._pools, self._options.engine, model, self._options.lease_seconds, self.tally)
         if self._options.fetches:
             self._fetcher = Fetcher(
                 self._ctx,
@@ -73,6 +75,7 @@ class Worker:
                 model,
                 timeout=self._options.load_timeout,
                 threads=self._options.load_threads,
+                tally=self.tally,
                 connected=self._lender.serve if self._lender is not None else lambda peer: None,
             )
         logger.info("HMC: %s, at %s", ", ".join(str(cache.layout) for cache in described), self._ctx.addresses)
