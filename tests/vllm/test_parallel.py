@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from engines import Engine, random_prompt
@@ -10,10 +11,15 @@ from engines import Engine, random_prompt
 COUNT = 12
 
 
-@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+# The second stage of vLLM's CPU runner has no buffers until the model was warmed up, which enforce_eager leaves out.
+WARM = {"enforce_eager": False, "compilation_config": {"mode": 1, "backend": "eager"}}
+TWO: dict[str, dict[str, Any]] = {"TP": {"tensor_parallel_size": 2}, "PP": {"pipeline_parallel_size": 2, **WARM}}
+
+
+@pytest.fixture(scope="module", params=["TP", "PP"])
 def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine) -> Iterator[tuple[Engine, Engine]]:
     """An engine of one worker, and one of two."""
-    two = start(32, distributed_executor_backend="mp", **{request.param: 2})
+    two = start(32, distributed_executor_backend="mp", **TWO[request.param])
     two.wait_ready()
     yield one, two
     two.close()

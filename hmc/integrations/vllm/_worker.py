@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -13,11 +14,12 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.utils.torch_utils import is_quantized_kv_cache
 
 import hmc
 from hmc import kv
 from hmc.errors import UnsupportedError
-from hmc.integrations.vllm._caches import Shape, describe, probe
+from hmc.integrations.vllm._caches import Shape, describe, element_type, probe
 from hmc.integrations.vllm._fetcher import Fetcher
 from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
@@ -55,13 +57,15 @@ class Worker:
         tensors = [caches[name] for name in names]
         first = layers[names[0]]
         backend = first.get_attn_backend().get_name()
-        described = describe(backend, tensors, shape)
+        dtype = element_type(tensors[0], self._config.cache_config.cache_dtype)
+        described = describe(backend, tensors, shape, dtype)
         sample = torch.empty((2, *tensors[0].shape[1:]), dtype=tensors[0].dtype)
 
         def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
             first.impl.do_kv_cache_update(first, key, value, cache, slots)
 
-        probe(lambda cache: describe(backend, [cache], shape), sample, write, shape)
+        one = dataclasses.replace(shape, scales=shape.scales[:2])
+        probe(lambda cache: describe(backend, [cache], one, dtype), sample, write, one, self._config.model_config.dtype)
         self._ctx = hmc.Context(listen=self._options.address(get_pp_group().rank_in_group, get_tp_group().rank_in_group))
         self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout) for cache in described]
         model = _fingerprint(self._config)
@@ -122,8 +126,12 @@ class Worker:
             raise UnsupportedError(f"the layers with a KV cache are numbered {numbers}; a range without gaps is supported")
         model, parallel = self._config.model_config, self._config.parallel_config
         head, heads = heads_of(model.get_total_num_kv_heads(), parallel.tensor_parallel_size, get_tp_group().rank_in_group)
-        layer = layers[names[0]]
-        return Shape(numbers[0], head, heads, layer.head_size, self._config.cache_config.block_size)
+        scales: list[float] = []
+        if is_quantized_kv_cache(self._config.cache_config.cache_dtype):
+            for name in names:
+                scales += [layers[name]._k_scale_float, layers[name]._v_scale_float]
+        dims = layers[names[0]].head_size
+        return Shape(numbers[0], head, heads, dims, self._config.cache_config.block_size, tuple(scales))
 
     def _sources(self, remote: Remote) -> list[Source]:
         model, parallel = self._config.model_config, self._config.parallel_config
