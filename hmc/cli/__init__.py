@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check this machine and say how to fix what is wrong")
     doctor.add_argument("--json", **as_json)
+    doctor.add_argument("--vllm", action="store_true", help="check vLLM too: version, connector, layouts of its caches on this CPU")
 
     commands.add_parser("keygen", help="print a fresh job key (for HMC_JOB_KEY or key=)")
 
@@ -221,7 +222,7 @@ def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "doctor":
         from hmc.cli.doctor import examine
 
-        return examine(options.json)
+        return examine(options.json, options.vllm)
     if options.command == "keygen":
         from hmc import keygen
 

@@ -209,10 +209,16 @@ CHECKS: tuple[Callable[[], Finding | list[Finding]], ...] = (
 )
 
 
-def findings() -> list[Finding]:
-    """Every check's finding, in order; a check that itself fails is a problem, not an exception."""
+def _vllm() -> list[Finding]:
+    from hmc.integrations.vllm._doctor import findings as found
+
+    return found()
+
+
+def findings(vllm: bool = False) -> list[Finding]:
+    """Every check's finding, in order; a check that itself fails is a problem, not an exception. ``vllm``: its connector too."""
     results: list[Finding] = []
-    for check in CHECKS:
+    for check in (*CHECKS, _vllm) if vllm else CHECKS:
         try:
             found = check()
             results += found if isinstance(found, list) else [found]
@@ -221,9 +227,9 @@ def findings() -> list[Finding]:
     return results
 
 
-def examine(json_file: str = "") -> int:
+def examine(json_file: str = "", vllm: bool = False) -> int:
     """Prints the findings, or writes them as JSON. Returns 1 if any is a problem, else 0."""
-    results = findings()
+    results = findings(vllm)
     if json_file:
         write_json([asdict(finding) for finding in results], json_file)
     if json_file != "-":
