@@ -32,7 +32,7 @@ class Half:
         self.block = block
         self.layouts = [Layout(text.format(layers=layers, blocks=1024 // block, block=block)) for text in (K, V)]
         self.arrays = [[rng.random(one.buffer_bytes // 4, dtype=np.float32) for _ in range(layers)] for one in self.layouts]
-        self.pools = [kv.Pool(self.ctx, arrays, one) for arrays, one in zip(self.arrays, self.layouts, strict=True)]
+        self.pools = [kv.Pool(self.ctx, arrays, one, access="r") for arrays, one in zip(self.arrays, self.layouts, strict=True)]
 
     def tokens(self, blocks: list[int], first: int, tokens: int) -> list[Any]:
         """K and V of some tokens, as (layers, heads, dimensions, tokens)-like bytes in one plain layout."""

@@ -134,7 +134,10 @@ class Fetcher:
             job = self._jobs.get()
             if job is None:
                 return
-            job()
+            try:
+                job()
+            except Exception:  # an error of one job must not end the thread of all
+                logger.exception("HMC: a message to a prefill engine failed")
 
     def _fetch(self, fetch: Fetch, running: _Running) -> None:
         failed = True

@@ -139,7 +139,14 @@ class Lender:
                 asked = self._asked.get(timeout=_LOOK if waiting else None)
                 if asked is not None:
                     waiting.append((*asked, time.monotonic() + _GRACE))
-            waiting = [one for one in waiting if not self._handle(*one)]
+            waiting = [one for one in waiting if not self._handled(*one)]
+
+    def _handled(self, peer: Peer, ask: Ask, until: float) -> bool:
+        try:
+            return self._handle(peer, ask, until)
+        except Exception:  # an error of one question must not end the thread that answers all
+            logger.exception("HMC: %s of %s by %s failed", ask.what, ask.requests, peer.name)
+            return True
 
     def _handle(self, peer: Peer, ask: Ask, until: float) -> bool:
         """Handles a question. False: its request may still become known."""

@@ -18,7 +18,7 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 
 import hmc
 from hmc import kv
-from hmc.errors import UnsupportedError
+from hmc.errors import HmcError, UnsupportedError
 from hmc.integrations.vllm._caches import Shape, describe, element_type, probe
 from hmc.integrations.vllm._fetcher import Fetcher
 from hmc.integrations.vllm._lender import Lender
@@ -67,7 +67,7 @@ class Worker:
         one = dataclasses.replace(shape, scales=shape.scales[:2])
         probe(lambda cache: describe(backend, [cache], one, dtype), sample, write, one, self._config.model_config.dtype)
         self._ctx = hmc.Context(listen=self._options.address(get_pp_group().rank_in_group, get_tp_group().rank_in_group))
-        self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout) for cache in described]
+        self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout, access="r") for cache in described]
         model = _fingerprint(self._config)
         if self._options.lends:
             self._lender = Lender(self._ctx, self._pools, self._options.engine, model, self._options.lease_seconds, self.tally)
@@ -115,10 +115,12 @@ class Worker:
             self._fetcher.close()
         if self._lender is not None:
             self._lender.close()
-        for pool in self._pools:
-            pool.close()
-        if self._ctx is not None:
-            self._ctx.close()
+        for one in (*self._pools, self._ctx):
+            try:
+                if one is not None:
+                    one.close()
+            except HmcError as error:  # the process ends anyway
+                logger.warning("HMC: %s", error)
 
     def _shape(self, names: list[str], layers: dict[str, Attention]) -> Shape:
         numbers = [extract_layer_index(name) for name in names]
