@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,12 @@ from vllm.v1.request import RequestStatus
 
 from hmc.integrations.vllm import HMCConnector
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
+from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote, params_of
 from hmc.integrations.vllm._scheduler import Scheduler
 from hmc.integrations.vllm._stats import HMCPromMetrics, HMCStats
 from hmc.integrations.vllm._tally import empty
 
-HERE = Remote("here", "", "127.0.0.1", 5000)
 THERE = Remote("there", "far", "127.0.0.1", 6000)
 BLOCK = 32
 
@@ -52,8 +53,10 @@ def blocks(*numbers: int) -> Any:
     return SimpleNamespace(get_block_ids=lambda: (list(numbers),))
 
 
-def scheduler(seconds: float = 30) -> Scheduler:
-    return Scheduler(HERE, BLOCK, seconds)
+def scheduler(seconds: float = 30, role: str = "kv_both") -> Scheduler:
+    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_index=0)
+    options = Options.of(KVTransferConfig(**transfer(role, 5000, engine_id="here")), parallel)
+    return Scheduler(dataclasses.replace(options, lease_seconds=seconds), BLOCK)
 
 
 def remote_prefill() -> dict[str, Any]:
@@ -148,6 +151,17 @@ def test_waiting_requests_are_renewed() -> None:
     patient = scheduler(seconds=3600)
     patient.new_request(request(params=remote_prefill()))
     assert patient.take().renew == []
+
+
+@pytest.mark.parametrize("params", [remote_prefill(), {"do_remote_decode": True}])
+def test_a_request_that_the_role_does_not_serve_is_an_ordinary_one(params: dict[str, Any]) -> None:
+    one = scheduler(role="kv_producer" if "remote_host" in params else "kv_consumer")
+    refused = request(params=params)
+    one.new_request(refused)
+    assert one.matched_tokens(refused, 0) == (0, False)
+    one.allocated(refused, blocks(1, 2, 3, 4), 0)
+    assert one.finished(refused, [1, 2, 3, 4]) == (False, None)
+    assert one.take() == HMCConnectorMetadata()
 
 
 def test_wrong_params_are_computed_here() -> None:

@@ -42,7 +42,7 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         self._worker: Any = None
         self._failed: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(options.here, vllm_config.cache_config.block_size, options.lease_seconds)
+            self._scheduler = Scheduler(options, vllm_config.cache_config.block_size)
         else:
             from hmc.integrations.vllm._worker import Worker
 

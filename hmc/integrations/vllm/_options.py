@@ -60,11 +60,10 @@ class Options:
             load_threads=threads,
         )
 
-    @property
-    def here(self) -> Remote:
-        """This engine as others reach it, without a request."""
-        return Remote(self.engine, "", self.host, self.port, self.tp_size, self.pp_size)
+    def here(self, request: str) -> Remote:
+        """A request of this engine as others reach it."""
+        return Remote(self.engine, request, self.host, self.port, self.tp_size, self.pp_size)
 
     def address(self, pp: int, tp: int) -> list[str]:
         """Where a worker listens; nowhere if it lends nothing."""
-        return [self.here.address(pp, tp)] if self.lends else []
+        return [self.here("").address(pp, tp)] if self.lends else []

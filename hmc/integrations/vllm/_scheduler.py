@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
+from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote, params_of
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ logger = logging.getLogger("vllm.hmc")
 
 
 class Scheduler:
-    """Collects the news of a step. ``here``: this engine as others reach it. ``block``: tokens of a block. One thread."""
+    """Collects the news of a step. ``block``: tokens of a block. One thread."""
 
-    def __init__(self, here: Remote, block: int, seconds: float) -> None:
-        self._here = here
+    def __init__(self, options: Options, block: int) -> None:
+        self._options = options
         self._block = block
-        self._renew_every = seconds / 6
         self._renewed = time.monotonic()
         self._news = HMCConnectorMetadata()
         self._waiting: dict[str, Remote] = {}  # requests that wait for blocks here
@@ -76,14 +76,15 @@ class Scheduler:
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_decode"):
             return False, None
+        if not self._options.lends:
+            logger.warning("HMC: request %s has do_remote_decode, and kv_role lends nothing: it is not kept", request.request_id)
+            return False, None
         whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
         if not whole or not blocks:
             return False, None
         tokens = min(request.num_computed_tokens, len(blocks) * self._block)
         self._news.keep.append(Keep(request.request_id, list(blocks), tokens))
-        here = self._here
-        kept = Remote(here.engine, request.request_id, here.host, here.port, here.tp_size, here.pp_size)
-        return True, params_of(kept, list(blocks), tokens)
+        return True, params_of(self._options.here(request.request_id), list(blocks), tokens)
 
     def fetched(self, requests: set[str]) -> None:
         """Fetches have ended in every worker."""
@@ -93,14 +94,17 @@ class Scheduler:
         """The news since the last call."""
         news, self._news = self._news, HMCConnectorMetadata()
         now = time.monotonic()
-        if self._waiting and now - self._renewed > self._renew_every:
+        if self._waiting and now - self._renewed > self._options.lease_seconds / 6:
             self._renewed = now
             news.renew = list(self._waiting.values())
         return news
 
     def _remote(self, request: Request) -> Remote | None:
         try:
-            return Remote.of(request.kv_transfer_params)
+            remote = Remote.of(request.kv_transfer_params)
+            if remote is not None and not self._options.fetches:
+                raise InvalidArgumentError("it has do_remote_prefill, and kv_role loads nothing")
+            return remote
         except InvalidArgumentError as error:
             logger.warning("HMC: request %s is computed here: %s", request.request_id, error)
             request.kv_transfer_params["do_remote_prefill"] = False
