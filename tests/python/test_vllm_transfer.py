@@ -13,6 +13,7 @@ from vllm_sides import two_sides, wait_for
 
 from hmc import kv
 from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._ranks import Source
 
 
@@ -197,3 +198,18 @@ def test_loads_and_loans_are_counted() -> None:
         assert 0 < loaded["load_seconds"][0] < 20
         assert (loaded["loads_failed"], lent["requests_lent"], lent["requests_expired"]) == (1, 1, 0)
         assert (sides.loaded.take(), sides.lent.take()) == (None, None)
+
+
+def test_damaged_and_oversized_questions_are_survived() -> None:
+    with two_sides() as sides:
+        peer = sides.decode.ctx.connect(sides.remote.address(0, 0), timeout=20)
+        for size in (0, 1, MAX_BYTES, MAX_BYTES + 1):
+            peer.send(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8), tag=ASK_TAG, timeout=20)
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+        ask = Ask("lease", "engine", ["another"], answer=77, tokens=40)
+        sides.lender.keep("another", [1, 2], 40)
+        peer.send(ask.encode(), tag=ASK_TAG, timeout=20)
+        array = np.empty(MAX_BYTES, np.uint8)
+        info = peer.recv(array, tag=77, timeout=20)
+        assert len(Answer.decode(array[: info.bytes].tobytes()).tickets) == 2

@@ -121,10 +121,10 @@ class Lender:
         array = np.empty(MAX_BYTES, np.uint8)
         try:
             while True:
-                info = peer.recv(array, tag=ASK_TAG)
                 try:
+                    info = peer.recv(array, tag=ASK_TAG)
                     self._asked.put((peer, Ask.decode(array[: info.bytes].tobytes())))
-                except ProtocolError as error:
+                except (InvalidArgumentError, ProtocolError) as error:  # too long, or damaged
                     logger.warning("HMC: %s: %s", peer.name, error)
         except (ClosedError, PeerLostError):
             pass
