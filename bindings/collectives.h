@@ -25,23 +25,24 @@ struct Collectives {
   }
 
   static PyObject* all_to_all(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-    static const Signature<3> signature("all_to_all", {"out", "inp", "timeout"}, several ? 1 : 2);
+    static const Signature<4> signature("all_to_all", {"out", "inp", "timeout", "algorithm"}, several ? 1 : 2);
     return guarded([&]() -> py::object {
-      const auto [out, inp, timeout] = signature.parse(args, count, keywords);
+      const auto [out, inp, timeout, named] = signature.parse(args, count, keywords);
       const Deadline deadline = deadline_of(timeout);
+      const std::string_view algorithm = optional_text(named, "algorithm");
       const T& group = self_as<T>(self);
       if constexpr (several) {
         if (PyDict_Check(out.ptr()) != 0) {
           if (inp && !inp.is_none()) refuse("all_to_all takes {member: (out, inp)} or out and inp, not both");
           const std::vector<MemberBuffers> buffers = buffers_of(py::reinterpret_borrow<py::dict>(out));
-          interruptible([&] { return group.all_to_all(buffers, deadline); });
+          interruptible([&] { return group.all_to_all(buffers, deadline, algorithm); });
           return py::none();
         }
         if (!inp || inp.is_none()) throw py::type_error("all_to_all() misses the argument 'inp'");
       }
       const BorrowedView to(out, true), from(inp, false);
       const Member member = member_of(group);
-      interruptible([&] { return member.all_to_all(*to, *from, deadline); }, gil_for(to->bytes));
+      interruptible([&] { return member.all_to_all(*to, *from, deadline, algorithm); }, gil_for(to->bytes));
       return py::none();
     });
   }

@@ -152,13 +152,13 @@ void bind_ranked(Class& cls) {
           py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
       .def(
           "iall_to_all",
-          [](const T& self, const py::object& out, const py::object& inp) {
+          [](const T& self, const py::object& out, const py::object& inp, const std::optional<std::string>& algorithm) {
             const MemoryView to = view_of(out, true);
             const MemoryView from = view_of(inp, false);
             const ReleasedGil nogil;
-            return check(member_of(self).iall_to_all(to, from));
+            return check(member_of(self).iall_to_all(to, from, algorithm ? std::string_view(*algorithm) : std::string_view()));
           },
-          py::arg("out"), py::arg("inp"), "As all_to_all, but returns a Work at once.")
+          py::arg("out"), py::arg("inp"), py::arg("algorithm") = py::none(), "As all_to_all, but returns a Work at once.")
       .def(
           "iall_to_all_v",
           [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp, const py::object& in_counts,
@@ -264,7 +264,9 @@ void bind_communicator(py::module_& module) {
   fast_method(member, "barrier", Collectives<Member>::barrier,
               "barrier($self, timeout=None)\n--\n\nReturns when every rank has arrived. Collective.");
   fast_method(member, "all_to_all", Collectives<Member>::all_to_all,
-              "all_to_all($self, out, inp, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
+              "all_to_all($self, out, inp, timeout=None, algorithm=None)\n--\n\nBlock r of inp goes to rank r, block r of out "
+              "comes from it. "
+              "algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. "
               "Collective.");
 
   py::class_<Communicator, CommunicatorHolder> comm(
@@ -354,11 +356,14 @@ void bind_communicator(py::module_& module) {
       comm, "barrier", Collectives<Communicator>::barrier,
       "barrier($self, timeout=None)\n--\n\nReturns when every rank has arrived; joins with every local Member. Collective.");
   fast_method(comm, "all_to_all", Collectives<Communicator>::all_to_all,
-              "all_to_all($self, out, inp=None, timeout=None)\n--\n\nBlock r of inp goes to rank r, block r of out comes from it. "
+              "all_to_all($self, out, inp=None, timeout=None, algorithm=None)\n--\n\nBlock r of inp goes to rank r, block r of out "
+              "comes from it. "
+              "algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. "
               "Several local Members: all_to_all({member: (out, inp), ...}). Collective.");
   bind_groups(comm);
   bind_reductions(member, comm);
   bind_plans(member, comm);
+  bind_batch(module, member, comm);
 }
 
 }  // namespace hmc::bindings

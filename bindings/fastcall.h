@@ -4,6 +4,7 @@
 
 #include <array>
 #include <new>
+#include <string_view>
 
 #include "common.h"
 
@@ -69,6 +70,29 @@ inline std::int64_t integer_or(py::handle value, std::int64_t fallback, const ch
     throw py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(value.ptr())->tp_name);
   }
   return number;
+}
+
+// Of a str, which keeps the text; `fallback` for an absent argument. Throws TypeError that names the argument for others.
+inline std::string_view text_or(py::handle value, std::string_view fallback, const char* name) {
+  if (!value) return fallback;
+  Py_ssize_t length = 0;
+  const char* const text = PyUnicode_Check(value.ptr()) != 0 ? PyUnicode_AsUTF8AndSize(value.ptr(), &length) : nullptr;
+  if (text != nullptr) return {text, static_cast<std::size_t>(length)};
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  throw py::type_error(std::string(name) + " must be a str, not a " + Py_TYPE(value.ptr())->tp_name);
+}
+
+// Empty for None.
+inline std::string_view optional_text(py::handle value, const char* name) {
+  return value && value.is_none() ? std::string_view() : text_or(value, {}, name);
+}
+
+// Of a bool; false for an absent argument. Throws TypeError that names the argument for others.
+inline bool is_set(py::handle value, const char* name) {
+  if (!value) return false;
+  if (PyBool_Check(value.ptr()) == 0)
+    throw py::type_error(std::string(name) + " must be a bool, not a " + Py_TYPE(value.ptr())->tp_name);
+  return value.ptr() == Py_True;
 }
 
 // Runs `body`, which returns a py::object, and turns exceptions into Python's.

@@ -52,6 +52,8 @@ void bind_members(py::class_<Communicator, CommunicatorHolder>& comm);
 void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm);
 // The collectives that reduce, and those with a root.
 void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
+// Batch, and batch().
+void bind_batch(py::module_& module, py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 // plan() and islands().
 void bind_plans(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 

@@ -1,4 +1,5 @@
 // CollectivePlan, and the plan() and islands() of Member and Communicator.
+#include <optional>
 #include <string>
 
 #include "element_type.h"
@@ -11,20 +12,24 @@ namespace {
 constexpr const char* plan_doc =
     "How a collective (\"all_reduce\", \"broadcast\", ...) on memory of the Members' devices is carried out, why, and how long it "
     "should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that "
-    "have one. Neither collective nor blocking.";
+    "have one; algorithm, exact: as the call takes them. Neither collective nor blocking.";
 
-PlanOptions plan_options(const py::object& dtype, int root) { return {element_type_of(py::none(), dtype), root}; }
+PlanOptions plan_options(const py::object& dtype, int root, const std::optional<std::string>& algorithm, bool exact) {
+  return {element_type_of(py::none(), dtype), root, algorithm.value_or(""), exact};
+}
 
 template <class T, class Class>
 void bind_plan_of(Class& cls) {
   cls.def(
       "plan",
-      [](const T& self, const std::string& call, ByteCount nbytes, const py::object& dtype, int root) {
-        const PlanOptions options = plan_options(dtype, root);
+      [](const T& self, const std::string& call, ByteCount nbytes, const py::object& dtype, int root,
+         const std::optional<std::string>& algorithm, bool exact) {
+        const PlanOptions options = plan_options(dtype, root, algorithm, exact);
         const ReleasedGil nogil;
         return check(self.plan(call, nbytes.value, options));
       },
-      py::arg("call"), py::arg("nbytes"), py::kw_only(), py::arg("dtype") = "float32", py::arg("root") = 0, plan_doc);
+      py::arg("call"), py::arg("nbytes"), py::kw_only(), py::arg("dtype") = "float32", py::arg("root") = 0,
+      py::arg("algorithm") = py::none(), py::arg("exact") = false, plan_doc);
 }
 
 py::tuple islands_of(const Communicator& self) {
@@ -54,7 +59,10 @@ void bind_plan_records(py::module_& module) {
       .def_readonly("bytes", &CollectivePlan::bytes, "Size of the largest array of a rank.")
       .def_readonly("ranks", &CollectivePlan::ranks, "Number of ranks.")
       .def_readonly("algorithm", &CollectivePlan::algorithm, "Such as \"reduce-scatter + all-gather, chunks of 256 KiB\".")
-      .def_readonly("reason", &CollectivePlan::reason, "Why this algorithm, a sentence.")
+      .def_readonly("reason", &CollectivePlan::reason, "Why this algorithm, in sentences.")
+      .def_property_readonly(
+          "algorithms", [](const CollectivePlan& plan) { return py::tuple(py::cast(plan.algorithms)); },
+          "Names of all that can carry out the call, for algorithm=.")
       .def_property_readonly(
           "links", [](const CollectivePlan& plan) { return py::tuple(py::cast(plan.links)); },
           "A PlannedLink for every ordered pair of ranks with messages, by source, then target.")
@@ -66,7 +74,7 @@ void bind_plan_records(py::module_& module) {
             if (!plan.runner_up) return std::nullopt;
             return std::pair(plan.runner_up->algorithm, plan.runner_up->seconds);
           },
-          "The other algorithm that HMC has for the call, and its predicted seconds; None: it has one.")
+          "Another algorithm, and its predicted seconds; beside one that was named, HMC's choice. None: there is no other.")
       .def_readonly("figures", &CollectivePlan::figures, "What the prediction rests on.")
       .def("__str__", &CollectivePlan::str)
       .def("__repr__", [](const CollectivePlan& plan) {
@@ -82,18 +90,19 @@ void bind_plan(py::module_& module) {
   module.def(
       "plan_collective",
       [](const std::string& call, ByteCount nbytes, int ranks, double latency, double bandwidth, double injection, double reduction,
-         double overhead, const py::object& dtype, int root) {
-        const PlanOptions options = plan_options(dtype, root);
+         double overhead, const py::object& dtype, int root, const std::optional<std::string>& algorithm, bool exact) {
+        const PlanOptions options = plan_options(dtype, root, algorithm, exact);
         const ReleasedGil nogil;
         return check(plan_collective(call, nbytes.value, {ranks, latency, bandwidth, injection, reduction, overhead}, options));
       },
       py::arg("call"), py::arg("nbytes"), py::arg("ranks"), py::kw_only(), py::arg("latency") = usual.latency,
       py::arg("bandwidth") = usual.bandwidth, py::arg("injection") = usual.injection, py::arg("reduction") = usual.reduction,
-      py::arg("overhead") = usual.overhead, py::arg("dtype") = "float32", py::arg("root") = 0,
+      py::arg("overhead") = usual.overhead, py::arg("dtype") = "float32", py::arg("root") = 0, py::arg("algorithm") = py::none(),
+      py::arg("exact") = false,
       "The CollectivePlan of a call among ranks that are all alike, without a job. nbytes: size of the largest array of a rank. "
       "latency: seconds, one way; bandwidth: bytes per second of a link in one direction; injection: of all links of a rank "
       "together, 0: as bandwidth; reduction: bytes of inputs per second that a rank reduces; overhead: seconds that a rank spends "
-      "on each message. At most 256 ranks.");
+      "on each message; algorithm, exact: as the call takes them. At most 256 ranks.");
 }
 
 void bind_plans(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm) {

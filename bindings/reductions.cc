@@ -7,6 +7,9 @@ namespace hmc::bindings {
 namespace {
 
 using Timeout = std::optional<double>;
+using Name = std::optional<std::string>;  // of an algorithm; None: HMC chooses
+
+std::string_view text(const Name& name) { return name ? std::string_view(*name) : std::string_view(); }
 
 // inp=None: in place.
 py::object input_of(const py::object& out, const py::object& inp) { return inp.is_none() ? out : inp; }
@@ -57,6 +60,11 @@ Reduction reduction_of_members(const py::dict& by_member, py::handle inp, std::s
   return *first;
 }
 
+Reduction exactly(bool exact, Reduction reduction) {
+  reduction.exact = exact;
+  return reduction;
+}
+
 template <class T>
 Reduction reduction_for(const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
                         const py::object& dtype) {
@@ -65,44 +73,41 @@ Reduction reduction_for(const py::object& out, const py::object& inp, const std:
 }
 
 constexpr const char* all_reduce_doc =
-    "all_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, timeout=None)\n--\n\n"
+    "all_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, timeout=None, exact=False, algorithm=None)\n--\n\n"
     "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
     "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every "
-    "rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. "
+    "rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of "
+    "the "
+    "ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several "
+    "local Members: {member: (out, inp)} or {member: array}. "
     "Collective.";
-
-std::string_view operation_of(py::handle op) {
-  if (!op) return "sum";
-  Py_ssize_t length = 0;
-  const char* const text = PyUnicode_Check(op.ptr()) != 0 ? PyUnicode_AsUTF8AndSize(op.ptr(), &length) : nullptr;
-  if (text != nullptr) return {text, static_cast<std::size_t>(length)};
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  throw py::type_error(std::string("op must be a str, not a ") + Py_TYPE(op.ptr())->tp_name);
-}
 
 // A fast method: with small arrays the call itself would cost the most.
 template <class T>
 PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Signature<6> signature("all_reduce", {"out", "inp", "op", "factor", "dtype", "timeout"}, 1);
+  static const Signature<8> signature("all_reduce", {"out", "inp", "op", "factor", "dtype", "timeout", "exact", "algorithm"}, 1);
   return guarded([&]() -> py::object {
-    const auto [target, input, op, factor, dtype, timeout] = signature.parse(args, count, keywords);
+    const auto [target, input, op, factor, dtype, timeout, exact, named] = signature.parse(args, count, keywords);
     const T& group = self_as<T>(self);
+    const bool is_exact = is_set(exact, "exact");
+    const std::string_view algorithm = optional_text(named, "algorithm");
     const py::handle source = !input || input.is_none() ? target : input;
-    const std::string_view operation = operation_of(op);
+    const std::string_view operation = text_or(op, "sum", "op");
     if constexpr (std::is_same_v<T, Communicator>) {
       if (PyDict_Check(target.ptr()) != 0) {
-        const auto reduction = reduction_of_members(py::reinterpret_borrow<py::dict>(target), input, operation, factor, dtype);
-        const auto buffers = buffers_of(py::reinterpret_borrow<py::dict>(target));
+        const auto members = py::reinterpret_borrow<py::dict>(target);
+        const auto reduction = exactly(is_exact, reduction_of_members(members, input, operation, factor, dtype));
+        const auto buffers = buffers_of(members);
         const Deadline deadline = deadline_of(timeout);
-        interruptible([&] { return group.all_reduce(buffers, reduction, deadline); });
+        interruptible([&] { return group.all_reduce(buffers, reduction, deadline, algorithm); });
         return py::none();
       }
     }
-    const Reduction reduction = reduction_of(target, source, operation, factor, dtype);
+    const Reduction reduction = exactly(is_exact, reduction_of(target, source, operation, factor, dtype));
     const BorrowedView to(target, true), from(source, false);
     const Deadline deadline = deadline_of(timeout);
     const Member member = member_of(group);
-    interruptible([&] { return member.all_reduce(*to, *from, reduction, deadline); }, gil_for(to->bytes));
+    interruptible([&] { return member.all_reduce(*to, *from, reduction, deadline, algorithm); }, gil_for(to->bytes));
     return py::none();
   });
 }
@@ -114,23 +119,23 @@ void bind_reducing(Class& cls) {
   cls.def(
          "iall_reduce",
          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
-            const py::object& dtype) {
+            const py::object& dtype, bool exact, const Name& algorithm) {
            const py::object source = input_of(out, inp);
-           const Reduction reduction = reduction_of(out, source, op, factor, dtype);
+           const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
            const MemoryView to = view_of(out, true), from = view_of(source, false);
            const ReleasedGil nogil;
-           return check(member_of(self).iall_reduce(to, from, reduction));
+           return check(member_of(self).iall_reduce(to, from, reduction, text(algorithm)));
          },
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
-         "As all_reduce of arrays, but returns a Work at once.")
+         arg("exact") = false, arg("algorithm") = py::none(), "As all_reduce of arrays, but returns a Work at once.")
       .def(
           "reduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype, const Timeout& timeout) {
+             const py::object& factor, const py::object& dtype, const Timeout& timeout, bool exact, const Name& algorithm) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
+            const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
             const auto many = [&](const auto& buffers, Deadline deadline) {
-              return self.reduce_scatter(buffers, reduction, deadline);
+              return self.reduce_scatter(buffers, reduction, deadline, text(algorithm));
             };
             if constexpr (std::is_same_v<T, Communicator>) {
               if (for_members(self, out, timeout, many)) return;
@@ -139,41 +144,43 @@ void bind_reducing(Class& cls) {
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
             if (counts.is_none()) {
-              interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline); });
+              interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline, text(algorithm)); });
             } else {
               const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
-              interruptible([&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline); });
+              interruptible(
+                  [&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline, text(algorithm)); });
             }
           },
           arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
-          arg("dtype") = py::none(), arg("timeout") = py::none(),
+          arg("dtype") = py::none(), arg("timeout") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
           "Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. "
           "op, "
-          "factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
+          "factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype) {
-            const Reduction reduction = reduction_of(out, inp, op, factor, dtype);
+             const py::object& factor, const py::object& dtype, bool exact, const Name& algorithm) {
+            const Reduction reduction = exactly(exact, reduction_of(out, inp, op, factor, dtype));
             const MemoryView to = view_of(out, true), from = view_of(inp, false);
             if (counts.is_none()) {
               const ReleasedGil nogil;
-              return check(member_of(self).ireduce_scatter(to, from, reduction));
+              return check(member_of(self).ireduce_scatter(to, from, reduction, text(algorithm)));
             }
             const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
             const ReleasedGil nogil;
-            return check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction));
+            return check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm)));
           },
           arg("out"), arg("inp"), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
-          arg("dtype") = py::none(), "As reduce_scatter of arrays, but returns a Work at once.")
+          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
+          "As reduce_scatter of arrays, but returns a Work at once.")
       .def(
           "reduce",
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
-             const py::object& dtype, const Timeout& timeout) {
+             const py::object& dtype, const Timeout& timeout, bool exact, const Name& algorithm) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_for<T>(out, inp, op, factor, dtype);
+            const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
             const auto many = [&](const auto& buffers, Deadline deadline) {
-              return self.reduce(buffers, root, reduction, deadline);
+              return self.reduce(buffers, root, reduction, deadline, text(algorithm));
             };
             if constexpr (std::is_same_v<T, Communicator>) {
               if (for_members(self, out, timeout, many)) return;
@@ -181,24 +188,25 @@ void bind_reducing(Class& cls) {
             const MemoryView to = maybe_view(out, true), from = view_of(source, false);
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
-            interruptible([&] { return member.reduce(to, from, root, reduction, deadline); });
+            interruptible([&] { return member.reduce(to, from, root, reduction, deadline, text(algorithm)); });
           },
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
-          arg("dtype") = py::none(), arg("timeout") = py::none(),
-          "Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several "
-          "local Members: {member: (out, inp)}. Collective.")
+          arg("dtype") = py::none(), arg("timeout") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
+          "Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype, exact, algorithm: as "
+          "all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce",
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
-             const py::object& dtype) {
+             const py::object& dtype, bool exact, const Name& algorithm) {
             const py::object source = input_of(out, inp);
-            const Reduction reduction = reduction_of(out, source, op, factor, dtype);
+            const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
             const MemoryView to = maybe_view(out, true), from = view_of(source, false);
             const ReleasedGil nogil;
-            return check(member_of(self).ireduce(to, from, root, reduction));
+            return check(member_of(self).ireduce(to, from, root, reduction, text(algorithm)));
           },
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
-          arg("dtype") = py::none(), "As reduce of arrays, but returns a Work at once.");
+          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
+          "As reduce of arrays, but returns a Work at once.");
 }
 
 template <class T, class Class>
@@ -207,8 +215,10 @@ void bind_spreading(Class& cls) {
   cls.def(
          "all_gather",
          [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
-            const Timeout& timeout) {
-           const auto many = [&](const auto& buffers, Deadline deadline) { return self.all_gather(buffers, deadline); };
+            const Timeout& timeout, const Name& algorithm) {
+           const auto many = [&](const auto& buffers, Deadline deadline) {
+             return self.all_gather(buffers, deadline, text(algorithm));
+           };
            if constexpr (std::is_same_v<T, Communicator>) {
              if (for_members(self, out, timeout, many)) return;
            }
@@ -216,36 +226,38 @@ void bind_spreading(Class& cls) {
            const Deadline deadline = deadline_of(timeout);
            const Member member = member_of(self);
            if (counts.is_none()) {
-             interruptible([&] { return member.all_gather(*to, *from, deadline); }, gil_for(to->bytes));
+             interruptible([&] { return member.all_gather(*to, *from, deadline, text(algorithm)); }, gil_for(to->bytes));
            } else {
              const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
-             interruptible([&] { return member.all_gather_v(*to, layout.layout(), *from, deadline); });
+             interruptible([&] { return member.all_gather_v(*to, layout.layout(), *from, deadline, text(algorithm)); });
            }
          },
          arg("out"), arg("inp") = py::none(), arg("counts") = py::none(), arg("displacements") = py::none(),
-         arg("timeout") = py::none(),
+         arg("timeout") = py::none(), arg("algorithm") = py::none(),
          "inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks "
-         "of "
-         "out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
+         "of out; default: equal blocks, packed. algorithm: as all_reduce. Several local Members: {member: (out, inp)}. "
+         "Collective.")
       .def(
           "iall_gather",
-          [](const T& self, const py::object& out, const py::object& inp, const py::object& counts,
-             const py::object& displacements) {
+          [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
+             const Name& algorithm) {
             const MemoryView to = view_of(out, true), from = view_of(inp, false);
             if (counts.is_none()) {
               const ReleasedGil nogil;
-              return check(member_of(self).iall_gather(to, from));
+              return check(member_of(self).iall_gather(to, from, text(algorithm)));
             }
             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
             const ReleasedGil nogil;
-            return check(member_of(self).iall_gather_v(to, layout.layout(), from));
+            return check(member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm)));
           },
-          arg("out"), arg("inp"), arg("counts") = py::none(), arg("displacements") = py::none(),
+          arg("out"), arg("inp"), arg("counts") = py::none(), arg("displacements") = py::none(), arg("algorithm") = py::none(),
           "As all_gather of arrays, but returns a Work at once.")
       .def(
           "broadcast",
-          [](const T& self, const py::object& array, int root, const Timeout& timeout) {
-            const auto many = [&](const auto& buffers, Deadline deadline) { return self.broadcast(buffers, root, deadline); };
+          [](const T& self, const py::object& array, int root, const Timeout& timeout, const Name& algorithm) {
+            const auto many = [&](const auto& buffers, Deadline deadline) {
+              return self.broadcast(buffers, root, deadline, text(algorithm));
+            };
             if (array.is_none()) throw py::type_error("broadcast() needs an array on every rank");
             if constexpr (std::is_same_v<T, Communicator>) {
               if (for_members(self, array, timeout, many)) return;
@@ -253,19 +265,20 @@ void bind_spreading(Class& cls) {
             const Member member = member_of(self);
             const BorrowedView view(array, member.rank() != root);
             const Deadline deadline = deadline_of(timeout);
-            interruptible([&] { return member.broadcast(*view, root, deadline); }, gil_for(view->bytes));
+            interruptible([&] { return member.broadcast(*view, root, deadline, text(algorithm)); }, gil_for(view->bytes));
           },
-          arg("array"), arg("root") = 0, arg("timeout") = py::none(),
-          "array of root becomes array of every rank. Several local Members: {member: array}. Collective.")
+          arg("array"), arg("root") = 0, arg("timeout") = py::none(), arg("algorithm") = py::none(),
+          "array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. "
+          "Collective.")
       .def(
           "ibroadcast",
-          [](const T& self, const py::object& array, int root) {
+          [](const T& self, const py::object& array, int root, const Name& algorithm) {
             const Member member = member_of(self);
             const MemoryView view = view_of(array, member.rank() != root);
             const ReleasedGil nogil;
-            return check(member.ibroadcast(view, root));
+            return check(member.ibroadcast(view, root, text(algorithm)));
           },
-          arg("array"), arg("root") = 0, "As broadcast of an array, but returns a Work at once.");
+          arg("array"), arg("root") = 0, arg("algorithm") = py::none(), "As broadcast of an array, but returns a Work at once.");
 }
 
 template <class T, class Class>

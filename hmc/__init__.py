@@ -25,6 +25,7 @@ from hmc._aio import install as _install_awaitables
 from hmc._core import (
     ANY_SOURCE,
     ANY_TAG,
+    Batch,
     BlockBatch,
     CollectivePlan,
     Communicator,
@@ -82,6 +83,7 @@ __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
     "AuthenticationError",
+    "Batch",
     "BlockBatch",
     "ClosedError",
     "CollectivePlan",

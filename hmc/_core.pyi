@@ -786,12 +786,21 @@ class Member:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
-        self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As all_reduce of arrays, but returns a Work at once.
@@ -805,9 +814,11 @@ class Member:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
     def ireduce_scatter(
         self,
@@ -817,6 +828,8 @@ class Member:
         counts: typing.Any = None,
         factor: typing.Any = None,
         dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As reduce_scatter of arrays, but returns a Work at once.
@@ -830,9 +843,11 @@ class Member:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
     def ireduce(
         self,
@@ -842,6 +857,8 @@ class Member:
         op: str = "sum",
         factor: typing.Any = None,
         dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As reduce of arrays, but returns a Work at once.
@@ -853,19 +870,29 @@ class Member:
         counts: typing.Any = None,
         displacements: typing.Any = None,
         timeout: float | None = None,
+        algorithm: str | None = None,
     ) -> None:
         """
-        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
-    def iall_gather(self, out: typing.Any, inp: typing.Any, counts: typing.Any = None, displacements: typing.Any = None) -> Work:
+    def iall_gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        algorithm: str | None = None,
+    ) -> Work:
         """
         As all_gather of arrays, but returns a Work at once.
         """
-    def broadcast(self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None) -> None:
+    def broadcast(
+        self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None, algorithm: str | None = None
+    ) -> None:
         """
-        array of root becomes array of every rank. Several local Members: {member: array}. Collective.
+        array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0) -> Work:
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None) -> Work:
         """
         As broadcast of an array, but returns a Work at once.
         """
@@ -901,9 +928,9 @@ class Member:
         """
         As scatter of equal blocks, but returns a Work at once.
         """
-    def all_to_all(self, out: typing.Any, inp: typing.Any, timeout: float | None = None) -> None:
+    def all_to_all(self, out: typing.Any, inp: typing.Any, timeout: float | None = None, algorithm: str | None = None) -> None:
         """
-        Block r of inp goes to rank r, block r of out comes from it. Collective.
+        Block r of inp goes to rank r, block r of out comes from it. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. Collective.
         """
     def all_to_all_v(
         self,
@@ -950,7 +977,7 @@ class Member:
         """
         Gets every block. stream: as in get.
         """
-    def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
+    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None) -> Work:
         """
         As all_to_all, but returns a Work at once.
         """
@@ -986,11 +1013,22 @@ class Member:
         """
         The Path to another rank; connects if need be.
         """
+    def batch(self, timeout: float | None = None) -> Batch:
+        """
+        A Batch, for a with statement: collectives that this thread calls in its block are checked and collected, and carried out together at its end, in any order. timeout: seconds for all of them.
+        """
     def plan(
-        self, call: str, nbytes: typing.SupportsIndex, *, dtype: typing.Any = "float32", root: typing.SupportsIndex = 0
+        self,
+        call: str,
+        nbytes: typing.SupportsIndex,
+        *,
+        dtype: typing.Any = "float32",
+        root: typing.SupportsIndex = 0,
+        algorithm: str | None = None,
+        exact: bool = False,
     ) -> CollectivePlan:
         """
-        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one. Neither collective nor blocking.
+        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one; algorithm, exact: as the call takes them. Neither collective nor blocking.
         """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
@@ -1295,6 +1333,19 @@ class PlannedLink:
         Rank.
         """
 
+class Batch:
+    """
+    Collectives that go together: the block of a with statement. Blocking collectives that its thread calls on the Communicator return at once, and their results are there when the block has ended. An exception in the block discards them.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __enter__(self) -> Batch: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __len__(self) -> int: ...
+    def start(self) -> Work:
+        """
+        Starts all calls, in place of the block's end, and returns one Work for them and the messages. InvalidArgumentError: there is nothing to start, as the batch was started or has ended.
+        """
+
 class CollectivePlan:
     """
     How a collective is carried out, why, and how long it should take. str() is a table.
@@ -1306,6 +1357,11 @@ class CollectivePlan:
     def algorithm(self) -> str:
         """
         Such as "reduce-scatter + all-gather, chunks of 256 KiB".
+        """
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """
+        Names of all that can carry out the call, for algorithm=.
         """
     @property
     def bytes(self) -> int:
@@ -1340,12 +1396,12 @@ class CollectivePlan:
     @property
     def reason(self) -> str:
         """
-        Why this algorithm, a sentence.
+        Why this algorithm, in sentences.
         """
     @property
     def runner_up(self) -> tuple[str, float] | None:
         """
-        The other algorithm that HMC has for the call, and its predicted seconds; None: it has one.
+        Another algorithm, and its predicted seconds; beside one that was named, HMC's choice. None: there is no other.
         """
     @property
     def seconds(self) -> float:
@@ -1547,12 +1603,21 @@ class Communicator:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
-        self, out: typing.Any, inp: typing.Any = None, op: str = "sum", factor: typing.Any = None, dtype: typing.Any = None
+        self,
+        out: typing.Any,
+        inp: typing.Any = None,
+        op: str = "sum",
+        factor: typing.Any = None,
+        dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As all_reduce of arrays, but returns a Work at once.
@@ -1566,9 +1631,11 @@ class Communicator:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
     def ireduce_scatter(
         self,
@@ -1578,6 +1645,8 @@ class Communicator:
         counts: typing.Any = None,
         factor: typing.Any = None,
         dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As reduce_scatter of arrays, but returns a Work at once.
@@ -1591,9 +1660,11 @@ class Communicator:
         factor: typing.Any = None,
         dtype: typing.Any = None,
         timeout: float | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
+        Reduces inp of every rank into out of root; other ranks may pass None as out. op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
     def ireduce(
         self,
@@ -1603,6 +1674,8 @@ class Communicator:
         op: str = "sum",
         factor: typing.Any = None,
         dtype: typing.Any = None,
+        exact: bool = False,
+        algorithm: str | None = None,
     ) -> Work:
         """
         As reduce of arrays, but returns a Work at once.
@@ -1614,19 +1687,29 @@ class Communicator:
         counts: typing.Any = None,
         displacements: typing.Any = None,
         timeout: float | None = None,
+        algorithm: str | None = None,
     ) -> None:
         """
-        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
+        inp of rank r becomes block r of out of every rank; inp may be that block. counts, displacements: elements of the blocks of out; default: equal blocks, packed. algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.
         """
-    def iall_gather(self, out: typing.Any, inp: typing.Any, counts: typing.Any = None, displacements: typing.Any = None) -> Work:
+    def iall_gather(
+        self,
+        out: typing.Any,
+        inp: typing.Any,
+        counts: typing.Any = None,
+        displacements: typing.Any = None,
+        algorithm: str | None = None,
+    ) -> Work:
         """
         As all_gather of arrays, but returns a Work at once.
         """
-    def broadcast(self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None) -> None:
+    def broadcast(
+        self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None, algorithm: str | None = None
+    ) -> None:
         """
-        array of root becomes array of every rank. Several local Members: {member: array}. Collective.
+        array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0) -> Work:
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None) -> Work:
         """
         As broadcast of an array, but returns a Work at once.
         """
@@ -1662,9 +1745,11 @@ class Communicator:
         """
         As scatter of equal blocks, but returns a Work at once.
         """
-    def all_to_all(self, out: typing.Any, inp: typing.Any = None, timeout: float | None = None) -> None:
+    def all_to_all(
+        self, out: typing.Any, inp: typing.Any = None, timeout: float | None = None, algorithm: str | None = None
+    ) -> None:
         """
-        Block r of inp goes to rank r, block r of out comes from it. Several local Members: all_to_all({member: (out, inp), ...}). Collective.
+        Block r of inp goes to rank r, block r of out comes from it. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. Several local Members: all_to_all({member: (out, inp), ...}). Collective.
         """
     @typing.overload
     def all_to_all_v(
@@ -1737,7 +1822,7 @@ class Communicator:
         """
         Gets every block. stream: as in get.
         """
-    def iall_to_all(self, out: typing.Any, inp: typing.Any) -> Work:
+    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None) -> Work:
         """
         As all_to_all, but returns a Work at once.
         """
@@ -1783,11 +1868,22 @@ class Communicator:
         """
         The Peer of a rank; connects if need be.
         """
+    def batch(self, timeout: float | None = None) -> Batch:
+        """
+        A Batch, for a with statement: collectives that this thread calls in its block are checked and collected, and carried out together at its end, in any order. timeout: seconds for all of them.
+        """
     def plan(
-        self, call: str, nbytes: typing.SupportsIndex, *, dtype: typing.Any = "float32", root: typing.SupportsIndex = 0
+        self,
+        call: str,
+        nbytes: typing.SupportsIndex,
+        *,
+        dtype: typing.Any = "float32",
+        root: typing.SupportsIndex = 0,
+        algorithm: str | None = None,
+        exact: bool = False,
     ) -> CollectivePlan:
         """
-        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one. Neither collective nor blocking.
+        How a collective ("all_reduce", "broadcast", ...) on memory of the Members' devices is carried out, why, and how long it should take: a CollectivePlan. nbytes: size of the largest array of a rank. dtype: of calls that reduce; root: of calls that have one; algorithm, exact: as the call takes them. Neither collective nor blocking.
         """
     def prepare_blocks(self, pairs: collections.abc.Iterable[typing.Any], block: typing.SupportsIndex) -> BlockBatch:
         """
@@ -1926,9 +2022,11 @@ def plan_collective(
     overhead: float = 5e-07,
     dtype: typing.Any = "float32",
     root: typing.SupportsIndex = 0,
+    algorithm: str | None = None,
+    exact: bool = False,
 ) -> CollectivePlan:
     """
-    The CollectivePlan of a call among ranks that are all alike, without a job. nbytes: size of the largest array of a rank. latency: seconds, one way; bandwidth: bytes per second of a link in one direction; injection: of all links of a rank together, 0: as bandwidth; reduction: bytes of inputs per second that a rank reduces; overhead: seconds that a rank spends on each message. At most 256 ranks.
+    The CollectivePlan of a call among ranks that are all alike, without a job. nbytes: size of the largest array of a rank. latency: seconds, one way; bandwidth: bytes per second of a link in one direction; injection: of all links of a rank together, 0: as bandwidth; reduction: bytes of inputs per second that a rank reduces; overhead: seconds that a rank spends on each message; algorithm, exact: as the call takes them. At most 256 ranks.
     """
 
 def plan_islands(

@@ -32,6 +32,19 @@ int main() {
     const hmc::Work gathered = must(me.iall_gather(view(gradient), view(shard)));
     must(gathered.wait(soon));
     expect(std::ranges::all_of(gradient, [](float each) { return each == 6; }), "twice the sum of three");
+
+    // Several at once: small ones take one exchange.
+    std::vector<std::vector<float>> layers;
+    for (int layer = 0; layer < 10; ++layer) layers.emplace_back(100, rank + static_cast<float>(layer));
+    hmc::Batch batch = must(comm.batch());
+    for (auto& layer : layers) must(me.all_reduce(view(layer), view(layer), {hmc::DataType::f32}, soon));
+    must(batch.run(soon));
+    expect(layers[3].front() == 12, "0 + 1 + 2, and 3 from each");
+
+    // By an algorithm of the caller's choice, and with sums that are rounded once, in any order of the ranks.
+    const hmc::CollectivePlan plan = must(me.plan("all_reduce", 400));
+    must(me.all_reduce(view(layers[0]), view(layers[0]), {.exact = true}, soon, plan.algorithms.front()));
+    expect(layers[0].front() == 9, "three times 0 + 1 + 2");
     must(comm.barrier());
   });
 }

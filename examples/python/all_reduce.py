@@ -26,6 +26,13 @@ with hmc.init() as comm:
     if comm.rank == 0:
         print("losses:", losses, "settings:", settings)
 
+    # Several at once: small ones take one exchange.
+    layers = [np.full(100, comm.rank + layer, dtype=np.float32) for layer in range(10)]
+    with comm.batch(timeout=30):
+        for layer in layers:
+            comm.all_reduce(layer)
+    assert (layers[3] == comm.size * (comm.size - 1) / 2 + 3 * comm.size).all()
+
     # In the background, while something else is computed.
     work = comm.iall_reduce(gradients, op="max")
     work.wait(30)

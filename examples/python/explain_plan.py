@@ -14,6 +14,19 @@ with hmc.init() as comm:
             print(max(plan.links, key=lambda link: link.bytes))
     comm.barrier(timeout=30)
 
+    # Every algorithm that can carry the call out, and what it should take.
+    gradient = np.arange(1 << 16, dtype=np.float32) + comm.rank
+    for name in comm.plan("all_reduce", gradient.nbytes).algorithms:
+        plan = comm.plan("all_reduce", gradient.nbytes, algorithm=name)
+        if comm.rank == 0:
+            print(f"{plan.seconds * 1e6:8.1f} us  {plan.algorithm}")
+        copy = gradient.copy()
+        comm.all_reduce(copy, algorithm=name, timeout=30)  # the same name on every rank
+
+    # Sums that are rounded once: the same bits in any order of the ranks.
+    comm.all_reduce(gradient, exact=True, timeout=30)
+    assert (gradient == copy).all()  # these sums need no rounding
+
     # One call with many values is less than many calls with few.
     layers = [np.full(1000, comm.rank + 1.0, np.float32) for _ in range(50)]
     apart = len(layers) * comm.plan("all_reduce", layers[0].nbytes).seconds

@@ -125,6 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--latency", type=seconds, default=1e-5, help="of a message one way (default 10us)")
     plan.add_argument("--bandwidth", type=rate, default=50e9, help="of a link, bytes per second with K, M, G (default 50G)")
     plan.add_argument("--injection", type=rate, default=0.0, help="of all links of a rank together (default: that of a link)")
+    plan.add_argument("--algorithm", help="one that the call can be carried out by, as a plan lists them (default: HMC chooses)")
+    plan.add_argument("--exact", action="store_true", help="sums that are rounded once, in any order of the ranks")
     plan.add_argument("--reduction", type=rate, default=10e9, help="bytes of inputs per second that a rank reduces (default 10G)")
     plan.add_argument(
         "--islands", type=island_list, default=[], metavar="LIST", help="all_reduce over islands of cards, such as 8xH200,8xMI325X"

@@ -77,6 +77,7 @@ def _island(count: int, model: str) -> hmc.IslandCards:
 def _flat_data(plan: hmc.CollectivePlan) -> dict[str, Any]:
     fields = ("call", "bytes", "ranks", "algorithm", "reason", "seconds", "lower_bound", "figures")
     data = {name: getattr(plan, name) for name in fields}
+    data["algorithms"] = list(plan.algorithms)
     data["runner_up"] = dict(zip(("algorithm", "seconds"), plan.runner_up, strict=True)) if plan.runner_up else None
     data["links"] = [{"source": link.source, "target": link.target, "bytes": link.bytes} for link in plan.links]
     return data
@@ -129,6 +130,8 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         bandwidth=options.bandwidth,
         injection=options.injection,
         reduction=options.reduction,
+        algorithm=options.algorithm,
+        exact=options.exact,
     )
     return _flat_data(plan), str(plan)
 
@@ -136,6 +139,8 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _plan_islands(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import hmc
 
+    if options.algorithm or options.exact:
+        raise ValueError("--algorithm and --exact do not belong to --islands")
     if options.call != "all_reduce":
         raise ValueError(f"--islands plans all_reduce only, not {options.call}")
     islands = [_island(count, model) for count, model in options.islands]

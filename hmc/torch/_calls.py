@@ -78,11 +78,12 @@ class Calls:
         return self._call("all_reduce", (reducible(tensor, dtype), None, op, factor, dtype), tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        works = []
-        for tensor in tensors:
-            op, factor, dtype = reduction(tensor, opts)
-            works.append(self.communicator.iall_reduce(reducible(tensor, dtype), None, op, factor, dtype))
-        return self._work(works, tensors, opts)
+        with self.communicator.batch() as batch:
+            for tensor in tensors:
+                op, factor, dtype = reduction(tensor, opts)
+                self.communicator.all_reduce(reducible(tensor, dtype), None, op, factor, dtype)
+            work = batch.start()
+        return self._work([work], tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         tensor = one(tensors)
@@ -110,13 +111,13 @@ class Calls:
         return self._call("reduce_scatter", arguments, [output], opts, keep=keep)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        works = []
-        for output, input in zip(outputs, inputs, strict=True):
-            check_types((output, input), "reduce_scatter")
-            op, factor, dtype = reduction(input, opts)
-            arrays = reducible(output, dtype), reducible(input, dtype)
-            works.append(self.communicator.ireduce_scatter(*arrays, op, None, factor, dtype))
-        return self._work(works, outputs, opts)
+        with self.communicator.batch() as batch:
+            for output, input in zip(outputs, inputs, strict=True):
+                check_types((output, input), "reduce_scatter")
+                op, factor, dtype = reduction(input, opts)
+                self.communicator.reduce_scatter(reducible(output, dtype), reducible(input, dtype), op, None, factor, dtype)
+            work = batch.start()
+        return self._work([work], outputs, opts)
 
     # ---- data movement ----
 
@@ -150,11 +151,12 @@ class Calls:
         return self._call("all_gather", (bare(output), bare(input)), [output], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        works = []
-        for output, input in zip(outputs, inputs, strict=True):
-            check_types((output, input), "all_gather")
-            works.append(self.communicator.iall_gather(bare(output), bare(input)))
-        return self._work(works, outputs, opts)
+        with self.communicator.batch() as batch:
+            for output, input in zip(outputs, inputs, strict=True):
+                check_types((output, input), "all_gather")
+                self.communicator.all_gather(bare(output), bare(input))
+            work = batch.start()
+        return self._work([work], outputs, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         input = one(inputs)

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hmc/batch.h"
 #include "hmc/buffer.h"
 #include "hmc/context.h"
 #include "hmc/deadline.h"
@@ -43,7 +44,10 @@ struct InitOptions {
 // Blocking calls take a deadline; after a timeout of a collective the Communicator is unusable on this rank (error: closed).
 // Errors besides those named: invalid_argument (a rank, tag, size or buffer that does not fit, an empty handle), peer_lost (a rank
 // that the call needs is dead), closed. Collectives also: the error of a rank that failed in the same call, with its number.
-// Thread rules: any thread; collectives of one Communicator must be called in the same order by every Member.
+// `algorithm` of a collective: one of CollectivePlan::algorithms, or any name that a plan prints; empty: HMC chooses. Alike on
+// every rank, else invalid_argument that names both. Errors: invalid_argument, of one that cannot carry out the call, with those
+// that can; unsupported, on every rank, of one over shared memory where a rank passed device memory or has no pages left. Thread
+// rules: any thread; collectives of one Communicator must be called in the same order by every Member.
 class HMC_API Member {
  public:
   Member() noexcept = default;
@@ -84,8 +88,9 @@ class HMC_API Member {
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> ibarrier(Deadline deadline = Deadline::never()) const;
   // `in` and `out` are size() equal blocks each; block r of `in` goes to rank r, block r of `out` comes from rank r.
-  [[nodiscard]] Status all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> iall_to_all(const MemoryView& out, const MemoryView& in) const;
+  [[nodiscard]] Status all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never(),
+                                  std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> iall_to_all(const MemoryView& out, const MemoryView& in, std::string_view algorithm = {}) const;
   // Uneven: counts and displacements in bytes, one per rank; what r sends here must equal what this rank expects from r
   // (else invalid_argument on the rank that sees it).
   struct Layout {
@@ -103,32 +108,39 @@ class HMC_API Member {
   // have; on every rank: another type, operation, size or root than another rank's, in all but 1 of 256 cases of sizes and roots).
   // `in` of every rank to `out` of every rank; both have the same size.
   [[nodiscard]] Status all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
-                                  Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
+                                  Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                         std::string_view algorithm = {}) const;
   // `in` is size() equal blocks; block r of every rank goes to `out` of rank r, which may be its block of `in`.
   [[nodiscard]] Status reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
-                                      Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
+                                      Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                             std::string_view algorithm = {}) const;
   // Uneven: the blocks of `in` in bytes, alike on every rank.
   [[nodiscard]] Status reduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
-                                        const Reduction& reduction, Deadline deadline = Deadline::never()) const;
+                                        const Reduction& reduction, Deadline deadline = Deadline::never(),
+                                        std::string_view algorithm = {}) const;
   [[nodiscard]] Result<Work> ireduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
-                                               const Reduction& reduction) const;
+                                               const Reduction& reduction, std::string_view algorithm = {}) const;
   // `in` of every rank to `out` of `root`; other ranks' `out` is not looked at.
   [[nodiscard]] Status reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction,
-                              Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction) const;
+                              Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction,
+                                     std::string_view algorithm = {}) const;
 
   // `in` of rank r to block r of `out` of every rank; `in` may be that block.
-  [[nodiscard]] Status all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> iall_gather(const MemoryView& out, const MemoryView& in) const;
+  [[nodiscard]] Status all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline = Deadline::never(),
+                                  std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> iall_gather(const MemoryView& out, const MemoryView& in, std::string_view algorithm = {}) const;
   // Uneven: the blocks of `out` in bytes, the counts alike on every rank.
   [[nodiscard]] Status all_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
-                                    Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in) const;
+                                    Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                           std::string_view algorithm = {}) const;
   // `view` of `root` to `view` of every rank.
-  [[nodiscard]] Status broadcast(const MemoryView& view, int root, Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Result<Work> ibroadcast(const MemoryView& view, int root) const;
+  [[nodiscard]] Status broadcast(const MemoryView& view, int root, Deadline deadline = Deadline::never(),
+                                 std::string_view algorithm = {}) const;
+  [[nodiscard]] Result<Work> ibroadcast(const MemoryView& view, int root, std::string_view algorithm = {}) const;
   // `in` of rank r to block r of `out` of `root`; other ranks' `out` and layout are not looked at.
   [[nodiscard]] Status gather(const MemoryView& out, const MemoryView& in, int root, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> igather(const MemoryView& out, const MemoryView& in, int root) const;
@@ -141,6 +153,9 @@ class HMC_API Member {
   [[nodiscard]] Status scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root,
                                  Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> iscatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, int root) const;
+
+  // As Communicator::batch.
+  [[nodiscard]] Result<Batch> batch() const;
 
   // As Communicator::abort, in the name of this rank.
   [[nodiscard]] Status abort(std::string_view reason = {}) const;
@@ -207,17 +222,19 @@ class HMC_API Communicator {
   // wait for each other.
   [[nodiscard]] Status barrier(Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Result<Work> ibarrier(Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
+  [[nodiscard]] Status all_to_all(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never(),
+                                  std::string_view algorithm = {}) const;
   [[nodiscard]] Status all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status all_reduce(std::span<const MemberBuffers> members, const Reduction& reduction,
-                                  Deadline deadline = Deadline::never()) const;
+                                  Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
   [[nodiscard]] Status reduce_scatter(std::span<const MemberBuffers> members, const Reduction& reduction,
-                                      Deadline deadline = Deadline::never()) const;
+                                      Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
   [[nodiscard]] Status reduce(std::span<const MemberBuffers> members, int root, const Reduction& reduction,
-                              Deadline deadline = Deadline::never()) const;
-  [[nodiscard]] Status all_gather(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never()) const;
+                              Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
+  [[nodiscard]] Status all_gather(std::span<const MemberBuffers> members, Deadline deadline = Deadline::never(),
+                                  std::string_view algorithm = {}) const;
   [[nodiscard]] Status broadcast(std::span<const MemberBuffers> members, int root,  // of each one's `out`
-                                 Deadline deadline = Deadline::never()) const;
+                                 Deadline deadline = Deadline::never(), std::string_view algorithm = {}) const;
   [[nodiscard]] Status gather(std::span<const MemberBuffers> members, int root, Deadline deadline = Deadline::never()) const;
   [[nodiscard]] Status scatter(std::span<const MemberBuffers> members, int root, Deadline deadline = Deadline::never()) const;
   // One RemoteBuffer per rank, for all of this process's Members.
@@ -247,6 +264,10 @@ class HMC_API Communicator {
   // do. Sends nothing and waits for nobody. Use the group once all members have made it, which they learn by other means. Errors:
   // invalid_argument (ranks, none of this process's among them, a number that is taken here), closed.
   [[nodiscard]] Result<Communicator> subgroup(std::span<const int> ranks, std::uint32_t number) const;
+
+  // Collects what this thread calls from now on, to be carried out together (hmc/batch.h). Errors: invalid_argument (the thread has
+  // another batch), closed.
+  [[nodiscard]] Result<Batch> batch() const;
 
   // Ends every collective of the Communicator on every rank, those in flight and all later ones, with `cancelled`, this rank and
   // `reason` (at most 1 KiB of it reaches the others). Does not wait: other ranks end theirs when the news arrives. A collective

@@ -1,6 +1,7 @@
 // Everything. See docs/ for tutorials; each header documents its own contracts.
 #pragma once
 
+#include "hmc/batch.h"
 #include "hmc/buffer.h"
 #include "hmc/communicator.h"
 #include "hmc/completion_queue.h"

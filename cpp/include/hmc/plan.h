@@ -17,6 +17,8 @@ namespace hmc {
 struct PlanOptions {
   DataType type = DataType::f32;  // of calls that reduce
   int root = 0;                   // of calls that have one
+  std::string algorithm = {};     // one of CollectivePlan::algorithms; empty: HMC chooses
+  bool exact = false;             // of calls that reduce: Reduction::exact
 };
 
 // What one rank sends to another, and the figures of the link that it is sent over.
@@ -38,11 +40,12 @@ struct CollectivePlan {
   std::uint64_t bytes = 0;  // of the largest buffer of a rank
   int ranks = 0;
   std::string algorithm;                        // "reduce-scatter + all-gather, chunks of 256 KiB"
-  std::string reason;                           // why this one, a sentence
+  std::string reason;                           // why this one, in sentences
+  std::vector<std::string> algorithms;          // that can carry it out, by the names that collectives take as `algorithm`
   std::vector<PlannedLink> links;               // with messages, by source, then target
   double seconds = 0;                           // predicted, from the start of all ranks to the end of the last
   double lower_bound = 0;                       // seconds that any algorithm takes over these links
-  std::optional<PlannedAlternative> runner_up;  // the other algorithm that HMC has for the call
+  std::optional<PlannedAlternative> runner_up;  // another one; beside one that was named, HMC's choice
   std::string figures;                          // what the prediction rests on: "estimated: ..."
 
   // A table within 80 columns, of the 16 links with the most bytes.

@@ -55,6 +55,10 @@ struct Reduction {
   DataType type = DataType::f32;
   ReduceOp op = ReduceOp::sum;
   double factor = 1;  // of premul_sum; alike on every rank
+  // sum, avg and premul_sum only: each element is the sum of all inputs, rounded once. So it depends on the numbers alone, not on
+  // the order of the ranks, nor on inputs of zeros. avg divides that sum; premul_sum rounds each product first. Sums of integers
+  // are exact in any case. Takes longer, and the CPU reduces device memory.
+  bool exact = false;
 };
 
 // Bytes of one element.

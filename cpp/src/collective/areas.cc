@@ -10,7 +10,7 @@ namespace {
 
 // Bytes of all sources together that are reduced with the engine lock held: about as long as a post that copies its message, and
 // less than a thread takes to wake up.
-constexpr std::uint64_t reduced_at_once = 512 << 10;
+constexpr std::uint64_t reduced_at_once = 512 << 10, exactly_reduced_at_once = reduced_at_once / 8;
 
 }  // namespace
 
@@ -40,7 +40,7 @@ bool Areas::is_short(const Step& step, std::size_t ranks) const noexcept {
     case StepKind::copy:
       return buffers_.in.device.is_cpu() && buffers_.out.device.is_cpu();
     case StepKind::reduce:
-      return !buffers_.scratch && step.bytes * ranks <= reduced_at_once;
+      return !buffers_.scratch && step.bytes * ranks <= (buffers_.reduction.exact ? exactly_reduced_at_once : reduced_at_once);
     default:
       return false;
   }

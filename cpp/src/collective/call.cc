@@ -1,9 +1,46 @@
 #include "collective/call.h"
 
+#include <algorithm>
+#include <array>
+
 namespace hmc {
 namespace {
 
 constexpr unsigned mantissa_bits = 10;
+// Operations of exact reductions are numbered behind the others.
+constexpr std::array exact_ops{ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum};
+
+std::uint32_t low_byte(CallKind kind, Algorithm algorithm) noexcept {
+  return static_cast<std::uint32_t>(kind) | static_cast<std::uint32_t>(algorithm) << 5;
+}
+
+std::uint32_t operation_of(const Reduction& reduction) noexcept {
+  if (!reduction.exact) return static_cast<std::uint32_t>(reduction.op);
+  const auto* const at = std::ranges::find(exact_ops, reduction.op);
+  return static_cast<std::uint32_t>(reduce_ops + static_cast<std::size_t>(at - exact_ops.begin()));
+}
+
+// Empty: a peer's number that is none.
+std::string operation_text(std::uint32_t number) {
+  if (number < reduce_ops) return std::string(name_of(static_cast<ReduceOp>(number)));
+  if (number - reduce_ops >= exact_ops.size()) return {};
+  return "exact " + std::string(name_of(exact_ops[number - reduce_ops]));
+}
+
+std::string without_algorithm(std::uint32_t call) {
+  const CallKind kind = kind_of(call);
+  std::string text(name_of(kind));
+  if (reduces(kind)) {
+    const std::uint32_t type = (call >> 8) & 15;
+    const std::string operation = operation_text((call >> 12) & 15);
+    if (type >= data_types || operation.empty()) return text;
+    return text + " of " + std::string(name_of(static_cast<DataType>(type))) + ", " + operation;
+  }
+  if (kind != CallKind::all_to_all && kind != CallKind::all_to_all_relayed) return text;
+  const std::uint64_t mantissa = (call >> 8) & ((1U << mantissa_bits) - 1);
+  const unsigned shift = (call >> (8 + mantissa_bits)) & 63;
+  return text + " with blocks of " + (shift > 0 ? "about " : "") + std::to_string(mantissa << shift) + " bytes";
+}
 
 // Each number mixed in by the finaliser of splitmix64 (Steele, Lea, Flood 2014): every bit of it reaches every bit of the digest.
 std::uint32_t digest(std::span<const std::uint64_t> numbers) noexcept {
@@ -54,34 +91,32 @@ std::string_view name_of(CallKind kind) noexcept {
   return "an unknown collective";
 }
 
-std::uint32_t encode_call(CallKind kind, std::uint64_t block) noexcept {
+std::uint32_t encode_call(CallKind kind, std::uint64_t block, Algorithm algorithm) noexcept {
   std::uint32_t shift = 0;
   for (; block >> mantissa_bits != 0; block >>= 1) ++shift;
-  return static_cast<std::uint32_t>(kind) | static_cast<std::uint32_t>(block) << 8 | shift << (8 + mantissa_bits);
+  return low_byte(kind, algorithm) | static_cast<std::uint32_t>(block) << 8 | shift << (8 + mantissa_bits);
 }
 
-std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike) noexcept {
-  return static_cast<std::uint32_t>(kind) | (digest(alike) & 0xffff) << 8;
+std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike, Algorithm algorithm) noexcept {
+  return with_digest(low_byte(kind, algorithm), alike);
 }
 
-std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike) noexcept {
-  const auto what = static_cast<std::uint32_t>(reduction.type) | static_cast<std::uint32_t>(reduction.op) << 4;
-  return static_cast<std::uint32_t>(kind) | what << 8 | (digest(alike) & 0xff) << 16;
+std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike,
+                          Algorithm algorithm) noexcept {
+  const std::uint32_t what = static_cast<std::uint32_t>(reduction.type) | operation_of(reduction) << 4;
+  return with_digest(low_byte(kind, algorithm) | what << 8, alike);
+}
+
+std::uint32_t without_digest(std::uint32_t call) noexcept { return call & (reduces(kind_of(call)) ? 0xffff : 0xff); }
+
+std::uint32_t with_digest(std::uint32_t call, std::span<const std::uint64_t> alike) noexcept {
+  const unsigned shift = reduces(kind_of(call)) ? 16 : 8;
+  return without_digest(call) | (digest(alike) << shift & max_call);
 }
 
 std::string describe_call(std::uint32_t call) {
-  const auto kind = static_cast<CallKind>(call & 0xff);
-  std::string text(name_of(kind));
-  if (reduces(kind)) {
-    const std::uint32_t type = (call >> 8) & 15, op = (call >> 12) & 15;
-    if (type >= data_types || op >= reduce_ops) return text;
-    return text + " of " + std::string(name_of(static_cast<DataType>(type))) + ", " +
-           std::string(name_of(static_cast<ReduceOp>(op)));
-  }
-  if (kind != CallKind::all_to_all && kind != CallKind::all_to_all_relayed) return text;
-  const std::uint64_t mantissa = (call >> 8) & ((1U << mantissa_bits) - 1);
-  const unsigned shift = (call >> (8 + mantissa_bits)) & 63;
-  return text + " with blocks of " + (shift > 0 ? "about " : "") + std::to_string(mantissa << shift) + " bytes";
+  const std::string_view algorithm = name_of(kind_of(call), algorithm_of(call));
+  return without_algorithm(call) + (algorithm.empty() ? "" : ", by \"" + std::string(algorithm) + "\"");
 }
 
 }  // namespace hmc

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "collective/algorithm.h"
 #include "comm/target.h"
 #include "hmc/reduce.h"
 
@@ -37,13 +38,21 @@ enum class CallKind : std::uint8_t {
 // The name, for errors: "all_to_all". For a peer's number that is none, "an unknown collective".
 [[nodiscard]] std::string_view name_of(CallKind kind) noexcept;
 
-// 24 bits: the kind, and the size of an all_to_all's blocks, exact as far as 10 leading bits say it.
-[[nodiscard]] std::uint32_t encode_call(CallKind kind, std::uint64_t block = 0) noexcept;
-// 24 bits: the kind, and a digest of what every rank passes alike: sizes, the root.
-[[nodiscard]] std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike) noexcept;
-// 24 bits: the kind, the type and the operation, and a digest of what else every rank passes alike.
-[[nodiscard]] std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike) noexcept;
-// "all_to_all with blocks of 64 bytes", "all_reduce of f32, sum"
+// 24 bits, the low byte of which is the kind and the algorithm, so that calls of different algorithms are different calls.
+// And the size of an all_to_all's blocks, exact as far as 10 leading bits say it.
+[[nodiscard]] std::uint32_t encode_call(CallKind kind, std::uint64_t block = 0, Algorithm algorithm = Algorithm::chosen) noexcept;
+// And a digest of what every rank passes alike: sizes, the root.
+[[nodiscard]] std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike,
+                                        Algorithm algorithm = Algorithm::chosen) noexcept;
+// And the type, the operation, whether it is exact, and a digest of what else every rank passes alike.
+[[nodiscard]] std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike,
+                                        Algorithm algorithm = Algorithm::chosen) noexcept;
+// The call but for its digest, and with another one.
+[[nodiscard]] std::uint32_t without_digest(std::uint32_t call) noexcept;
+[[nodiscard]] std::uint32_t with_digest(std::uint32_t call, std::span<const std::uint64_t> alike) noexcept;
+[[nodiscard]] constexpr CallKind kind_of(std::uint32_t call) noexcept { return static_cast<CallKind>(call & 0x1f); }
+[[nodiscard]] constexpr Algorithm algorithm_of(std::uint32_t call) noexcept { return static_cast<Algorithm>((call >> 5) & 7); }
+// "all_to_all with blocks of 64 bytes", "all_reduce of f32, exact sum, by \"whole inputs to every rank\""
 [[nodiscard]] std::string describe_call(std::uint32_t call);
 
 }  // namespace hmc

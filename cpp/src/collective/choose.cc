@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -14,7 +13,6 @@ namespace {
 constexpr std::array equal_calls{CallKind::all_reduce, CallKind::reduce_scatter, CallKind::reduce,
                                  CallKind::all_gather, CallKind::broadcast,      CallKind::gather,
                                  CallKind::scatter,    CallKind::all_to_all,     CallKind::barrier};
-constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
 
 bool has_root(CallKind kind) {
   return kind == CallKind::reduce || kind == CallKind::broadcast || kind == CallKind::gather || kind == CallKind::scatter;
@@ -48,63 +46,74 @@ std::string chunks_text(const EqualCall& call, const Tuning& tuning, std::uint64
 
 std::string share_text(const EqualCall& call) { return "each rank reduces 1/" + std::to_string(call.size) + " of the elements"; }
 
+Choice choice(const EqualCall& call, Algorithm algorithm, std::string reason, const std::string& chunks = "") {
+  return {algorithm, std::string(name_of(call.kind, algorithm)) + chunks, std::move(reason)};
+}
+
 Choice all_reduce_choice(const EqualCall& call, const Tuning& tuning) {
   const std::string inputs = "The inputs are " + bytes_text(call.bytes * call.size) + " together, ";
   const std::string limit = bytes_text(tuning.reduce.whole);
   if (all_reduce_whole(call.size, call.bytes, tuning.reduce))
-    return {"whole inputs to every rank", inputs + "at most " + limit + ": one round costs less than two."};
+    return choice(call, Algorithm::whole, inputs + "at most " + limit + ": one round costs less than two.");
   char sent[64] = "";
   if (call.size > 2)
     std::snprintf(sent, sizeof sent, " and sends %.2f times its input, not %u times", 2 - 2.0 / call.size, call.size - 1);
-  return {"reduce-scatter + all-gather" + chunks_text(call, tuning, call.bytes / call.size),
-          inputs + "more than " + limit + ": " + share_text(call) + sent + "."};
+  return choice(call, Algorithm::divided, inputs + "more than " + limit + ": " + share_text(call) + sent + ".",
+                chunks_text(call, tuning, call.bytes / call.size));
 }
 
 Choice reduce_choice(const EqualCall& call, const Tuning& tuning) {
   const std::string input = "An input has " + bytes_text(call.bytes) + ", ", limit = bytes_text(tuning.reduce.whole);
   if (reduce_whole(call.size, call.bytes, tuning.reduce))
-    return {"whole inputs to the root", input + "at most " + limit + ": one round costs less than two."};
-  return {"reduce-scatter + gather" + chunks_text(call, tuning, call.bytes / call.size),
-          input + "more than " + limit + ": " + share_text(call) + "."};
+    return choice(call, Algorithm::whole, input + "at most " + limit + ": one round costs less than two.");
+  return choice(call, Algorithm::divided, input + "more than " + limit + ": " + share_text(call) + ".",
+                chunks_text(call, tuning, call.bytes / call.size));
 }
 
 Choice all_gather_choice(const EqualCall& call, const Tuning& tuning) {
   const std::string blocks = "The blocks have " + bytes_text(call.bytes) + " together, ", limit = bytes_text(tuning.spread.tree);
   if (gathers_by_doubling(call.size, call.bytes, tuning.spread)) {
-    return {"doubling", blocks + "at most " + limit + ": " + counted(rounds_of(call.size), "round") + " in place of " +
-                            counted(call.size - 1, "message") + " of each rank."};
+    return choice(call, Algorithm::tree,
+                  blocks + "at most " + limit + ": " + counted(rounds_of(call.size), "round") + " in place of " +
+                      counted(call.size - 1, "message") + " of each rank.");
   }
-  if (call.size == 2) return {"direct", "Two ranks exchange their blocks."};
-  return {"direct", blocks + "more than " + limit + ": each block goes straight to every rank."};
+  if (call.size == 2) return choice(call, Algorithm::direct, "Two ranks exchange their blocks.");
+  return choice(call, Algorithm::direct, blocks + "more than " + limit + ": each block goes straight to every rank.");
 }
 
 Choice broadcast_choice(const EqualCall& call, const Tuning& tuning) {
   const std::string limit = bytes_text(tuning.spread.tree), size = bytes_text(call.bytes);
   if (!broadcasts_by_tree(call.size, call.bytes, tuning.spread)) {
     const std::uint64_t share = (call.bytes + call.size - 2) / (call.size - 1);
-    return {"scatter + all-gather" + chunks_text(call, tuning, share),
-            size + " is more than " + limit + ": the root sends each byte once, and the receivers pass it on."};
+    return choice(call, Algorithm::divided,
+                  size + " is more than " + limit + ": the root sends each byte once, and the receivers pass it on.",
+                  chunks_text(call, tuning, share));
   }
-  if (call.size == 2) return {"direct", "There is one receiver."};
-  return {"binomial tree", size + " is at most " + limit + ": " + counted(rounds_of(call.size), "round") + " inform " +
-                               std::to_string(call.size) + " ranks."};
+  if (call.size == 2) return choice(call, Algorithm::direct, "There is one receiver.");
+  return choice(call, Algorithm::tree,
+                size + " is at most " + limit + ": " + counted(rounds_of(call.size), "round") + " inform " +
+                    std::to_string(call.size) + " ranks.");
 }
 
 Choice all_to_all_choice(const EqualCall& call, const Tuning& tuning) {
   const AllToAllTuning& limits = tuning.all_to_all;
   const std::uint64_t block = call.bytes / call.size;
   if (relays(call.size, block, limits)) {
-    return {"relayed", "Blocks of " + bytes_text(block) +
-                           " cost more in messages than in bytes: " + counted(rounds_of(call.size), "message") +
-                           " of each rank in place of " + std::to_string(call.size - 1) + "."};
+    return choice(call, Algorithm::relayed,
+                  "Blocks of " + bytes_text(block) +
+                      " cost more in messages than in bytes: " + counted(rounds_of(call.size), "message") +
+                      " of each rank in place of " + std::to_string(call.size - 1) + ".");
   }
-  return {"direct", "Each block goes straight to its rank: only blocks of at most " + bytes_text(limits.relay_block) + " among " +
-                        std::to_string(limits.relay_ranks) + " ranks and more are relayed."};
+  return choice(call, Algorithm::direct,
+                "Each block goes straight to its rank: only blocks of at most " + bytes_text(limits.relay_block) + " among " +
+                    std::to_string(limits.relay_ranks) + " ranks and more are relayed.");
 }
 
 }  // namespace
 
-Tuning tuning_for(bool host, bool staged) { return {all_to_all_tuning(host), reduce_tuning(staged), spread_tuning(host, false)}; }
+Tuning tuning_for(bool host, bool staged, Algorithm algorithm) {
+  return {all_to_all_tuning(host, algorithm), reduce_tuning(staged, algorithm), spread_tuning(host, false, algorithm)};
+}
 
 Result<CallKind> equal_call_kind(std::string_view name) {
   std::string all;
@@ -172,18 +181,19 @@ Schedule schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tu
 }
 
 Choice choice_of(const EqualCall& call, const Tuning& tuning) {
-  if (call.size == 1) return {"local", "The group has one rank."};
+  if (call.size == 1) return {Algorithm::direct, algorithm_names(call, false).front(), "The group has one rank."};
   switch (call.kind) {
     case CallKind::barrier:
-      return {"dissemination", counted(rounds_of(call.size), "round") + " of empty messages inform every rank of all " +
-                                   std::to_string(call.size) + "."};
+      return choice(call, Algorithm::tree,
+                    counted(rounds_of(call.size), "round") + " of empty messages inform every rank of all " +
+                        std::to_string(call.size) + ".");
     case CallKind::all_to_all:
       return all_to_all_choice(call, tuning);
     case CallKind::all_reduce:
       return all_reduce_choice(call, tuning);
     case CallKind::reduce_scatter:
-      return {"direct" + chunks_text(call, tuning, call.bytes / call.size),
-              "Each rank receives its block of every rank and reduces them once, in rank order."};
+      return choice(call, Algorithm::direct, "Each rank receives its block of every rank and reduces them once, in rank order.",
+                    chunks_text(call, tuning, call.bytes / call.size));
     case CallKind::reduce:
       return reduce_choice(call, tuning);
     case CallKind::all_gather:
@@ -191,9 +201,9 @@ Choice choice_of(const EqualCall& call, const Tuning& tuning) {
     case CallKind::broadcast:
       return broadcast_choice(call, tuning);
     case CallKind::gather:
-      return {"direct", "Each rank sends its block to the root, whose bandwidth is the limit."};
+      return choice(call, Algorithm::direct, "Each rank sends its block to the root, whose bandwidth is the limit.");
     case CallKind::scatter:
-      return {"direct", "The root sends each rank its block; the bandwidth of the root is the limit."};
+      return choice(call, Algorithm::direct, "The root sends each rank its block; the bandwidth of the root is the limit.");
     case CallKind::all_to_all_relayed:
     case CallKind::all_to_all_v:
     case CallKind::exchange:
@@ -203,22 +213,6 @@ Choice choice_of(const EqualCall& call, const Tuning& tuning) {
       break;
   }
   return {};
-}
-
-std::optional<Tuning> other_tuning(const EqualCall& call, const Tuning& tuning) {
-  Tuning other = tuning;
-  const bool whole = call.kind == CallKind::all_reduce ? all_reduce_whole(call.size, call.bytes, tuning.reduce)
-                                                       : reduce_whole(call.size, call.bytes, tuning.reduce);
-  other.reduce.whole = whole ? 0 : unlimited;
-  other.spread.tree = call.bytes <= tuning.spread.tree ? 0 : unlimited;
-  if (relays(call.size, call.bytes / call.size, tuning.all_to_all)) {
-    other.all_to_all.relay_block = 0;
-  } else {
-    other.all_to_all.relay_block = unlimited;
-    other.all_to_all.relay_ranks = 3;  // two have nobody to relay
-  }
-  if (choice_of(call, other).algorithm == choice_of(call, tuning).algorithm) return std::nullopt;
-  return other;
 }
 
 Tuning coarser(const EqualCall& call, Tuning tuning, std::uint64_t steps) {

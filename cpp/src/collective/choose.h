@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
+#include "collective/algorithm.h"
 #include "collective/call.h"
 #include "collective/tuning.h"
 #include "hmc/status.h"
@@ -21,6 +21,7 @@ struct EqualCall {
   std::uint64_t bytes = 0;  // of a rank's largest buffer in the call: what blocks there are, together
   std::size_t element = 1;  // bytes, of calls that reduce
   std::uint32_t root = 0;   // of calls that have one
+  bool exact = false;       // of calls that reduce floating types: sums are rounded once
 };
 
 struct Tuning {
@@ -29,7 +30,7 @@ struct Tuning {
   SpreadTuning spread;
 };
 // `staged`: of reduce_tuning().
-[[nodiscard]] Tuning tuning_for(bool host, bool staged);
+[[nodiscard]] Tuning tuning_for(bool host, bool staged, Algorithm algorithm = Algorithm::chosen);
 
 // By name. Errors: invalid_argument, naming the calls that there are.
 Result<CallKind> equal_call_kind(std::string_view name);
@@ -38,14 +39,13 @@ Status check_call(const EqualCall& call);
 
 // ---- of a call that check_call() accepts ----
 Schedule schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tuning);
-// "binomial tree", and why it is taken, as a sentence. With chunks, if the ranks' Schedules have any.
+// "binomial tree, chunks of 256 KiB" if the ranks' Schedules have any, and why it is taken, as a sentence.
 struct Choice {
-  std::string algorithm;
+  Algorithm algorithm = Algorithm::chosen;
+  std::string text;
   std::string reason;
 };
 Choice choice_of(const EqualCall& call, const Tuning& tuning);
-// With which the planner takes its other algorithm. nullopt: it has one.
-std::optional<Tuning> other_tuning(const EqualCall& call, const Tuning& tuning);
 // With chunks so large that the ranks' Schedules have at most about `steps` together, if they can: the same bytes go the same way.
 Tuning coarser(const EqualCall& call, Tuning tuning, std::uint64_t steps);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/wire.h"
+#include "collective/batch.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "collective/group_numbers.h"
@@ -68,6 +69,7 @@ std::vector<Bytes> split_up(const Bytes& packed, std::span<const std::uint64_t> 
 // claims beyond the limit.
 Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std::span<const std::uint32_t> ranks,
                                         std::vector<Bytes> mine, CallKind what, Deadline deadline) {
+  HMC_TRY(BatchState::refuse(*group, name_of(what), "end the batch before"));
   std::vector<Bytes> sizes;
   for (const auto& bytes : mine) sizes.push_back(little_endian(bytes.size()));
   const std::vector<std::uint64_t> eight(group->size(), 8);

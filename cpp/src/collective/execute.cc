@@ -104,6 +104,14 @@ void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
   }
 }
 
+// On every rank alike, so the Communicator stays usable.
+void CollectiveWork::refuse_messages() {
+  outcome_ = Status(Code::unsupported, std::string(what()) + " by \"" + std::string(name_of(kind_of(call_), algorithm_of(call_))) +
+                                           "\": a rank passed device memory, or has no memory left for its share; pass CPU memory, "
+                                           "or name no algorithm");
+  run_.skip();
+}
+
 // Inside its completion: no message is posted from here.
 void CollectiveWork::on_fused(const Status& status) {
   const auto self = shared_from_this();
@@ -111,7 +119,11 @@ void CollectiveWork::on_fused(const Status& status) {
   if (status.ok()) {
     run_.skip();
   } else if (status.code() == Code::unsupported && !failing_) {
-    advance_soon();
+    if (is_shared(algorithm_of(call_))) {
+      refuse_messages();
+    } else {
+      advance_soon();
+    }
   } else {
     on_failure(status);
   }
@@ -204,7 +216,12 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
 
 void CollectiveWork::mismatch(std::uint32_t other_rank, std::uint32_t other_call) {
   if (std::exchange(mismatched_, true)) return;
-  const std::string mine = describe_call(call_), theirs = describe_call(other_call);
+  std::string mine = describe_call(call_), theirs = describe_call(other_call);
+  if (kind_of(call_) == kind_of(other_call)) {
+    const Algorithm own = algorithm_of(call_), other = algorithm_of(other_call);
+    if (own == Algorithm::chosen && other != own) mine += ", by HMC's choice";
+    if (other == Algorithm::chosen && other != own) theirs += ", by HMC's choice";
+  }
   const Status reason(Code::invalid_argument, group_->describe(rank_) + " called " + mine + " where " +
                                                   group_->describe(other_rank) + " called " + theirs +
                                                   (mine == theirs ? " with another size, root or factor" : "") +

@@ -48,7 +48,7 @@ class CollectiveWork final : public WorkState {
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
   // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is.
   [[nodiscard]] std::string missing() const;
-  [[nodiscard]] std::string_view what() const noexcept { return name_of(static_cast<CallKind>(call_ & call_kind_mask)); }
+  [[nodiscard]] std::string_view what() const noexcept { return name_of(kind_of(call_)); }
   [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
   [[nodiscard]] std::uint32_t call() const noexcept { return call_; }
   // Another rank is in another collective. Ends this soon, outside the current call chain.
@@ -58,6 +58,7 @@ class CollectiveWork final : public WorkState {
   class Gate;
   void start_fused(const std::optional<fused::Begun>& begun);
   void on_fused(const Status& status);
+  void refuse_messages();
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
   void reduce(std::uint32_t index);
@@ -97,6 +98,8 @@ struct CollectiveCall {
   std::shared_ptr<const Schedule> schedule;
   CollectiveBuffers buffers;
   std::optional<fused::Way> fused = std::nullopt;  // see CollectiveWork
+  std::uint32_t root = 0;                          // of calls that have one
+  bool packable = false;                           // its blocks are equal: a batch may carry it out together with others
 };
 
 // Starts the collective of one rank. Engine lock not held. Errors: closed.

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "collective/batch.h"
 #include "collective/communicator_state.h"
 #include "collective/member_calls.h"
 #include "comm/buffers/buffers.h"
@@ -47,6 +48,12 @@ Result<Work> as_work(Result<std::shared_ptr<WorkState>> posted) {
   return Work(std::move(posted).value());
 }
 
+// A message in a batch belongs to it as well.
+Result<Work> noted(const Group& group, Result<std::shared_ptr<WorkState>> posted) {
+  if (BatchState* const batch = BatchState::on(group); batch != nullptr && posted) batch->add(posted.value());
+  return as_work(std::move(posted));
+}
+
 }  // namespace
 
 Member::Member(std::shared_ptr<CommunicatorState> state, int rank) noexcept : state_(std::move(state)), rank_(rank) {}
@@ -64,25 +71,27 @@ Result<ConnBuffer> Member::buffer(std::size_t bytes) const {
 Status Member::send(const MemoryView& view, int dst, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
+  HMC_TRY(BatchState::refuse(group, "send", "call isend"));
   return group.messenger().send(target(group, rank_, dst), tag, view, deadline);
 }
 
 Result<MessageInfo> Member::recv(const MemoryView& view, int src, std::int64_t tag, Deadline deadline) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
+  HMC_TRY(BatchState::refuse(group, "recv", "call irecv"));
   return group.messenger().recv(source(group, src, rank_), tag, view, deadline);
 }
 
 Result<Work> Member::isend(const MemoryView& view, int dst, std::int64_t tag) const {
   HMC_TRY(check(state_, "target rank", dst));
   const Group& group = *state_->group;
-  return as_work(group.messenger().isend(target(group, rank_, dst), tag, view));
+  return noted(group, group.messenger().isend(target(group, rank_, dst), tag, view));
 }
 
 Result<Work> Member::irecv(const MemoryView& view, int src, std::int64_t tag) const {
   HMC_TRY(check_source(state_, src));
   const Group& group = *state_->group;
-  return as_work(group.messenger().irecv(source(group, src, rank_), tag, view));
+  return noted(group, group.messenger().irecv(source(group, src, rank_), tag, view));
 }
 
 Result<Work> Member::put(const ConnBuffer& source, const RemoteBuffer& target, const PutOptions& options) const {

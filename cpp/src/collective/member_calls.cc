@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "collective/batch.h"
+
 namespace hmc {
 
 Status check(const std::shared_ptr<CommunicatorState>& state) {
@@ -81,17 +83,29 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
 
 Started start(Result<Share> share) {
   if (!share.ok()) return share.status();
+  const std::string_view call = name_of(kind_of(share->call));
+  HMC_TRY(BatchState::refuse(*share->group, "i" + std::string(call), "call " + std::string(call)));
   return start_collective(std::move(share).value());
-}
-
-Status finish(const Started& started, Deadline deadline) {
-  if (!started) return started.status();
-  return finish_collectives(std::span(&started.value(), 1), deadline);
 }
 
 Status run(Result<Share> share, Deadline deadline) {
   if (!share.ok()) return share.status();
+  if (BatchState* const batch = BatchState::on(*share->group)) [[unlikely]] {
+    std::vector<Share> one;
+    one.push_back(std::move(share).value());
+    return batch->add(std::move(one));
+  }
   return run_collective(std::move(share).value(), deadline);
+}
+
+Status run_shares(std::vector<Share> shares, Deadline deadline) {
+  if (BatchState* const batch = BatchState::on(*shares.front().group)) return batch->add(std::move(shares));
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (Share& share : shares) {
+    HMC_ASSIGN(auto work, start_collective(std::move(share)));
+    works.push_back(std::move(work));
+  }
+  return finish_collectives(works, deadline);
 }
 
 Result<Work> as_work(Started started) {

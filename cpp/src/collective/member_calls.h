@@ -35,10 +35,12 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout);
 
 // One Member's share of a collective, checked and planned, not started.
 using Share = CollectiveCall;
+// Errors besides those of starting it: invalid_argument, in a batch.
 Started start(Result<Share> share);
-Status finish(const Started& started, Deadline deadline);
-// As start() and finish(), but a small reduction on one host may be over without a Work.
+// Carries it out; a small reduction on one host may be over without a Work. In a batch: adds it to that.
 Status run(Result<Share> share, Deadline deadline);
+// Those of all local Members.
+Status run_shares(std::vector<Share> shares, Deadline deadline);
 Result<Work> as_work(Started started);
 // The shares of every local Member, by `share_of(entry)`: nothing is started unless all are well.
 template <class Entry, class ShareOf>
@@ -51,12 +53,7 @@ Status run_all(const Communicator& communicator, std::string_view call, std::spa
     HMC_ASSIGN(auto share, share_of(entry));
     shares.push_back(std::move(share));
   }
-  std::vector<std::shared_ptr<CollectiveWork>> works;
-  for (Share& share : shares) {
-    HMC_ASSIGN(auto work, start(std::move(share)));
-    works.push_back(std::move(work));
-  }
-  return finish_collectives(works, deadline);
+  return run_shares(std::move(shares), deadline);
 }
 
 }  // namespace hmc

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "collective/choose.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "collective/member_calls.h"
@@ -27,7 +28,7 @@ Status check_memory(const MemoryView& out, const MemoryView& in) {
   return {};
 }
 
-Started start_all_to_all(const Member& member, const MemoryView& out, const MemoryView& in) {
+Result<Share> all_to_all_share(const Member& member, const MemoryView& out, const MemoryView& in, std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   HMC_TRY(check_memory(out, in));
@@ -38,9 +39,11 @@ Started start_all_to_all(const Member& member, const MemoryView& out, const Memo
   }
   const auto rank = static_cast<std::uint32_t>(member.rank());
   const std::uint64_t block = in.bytes / group->size();
-  const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in));
+  HMC_ASSIGN(const Algorithm named,
+             named_algorithm({.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm, false));
+  const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in), named);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  return start_collective({group, rank, encode_call(kind, block), group->schedules().all_to_all(rank, block, tuning), {in, out}});
+  return Share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};
 }
 
 Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
@@ -51,8 +54,8 @@ Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layou
   return check_disjoint("all_to_all_v", out_layout);
 }
 
-Started start_all_to_all_v(const Member& member, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
-                           const Layout& in_layout) {
+Result<Share> all_to_all_v_share(const Member& member, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                 const Layout& in_layout) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   HMC_TRY(check_all_to_all_v(*group, out, out_layout, in, in_layout));
@@ -60,14 +63,14 @@ Started start_all_to_all_v(const Member& member, const MemoryView& out, const La
   auto schedule = std::make_shared<const Schedule>(
       plan_all_to_all_v(rank, group->size(), {out_layout.counts, out_layout.displacements},
                         {in_layout.counts, in_layout.displacements}, all_to_all_tuning(on_host(out, in))));
-  return start_collective({group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out}});
+  return Share{group, rank, encode_call(CallKind::all_to_all_v), std::move(schedule), {in, out}};
 }
 
-Started start_barrier(const Member& member) {
+Result<Share> barrier_share(const Member& member) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const auto rank = static_cast<std::uint32_t>(member.rank());
-  return start_collective({group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {}});
+  return Share{group, rank, encode_call(CallKind::barrier), group->schedules().barrier(rank), {}};
 }
 
 // A barrier of one or several Members. It has no memory, so it ends at once when it is cancelled or at its deadline; that breaks
@@ -120,7 +123,7 @@ class BarrierWork final : public WorkState {
 Result<Work> start_barriers(std::span<const Member> members, Deadline deadline) {
   std::vector<std::shared_ptr<CollectiveWork>> parts;
   for (const Member& member : members) {
-    HMC_ASSIGN(auto part, start_barrier(member));
+    HMC_ASSIGN(auto part, start(barrier_share(member)));
     parts.push_back(std::move(part));
   }
   const auto engine = parts.front()->engine();
@@ -132,36 +135,36 @@ Result<Work> start_barriers(std::span<const Member> members, Deadline deadline) 
 
 }  // namespace
 
-Status Member::barrier(Deadline deadline) const { return finish(start_barrier(*this), deadline); }
+Status Member::barrier(Deadline deadline) const { return run(barrier_share(*this), deadline); }
 
 Result<Work> Member::ibarrier(Deadline deadline) const { return start_barriers({this, 1}, deadline); }
 
-Status Member::all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline) const {
-  return finish(start_all_to_all(*this, out, in), deadline);
+Status Member::all_to_all(const MemoryView& out, const MemoryView& in, Deadline deadline, std::string_view algorithm) const {
+  return run(all_to_all_share(*this, out, in, algorithm), deadline);
 }
 
-Result<Work> Member::iall_to_all(const MemoryView& out, const MemoryView& in) const {
-  return as_work(start_all_to_all(*this, out, in));
+Result<Work> Member::iall_to_all(const MemoryView& out, const MemoryView& in, std::string_view algorithm) const {
+  return as_work(start(all_to_all_share(*this, out, in, algorithm)));
 }
 
 Status Member::all_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, const Layout& in_layout,
                             Deadline deadline) const {
-  return finish(start_all_to_all_v(*this, out, out_layout, in, in_layout), deadline);
+  return run(all_to_all_v_share(*this, out, out_layout, in, in_layout), deadline);
 }
 
 Result<Work> Member::iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                                    const Layout& in_layout) const {
-  return as_work(start_all_to_all_v(*this, out, out_layout, in, in_layout));
+  return as_work(start(all_to_all_v_share(*this, out, out_layout, in, in_layout)));
 }
 
 Status Communicator::barrier(Deadline deadline) const {
   HMC_TRY(check(*this));
-  std::vector<std::shared_ptr<CollectiveWork>> works;
+  std::vector<Share> shares;
   for (const Member& member : local()) {
-    HMC_ASSIGN(auto work, start_barrier(member));
-    works.push_back(std::move(work));
+    HMC_ASSIGN(auto share, barrier_share(member));
+    shares.push_back(std::move(share));
   }
-  return finish_collectives(works, deadline);
+  return run_shares(std::move(shares), deadline);
 }
 
 Result<Work> Communicator::ibarrier(Deadline deadline) const {
@@ -169,35 +172,20 @@ Result<Work> Communicator::ibarrier(Deadline deadline) const {
   return start_barriers(local(), deadline);
 }
 
-Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline deadline) const {
-  HMC_TRY(check(*this));
-  HMC_TRY(each_local_once(*this, "all_to_all", members).status());
-  for (const auto& one : members) {  // all or none: a share that is refused later would leave the others half done
-    HMC_TRY(check_memory(one.out, one.in));
+Status Communicator::all_to_all(std::span<const MemberBuffers> members, Deadline deadline, std::string_view algorithm) const {
+  for (const auto& one : members) {
     if (one.in.bytes != members.front().in.bytes) {
       return {Code::invalid_argument, "all_to_all: the Members' inputs have different sizes; use all_to_all_v"};
     }
   }
-  std::vector<std::shared_ptr<CollectiveWork>> works;
-  for (const auto& one : members) {
-    HMC_ASSIGN(auto work, start_all_to_all(one.member, one.out, one.in));
-    works.push_back(std::move(work));
-  }
-  return finish_collectives(works, deadline);
+  return run_all(*this, "all_to_all", members, deadline,
+                 [&](const MemberBuffers& one) { return all_to_all_share(one.member, one.out, one.in, algorithm); });
 }
 
 Status Communicator::all_to_all_v(std::span<const MemberBuffersV> members, Deadline deadline) const {
-  HMC_TRY(check(*this));
-  HMC_TRY(each_local_once(*this, "all_to_all_v", members).status());
-  for (const auto& one : members) {
-    HMC_TRY(check_all_to_all_v(*state_->group, one.out, one.out_layout, one.in, one.in_layout));
-  }
-  std::vector<std::shared_ptr<CollectiveWork>> works;
-  for (const auto& one : members) {
-    HMC_ASSIGN(auto work, start_all_to_all_v(one.member, one.out, one.out_layout, one.in, one.in_layout));
-    works.push_back(std::move(work));
-  }
-  return finish_collectives(works, deadline);
+  return run_all(*this, "all_to_all_v", members, deadline, [](const MemberBuffersV& one) {
+    return all_to_all_v_share(one.member, one.out, one.out_layout, one.in, one.in_layout);
+  });
 }
 
 }  // namespace hmc

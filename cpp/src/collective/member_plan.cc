@@ -141,7 +141,7 @@ class LinkSurvey {
   std::map<Class, LinkCost> known_;               // the slowest of each class
 };
 
-std::string figures_of(const CollectivePlan& plan) {
+std::string figures_of(const CollectivePlan& plan, double reduction) {
   std::string text = "estimated, not measured";
   const char* before = "; links: ";
   for (const char* basis : basis_names) {
@@ -149,18 +149,18 @@ std::string figures_of(const CollectivePlan& plan) {
     if (links > 0) text += std::exchange(before, ", ") + std::to_string(links) + " " + basis;
   }
   char rates[96];
-  std::snprintf(rates, sizeof rates, "; a rank reduces %.3g GB/s of inputs and spends %.3g us on a message",
-                reduction_default / 1e9, overhead_default * 1e6);
+  std::snprintf(rates, sizeof rates, "; a rank reduces %.3g GB/s of inputs and spends %.3g us on a message", reduction / 1e9,
+                overhead_default * 1e6);
   return text + rates;
 }
 
 // The ranks whose device memory the CPU reduces. A device of another process is taken to be able to what this process's device of
 // the vendor is; where there is none, the CPU is taken to reduce.
-std::vector<bool> staged_ranks(const Group& group, DataType type) {
+std::vector<bool> staged_ranks(const Group& group, DataType type, bool exact) {
   std::map<std::string_view, bool> able{{Device::cpu().vendor(), true}};
   for (const std::uint32_t rank : group.local()) {
     const Device& device = group.rank(rank).device;
-    if (!able.contains(device.vendor())) able[device.vendor()] = device_reduces(device, type, group.size());
+    if (!able.contains(device.vendor())) able[device.vendor()] = !exact && device_reduces(device, type, group.size());
   }
   std::vector<bool> staged;
   for (std::uint32_t r = 0; r < group.size(); ++r) staged.push_back(!able[group.rank(r).device.vendor()]);
@@ -169,7 +169,8 @@ std::vector<bool> staged_ranks(const Group& group, DataType type) {
 
 Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
   HMC_ASSIGN(const EqualCall call, equal_call(name, bytes, options, group.size()));
-  const std::vector<bool> staged = reduces(call.kind) ? staged_ranks(group, options.type) : std::vector<bool>(group.size());
+  const std::vector<bool> staged =
+      reduces(call.kind) ? staged_ranks(group, options.type, call.exact) : std::vector<bool>(group.size());
   LinkSurvey survey(group, staged);
   PlannedGroup planned{survey.take(), {}};
   planned.staged = staged;
@@ -178,8 +179,8 @@ Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_
   planned.basis = [&](std::uint32_t from, std::uint32_t to) {
     return basis_names[static_cast<std::size_t>(survey.basis(from, to))];
   };
-  HMC_ASSIGN(CollectivePlan plan, plan_of(call, planned));
-  plan.figures = figures_of(plan);
+  HMC_ASSIGN(CollectivePlan plan, plan_of(call, planned, options.algorithm));
+  plan.figures = figures_of(plan, call.exact ? exact_rate(reduction_default, call.element) : reduction_default);
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/choose.h"
 #include "collective/device_reducer.h"
 #include "collective/member_calls.h"
 #include "collective/plan_reduce.h"
@@ -20,7 +21,7 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
     return Status(Code::invalid_argument, std::string(call) + ": " + std::to_string(bytes) + " bytes are no whole number of " +
                                               std::string(name_of(reduction.type)) + ", which have " + std::to_string(element));
   }
-  ReduceStep step{.type = reduction.type, .op = reduction.op};
+  ReduceStep step{.type = reduction.type, .op = reduction.op, .exact = reduction.exact && is_floating(reduction.type)};
   if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
   if (reduction.op == ReduceOp::avg) step.divisor = group.size();
   return step;
@@ -37,13 +38,14 @@ struct Planned {
 // Other ranks see no difference.
 template <class Plan>
 Result<Planned> planned(const Group& group, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
-                        const Plan& plan) {
+                        Algorithm algorithm, const Plan& plan) {
   const bool host = on_host(out, in);
-  const bool device = !host && out.device == in.device && device_reduces(in.device, reduction.type, group.size());
-  std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device));
+  const bool device = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device &&
+                      device_reduces(in.device, reduction.type, group.size());
+  std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device, algorithm));
   if (!device) return Planned{std::move(schedule)};
   auto scratch = DeviceScratch::take(in.device, schedule->scratch);
-  if (!scratch.ok()) return Planned{plan(reduce_tuning(true))};
+  if (!scratch.ok()) return Planned{plan(reduce_tuning(true, algorithm))};
   Planned found{std::move(schedule), {}, std::move(scratch).value()};
   HMC_ASSIGN(found.after[0], mark_stream(in.stream, in.device));
   if (out.stream != in.stream) {
@@ -52,24 +54,30 @@ Result<Planned> planned(const Group& group, const MemoryView& out, const MemoryV
   return found;
 }
 
-std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, std::uint64_t root = 0) {
-  return root << 8 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
+std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, Algorithm algorithm, std::uint64_t root = 0) {
+  return root << 8 | static_cast<std::uint64_t>(algorithm) << 5 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
+}
+
+Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, std::string_view name) {
+  if (name.empty()) return Algorithm::chosen;
+  return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes}, name, group.fused().possible());
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
-std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::uint64_t bytes, std::uint64_t root = 0) {
+std::uint32_t call_of(CallKind kind, const Reduction& reduction, Algorithm algorithm, std::uint64_t bytes, std::uint64_t root = 0) {
   const std::array alike{bytes, root, std::bit_cast<std::uint64_t>(reduction.factor)};
-  return encode_call(kind, reduction, std::span(alike).first(reduction.op == ReduceOp::premul_sum ? 3 : 2));
+  return encode_call(kind, reduction, std::span(alike).first(reduction.op == ReduceOp::premul_sum ? 3 : 2), algorithm);
 }
 
-std::uint32_t call_of(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> sizes) {
+std::uint32_t call_of(CallKind kind, const Reduction& reduction, Algorithm algorithm, std::span<const std::uint64_t> sizes) {
   std::vector<std::uint64_t> alike(sizes.begin(), sizes.end());
   alike.push_back(0);
   if (reduction.op == ReduceOp::premul_sum) alike.push_back(std::bit_cast<std::uint64_t>(reduction.factor));
-  return encode_call(kind, reduction, alike);
+  return encode_call(kind, reduction, alike, algorithm);
 }
 
-Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction) {
+Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                               std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   if (out.bytes != in.bytes) {
@@ -78,23 +86,26 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   }
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, algorithm));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
-               return group->schedules().get(rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction)}, [&] {
-                 return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning);
-               });
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](const ReduceTuning& tuning) {
+               return group->schedules().get(
+                   rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction, named)},
+                   [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
              }));
   Share share{group,
               rank,
-              call_of(CallKind::all_reduce, reduction, in.bytes),
+              call_of(CallKind::all_reduce, reduction, named, in.bytes),
               std::move(found.schedule),
               {in, out, step, std::move(found.after), std::move(found.scratch)}};
-  if (group->fused().possible()) share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type));
+  if (group->fused().possible() && may_be_shared(named))
+    share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
+  share.packable = true;
   return share;
 }
 
 Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
-                                   const Reduction& reduction) {
+                                   const Reduction& reduction, std::string_view algorithm) {
   const auto& group = member.state()->group;
   const std::uint32_t rank = rank_in(member), size = group->size();
   HMC_TRY(check_layout("reduce_scatter", "input", layout, in, size));
@@ -105,24 +116,28 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   }
   HMC_TRY(check_memory("reduce_scatter", in, out, layout.displacements[rank]));
   ReduceStep step;
+  std::uint64_t bytes = 0;
   for (const std::uint64_t count : layout.counts) {
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
+    bytes += count;
   }
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, [&](const ReduceTuning& tuning) {
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, algorithm));
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](const ReduceTuning& tuning) {
                return std::make_shared<const Schedule>(
                    plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
              }));
   Share share{group,
               rank,
-              call_of(CallKind::reduce_scatter, reduction, layout.counts),
+              call_of(CallKind::reduce_scatter, reduction, named, layout.counts),
               std::move(found.schedule),
               {in, out, step, std::move(found.after), std::move(found.scratch)}};
-  if (group->fused().possible()) share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements});
+  if (group->fused().possible() && may_be_shared(named))
+    share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
   return share;
 }
 
 Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
-                                         const Reduction& reduction) {
+                                         const Reduction& reduction, std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const std::uint64_t size = member.state()->group->size();
   if (in.bytes != out.bytes * size) {
@@ -132,17 +147,19 @@ Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView&
   }
   std::vector<std::uint64_t> counts(size, out.bytes), displacements(size);
   for (std::uint64_t r = 0; r < size; ++r) displacements[r] = r * out.bytes;
-  return reduce_scatter_share(member, out, in, {counts, displacements}, reduction);
+  HMC_ASSIGN(Share share, reduce_scatter_share(member, out, in, {counts, displacements}, reduction, algorithm));
+  share.packable = true;
+  return share;
 }
 
 Result<Share> uneven_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
-                                          const Member::Layout& layout, const Reduction& reduction) {
+                                          const Member::Layout& layout, const Reduction& reduction, std::string_view algorithm) {
   HMC_TRY(check(member.state()));
-  return reduce_scatter_share(member, out, in, layout, reduction);
+  return reduce_scatter_share(member, out, in, layout, reduction, algorithm);
 }
 
-Result<Share> reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, int root,
-                           const Reduction& reduction) {
+Result<Share> reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction,
+                           std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   HMC_TRY(check_root(*group, "reduce", root));
@@ -154,69 +171,83 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  HMC_ASSIGN(auto found, planned(*group, target, in, reduction, [&](const ReduceTuning& tuning) {
-               return group->schedules().get(rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, at)}, [&] {
-                 return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning);
-               });
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, algorithm));
+  HMC_ASSIGN(auto found, planned(*group, target, in, reduction, named, [&](const ReduceTuning& tuning) {
+               return group->schedules().get(
+                   rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},
+                   [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
              }));
   Share share{group,
               rank,
-              call_of(CallKind::reduce, reduction, in.bytes, at),
+              call_of(CallKind::reduce, reduction, named, in.bytes, at),
               std::move(found.schedule),
               {in, target, step, std::move(found.after), std::move(found.scratch)}};
-  if (group->fused().possible()) share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type));
+  if (group->fused().possible() && may_be_shared(named))
+    share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
+  share.root = at;
+  share.packable = true;
   return share;
 }
 
 }  // namespace
 
-Status Member::all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
-  return run(all_reduce_share(*this, out, in, reduction), deadline);
+Status Member::all_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline,
+                          std::string_view algorithm) const {
+  return run(all_reduce_share(*this, out, in, reduction, algorithm), deadline);
 }
 
-Result<Work> Member::iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
-  return as_work(start(all_reduce_share(*this, out, in, reduction)));
+Result<Work> Member::iall_reduce(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                 std::string_view algorithm) const {
+  return as_work(start(all_reduce_share(*this, out, in, reduction, algorithm)));
 }
 
-Status Member::reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline) const {
-  return run(equal_reduce_scatter_share(*this, out, in, reduction), deadline);
+Status Member::reduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction, Deadline deadline,
+                              std::string_view algorithm) const {
+  return run(equal_reduce_scatter_share(*this, out, in, reduction, algorithm), deadline);
 }
 
-Result<Work> Member::ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
-  return as_work(start(equal_reduce_scatter_share(*this, out, in, reduction)));
+Result<Work> Member::ireduce_scatter(const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+                                     std::string_view algorithm) const {
+  return as_work(start(equal_reduce_scatter_share(*this, out, in, reduction, algorithm)));
 }
 
 Status Member::reduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout, const Reduction& reduction,
-                                Deadline deadline) const {
-  return run(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction), deadline);
+                                Deadline deadline, std::string_view algorithm) const {
+  return run(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction, algorithm), deadline);
 }
 
 Result<Work> Member::ireduce_scatter_v(const MemoryView& out, const MemoryView& in, const Layout& in_layout,
-                                       const Reduction& reduction) const {
-  return as_work(start(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction)));
+                                       const Reduction& reduction, std::string_view algorithm) const {
+  return as_work(start(uneven_reduce_scatter_share(*this, out, in, in_layout, reduction, algorithm)));
 }
 
-Status Member::reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction, Deadline deadline) const {
-  return run(reduce_share(*this, out, in, root, reduction), deadline);
+Status Member::reduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction, Deadline deadline,
+                      std::string_view algorithm) const {
+  return run(reduce_share(*this, out, in, root, reduction, algorithm), deadline);
 }
 
-Result<Work> Member::ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction) const {
-  return as_work(start(reduce_share(*this, out, in, root, reduction)));
+Result<Work> Member::ireduce(const MemoryView& out, const MemoryView& in, int root, const Reduction& reduction,
+                             std::string_view algorithm) const {
+  return as_work(start(reduce_share(*this, out, in, root, reduction, algorithm)));
 }
 
-Status Communicator::all_reduce(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline) const {
+Status Communicator::all_reduce(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline,
+                                std::string_view algorithm) const {
   return run_all(*this, "all_reduce", members, deadline,
-                 [&](const MemberBuffers& one) { return all_reduce_share(one.member, one.out, one.in, reduction); });
+                 [&](const MemberBuffers& one) { return all_reduce_share(one.member, one.out, one.in, reduction, algorithm); });
 }
 
-Status Communicator::reduce_scatter(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline) const {
-  return run_all(*this, "reduce_scatter", members, deadline,
-                 [&](const MemberBuffers& one) { return equal_reduce_scatter_share(one.member, one.out, one.in, reduction); });
+Status Communicator::reduce_scatter(std::span<const MemberBuffers> members, const Reduction& reduction, Deadline deadline,
+                                    std::string_view algorithm) const {
+  return run_all(*this, "reduce_scatter", members, deadline, [&](const MemberBuffers& one) {
+    return equal_reduce_scatter_share(one.member, one.out, one.in, reduction, algorithm);
+  });
 }
 
-Status Communicator::reduce(std::span<const MemberBuffers> members, int root, const Reduction& reduction, Deadline deadline) const {
+Status Communicator::reduce(std::span<const MemberBuffers> members, int root, const Reduction& reduction, Deadline deadline,
+                            std::string_view algorithm) const {
   return run_all(*this, "reduce", members, deadline,
-                 [&](const MemberBuffers& one) { return reduce_share(one.member, one.out, one.in, root, reduction); });
+                 [&](const MemberBuffers& one) { return reduce_share(one.member, one.out, one.in, root, reduction, algorithm); });
 }
 
 }  // namespace hmc

@@ -1,8 +1,10 @@
 // all_gather, broadcast, gather and scatter, of one Member and of several that join by one call.
 #include <array>
+#include <numeric>
 #include <string>
 #include <vector>
 
+#include "collective/choose.h"
 #include "collective/member_calls.h"
 #include "collective/plan_spread.h"
 #include "collective/tuning.h"
@@ -33,7 +35,21 @@ Status bad_block(std::string_view call, std::string_view part, const MemoryView&
                                       "; both need the same size"};
 }
 
-Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in) {
+// Blocks with gaps between them go straight to every rank.
+Result<Algorithm> all_gather_algorithm(const Member::Layout& layout, std::string_view name) {
+  if (name.empty()) return Algorithm::chosen;
+  const auto size = static_cast<std::uint32_t>(layout.counts.size());
+  const BlockLayout blocks{layout.counts, layout.displacements};
+  const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
+  HMC_ASSIGN(const Algorithm named, named_algorithm({.kind = CallKind::all_gather, .size = size, .bytes = bytes}, name, false));
+  if (named != Algorithm::tree || is_packed(blocks)) return named;
+  return Status(Code::invalid_argument, "all_gather by \"" + std::string(name) +
+                                            "\": it takes blocks that lie one behind the other; these can be gathered by \"" +
+                                            std::string(name_of(CallKind::all_gather, Algorithm::direct)) + "\"");
+}
+
+Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in,
+                               std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const std::uint32_t rank = rank_in(member);
@@ -41,29 +57,40 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   HMC_TRY(check_disjoint("all_gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
-  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]));
+  HMC_ASSIGN(const Algorithm named, all_gather_algorithm(layout, algorithm));
+  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
-  return Share{group, rank, encode_call(CallKind::all_gather, layout.counts), std::move(schedule), {in, out, {}}};
+  return Share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
 }
 
-Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out, const MemoryView& in) {
+Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out, const MemoryView& in,
+                                     std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const std::uint32_t size = member.state()->group->size();
   if (out.bytes != in.bytes * size) return bad_total("all_gather", "output", out, "input", in, size);
-  return all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in);
+  HMC_ASSIGN(Share share, all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, algorithm));
+  share.packable = true;
+  return share;
 }
 
-Result<Share> broadcast_share(const Member& member, const MemoryView& view, int root) {
+Result<Share> broadcast_share(const Member& member, const MemoryView& view, int root, std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   HMC_TRY(check_root(*group, "broadcast", root));
   HMC_TRY(check_memory("broadcast", view, {}, 0));
   const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
-  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, at},
-                                         [&] { return plan_broadcast(rank, size, at, view.bytes); });
+  HMC_ASSIGN(const Algorithm named,
+             named_algorithm({.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm, false));
+  const std::uint64_t detail = std::uint64_t{at} << 3 | static_cast<std::uint64_t>(named);
+  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
+    return plan_broadcast(rank, size, at, view.bytes, spread_tuning(true, true, named));
+  });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
-  return Share{group, rank, encode_call(CallKind::broadcast, alike), std::move(schedule), {{}, view, {}}};
+  Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
+  share.root = at;
+  share.packable = true;
+  return share;
 }
 
 // `layout`: of the root's output; other ranks pass none.
@@ -141,33 +168,34 @@ Result<Share> uneven_scatter_share(const Member& member, const MemoryView& out, 
 
 }  // namespace
 
-Status Member::all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline) const {
-  return finish(start(equal_all_gather_share(*this, out, in)), deadline);
+Status Member::all_gather(const MemoryView& out, const MemoryView& in, Deadline deadline, std::string_view algorithm) const {
+  return run(equal_all_gather_share(*this, out, in, algorithm), deadline);
 }
 
-Result<Work> Member::iall_gather(const MemoryView& out, const MemoryView& in) const {
-  return as_work(start(equal_all_gather_share(*this, out, in)));
+Result<Work> Member::iall_gather(const MemoryView& out, const MemoryView& in, std::string_view algorithm) const {
+  return as_work(start(equal_all_gather_share(*this, out, in, algorithm)));
 }
 
-Status Member::all_gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in,
-                            Deadline deadline) const {
-  return finish(start(all_gather_share(*this, out, out_layout, in)), deadline);
+Status Member::all_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in, Deadline deadline,
+                            std::string_view algorithm) const {
+  return run(all_gather_share(*this, out, out_layout, in, algorithm), deadline);
 }
 
-Result<Work> Member::iall_gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in) const {
-  return as_work(start(all_gather_share(*this, out, out_layout, in)));
+Result<Work> Member::iall_gather_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
+                                   std::string_view algorithm) const {
+  return as_work(start(all_gather_share(*this, out, out_layout, in, algorithm)));
 }
 
-Status Member::broadcast(const MemoryView& view, int root, Deadline deadline) const {
-  return finish(start(broadcast_share(*this, view, root)), deadline);
+Status Member::broadcast(const MemoryView& view, int root, Deadline deadline, std::string_view algorithm) const {
+  return run(broadcast_share(*this, view, root, algorithm), deadline);
 }
 
-Result<Work> Member::ibroadcast(const MemoryView& view, int root) const {
-  return as_work(start(broadcast_share(*this, view, root)));
+Result<Work> Member::ibroadcast(const MemoryView& view, int root, std::string_view algorithm) const {
+  return as_work(start(broadcast_share(*this, view, root, algorithm)));
 }
 
 Status Member::gather(const MemoryView& out, const MemoryView& in, int root, Deadline deadline) const {
-  return finish(start(equal_gather_share(*this, out, in, root)), deadline);
+  return run(equal_gather_share(*this, out, in, root), deadline);
 }
 
 Result<Work> Member::igather(const MemoryView& out, const MemoryView& in, int root) const {
@@ -176,7 +204,7 @@ Result<Work> Member::igather(const MemoryView& out, const MemoryView& in, int ro
 
 Status Member::gather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in, int root,
                         Deadline deadline) const {
-  return finish(start(uneven_gather_share(*this, out, out_layout, in, root)), deadline);
+  return run(uneven_gather_share(*this, out, out_layout, in, root), deadline);
 }
 
 Result<Work> Member::igather_v(const MemoryView& out, const Member::Layout& out_layout, const MemoryView& in, int root) const {
@@ -184,7 +212,7 @@ Result<Work> Member::igather_v(const MemoryView& out, const Member::Layout& out_
 }
 
 Status Member::scatter(const MemoryView& out, const MemoryView& in, int root, Deadline deadline) const {
-  return finish(start(equal_scatter_share(*this, out, in, root)), deadline);
+  return run(equal_scatter_share(*this, out, in, root), deadline);
 }
 
 Result<Work> Member::iscatter(const MemoryView& out, const MemoryView& in, int root) const {
@@ -193,21 +221,22 @@ Result<Work> Member::iscatter(const MemoryView& out, const MemoryView& in, int r
 
 Status Member::scatter_v(const MemoryView& out, const MemoryView& in, const Member::Layout& in_layout, int root,
                          Deadline deadline) const {
-  return finish(start(uneven_scatter_share(*this, out, in, in_layout, root)), deadline);
+  return run(uneven_scatter_share(*this, out, in, in_layout, root), deadline);
 }
 
 Result<Work> Member::iscatter_v(const MemoryView& out, const MemoryView& in, const Member::Layout& in_layout, int root) const {
   return as_work(start(uneven_scatter_share(*this, out, in, in_layout, root)));
 }
 
-Status Communicator::all_gather(std::span<const MemberBuffers> members, Deadline deadline) const {
+Status Communicator::all_gather(std::span<const MemberBuffers> members, Deadline deadline, std::string_view algorithm) const {
   return run_all(*this, "all_gather", members, deadline,
-                 [&](const MemberBuffers& one) { return equal_all_gather_share(one.member, one.out, one.in); });
+                 [&](const MemberBuffers& one) { return equal_all_gather_share(one.member, one.out, one.in, algorithm); });
 }
 
-Status Communicator::broadcast(std::span<const MemberBuffers> members, int root, Deadline deadline) const {
+Status Communicator::broadcast(std::span<const MemberBuffers> members, int root, Deadline deadline,
+                               std::string_view algorithm) const {
   return run_all(*this, "broadcast", members, deadline,
-                 [&](const MemberBuffers& one) { return broadcast_share(one.member, one.out, root); });
+                 [&](const MemberBuffers& one) { return broadcast_share(one.member, one.out, root, algorithm); });
 }
 
 Status Communicator::gather(std::span<const MemberBuffers> members, int root, Deadline deadline) const {

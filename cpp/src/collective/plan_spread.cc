@@ -22,15 +22,6 @@ void own_block(ScheduleBuilder& plan, std::uint32_t rank, const Slice& from, con
   }
 }
 
-bool packed(const BlockLayout& blocks) {
-  std::uint64_t at = 0;
-  for (std::size_t r = 0; r < blocks.counts.size(); ++r) {
-    if (blocks.displacements[r] != at) return false;
-    at += blocks.counts[r];
-  }
-  return true;
-}
-
 // Binomial: the rank at distance d from the root receives from d without its lowest bit.
 Schedule along_a_tree(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes) {
   ScheduleBuilder plan;
@@ -99,9 +90,18 @@ class Shared {
 
 }  // namespace
 
+bool is_packed(const BlockLayout& blocks) noexcept {
+  std::uint64_t at = 0;
+  for (std::size_t r = 0; r < blocks.counts.size(); ++r) {
+    if (blocks.displacements[r] != at) return false;
+    at += blocks.counts[r];
+  }
+  return true;
+}
+
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning) {
   const std::uint64_t total = blocks.displacements[size - 1] + blocks.counts[size - 1];
-  if (packed(blocks) && gathers_by_doubling(size, total, tuning))
+  if (is_packed(blocks) && gathers_by_doubling(size, total, tuning))
     return plan_all_gather(rank, size, blocks.counts);  // as on every rank
   ScheduleBuilder plan;
   for (std::uint32_t distance = 1; distance < size; ++distance) {

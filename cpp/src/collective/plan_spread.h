@@ -24,6 +24,9 @@ constexpr bool broadcasts_by_tree(std::uint32_t size, std::uint64_t bytes, const
   return size <= 2 || bytes <= tuning.tree;
 }
 
+// Whether the blocks lie one behind the other.
+bool is_packed(const BlockLayout& blocks) noexcept;
+
 // all_gather: Area::in of rank r to block r, `blocks` in bytes, of Area::out of every rank.
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning = {});
 // broadcast: `bytes` of Area::out of `root` to Area::out of every rank.

@@ -61,7 +61,9 @@ std::string CollectivePlan::str() const {
   text += text_row("algorithm", algorithm) + text_row("reason", reason);
   text += text_row("predicted", time_text(seconds)) + text_row("lower bound", time_text(lower_bound));
   text += text_row("runner-up", runner_up ? runner_up->algorithm + ": " + time_text(runner_up->seconds) : "none");
-  text += text_row("figures", figures);
+  std::string names;
+  for (const std::string& name : algorithms) names += (names.empty() ? "" : ", ") + name;
+  text += text_row("algorithms", names) + text_row("figures", figures);
   if (links.empty()) return text;
   std::vector<PlannedLink> busiest = links;
   std::ranges::stable_sort(busiest, [](const PlannedLink& a, const PlannedLink& b) { return a.bytes > b.bytes; });

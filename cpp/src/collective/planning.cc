@@ -1,6 +1,7 @@
 #include "collective/planning.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "collective/cost_bound.h"
@@ -11,27 +12,19 @@ namespace {
 
 constexpr std::uint64_t simulated_steps = 1 << 18;  // of all ranks together: a fraction of a second
 
-using Tunings = std::vector<Tuning>;  // by rank
+// One way to carry out a call: what a plan says of it, and every rank's Schedule.
+struct Carried {
+  Choice choice;
+  std::vector<Schedule> schedules;
+};
 
-std::vector<Schedule> schedules_of(const EqualCall& call, const Tunings& tunings) {
-  std::vector<Schedule> all;
-  for (std::uint32_t r = 0; r < call.size; ++r) all.push_back(schedule_of(call, r, coarser(call, tunings[r], simulated_steps)));
-  return all;
+bool all_on_host(const PlannedGroup& group) {
+  return std::ranges::all_of(group.on_host, [](bool host) { return host; });
 }
 
-Result<std::optional<PlannedAlternative>> runner_up_of(const EqualCall& call, Tunings tunings, const CostModel& cost) {
-  for (Tuning& tuning : tunings) {
-    const auto other = other_tuning(call, tuning);
-    if (!other) return std::optional<PlannedAlternative>();
-    tuning = *other;
-  }
-  HMC_ASSIGN(const double seconds, predict(schedules_of(call, tunings), cost));
-  return std::optional(PlannedAlternative{choice_of(call, tunings.front()).algorithm, seconds});
-}
-
-// Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
-bool is_fused(const EqualCall& call, const PlannedGroup& group) {
-  return group.may_fuse && reduces(call.kind) && std::ranges::all_of(group.on_host, [](bool host) { return host; });
+// Whether the ranks may pass the call through shared memory.
+bool is_shareable(const EqualCall& call, const PlannedGroup& group) {
+  return group.may_fuse && reduces(call.kind) && all_on_host(group);
 }
 
 // Of device memory.
@@ -45,20 +38,65 @@ std::string who_reduces(const EqualCall& call, const PlannedGroup& group) {
          std::to_string(by_cpu) + ", staged through host memory.";
 }
 
-Tuning fused_tuning(const EqualCall& call, Tuning tuning) {
-  const bool one_shot = fused::in_one_shot(call.bytes, call.size);
+std::string exactness_text(const EqualCall& call, const CostModel& cost) {
+  if (!call.exact || call.size == 1) return "";
+  const double rate = cost.rank(0).reduction;
+  char text[128];
+  std::snprintf(text, sizeof text, " Exact: each sum is rounded once; a rank reduces %.3g GB/s of inputs, not %.3g.",
+                exact_rate(rate, call.element) / 1e9, rate / 1e9);
+  return text;
+}
+
+// Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
+Tuning shared_tuning(const EqualCall& call, Tuning tuning, Algorithm algorithm) {
+  const bool one_shot = algorithm == Algorithm::shared_whole;
   tuning.reduce.whole = one_shot ? call.bytes * call.size : 0;
   tuning.reduce.chunk = one_shot ? fused::shot_bytes : fused::Slots(nullptr, call.size).chunk();
   return tuning;
 }
 
-Choice fused_choice(const EqualCall& call) {
+Choice shared_choice(const EqualCall& call, Algorithm algorithm) {
+  const std::string name(name_of(call.kind, algorithm));
   const std::string why = "All ranks are on one host, and an input has " + bytes_text(call.bytes) + ", ";
   const std::string limit = bytes_text(fused::shot_bytes / (call.size - 1));
-  if (fused::in_one_shot(call.bytes, call.size))
-    return {"whole inputs through shared memory", why + "at most " + limit + ": one exchange costs less than three."};
-  return {"one pass over shared memory, chunks of " + bytes_text(fused::Slots(nullptr, call.size).chunk()),
+  if (algorithm == Algorithm::shared_whole)
+    return {algorithm, name, why + "at most " + limit + ": one exchange costs less than three."};
+  return {algorithm, name + ", chunks of " + bytes_text(fused::Slots(nullptr, call.size).chunk()),
           why + "more than " + limit + ": each array is read and written once."};
+}
+
+// By messages, unless `algorithm` is one over shared memory.
+Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm algorithm) {
+  Carried carried;
+  for (std::uint32_t r = 0; r < call.size; ++r) {
+    const bool staged = !group.staged.empty() && group.staged[r];
+    Tuning tuning = tuning_for(group.on_host[r], staged, is_shared(algorithm) ? Algorithm::chosen : algorithm);
+    if (is_shared(algorithm)) tuning = shared_tuning(call, tuning, algorithm);
+    if (r == 0) carried.choice = is_shared(algorithm) ? shared_choice(call, algorithm) : choice_of(call, tuning);
+    carried.schedules.push_back(schedule_of(call, r, coarser(call, tuning, simulated_steps)));
+  }
+  return carried;
+}
+
+// As HMC chooses.
+Carried carried(const EqualCall& call, const PlannedGroup& group) {
+  if (!is_shareable(call, group)) return carried_by(call, group, Algorithm::chosen);
+  return carried_by(call, group, fused::in_one_shot(call.bytes, call.size) ? Algorithm::shared_whole : Algorithm::shared_pass);
+}
+
+// What else HMC has for the call, besides what it chooses. Its text is empty if there is nothing.
+Carried runner_up_of(const EqualCall& call, const PlannedGroup& group, const Choice& taken) {
+  if (is_shared(taken.algorithm)) {
+    Carried other = carried_by(call, group, Algorithm::chosen);
+    other.choice.text = "by messages: " + other.choice.text;
+    return other;
+  }
+  for (const Algorithm algorithm : algorithms_of(call, false)) {
+    if (algorithm == taken.algorithm) continue;
+    Carried other = carried_by(call, group, algorithm);
+    if (other.choice.algorithm != taken.algorithm) return other;  // an empty call goes one way
+  }
+  return {};
 }
 
 }  // namespace
@@ -70,40 +108,52 @@ Result<EqualCall> equal_call(std::string_view name, std::uint64_t bytes, const P
                                          " ranks: it covers up to " + std::to_string(max_planned_ranks) + " ranks");
   }
   // A negative root is no rank either.
-  const EqualCall call{kind, size, bytes, size_of(options.type), static_cast<std::uint32_t>(options.root)};
+  if (options.exact && !reduces(kind)) {
+    return Status(Code::invalid_argument, "plan of " + std::string(name) + ": exact belongs to calls that reduce");
+  }
+  const EqualCall call{kind,
+                       size,
+                       bytes,
+                       size_of(options.type),
+                       static_cast<std::uint32_t>(options.root),
+                       options.exact && is_floating(options.type)};
   HMC_TRY(check_call(call));
   return call;
 }
 
-Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group) {
-  Tunings tunings;
-  for (std::uint32_t r = 0; r < call.size; ++r)
-    tunings.push_back(tuning_for(group.on_host[r], !group.staged.empty() && group.staged[r]));
-  const Tunings by_messages = tunings;
-  const bool fused = is_fused(call, group);
-  if (fused) {
-    for (Tuning& tuning : tunings) tuning = fused_tuning(call, tuning);
+Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group, std::string_view algorithm) {
+  const bool shareable = is_shareable(call, group);
+  HMC_ASSIGN(const Algorithm named, named_algorithm(call, algorithm, shareable));
+  const Carried chosen = carried(call, group);
+  Carried taken = chosen, other;
+  if (named != Algorithm::chosen && named != chosen.choice.algorithm) {
+    taken = carried_by(call, group, named);
+    if (taken.choice.algorithm != named) taken.choice.text = name_of(call.kind, named);  // an empty call
+    taken.choice.reason = "It was named. HMC chooses \"" + chosen.choice.text + "\". " + chosen.choice.reason;
+    other = chosen;
+  } else {
+    other = runner_up_of(call, group, chosen.choice);
   }
-  const auto schedules = schedules_of(call, tunings);
+  CostModel cost = group.cost;
+  for (std::uint32_t r = 0; call.exact && r < call.size; ++r)
+    cost.rank(r).reduction = exact_rate(cost.rank(r).reduction, call.element);
   CollectivePlan plan;
-  HMC_ASSIGN(plan.seconds, predict(schedules, group.cost));
-  auto [algorithm, reason] = fused ? fused_choice(call) : choice_of(call, tunings.front());
+  HMC_ASSIGN(plan.seconds, predict(taken.schedules, cost));
   plan.call = name_of(call.kind);
   plan.bytes = call.bytes;
   plan.ranks = static_cast<int>(call.size);
-  plan.algorithm = std::move(algorithm);
-  plan.reason = std::move(reason) + who_reduces(call, group);
-  for (const PairTraffic& pair : traffic_of(schedules)) {
-    const LinkCost& link = group.cost.link(pair.from, pair.to);
+  plan.algorithm = std::move(taken.choice.text);
+  plan.reason = std::move(taken.choice.reason) + who_reduces(call, group) + exactness_text(call, group.cost);
+  plan.algorithms = algorithm_names(call, shareable);
+  for (const PairTraffic& pair : traffic_of(taken.schedules)) {
+    const LinkCost& link = cost.link(pair.from, pair.to);
     plan.links.push_back({static_cast<int>(pair.from), static_cast<int>(pair.to), pair.bytes, link.latency * 1e6, link.bandwidth,
                           group.basis ? group.basis(pair.from, pair.to) : "given"});
   }
-  plan.lower_bound = lower_bound(call.kind, call.bytes, call.root, group.cost);
-  if (fused) {
-    HMC_ASSIGN(const double seconds, predict(schedules_of(call, by_messages), group.cost));
-    plan.runner_up = PlannedAlternative{"by messages: " + choice_of(call, by_messages.front()).algorithm, seconds};
-  } else {
-    HMC_ASSIGN(plan.runner_up, runner_up_of(call, std::move(tunings), group.cost));
+  plan.lower_bound = lower_bound(call.kind, call.bytes, call.root, cost);
+  if (!other.choice.text.empty()) {
+    HMC_ASSIGN(const double seconds, predict(other.schedules, cost));
+    plan.runner_up = PlannedAlternative{other.choice.text, seconds};
   }
   plan.figures = group.figures;
   return plan;
@@ -118,9 +168,11 @@ Result<CollectivePlan> plan_collective(std::string_view call, std::uint64_t byte
   const RankCost rank{.injection = links.injection == 0 ? links.bandwidth : links.injection,
                       .reduction = links.reduction,
                       .overhead = links.overhead};
-  return plan_of(planned, {.cost = CostModel(size, {links.latency, links.bandwidth}, rank),
-                           .on_host = std::vector<bool>(size, true),
-                           .figures = "given: all ranks and links alike"});
+  return plan_of(planned,
+                 {.cost = CostModel(size, {links.latency, links.bandwidth}, rank),
+                  .on_host = std::vector<bool>(size, true),
+                  .figures = "given: all ranks and links alike"},
+                 options.algorithm);
 }
 
 }  // namespace hmc

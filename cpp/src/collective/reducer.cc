@@ -24,16 +24,23 @@ Worker& reducer() {
 
 }  // namespace
 
-std::shared_ptr<WorkState> reduce_in_background(const std::shared_ptr<Engine>& engine, void* target,
-                                                std::vector<const void*> sources, std::size_t bytes, const ReduceStep& step) {
+std::shared_ptr<WorkState> run_in_background(const std::shared_ptr<Engine>& engine, std::function<Status()> job) {
   const auto work = std::make_shared<WorkState>(engine);
   work->accepted();
-  reducer().run([work, target, sources = std::move(sources), bytes, step] {
-    reduce_on_cpu(target, sources, bytes / size_of(step.type), step);
+  reducer().run([work, job = std::move(job)] {
+    Status status = job();
     const auto lock = work->engine()->lock();
-    work->complete({});
+    work->complete(std::move(status));
   });
   return work;
+}
+
+std::shared_ptr<WorkState> reduce_in_background(const std::shared_ptr<Engine>& engine, void* target,
+                                                std::vector<const void*> sources, std::size_t bytes, const ReduceStep& step) {
+  return run_in_background(engine, [target, sources = std::move(sources), bytes, step] {
+    reduce_on_cpu(target, sources, bytes / size_of(step.type), step);
+    return Status();
+  });
 }
 
 }  // namespace hmc

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "progress/work_state.h"
 
 namespace hmc {
+
+// Engine lock held. Runs `job` without it, on the thread of the reductions. It cannot be cancelled.
+std::shared_ptr<WorkState> run_in_background(const std::shared_ptr<Engine>& engine, std::function<Status()> job);
 
 // Engine lock held. As reduce_on_cpu() of `bytes` from each source; the memory belongs to the call until the Work completes. It
 // cannot be cancelled.

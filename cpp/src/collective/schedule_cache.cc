@@ -37,7 +37,8 @@ std::shared_ptr<const Schedule> ScheduleCache::barrier(std::uint32_t rank) {
 }
 
 std::shared_ptr<const Schedule> ScheduleCache::all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning) {
-  return get(rank, {.kind = CallKind::all_to_all, .bytes = block, .more = tuning.inline_copy},
+  const CallKind kind = relays(size_, block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
+  return get(rank, {.kind = kind, .bytes = block, .more = tuning.inline_copy},
              [&] { return plan_all_to_all(rank, size_, block, tuning); });
 }
 

@@ -15,8 +15,8 @@ class PeerState;
 struct Target {
   const std::shared_ptr<PeerState>& peer;  // null: any source of the scope (envelope.src = any_rank); receives only
   Envelope envelope;
-  // Collectives: which call of the group the message belongs to. A receive meets no message of another. Low byte: the kind of call;
-  // the other two say what the user may want to read in an error. 0: no collective.
+  // Collectives: which call of the group the message belongs to. A receive meets no message of another. Low byte: the kind of call
+  // and its algorithm; the other two say what the user may want to read in an error. 0: no collective.
   std::uint32_t call = 0;
 };
 

@@ -78,6 +78,10 @@ std::optional<ReduceOp> reduce_op(std::string_view name) noexcept {
 
 Status check_reduction(const Reduction& reduction) {
   const DataType type = reduction.type;
+  if (reduction.exact && reduction.op != ReduceOp::sum && reduction.op != ReduceOp::avg && reduction.op != ReduceOp::premul_sum) {
+    return {Code::invalid_argument,
+            "exact " + std::string(name_of(reduction.op)) + ": exact reductions are sum, avg and premul_sum"};
+  }
   const bool bitwise = reduction.op == ReduceOp::band || reduction.op == ReduceOp::bor || reduction.op == ReduceOp::bxor;
   if (bitwise ? !is_floating(type) : reduction.op != ReduceOp::premul_sum || is_floating(type)) return {};
   return {Code::invalid_argument, std::string(name_of(reduction.op)) + " of " + std::string(name_of(type)) + ": it takes " +

@@ -15,6 +15,7 @@ struct ReduceStep {
   ReduceOp op = ReduceOp::sum;  // avg and premul_sum: as sum
   double scale = 1;             // of every source's elements, floating types only
   std::uint32_t divisor = 1;    // of the result
+  bool exact = false;           // sums of floating types are rounded once
 };
 
 // Sources of one reduction by a device.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device/reduce_exact_loops.h"
 #include "device/reduce_formats.h"
 #include "device/reduce_variants.h"
 
@@ -157,7 +158,10 @@ void run(void* target, const void* const* sources, std::size_t sources_count, st
 }
 
 template <class Format>
-ReduceFunction of_format(ReduceOp op) noexcept {
+ReduceFunction of_format(ReduceOp op, bool exact) noexcept {
+  if constexpr (std::is_floating_point_v<typename Format::Lane>) {
+    if (exact) return reduce_exactly<Format>;
+  }
   switch (op) {
     case ReduceOp::product:
       return run<Format, Product>;
@@ -180,47 +184,47 @@ ReduceFunction of_format(ReduceOp op) noexcept {
   return run<Format, Sum>;
 }
 
-ReduceFunction chosen(DataType type, ReduceOp op) noexcept {
+ReduceFunction chosen(DataType type, ReduceOp op, bool exact) noexcept {
   switch (type) {
     case DataType::f64:
-      return of_format<Plain<double>>(op);
+      return of_format<Plain<double>>(op, exact);
     case DataType::f32:
-      return of_format<Plain<float>>(op);
+      return of_format<Plain<float>>(op, exact);
     case DataType::f16:
-      return of_format<Half>(op);
+      return of_format<Half>(op, exact);
     case DataType::bf16:
-      return of_format<Bfloat16>(op);
+      return of_format<Bfloat16>(op, exact);
     case DataType::f8_e4m3fn:
-      return of_format<Float8E4m3fn>(op);
+      return of_format<Float8E4m3fn>(op, exact);
     case DataType::f8_e4m3fnuz:
-      return of_format<Float8E4m3fnuz>(op);
+      return of_format<Float8E4m3fnuz>(op, exact);
     case DataType::f8_e5m2:
-      return of_format<Float8E5m2>(op);
+      return of_format<Float8E5m2>(op, exact);
     case DataType::i64:
-      return of_format<Plain<std::int64_t>>(op);
+      return of_format<Plain<std::int64_t>>(op, exact);
     case DataType::i32:
-      return of_format<Plain<std::int32_t>>(op);
+      return of_format<Plain<std::int32_t>>(op, exact);
     case DataType::i16:
-      return of_format<Plain<std::int16_t>>(op);
+      return of_format<Plain<std::int16_t>>(op, exact);
     case DataType::i8:
-      return of_format<Plain<std::int8_t>>(op);
+      return of_format<Plain<std::int8_t>>(op, exact);
     case DataType::u64:
-      return of_format<Plain<std::uint64_t>>(op);
+      return of_format<Plain<std::uint64_t>>(op, exact);
     case DataType::u32:
-      return of_format<Plain<std::uint32_t>>(op);
+      return of_format<Plain<std::uint32_t>>(op, exact);
     case DataType::u16:
-      return of_format<Plain<std::uint16_t>>(op);
+      return of_format<Plain<std::uint16_t>>(op, exact);
     case DataType::u8:
       break;
   }
-  return of_format<Plain<std::uint8_t>>(op);
+  return of_format<Plain<std::uint8_t>>(op, exact);
 }
 
 }  // namespace
 
 void HMC_REDUCE_VARIANT(void* target, const void* const* sources, std::size_t sources_count, std::size_t count,
                         const ReduceStep& step) noexcept {
-  chosen(step.type, step.op)(target, sources, sources_count, count, step);
+  chosen(step.type, step.op, step.exact)(target, sources, sources_count, count, step);
 }
 
 }  // namespace hmc

@@ -33,22 +33,28 @@ std::optional<Announced> read(const ShotEntry& entry, std::uint64_t sequence) no
   return found;
 }
 
+// A rank could end a call without chunks, and announce its next one, before the others have seen its announcement.
+bool takes_one_shot(std::uint64_t bytes, std::uint32_t ranks, Algorithm algorithm) noexcept {
+  return algorithm == Algorithm::chosen || bytes == 0 ? in_one_shot(bytes, ranks) : algorithm == Algorithm::shared_whole;
+}
+
 }  // namespace
 
-Way way_of_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element) {
-  if (in_one_shot(bytes, size)) return {nullptr, bytes, {0, bytes}};
+Way way_of_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element, Algorithm algorithm) {
+  if (takes_one_shot(bytes, size, algorithm)) return {nullptr, bytes, {0, bytes}};
   return {plan_all_reduce(rank, size, bytes, element)};
 }
 
-Way way_of_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element) {
-  if (in_one_shot(bytes, size)) return {nullptr, bytes, {0, rank == root ? bytes : 0}};
+Way way_of_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element,
+                  Algorithm algorithm) {
+  if (takes_one_shot(bytes, size, algorithm)) return {nullptr, bytes, {0, rank == root ? bytes : 0}};
   return {plan_reduce(rank, size, root, bytes, element)};
 }
 
 // Displacements are each rank's own affair, so the blocks are published one after the other.
-Way way_of_reduce_scatter(std::uint32_t rank, const BlockLayout& blocks) {
+Way way_of_reduce_scatter(std::uint32_t rank, const BlockLayout& blocks, Algorithm algorithm) {
   const std::uint64_t bytes = std::reduce(blocks.counts.begin(), blocks.counts.end());
-  if (!in_one_shot(bytes, static_cast<std::uint32_t>(blocks.counts.size()))) return {plan_reduce_scatter(blocks)};
+  if (!takes_one_shot(bytes, static_cast<std::uint32_t>(blocks.counts.size()), algorithm)) return {plan_reduce_scatter(blocks)};
   Way way{nullptr, bytes};
   std::uint64_t at = 0;
   bool packed = true;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "collective/algorithm.h"
 #include "collective/areas.h"
 #include "collective/fused/announcements.h"
 #include "collective/fused/pass.h"
@@ -30,9 +31,12 @@ struct Way {
   std::uint64_t wanted_at = 0;         // where that part is in the rank's own input
   std::vector<Part> pieces = {};       // of its own input, published one after the other; none: all of it
 };
-Way way_of_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element);
-Way way_of_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element);
-Way way_of_reduce_scatter(std::uint32_t rank, const BlockLayout& blocks);
+// `algorithm`: one over shared memory that is able to carry out the call, or `chosen`: by size.
+Way way_of_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element,
+                      Algorithm algorithm = Algorithm::chosen);
+Way way_of_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element,
+                  Algorithm algorithm = Algorithm::chosen);
+Way way_of_reduce_scatter(std::uint32_t rank, const BlockLayout& blocks, Algorithm algorithm = Algorithm::chosen);
 
 // The one-shot call that `board`'s rank announced under `sequence`, if its entry still holds it.
 std::optional<Announced> shot_under(const Board& board, std::uint64_t sequence) noexcept;

@@ -1,0 +1,112 @@
+#include "collective/algorithm.h"
+
+#include <array>
+
+#include "collective/choose.h"
+#include "collective/fused/one_shot.h"
+
+namespace hmc {
+namespace {
+
+constexpr std::string_view alone = "local";
+
+struct Named {
+  CallKind kind;
+  Algorithm algorithm;
+  std::string_view name;
+};
+constexpr std::array all_named{
+    Named{CallKind::all_reduce, Algorithm::whole, "whole inputs to every rank"},
+    Named{CallKind::all_reduce, Algorithm::divided, "reduce-scatter + all-gather"},
+    Named{CallKind::all_reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
+    Named{CallKind::all_reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce, Algorithm::whole, "whole inputs to the root"},
+    Named{CallKind::reduce, Algorithm::divided, "reduce-scatter + gather"},
+    Named{CallKind::reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
+    Named{CallKind::reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce_scatter, Algorithm::direct, "direct"},
+    Named{CallKind::reduce_scatter, Algorithm::shared_whole, "whole inputs through shared memory"},
+    Named{CallKind::reduce_scatter, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::all_gather, Algorithm::tree, "doubling"},
+    Named{CallKind::all_gather, Algorithm::direct, "direct"},
+    Named{CallKind::broadcast, Algorithm::tree, "binomial tree"},
+    Named{CallKind::broadcast, Algorithm::divided, "scatter + all-gather"},
+    Named{CallKind::broadcast, Algorithm::direct, "direct"},
+    Named{CallKind::gather, Algorithm::direct, "direct"},
+    Named{CallKind::scatter, Algorithm::direct, "direct"},
+    Named{CallKind::all_to_all, Algorithm::relayed, "relayed"},
+    Named{CallKind::all_to_all, Algorithm::direct, "direct"},
+    Named{CallKind::all_to_all_relayed, Algorithm::relayed, "relayed"},
+    Named{CallKind::barrier, Algorithm::tree, "dissemination"},
+};
+
+// Why the algorithm cannot carry out the call. Empty: it can.
+std::string obstacle(const EqualCall& call, Algorithm algorithm, bool shared) {
+  if (call.size == 1) return "the group has one rank";
+  if (is_shared(algorithm) && !shared)
+    return "it takes CPU memory, and ranks of one host in a Communicator of init() or split() with HMC_FUSED not 0";
+  if (algorithm == Algorithm::shared_whole && !fused::in_one_shot(call.bytes, call.size)) {
+    return "an input has " + bytes_text(call.bytes) + ", more than " + bytes_text(fused::shot_bytes / (call.size - 1));
+  }
+  const bool two = call.size == 2;
+  if (call.kind == CallKind::broadcast && two != (algorithm == Algorithm::direct))
+    return two ? "there is one receiver" : "there are several receivers";
+  const bool doubling = call.kind == CallKind::all_gather && algorithm == Algorithm::tree;
+  if (two && (doubling || algorithm == Algorithm::relayed)) return "it takes at least 3 ranks";
+  return {};
+}
+
+std::string_view bare_name(std::string_view printed) {
+  constexpr std::string_view before = "by messages: ", after = ", chunks of ";
+  if (printed.starts_with(before)) printed.remove_prefix(before.size());
+  return printed.substr(0, printed.find(after));
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "\"" : i + 1 == names.size() ? " and \"" : ", \"") + names[i] + "\"";
+  return text;
+}
+
+}  // namespace
+
+std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept {
+  for (const Named& each : all_named) {
+    if (each.kind == kind && each.algorithm == algorithm) return each.name;
+  }
+  return {};
+}
+
+std::vector<Algorithm> algorithms_of(const EqualCall& call, bool shared) {
+  if (call.size == 1) return {Algorithm::direct};
+  std::vector<Algorithm> found;
+  for (const Named& each : all_named) {
+    if (each.kind == call.kind && obstacle(call, each.algorithm, shared).empty()) found.push_back(each.algorithm);
+  }
+  return found;
+}
+
+std::vector<std::string> algorithm_names(const EqualCall& call, bool shared) {
+  if (call.size == 1) return {std::string(alone)};
+  std::vector<std::string> names;
+  for (const Algorithm each : algorithms_of(call, shared)) names.emplace_back(name_of(call.kind, each));
+  return names;
+}
+
+Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, bool shared) {
+  if (name.empty()) return Algorithm::chosen;
+  const std::string_view asked = bare_name(name);
+  if (call.size == 1 && asked == alone) return Algorithm::direct;
+  std::string why = "it has no such algorithm";
+  for (const Named& each : all_named) {
+    if (each.kind != call.kind || each.name != asked) continue;
+    why = obstacle(call, each.algorithm, shared);
+    if (why.empty()) return each.algorithm;
+  }
+  return Status(Code::invalid_argument, std::string(name_of(call.kind)) + " of " + bytes_text(call.bytes) + " among " +
+                                            std::to_string(call.size) + " ranks by \"" + std::string(name) + "\": " + why +
+                                            "; it can be carried out by " + listed(algorithm_names(call, shared)));
+}
+
+}  // namespace hmc

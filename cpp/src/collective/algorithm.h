@@ -1,0 +1,45 @@
+// Algorithm: the ways in which a collective can be carried out, and the names that users give them. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hmc/status.h"
+
+namespace hmc {
+
+enum class CallKind : std::uint8_t;
+struct EqualCall;
+
+// As messages carry it, in three bits: see encode_call(). One that is named is alike on every rank.
+enum class Algorithm : std::uint8_t {
+  chosen,        // by HMC
+  whole,         // whole inputs, in one round, to each rank that reduces
+  divided,       // shares of the ranks, then gathered
+  shared_whole,  // whole inputs through shared memory
+  shared_pass,   // chunks through shared memory
+  tree,          // about log2 n rounds
+  direct,        // each block straight to its rank; in a group of one rank, everything
+  relayed,       // blocks by way of other ranks
+};
+[[nodiscard]] constexpr bool is_shared(Algorithm algorithm) noexcept {
+  return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass;
+}
+// Whether calls of that algorithm may pass through shared memory, where the group has some.
+[[nodiscard]] constexpr bool may_be_shared(Algorithm algorithm) noexcept {
+  return algorithm == Algorithm::chosen || is_shared(algorithm);
+}
+
+// "binomial tree". Empty: calls of that kind have no such algorithm. In a group of one rank all are "local".
+[[nodiscard]] std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept;
+// Those that can carry out a call that check_call() accepts, never empty. `shared`: all ranks share memory, and the buffers are CPU
+// memory.
+std::vector<Algorithm> algorithms_of(const EqualCall& call, bool shared);
+std::vector<std::string> algorithm_names(const EqualCall& call, bool shared);
+// By such a name, or as a plan prints it, with "by messages: " or ", chunks of ...". Empty: chosen.
+// Errors: invalid_argument, with what stands in the way and the names that can.
+Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, bool shared);
+
+}  // namespace hmc

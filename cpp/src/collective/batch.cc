@@ -1,0 +1,268 @@
+#include "collective/batch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "collective/batch_pack.h"
+#include "collective/member_calls.h"
+#include "collective/reducer.h"
+#include "comm/onesided/transfer.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+namespace {
+
+bool overlap(const MemoryView& a, const MemoryView& b) {
+  if (a.device != b.device || a.bytes == 0 || b.bytes == 0) return false;
+  const auto x = reinterpret_cast<std::uintptr_t>(a.data), y = reinterpret_cast<std::uintptr_t>(b.data);
+  return x < y + b.bytes && y < x + a.bytes;
+}
+
+// Whether the two calls depend on their order: one writes what the other reads or writes.
+bool conflict(const CollectiveBuffers& a, const CollectiveBuffers& b) {
+  return overlap(a.out, b.out) || overlap(a.out, b.in) || overlap(a.in, b.out);
+}
+
+// The calls and messages of a batch as one. Complete when all of them are.
+class BatchWork final : public WorkState {
+ public:
+  struct Part {
+    std::shared_ptr<WorkState> work;
+    std::vector<PackedPiece> results;
+    std::vector<MemoryView> views;
+  };
+  BatchWork(std::vector<Part> parts, std::size_t calls)
+      : WorkState(parts.front().work->engine()), parts_(std::move(parts)), calls_(calls), left_(parts_.size()) {}
+
+  // ---- engine lock held ----
+  // `failure`: of a call that could not be started.
+  void start(const Status& failure) {
+    accepted();
+    const auto self = std::static_pointer_cast<BatchWork>(shared_from_this());
+    if (!failure.ok()) fail(failure);
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      parts_[i].work->on_complete_locked([self, i](const Status& status) { self->on_part(i, status); });
+  }
+  Status cancel_locked() override {
+    if (done()) return {Code::invalid_argument, "the batch is already complete"};
+    const auto self = shared_from_this();
+    for (const Part& part : parts_) {
+      if (!part.work->done()) static_cast<void>(part.work->cancel_locked());
+    }
+    if (done()) return {};
+    return {Code::unsupported,
+            "batch: parts of it cannot be stopped; it will end as cancelled, and until then outputs may be written"};
+  }
+
+ private:
+  void on_part(std::size_t index, const Status& status) {
+    const std::vector<PackedPiece>& results = parts_[index].results;
+    if (!status.ok() || results.empty()) return part_done(status);
+    const auto unpack_all = [&results] {
+      for (const PackedPiece& piece : results) HMC_TRY(unpack(piece));
+      return Status();
+    };
+    if (std::ranges::all_of(results, [](const PackedPiece& piece) { return piece.caller.device.is_cpu(); }))
+      return part_done(unpack_all());
+    const auto self = std::static_pointer_cast<BatchWork>(shared_from_this());
+    run_in_background(engine(), unpack_all)->on_complete_locked([self](const Status& copied) { self->part_done(copied); });
+  }
+  void part_done(const Status& status) {
+    if (!status.ok()) fail(status);
+    if (--left_ == 0) complete(outcome_);
+  }
+  // Collectives that cannot go on end by themselves, as their group is broken. Messages are cancelled.
+  void fail(const Status& reason) {
+    if (!outcome_.ok()) return;
+    outcome_ = reason.with_context("batch");
+    for (std::size_t i = calls_; i < parts_.size(); ++i) {
+      if (!parts_[i].work->done()) static_cast<void>(parts_[i].work->cancel_locked());
+    }
+  }
+  void released() noexcept override {
+    for (Part& part : parts_) {
+      for (MemoryView& view : part.views) {
+        if (view.owner) engine()->retire(std::move(view.owner));
+      }
+    }
+  }
+
+  std::vector<Part> parts_;  // calls, then messages
+  const std::size_t calls_;
+  std::size_t left_;
+  Status outcome_;
+};
+
+Status wait_for(StreamPoint& point) {
+  for (;;) {
+    HMC_ASSIGN(const bool reached, point.reached());
+    if (reached) return {};
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+bool all_cpus(const Group& group) {
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    if (!group.rank(r).device.is_cpu()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+struct BatchState::Slot {
+  std::atomic<BatchState*> open{nullptr};
+};
+constinit thread_local BatchState::Slot* BatchState::here = nullptr;
+
+struct BatchState::Started {
+  std::vector<std::shared_ptr<CollectiveWork>> calls;
+  std::shared_ptr<WorkState> all;
+};
+
+Result<std::unique_ptr<BatchState>> BatchState::open(std::shared_ptr<CommunicatorState> communicator) {
+  static thread_local std::shared_ptr<Slot> slot;
+  if (!slot) slot = std::make_shared<Slot>();
+  here = slot.get();
+  if (slot->open.load(std::memory_order_relaxed) != nullptr) {
+    return Status(Code::invalid_argument, "batch: this thread has another one; batches do not nest, end that one before");
+  }
+  HMC_TRY(check(communicator));
+  std::unique_ptr<BatchState> batch(new BatchState(std::move(communicator), slot));
+  slot->open.store(batch.get(), std::memory_order_relaxed);
+  return batch;
+}
+
+BatchState::BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot)
+    : communicator_(std::move(communicator)), slot_(std::move(slot)), packs_(all_cpus(*communicator_->group)) {}
+
+BatchState::~BatchState() { close(); }
+
+void BatchState::close() noexcept {
+  BatchState* self = this;
+  slot_->open.compare_exchange_strong(self, nullptr, std::memory_order_relaxed);
+}
+
+BatchState* BatchState::on(const Group& group) noexcept {
+  if (here == nullptr) [[likely]]
+    return nullptr;
+  BatchState* const open = here->open.load(std::memory_order_relaxed);
+  return open != nullptr && open->communicator_->group.get() == &group ? open : nullptr;
+}
+
+Status BatchState::refuse(const Group& group, std::string_view call, std::string_view instead) {
+  if (on(group) == nullptr) return {};
+  return {Code::invalid_argument,
+          std::string(call) + " in a batch: it cannot be put off to the batch's end; " + std::string(instead)};
+}
+
+Status BatchState::fits(const CollectiveCall& call) const {
+  const std::string_view name = name_of(kind_of(call.call));
+  const auto conflicts = [&](const CollectiveCall& earlier) { return conflict(earlier.buffers, call.buffers); };
+  const auto found = std::ranges::find_if(calls_, conflicts);
+  if (found != calls_.end()) {
+    return {Code::invalid_argument, std::string(name) + " in a batch: one of its buffers overlaps one of call " +
+                                        std::to_string(found - calls_.begin()) + " (" + std::string(name_of(kind_of(found->call))) +
+                                        "), and one of the two is written; a batch's calls are carried out in any order"};
+  }
+  return {};
+}
+
+Status BatchState::add(std::vector<CollectiveCall> shares) {
+  for (const CollectiveCall& share : shares) HMC_TRY(fits(share));
+  for (const CollectiveCall& share : shares) HMC_TRY(mark_streams(share));
+  std::ranges::move(shares, std::back_inserter(calls_));
+  return {};
+}
+
+Status BatchState::mark_streams(const CollectiveCall& call) {
+  for (const MemoryView* view : {&call.buffers.in, &call.buffers.out}) {
+    if (!packs_ || view->device.is_cpu()) continue;
+    HMC_ASSIGN(auto point, mark_stream(view->stream, view->device));
+    if (point) streams_.push_back(std::move(point));
+  }
+  return {};
+}
+
+Result<BatchState::Started> BatchState::launch() {
+  close();
+  const auto& engine = communicator_->group->engine();
+  if (size() == 0) return Started{{}, completed_work(engine)};
+  Started started;
+  std::vector<BatchWork::Part> parts;
+  Status failure;
+  for (const auto& point : streams_) HMC_TRY(wait_for(*point));
+  HMC_ASSIGN(std::vector<Launch> launches, launches_of(std::move(calls_), packs_));
+  for (Launch& each : launches) {
+    auto work = start_collective(std::move(each.call));
+    if (!work) {
+      failure = work.status();
+      break;
+    }
+    started.calls.push_back(*work);
+    parts.push_back({std::move(work).value(), std::move(each.results), std::move(each.views)});
+  }
+  for (auto& message : messages_) parts.push_back({std::move(message), {}, {}});
+  if (parts.empty()) return failure;
+  const auto all = std::make_shared<BatchWork>(std::move(parts), started.calls.size());
+  started.all = all;
+  const auto lock = engine->lock();
+  all->start(failure);
+  return started;
+}
+
+Result<std::shared_ptr<WorkState>> BatchState::start() {
+  HMC_ASSIGN(Started started, launch());
+  return std::move(started.all);
+}
+
+Status BatchState::run(Deadline deadline) {
+  HMC_ASSIGN(const Started started, launch());
+  // A collective that its deadline ends breaks the group; after that, messages have no time left.
+  const Status calls = finish_collectives(started.calls, deadline);
+  const Status all = started.all->wait(deadline);
+  if (started.all->done()) return calls.ok() ? started.all->status() : calls;
+  static_cast<void>(started.all->cancel());
+  return calls.ok() ? all.with_context("batch") : calls;
+}
+
+Batch::Batch() noexcept = default;
+Batch::Batch(std::unique_ptr<BatchState> state) noexcept : state_(std::move(state)) {}
+Batch::~Batch() = default;
+Batch::Batch(Batch&&) noexcept = default;
+Batch& Batch::operator=(Batch&&) noexcept = default;
+
+std::size_t Batch::size() const noexcept { return state_ ? state_->size() : 0; }
+
+void Batch::discard() noexcept { state_.reset(); }
+
+Result<Work> Batch::start() {
+  if (!state_) return Status(Code::invalid_argument, "the batch is empty, has been started, or discarded");
+  const auto state = std::exchange(state_, nullptr);
+  HMC_ASSIGN(auto work, state->start());
+  return Work(std::move(work));
+}
+
+Status Batch::run(Deadline deadline) {
+  if (!state_) return {Code::invalid_argument, "the batch is empty, has been started, or discarded"};
+  const auto state = std::exchange(state_, nullptr);
+  return state->run(deadline);
+}
+
+Result<Batch> Member::batch() const {
+  HMC_ASSIGN(auto state, BatchState::open(state_));
+  return Batch(std::move(state));
+}
+
+Result<Batch> Communicator::batch() const {
+  HMC_ASSIGN(auto state, BatchState::open(state_));
+  return Batch(std::move(state));
+}
+
+}  // namespace hmc

@@ -1,0 +1,60 @@
+// BatchState: the calls of one thread that are to be carried out together, and their Work.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "device/runtime.h"
+#include "hmc/batch.h"
+
+namespace hmc {
+
+// One thread, without the engine lock.
+class BatchState {
+ public:
+  // Errors: invalid_argument: the thread has another one.
+  static Result<std::unique_ptr<BatchState>> open(std::shared_ptr<CommunicatorState> communicator);
+  ~BatchState();
+  BatchState(const BatchState&) = delete;
+  BatchState& operator=(const BatchState&) = delete;
+
+  // This thread's, if it collects the calls of `group`.
+  [[nodiscard]] static BatchState* on(const Group& group) noexcept;
+  // invalid_argument if this thread collects the calls of `group`. `instead`: what to do.
+  [[nodiscard]] static Status refuse(const Group& group, std::string_view call, std::string_view instead);
+
+  // The shares of local Members in one call: all or none. Errors: invalid_argument (an overlap with an earlier call), device.
+  Status add(std::vector<CollectiveCall> shares);
+  void add(std::shared_ptr<WorkState> message) { messages_.push_back(std::move(message)); }
+  [[nodiscard]] std::size_t size() const noexcept { return calls_.size() + messages_.size(); }
+
+  // Both end the collecting; at most one of them, once.
+  Result<std::shared_ptr<WorkState>> start();
+  Status run(Deadline deadline);
+
+ private:
+  // The batch that a thread has open. Outlives the thread for one that ends on another.
+  struct Slot;
+  static constinit thread_local Slot* here;  // null until the thread opens its first one
+
+  explicit BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot);
+  struct Started;
+  Result<Started> launch();
+  [[nodiscard]] Status fits(const CollectiveCall& call) const;
+  // What a pack copies from and to is ready after these.
+  Status mark_streams(const CollectiveCall& call);
+  void close() noexcept;
+
+  const std::shared_ptr<CommunicatorState> communicator_;
+  const std::shared_ptr<Slot> slot_;
+  const bool packs_;  // all Members are CPUs
+  std::vector<CollectiveCall> calls_;
+  std::vector<std::shared_ptr<WorkState>> messages_;
+  std::vector<std::shared_ptr<StreamPoint>> streams_;
+};
+
+}  // namespace hmc

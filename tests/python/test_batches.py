@@ -1,0 +1,136 @@
+"""batch() from Python: a block of collectives as one, messages and Works among them, and how blocks end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+BLOCKS = """
+import gc
+comm = hmc.init()
+me, n = comm.rank, comm.size
+
+def given(rank, call, count):
+    return np.random.default_rng([rank, call]).integers(-99, 99, count).astype("i8")
+
+def total(call, count):
+    return sum(given(rank, call, count) for rank in range(n))
+
+for door in (comm, comm.local[0]):
+    arrays = [given(me, call, call * 37) for call in range(40)]
+    mine = given(me, 50, 33)
+    gathered, scattered, news = np.zeros((n, 33), "i8"), np.zeros(33, "i8"), given(7, 7, 11) if me == n - 1 else np.zeros(11, "i8")
+    root = np.zeros(33, "i8") if me == 0 else None
+    with door.batch(timeout=30) as batch:
+        for array in arrays:
+            door.all_reduce(array)
+        assert np.array_equal(arrays[3], given(me, 3, 111)), "before the end of the block"
+        door.all_gather(gathered, mine)
+        door.reduce_scatter(scattered, np.concatenate([given(me, 51, 33)] * n))
+        door.broadcast(news, root=n - 1)
+        door.reduce(root, mine, root=0)
+        door.barrier()
+        assert len(batch) == 45
+    for call, array in enumerate(arrays):
+        assert np.array_equal(array, total(call, call * 37)), call
+    assert all(np.array_equal(gathered[r], given(r, 50, 33)) for r in range(n))
+    assert np.array_equal(scattered, total(51, 33))
+    assert np.array_equal(news, given(7, 7, 11))
+    assert me != 0 or np.array_equal(root, total(50, 33))
+
+# A Work for all; the batch keeps arrays that nobody else does.
+kept = given(me, 1, 1000)
+with comm.batch() as batch:
+    comm.all_reduce(kept)
+    comm.all_reduce(np.concatenate([given(me, 2, 5000)]))
+    out = np.zeros(1000, "i8")
+    comm.irecv(out, (me - 1) % n, 5)
+    comm.isend(given(me, 3, 1000), (me + 1) % n, 5)
+    gc.collect()
+    work = batch.start()
+work.wait(30)
+assert np.array_equal(kept, total(1, 1000)) and np.array_equal(out, given((me - 1) % n, 3, 1000))
+
+# An exception discards the block.
+array = given(me, 4, 100)
+try:
+    with comm.batch():
+        comm.all_reduce(array)
+        raise KeyError("mine")
+except KeyError:
+    pass
+assert np.array_equal(array, given(me, 4, 100))
+comm.all_reduce(array)
+assert np.array_equal(array, total(4, 100))
+with comm.batch():
+    pass
+
+def refused(call, word):
+    try:
+        call()
+    except hmc.InvalidArgumentError as error:
+        assert word in str(error), error
+    else:
+        raise SystemExit("accepted " + word)
+
+used = comm.batch()
+with used:
+    refused(lambda: comm.batch().__enter__(), "nest")
+    refused(lambda: comm.iall_reduce(array), "call all_reduce")
+    refused(lambda: comm.recv(array, 0), "call irecv")
+    refused(lambda: comm.exchange_bytes(b"1"), "end the batch")
+    comm.all_reduce(array)
+    refused(lambda: comm.all_reduce(array), "overlaps")
+refused(lambda: used.__enter__(), "once")
+refused(lambda: used.start(), "started")
+comm.barrier(timeout=30)
+print("blocks")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_blocks(run_job: Callable[..., str], ranks: int) -> None:
+    assert run_job(BLOCKS, ranks=ranks).count("blocks") == ranks
+
+
+KILLED = """
+import os, signal
+comm = hmc.init()
+comm.barrier(timeout=30)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+arrays = [np.ones(1000 + call) for call in range(30)]
+try:
+    with comm.batch(timeout=20):
+        for array in arrays:
+            comm.all_reduce(array)
+except hmc.PeerLostError as error:
+    assert "rank 1" in str(error), error
+    print("lost", flush=True)
+"""
+
+
+def test_a_killed_rank_ends_the_block(run_job: Callable[..., str]) -> None:
+    assert run_job(KILLED, ranks=3, expect=137).count("lost") >= 1
+
+
+LATE = """
+import time
+comm = hmc.init()
+if comm.rank == 0:
+    array = np.ones(10)
+    started = time.monotonic()
+    try:
+        with comm.batch(timeout=0.3):
+            comm.all_reduce(array)
+    except hmc.HmcTimeoutError as error:
+        assert "rank 1" in str(error) and time.monotonic() - started < 10, error
+        print("late", flush=True)
+else:
+    time.sleep(2)
+"""
+
+
+def test_a_late_rank_is_named(run_job: Callable[..., str]) -> None:
+    assert run_job(LATE).count("late") == 1
