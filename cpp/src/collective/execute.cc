@@ -9,6 +9,16 @@
 #include "comm/messages/messenger.h"
 
 namespace hmc {
+namespace {
+
+// Of a call whose algorithm was named.
+Status shared_memory_refused(std::uint32_t call) {
+  return {Code::unsupported, describe_call(call) +
+                                 ": a rank passed device memory, or has no memory left for its share; pass CPU "
+                                 "memory, or name no algorithm"};
+}
+
+}  // namespace
 
 // Stands among the one-sided operations to one peer, behind its fences.
 class CollectiveWork::Gate final : public PendingOp {
@@ -104,14 +114,6 @@ void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
   }
 }
 
-// On every rank alike, so the Communicator stays usable.
-void CollectiveWork::refuse_messages() {
-  outcome_ = Status(Code::unsupported, std::string(what()) + " by \"" + std::string(name_of(kind_of(call_), algorithm_of(call_))) +
-                                           "\": a rank passed device memory, or has no memory left for its share; pass CPU memory, "
-                                           "or name no algorithm");
-  run_.skip();
-}
-
 // Inside its completion: no message is posted from here.
 void CollectiveWork::on_fused(const Status& status) {
   const auto self = shared_from_this();
@@ -120,7 +122,8 @@ void CollectiveWork::on_fused(const Status& status) {
     run_.skip();
   } else if (status.code() == Code::unsupported && !failing_) {
     if (is_shared(algorithm_of(call_))) {
-      refuse_messages();
+      outcome_ = shared_memory_refused(call_);  // on every rank alike, so the Communicator stays usable
+      run_.skip();
     } else {
       advance_soon();
     }

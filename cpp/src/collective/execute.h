@@ -58,7 +58,6 @@ class CollectiveWork final : public WorkState {
   class Gate;
   void start_fused(const std::optional<fused::Begun>& begun);
   void on_fused(const Status& status);
-  void refuse_messages();
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
   void reduce(std::uint32_t index);

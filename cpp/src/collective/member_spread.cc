@@ -35,19 +35,6 @@ Status bad_block(std::string_view call, std::string_view part, const MemoryView&
                                       "; both need the same size"};
 }
 
-// Blocks with gaps between them go straight to every rank.
-Result<Algorithm> all_gather_algorithm(const Member::Layout& layout, std::string_view name) {
-  if (name.empty()) return Algorithm::chosen;
-  const auto size = static_cast<std::uint32_t>(layout.counts.size());
-  const BlockLayout blocks{layout.counts, layout.displacements};
-  const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
-  HMC_ASSIGN(const Algorithm named, named_algorithm({.kind = CallKind::all_gather, .size = size, .bytes = bytes}, name, false));
-  if (named != Algorithm::tree || is_packed(blocks)) return named;
-  return Status(Code::invalid_argument, "all_gather by \"" + std::string(name) +
-                                            "\": it takes blocks that lie one behind the other; these can be gathered by \"" +
-                                            std::string(name_of(CallKind::all_gather, Algorithm::direct)) + "\"");
-}
-
 Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in,
                                std::string_view algorithm) {
   HMC_TRY(check(member.state()));
@@ -57,7 +44,9 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   HMC_TRY(check_disjoint("all_gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
-  HMC_ASSIGN(const Algorithm named, all_gather_algorithm(layout, algorithm));
+  const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
+  HMC_ASSIGN(const Algorithm named,
+             named_algorithm({.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes}, algorithm, false));
   const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
@@ -82,7 +71,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   HMC_ASSIGN(const Algorithm named,
              named_algorithm({.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm, false));
-  const std::uint64_t detail = std::uint64_t{at} << 3 | static_cast<std::uint64_t>(named);
+  const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
     return plan_broadcast(rank, size, at, view.bytes, spread_tuning(true, true, named));
   });

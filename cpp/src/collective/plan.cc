@@ -64,14 +64,17 @@ Schedule plan_barrier(std::uint32_t rank, std::uint32_t size) {
   return plan.finish();
 }
 
-Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const std::uint64_t> counts) {
+Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const std::uint64_t> counts,
+                         std::span<const std::uint64_t> displacements) {
   ScheduleBuilder plan;
+  const bool apart = !displacements.empty();
+  const Area area = apart ? Area::scratch : Area::out;
   std::vector<std::uint64_t> offset(size + 1, 0);
   for (std::uint32_t r = 0; r < size; ++r) offset[r + 1] = offset[r] + counts[r];
 
   // What is here before a round: the blocks of ranks [rank, rank + held). Every earlier receive (and the own copy) must be in place
   // before they are sent on.
-  std::vector<ScheduleBuilder::Index> in_place{plan.copy(rank, {Area::in, 0}, {Area::out, offset[rank]}, counts[rank])};
+  std::vector<ScheduleBuilder::Index> in_place{plan.copy(rank, {Area::in, 0}, {area, offset[rank]}, counts[rank])};
   std::uint8_t round = 0;
   for (std::uint32_t held = 1; held < size; held *= 2) {
     const std::uint32_t moved = std::min(held, size - held);
@@ -83,16 +86,20 @@ Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const
     };
     std::vector<ScheduleBuilder::Index> received;
     pieces(ahead(rank, held, size), [&](std::uint8_t piece, std::uint64_t at, std::uint64_t bytes) {
-      received.push_back(plan.receive(ahead(rank, held, size), piece, {Area::out, at}, bytes));
+      received.push_back(plan.receive(ahead(rank, held, size), piece, {area, at}, bytes));
     });
     pieces(rank, [&](std::uint8_t piece, std::uint64_t at, std::uint64_t bytes) {
-      const auto step = plan.send(behind(rank, held, size), piece, {Area::out, at}, bytes);
+      const auto step = plan.send(behind(rank, held, size), piece, {area, at}, bytes);
       for (const auto earlier : in_place) plan.order(earlier, step);
     });
     in_place.insert(in_place.end(), received.begin(), received.end());
     round = static_cast<std::uint8_t>(round + 2);
   }
-  return plan.finish();
+  for (std::uint32_t r = 0; apart && r < size; ++r) {
+    const auto step = plan.copy(rank, {area, offset[r]}, {Area::out, displacements[r]}, counts[r]);
+    for (const auto earlier : in_place) plan.order(earlier, step);
+  }
+  return plan.finish(apart ? offset[size] : 0);
 }
 
 Schedule plan_all_to_all(std::uint32_t rank, std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning) {

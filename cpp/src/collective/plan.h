@@ -54,8 +54,10 @@ struct AllToAllTuning {
 // Dissemination: after round k a rank knows of 2^(k+1) ranks. ceil(log2 n) empty messages each way.
 Schedule plan_barrier(std::uint32_t rank, std::uint32_t size);
 
-// Every rank's `counts[r]` bytes, from `in` to `out` (packed by rank) of everybody. Doubling: ceil(log2 n) rounds, any n.
-Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const std::uint64_t> counts);
+// Every rank's `counts[r]` bytes, from `in` to `out` of everybody. Doubling: ceil(log2 n) rounds, any n. `out` is packed by rank,
+// or has the blocks at `displacements`, which are each rank's own affair: they are gathered in scratch memory then.
+Schedule plan_all_gather(std::uint32_t rank, std::uint32_t size, std::span<const std::uint64_t> counts,
+                         std::span<const std::uint64_t> displacements = {});
 
 // Whether blocks of `block` bytes are relayed: every rank must answer alike.
 constexpr bool relays(std::uint32_t size, std::uint64_t block, const AllToAllTuning& tuning) noexcept {

@@ -1,6 +1,8 @@
 #include "collective/plan_spread.h"
 
 #include <algorithm>
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "collective/schedule_builder.h"
@@ -20,6 +22,15 @@ void own_block(ScheduleBuilder& plan, std::uint32_t rank, const Slice& from, con
     plan.receive(rank, 0, to, bytes);
     plan.send(rank, 0, from, bytes);
   }
+}
+
+bool is_packed(const BlockLayout& blocks) {
+  std::uint64_t at = 0;
+  for (std::size_t r = 0; r < blocks.counts.size(); ++r) {
+    if (blocks.displacements[r] != at) return false;
+    at += blocks.counts[r];
+  }
+  return true;
 }
 
 // Binomial: the rank at distance d from the root receives from d without its lowest bit.
@@ -90,19 +101,12 @@ class Shared {
 
 }  // namespace
 
-bool is_packed(const BlockLayout& blocks) noexcept {
-  std::uint64_t at = 0;
-  for (std::size_t r = 0; r < blocks.counts.size(); ++r) {
-    if (blocks.displacements[r] != at) return false;
-    at += blocks.counts[r];
-  }
-  return true;
-}
-
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning) {
-  const std::uint64_t total = blocks.displacements[size - 1] + blocks.counts[size - 1];
-  if (is_packed(blocks) && gathers_by_doubling(size, total, tuning))
-    return plan_all_gather(rank, size, blocks.counts);  // as on every rank
+  const std::uint64_t total = std::reduce(blocks.counts.begin(), blocks.counts.end());
+  // Where the blocks lie is each rank's own affair, so it does not choose the algorithm.
+  if (gathers_by_doubling(size, total, tuning)) {
+    return plan_all_gather(rank, size, blocks.counts, is_packed(blocks) ? std::span<const std::uint64_t>() : blocks.displacements);
+  }
   ScheduleBuilder plan;
   for (std::uint32_t distance = 1; distance < size; ++distance) {
     const std::uint32_t source = (rank + size - distance) % size;

@@ -15,7 +15,7 @@ struct SpreadTuning {
   bool in_place = false;                // the own block is where it belongs
 };
 
-// Whether packed blocks of `total` bytes together are gathered by doubling, and `bytes` are broadcast along a tree: every rank must
+// Whether blocks of `total` bytes together are gathered by doubling, and `bytes` are broadcast along a tree: every rank must
 // answer alike.
 constexpr bool gathers_by_doubling(std::uint32_t size, std::uint64_t total, const SpreadTuning& tuning) noexcept {
   return size > 2 && total <= tuning.tree;
@@ -23,9 +23,6 @@ constexpr bool gathers_by_doubling(std::uint32_t size, std::uint64_t total, cons
 constexpr bool broadcasts_by_tree(std::uint32_t size, std::uint64_t bytes, const SpreadTuning& tuning) noexcept {
   return size <= 2 || bytes <= tuning.tree;
 }
-
-// Whether the blocks lie one behind the other.
-bool is_packed(const BlockLayout& blocks) noexcept;
 
 // all_gather: Area::in of rank r to block r, `blocks` in bytes, of Area::out of every rank.
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning = {});

@@ -342,5 +342,75 @@ TEST(Batches, DeviceMemoryGoesCallByCall) {
   });
 }
 
+// One rank passes device memory where the other one passes CPU memory: both pack alike.
+TEST(Batches, CpuMembersMayPassDeviceMemory) {
+  run_job(2, [](const Process& process) {
+    setenv("HMC_CUDA_LIBRARY", HMC_SIM_CUDA, 1);
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    const Device device = me.rank() == 0 ? *Device::parse("cuda:0") : Device::cpu();
+    std::vector<Memory> in, out;
+    const auto memory = [&](const Bytes& content) {
+      Memory made = *Memory::allocate(content.size(), device);
+      HMC_EXPECT_OK(made.copy_from_host(content.data(), content.size()));
+      return made;
+    };
+    const auto read = [](const Memory& from) {
+      Bytes now(from.size());
+      HMC_EXPECT_OK(from.copy_to_host(now.data(), now.size()));
+      return now;
+    };
+    auto batch = me.batch();
+    ASSERT_TRUE(batch.ok());
+    constexpr std::size_t calls = 12;
+    for (std::size_t call = 0; call < calls; ++call) {
+      const std::size_t bytes = call == 5 ? 50'000 : 100 + call;
+      in.push_back(memory(call % 3 == 2 && me.rank() == 1 ? Bytes(bytes) : input(bytes, me.rank(), call)));
+      out.push_back(memory(Bytes(call % 3 == 1 ? 2 * bytes : bytes)));
+      if (call % 3 == 0) HMC_ASSERT_OK(me.all_reduce(out.back(), in.back(), xored, soon()));
+      if (call % 3 == 1) HMC_ASSERT_OK(me.all_gather(out.back(), in.back(), soon()));
+      if (call % 3 == 2) HMC_ASSERT_OK(me.broadcast(in.back(), 0, soon()));
+    }
+    HMC_ASSERT_OK(batch->run(soon()));
+    for (std::size_t call = 0; call < calls; ++call) {
+      const std::size_t bytes = in[call].size();
+      Bytes wanted = call % 3 == 0 ? xored_inputs(bytes, 2, call) : input(bytes, 0, call);
+      if (call % 3 == 1) std::ranges::copy(input(bytes, 1, call), std::back_inserter(wanted));
+      ASSERT_EQ(read(call % 3 == 2 ? in[call] : out[call]), wanted) << call;
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+// Many threads, each with a Communicator of its own.
+TEST(Batches, ThreadsDoNotCollectEachOthersCalls) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    std::vector<Communicator> groups;
+    for (int i = 0; i < 3; ++i) groups.push_back(*world.split(std::vector{0}, std::vector{process.rank}, soon()));
+    std::vector<std::thread> threads;
+    for (std::size_t t = 0; t < groups.size(); ++t) {
+      threads.emplace_back([&, t] {
+        const Member me = *groups[t].self();
+        for (std::size_t round = 0; round < 30; ++round) {
+          std::vector<Bytes> data;
+          for (std::size_t call = 0; call < 6; ++call) data.push_back(input(10 + 900 * call, me.rank(), 100 * t + call));
+          if (t == 0) {  // not in batches
+            for (Bytes& each : data) HMC_ASSERT_OK(me.all_reduce(view(each), view(each), xored, soon()));
+          } else {
+            auto batch = me.batch();
+            ASSERT_TRUE(batch.ok()) << batch.status().str();
+            for (Bytes& each : data) HMC_ASSERT_OK(me.all_reduce(view(each), view(each), xored, soon()));
+            HMC_ASSERT_OK(batch->run(soon()));
+          }
+          for (std::size_t call = 0; call < 6; ++call) ASSERT_EQ(data[call], xored_inputs(10 + 900 * call, 2, 100 * t + call));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
 }  // namespace
 }  // namespace hmc
