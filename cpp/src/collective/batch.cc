@@ -120,6 +120,7 @@ struct BatchState::Slot {
   std::atomic<BatchState*> open{nullptr};
 };
 constinit thread_local BatchState::Slot* BatchState::here = nullptr;
+constinit std::atomic<std::uint32_t> BatchState::opened{0};
 
 struct BatchState::Started {
   std::vector<std::shared_ptr<CollectiveWork>> calls;
@@ -136,6 +137,7 @@ Result<std::unique_ptr<BatchState>> BatchState::open(std::shared_ptr<Communicato
   HMC_TRY(check(communicator));
   std::unique_ptr<BatchState> batch(new BatchState(std::move(communicator), slot));
   slot->open.store(batch.get(), std::memory_order_relaxed);
+  opened.fetch_add(1, std::memory_order_relaxed);
   return batch;
 }
 
@@ -146,12 +148,11 @@ BatchState::~BatchState() { close(); }
 
 void BatchState::close() noexcept {
   BatchState* self = this;
-  slot_->open.compare_exchange_strong(self, nullptr, std::memory_order_relaxed);
+  if (slot_->open.compare_exchange_strong(self, nullptr, std::memory_order_relaxed)) opened.fetch_sub(1, std::memory_order_relaxed);
 }
 
-BatchState* BatchState::on(const Group& group) noexcept {
-  if (here == nullptr) [[likely]]
-    return nullptr;
+BatchState* BatchState::own_on(const Group& group) noexcept {
+  if (here == nullptr) return nullptr;
   BatchState* const open = here->open.load(std::memory_order_relaxed);
   return open != nullptr && open->communicator_->group.get() == &group ? open : nullptr;
 }

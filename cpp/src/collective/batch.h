@@ -1,7 +1,9 @@
 // BatchState: the calls of one thread that are to be carried out together, and their Work.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -23,7 +25,9 @@ class BatchState {
   BatchState& operator=(const BatchState&) = delete;
 
   // This thread's, if it collects the calls of `group`.
-  [[nodiscard]] static BatchState* on(const Group& group) noexcept;
+  [[nodiscard]] static BatchState* on(const Group& group) noexcept {
+    return opened.load(std::memory_order_relaxed) == 0 ? nullptr : own_on(group);
+  }
   // invalid_argument if this thread collects the calls of `group`. `instead`: what to do.
   [[nodiscard]] static Status refuse(const Group& group, std::string_view call, std::string_view instead);
 
@@ -39,7 +43,9 @@ class BatchState {
  private:
   // The batch that a thread has open. Outlives the thread for one that ends on another.
   struct Slot;
-  static constinit thread_local Slot* here;  // null until the thread opens its first one
+  static constinit thread_local Slot* here;            // null until the thread opens its first one
+  static constinit std::atomic<std::uint32_t> opened;  // batches of all threads: spares most calls a look at the thread's own
+  [[nodiscard]] static BatchState* own_on(const Group& group) noexcept;
 
   explicit BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot);
   struct Started;

@@ -83,8 +83,10 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
 
 Started start(Result<Share> share) {
   if (!share.ok()) return share.status();
-  const std::string_view call = name_of(kind_of(share->call));
-  HMC_TRY(BatchState::refuse(*share->group, "i" + std::string(call), "call " + std::string(call)));
+  if (BatchState::on(*share->group) != nullptr) [[unlikely]] {
+    const std::string call(name_of(kind_of(share->call)));
+    return BatchState::refuse(*share->group, "i" + call, "call " + call);
+  }
   return start_collective(std::move(share).value());
 }
 

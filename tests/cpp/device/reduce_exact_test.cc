@@ -133,32 +133,32 @@ testing::AssertionResult is_nearest(const TypeOfCode& type, std::uint64_t code, 
   double exact = sum_of(inputs);
   const double found = type.value(code);
   const auto wrong = [&] {
-    auto result = testing::AssertionFailure() << name_of(type.type) << ": " << found << " for " << exact << " from";
+    auto result = ::testing::AssertionFailure() << name_of(type.type) << ": " << found << " for " << exact << " from";
     for (const double input : inputs) result << " " << input;
     return result;
   };
-  if (std::isnan(exact)) return std::isnan(found) ? testing::AssertionSuccess() : wrong();
+  if (std::isnan(exact)) return std::isnan(found) ? ::testing::AssertionSuccess() : wrong();
   const double largest = type.value(type.largest), before = type.value(type.largest - 1);
   // As if there were numbers beyond. Of f64 there is no double for that one, so that sums near the limit are left to ExactSum.
-  if (type.type == DataType::f64) return found == exact ? testing::AssertionSuccess() : wrong();
+  if (type.type == DataType::f64) return found == exact ? ::testing::AssertionSuccess() : wrong();
   const double beyond = 2 * largest - before;
   const auto magnitude = [&](std::uint64_t each) { return each > type.largest ? beyond : type.value(each); };
-  if (std::isinf(exact)) return !std::isfinite(found) ? testing::AssertionSuccess() : wrong();
+  if (std::isinf(exact)) return !std::isfinite(found) ? ::testing::AssertionSuccess() : wrong();
   if (!std::isfinite(found)) {
     const double sign = exact < 0 ? -1 : 1;
-    return sign * side(inputs, sign * largest, sign * beyond) >= 0 ? testing::AssertionSuccess() : wrong();
+    return sign * side(inputs, sign * largest, sign * beyond) >= 0 ? ::testing::AssertionSuccess() : wrong();
   }
   const std::uint64_t sign_bit = std::uint64_t{1} << (8 * type.bytes - 1), absolute = code & ~sign_bit;
   const double sign = (code & sign_bit) != 0 ? -1 : 1;
   if (absolute == 0) {
     if (sign < 0 && !(exact < 0)) return wrong();  // a sum of 0 is +0
     const double least = type.value(1);
-    return std::fabs(side(inputs, 0, 0)) <= least ? testing::AssertionSuccess() : wrong();
+    return std::fabs(side(inputs, 0, 0)) <= least ? ::testing::AssertionSuccess() : wrong();
   }
   const double above = sign * side(inputs, found, sign * magnitude(absolute + 1));
   const double below = sign * side(inputs, found, sign * magnitude(absolute - 1));
   const bool even = (absolute & 1) == 0;
-  return (above < 0 || (above == 0 && even)) && (below > 0 || (below == 0 && even)) ? testing::AssertionSuccess() : wrong();
+  return (above < 0 || (above == 0 && even)) && (below > 0 || (below == 0 && even)) ? ::testing::AssertionSuccess() : wrong();
 }
 
 // Any code; codes of numbers of about one size; and such that cancel each other.
@@ -180,7 +180,7 @@ std::vector<std::byte> inputs_of(const TypeOfCode& type, std::size_t count, std:
   return bytes;
 }
 
-class ReduceExactly : public testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {  // variant, type
+class ReduceExactly : public ::testing::TestWithParam<std::tuple<std::size_t, std::size_t>> {  // variant, type
  protected:
   void SetUp() override {
     if (!variant().usable) GTEST_SKIP() << "this machine cannot run " << variant().name;
@@ -189,8 +189,8 @@ class ReduceExactly : public testing::TestWithParam<std::tuple<std::size_t, std:
   static const TypeOfCode& type() { return types[std::get<1>(GetParam())]; }
 };
 INSTANTIATE_TEST_SUITE_P(All, ReduceExactly,
-                         testing::Combine(testing::Range(std::size_t{0}, reduce_variants().size()),
-                                          testing::Range(std::size_t{0}, types.size())),
+                         ::testing::Combine(::testing::Range(std::size_t{0}, reduce_variants().size()),
+                                          ::testing::Range(std::size_t{0}, types.size())),
                          [](const auto& info) {
                            return std::string(reduce_variants()[std::get<0>(info.param)].name) + "_" +
                                   std::string(name_of(types[std::get<1>(info.param)].type));
