@@ -190,7 +190,7 @@ class ReduceExactly : public ::testing::TestWithParam<std::tuple<std::size_t, st
 };
 INSTANTIATE_TEST_SUITE_P(All, ReduceExactly,
                          ::testing::Combine(::testing::Range(std::size_t{0}, reduce_variants().size()),
-                                          ::testing::Range(std::size_t{0}, types.size())),
+                                            ::testing::Range(std::size_t{0}, types.size())),
                          [](const auto& info) {
                            return std::string(reduce_variants()[std::get<0>(info.param)].name) + "_" +
                                   std::string(name_of(types[std::get<1>(info.param)].type));
