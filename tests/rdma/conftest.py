@@ -29,6 +29,7 @@ def pattern(size, seed):
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -50,7 +51,7 @@ def hmc_command() -> str:
     return shlex.quote(HMC)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     rdma_vm = load_rdma_vm()
     try:
@@ -61,7 +62,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield machine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run_in_guest(guest: Any) -> Callable[..., str]:
     """A line of shell in the guest, which must end well; returns what it printed."""
 
