@@ -42,7 +42,8 @@ NIXL = "nixl_pair.py"
 
 
 def run(command: list[str], **environment: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment})
+    # "-m" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.
+    result = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment}, cwd="/")
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
