@@ -13,7 +13,9 @@ class BatchBlock {
  public:
   // `group`: the Member or Communicator, which outlives the batch.
   BatchBlock(py::object group, std::function<Result<Batch>()> open, std::optional<double> timeout)
-      : group_(std::move(group)), open_(std::move(open)), timeout_(timeout) {}
+      : group_(std::move(group)), open_(std::move(open)), timeout_(timeout) {
+    static_cast<void>(deadline_of(timeout));  // refused here, not at the block's end
+  }
 
   void enter() {
     if (entered_) refuse("a Batch is entered once; call batch() for another one");
@@ -21,18 +23,23 @@ class BatchBlock {
     entered_ = true;
   }
   void leave(bool failed) {
-    if (failed) batch_.discard();
-    if (!batch_.valid()) return;
+    Batch batch = taken();
+    if (failed) batch.discard();
+    if (!batch.valid()) return;
     const Deadline deadline = deadline_of(timeout_);
-    interruptible([&] { return batch_.run(deadline); });
+    interruptible([&] { return batch.run(deadline); });
   }
   Work start() {
+    Batch batch = taken();
     const ReleasedGil nogil;
-    return check(batch_.start());
+    return check(batch.start());
   }
   [[nodiscard]] std::size_t size() const noexcept { return batch_.size(); }
 
  private:
+  // With the GIL: of two threads that end the batch, one has it.
+  Batch taken() noexcept { return std::exchange(batch_, Batch()); }
+
   const py::object group_;
   const std::function<Result<Batch>()> open_;
   const std::optional<double> timeout_;

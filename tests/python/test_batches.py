@@ -134,3 +134,66 @@ else:
 
 def test_a_late_rank_is_named(run_job: Callable[..., str]) -> None:
     assert run_job(LATE).count("late") == 1
+
+
+ENDS = """
+import threading
+comm = hmc.init()
+me, n = comm.rank, comm.size
+
+# A timeout that is none is refused before anything is collected.
+for bad in (-1, float("nan")):
+    array = np.arange(5.0) + me
+    try:
+        with comm.batch(timeout=bad):
+            comm.all_reduce(array)
+    except hmc.InvalidArgumentError as error:
+        assert "timeout" in str(error), error
+    else:
+        raise SystemExit("accepted")
+    comm.all_reduce(array, timeout=30)
+    assert np.array_equal(array, n * np.arange(5.0) + n * (n - 1) / 2), "collected by a batch that has ended"
+
+# Another thread ends the block amid this thread's calls. A group of one: what is collected may differ among ranks.
+with comm.split(me) as alone:
+    for _ in range(200):
+        batch = alone.batch()
+        batch.__enter__()
+        ending = threading.Thread(target=batch.__exit__, args=(None, None, None))
+        ending.start()
+        for _ in range(100):
+            alone.all_reduce(np.arange(3.0))
+        ending.join()
+        assert len(batch) == 0
+        with alone.batch():  # none is left open
+            alone.all_reduce(array)
+        comm.barrier(timeout=30)
+
+# Factors that differ in their sign alone are not one pack.
+inputs = np.arange(1.0, 6.0)
+zero, minus = inputs.copy(), inputs.copy()
+with comm.batch(timeout=30):
+    comm.all_reduce(zero, op="premul_sum", factor=0.0)
+    comm.all_reduce(minus, op="premul_sum", factor=-0.0)
+assert not np.signbit(zero).any() and np.signbit(minus).all(), (zero, minus)
+
+# A message that does not come is cancelled, and the Communicator goes on.
+array, got = np.arange(7.0) * (me + 1), np.zeros(4)
+try:
+    with comm.batch(timeout=0.3):
+        comm.all_reduce(array)
+        work = comm.irecv(got, (me + 1) % n, 77)
+except hmc.HmcTimeoutError as error:
+    assert "messages, which were cancelled" in str(error), error
+else:
+    raise SystemExit("a message came")
+assert work.done and np.array_equal(array, np.arange(7.0) * (n * (n + 1) // 2))
+comm.barrier(timeout=30)
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("transports", [None, "tcp"])
+def test_how_blocks_end(run_job: Callable[..., str], transports: str | None) -> None:
+    environment = {"HMC_TRANSPORTS": transports} if transports else {}
+    assert run_job(ENDS, environment=environment).count("ended") == 2

@@ -5,11 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <iterator>
+#include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "collective/batch_pack.h"
 #include "collective/member_calls.h"
 #include "collective/reducer.h"
 #include "comm/onesided/transfer.h"
@@ -117,7 +118,8 @@ bool all_cpus(const Group& group) {
 }  // namespace
 
 struct BatchState::Slot {
-  std::atomic<BatchState*> open{nullptr};
+  std::mutex mutex;
+  BatchState* open = nullptr;  // guarded by mutex, as are the calls and messages of a batch that is open
 };
 constinit thread_local BatchState::Slot* BatchState::here = nullptr;
 constinit std::atomic<std::uint32_t> BatchState::opened{0};
@@ -131,12 +133,13 @@ Result<std::unique_ptr<BatchState>> BatchState::open(std::shared_ptr<Communicato
   static thread_local std::shared_ptr<Slot> slot;
   if (!slot) slot = std::make_shared<Slot>();
   here = slot.get();
-  if (slot->open.load(std::memory_order_relaxed) != nullptr) {
-    return Status(Code::invalid_argument, "batch: this thread has another one; batches do not nest, end that one before");
-  }
   HMC_TRY(check(communicator));
   std::unique_ptr<BatchState> batch(new BatchState(std::move(communicator), slot));
-  slot->open.store(batch.get(), std::memory_order_relaxed);
+  const std::lock_guard lock(slot->mutex);
+  if (slot->open != nullptr) {
+    return Status(Code::invalid_argument, "batch: this thread has another one; batches do not nest, end that one before");
+  }
+  slot->open = batch.get();
   opened.fetch_add(1, std::memory_order_relaxed);
   return batch;
 }
@@ -147,18 +150,27 @@ BatchState::BatchState(std::shared_ptr<CommunicatorState> communicator, std::sha
 BatchState::~BatchState() { close(); }
 
 void BatchState::close() noexcept {
-  BatchState* self = this;
-  if (slot_->open.compare_exchange_strong(self, nullptr, std::memory_order_relaxed)) opened.fetch_sub(1, std::memory_order_relaxed);
+  const std::lock_guard lock(slot_->mutex);
+  if (slot_->open != this) return;
+  slot_->open = nullptr;
+  opened.fetch_sub(1, std::memory_order_relaxed);
 }
 
-BatchState* BatchState::own_on(const Group& group) noexcept {
-  if (here == nullptr) return nullptr;
-  BatchState* const open = here->open.load(std::memory_order_relaxed);
-  return open != nullptr && open->communicator_->group.get() == &group ? open : nullptr;
+BatchState::Open BatchState::own_on(const Group& group) noexcept {
+  if (here == nullptr) return {};
+  std::unique_lock lock(here->mutex);
+  BatchState* const open = here->open;
+  if (open == nullptr || open->communicator_->group.get() != &group) return {};
+  return {*open, std::move(lock)};
+}
+
+std::size_t BatchState::size() const noexcept {
+  const std::lock_guard lock(slot_->mutex);
+  return calls_.size() + messages_.size();
 }
 
 Status BatchState::refuse(const Group& group, std::string_view call, std::string_view instead) {
-  if (on(group) == nullptr) return {};
+  if (!on(group)) return {};
   return {Code::invalid_argument,
           std::string(call) + " in a batch: it cannot be put off to the batch's end; " + std::string(instead)};
 }
@@ -175,7 +187,7 @@ Status BatchState::fits(const CollectiveCall& call) const {
   return {};
 }
 
-Status BatchState::add(std::vector<CollectiveCall> shares) {
+Status BatchState::add(std::span<CollectiveCall> shares) {
   for (const CollectiveCall& share : shares) HMC_TRY(fits(share));
   for (const CollectiveCall& share : shares) HMC_TRY(mark_streams(share));
   std::ranges::move(shares, std::back_inserter(calls_));
@@ -191,15 +203,21 @@ Status BatchState::mark_streams(const CollectiveCall& call) {
   return {};
 }
 
+Result<std::vector<Launch>> BatchState::ready_launches() {
+  for (const auto& point : streams_) HMC_TRY(wait_for(*point));
+  return launches_of(std::move(calls_), packs_);
+}
+
 Result<BatchState::Started> BatchState::launch() {
   close();
   const auto& engine = communicator_->group->engine();
   if (size() == 0) return Started{{}, completed_work(engine)};
   Started started;
   std::vector<BatchWork::Part> parts;
-  Status failure;
-  for (const auto& point : streams_) HMC_TRY(wait_for(*point));
-  HMC_ASSIGN(std::vector<Launch> launches, launches_of(std::move(calls_), packs_));
+  auto ready = ready_launches();
+  Status failure = ready.status();
+  std::vector<Launch> launches;
+  if (ready) launches = std::move(ready).value();
   for (Launch& each : launches) {
     auto work = start_collective(std::move(each.call));
     if (!work) {
@@ -230,7 +248,9 @@ Status BatchState::run(Deadline deadline) {
   const Status all = started.all->wait(deadline);
   if (started.all->done()) return calls.ok() ? started.all->status() : calls;
   static_cast<void>(started.all->cancel());
-  return calls.ok() ? all.with_context("batch") : calls;
+  if (!calls.ok()) return calls;
+  if (all.code() != Code::timeout) return all.with_context("batch");
+  return {Code::timeout, "batch: the deadline passed waiting for its messages, which were cancelled; its collectives are complete"};
 }
 
 Batch::Batch() noexcept = default;

@@ -5,9 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "collective/batch_pack.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "device/runtime.h"
@@ -15,9 +19,23 @@
 
 namespace hmc {
 
-// One thread, without the engine lock.
+// Collects the calls of one thread. Any thread may start or destroy it meanwhile. Without the engine lock.
 class BatchState {
  public:
+  // A batch that does not end while this exists. What is added may own objects of a binding, whose end waits for locks of its own:
+  // destroy them after this.
+  class Open {
+   public:
+    Open() noexcept = default;
+    Open(BatchState& batch, std::unique_lock<std::mutex> lock) noexcept : lock_(std::move(lock)), batch_(&batch) {}
+    explicit operator bool() const noexcept { return batch_ != nullptr; }
+    BatchState* operator->() const noexcept { return batch_; }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+    BatchState* batch_ = nullptr;
+  };
+
   // Errors: invalid_argument: the thread has another one.
   static Result<std::unique_ptr<BatchState>> open(std::shared_ptr<CommunicatorState> communicator);
   ~BatchState();
@@ -25,16 +43,16 @@ class BatchState {
   BatchState& operator=(const BatchState&) = delete;
 
   // This thread's, if it collects the calls of `group`.
-  [[nodiscard]] static BatchState* on(const Group& group) noexcept {
-    return opened.load(std::memory_order_relaxed) == 0 ? nullptr : own_on(group);
+  [[nodiscard]] static Open on(const Group& group) noexcept {
+    return opened.load(std::memory_order_relaxed) == 0 ? Open() : own_on(group);
   }
   // invalid_argument if this thread collects the calls of `group`. `instead`: what to do.
   [[nodiscard]] static Status refuse(const Group& group, std::string_view call, std::string_view instead);
 
   // The shares of local Members in one call: all or none. Errors: invalid_argument (an overlap with an earlier call), device.
-  Status add(std::vector<CollectiveCall> shares);
+  Status add(std::span<CollectiveCall> shares);
   void add(std::shared_ptr<WorkState> message) { messages_.push_back(std::move(message)); }
-  [[nodiscard]] std::size_t size() const noexcept { return calls_.size() + messages_.size(); }
+  [[nodiscard]] std::size_t size() const noexcept;
 
   // Both end the collecting; at most one of them, once.
   Result<std::shared_ptr<WorkState>> start();
@@ -45,11 +63,13 @@ class BatchState {
   struct Slot;
   static constinit thread_local Slot* here;            // null until the thread opens its first one
   static constinit std::atomic<std::uint32_t> opened;  // batches of all threads: spares most calls a look at the thread's own
-  [[nodiscard]] static BatchState* own_on(const Group& group) noexcept;
+  [[nodiscard]] static Open own_on(const Group& group) noexcept;
 
   explicit BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot);
   struct Started;
   Result<Started> launch();
+  // Errors: device.
+  Result<std::vector<Launch>> ready_launches();
   [[nodiscard]] Status fits(const CollectiveCall& call) const;
   // What a pack copies from and to is ready after these.
   Status mark_streams(const CollectiveCall& call);

@@ -1,6 +1,7 @@
 #include "collective/batch_pack.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -25,7 +26,8 @@ bool is_small(const CollectiveCall& call) {
 
 bool go_together(const CollectiveCall& a, const CollectiveCall& b) {
   const ReduceStep &x = a.buffers.reduction, &y = b.buffers.reduction;
-  return a.rank == b.rank && without_digest(a.call) == without_digest(b.call) && a.root == b.root && x.scale == y.scale;
+  const bool same_scale = std::bit_cast<std::uint64_t>(x.scale) == std::bit_cast<std::uint64_t>(y.scale);  // 0 and -0 differ
+  return a.rank == b.rank && without_digest(a.call) == without_digest(b.call) && a.root == b.root && same_scale;
 }
 
 // Calls of one kind, by their numbers, and what they have together.

@@ -50,7 +50,7 @@ Result<Work> as_work(Result<std::shared_ptr<WorkState>> posted) {
 
 // A message in a batch belongs to it as well.
 Result<Work> noted(const Group& group, Result<std::shared_ptr<WorkState>> posted) {
-  if (BatchState* const batch = BatchState::on(group); batch != nullptr && posted) batch->add(posted.value());
+  if (const auto batch = BatchState::on(group); batch && posted) batch->add(posted.value());
   return as_work(std::move(posted));
 }
 

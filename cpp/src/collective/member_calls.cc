@@ -83,7 +83,7 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
 
 Started start(Result<Share> share) {
   if (!share.ok()) return share.status();
-  if (BatchState::on(*share->group) != nullptr) [[unlikely]] {
+  if (BatchState::on(*share->group)) [[unlikely]] {
     const std::string call(name_of(kind_of(share->call)));
     return BatchState::refuse(*share->group, "i" + call, "call " + call);
   }
@@ -92,16 +92,13 @@ Started start(Result<Share> share) {
 
 Status run(Result<Share> share, Deadline deadline) {
   if (!share.ok()) return share.status();
-  if (BatchState* const batch = BatchState::on(*share->group)) [[unlikely]] {
-    std::vector<Share> one;
-    one.push_back(std::move(share).value());
-    return batch->add(std::move(one));
-  }
+  if (const auto batch = BatchState::on(*share->group)) [[unlikely]]
+    return batch->add({&share.value(), 1});
   return run_collective(std::move(share).value(), deadline);
 }
 
 Status run_shares(std::vector<Share> shares, Deadline deadline) {
-  if (BatchState* const batch = BatchState::on(*shares.front().group)) return batch->add(std::move(shares));
+  if (const auto batch = BatchState::on(*shares.front().group)) return batch->add(shares);
   std::vector<std::shared_ptr<CollectiveWork>> works;
   for (Share& share : shares) {
     HMC_ASSIGN(auto work, start_collective(std::move(share)));
