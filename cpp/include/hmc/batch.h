@@ -23,9 +23,9 @@ class BatchState;  // collective layer
 // ends with that error, and messages are cancelled. Every rank makes the same calls in a batch, in the same order.
 // Errors of calls that are made meanwhile: invalid_argument (of a call that returns a Work, waits for messages, or exchanges data
 // that the caller gets: it has no place in a batch; an overlap). They leave the batch as it was.
-// Thread rules: collects the calls of the thread that made it, one at a time for each thread; other threads' calls are not collected.
-// Another thread may call start() or run() while that thread calls collectives: those that come later are carried out at once. One
-// thread at a time for this object itself.
+// Thread rules: collects the calls of the thread that made it, one at a time for each thread; other threads' calls are not
+// collected. Another thread may call start() or run() while that thread calls collectives: those that come later are carried out at
+// once. One thread at a time for this object itself.
 class HMC_API Batch {
  public:
   Batch() noexcept;
