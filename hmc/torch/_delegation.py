@@ -36,8 +36,8 @@ _COLLECTIVES = {
 class DelegatingCalls(Calls):
     """Calls; a collective whose first tensor is in the library's memory is the library's, and so are its stream order and errors.
 
-    Messages, barriers and what is in CPU memory stay HMC's. A rank's death ends what waits in the library within a second; the
-    next collective raises PeerLostError.
+    Messages, barriers and what is in CPU memory stay HMC's. A rank's death or abort() ends what waits in the library within a
+    second; the next collective raises PeerLostError or HmcCancelledError.
     """
 
     def _start_with(self, native: Native, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import hmc
 
-# Tag of the receives that end when a rank is lost; above those of torch and of monitored_barrier().
+# Tag of the receives that end when a rank is lost or aborts the group; above those of torch and of monitored_barrier().
 _LOSS_TAG = 1 << 41
 _WORDS = 64  # bytes in which a rank says something of itself
 
@@ -51,7 +52,8 @@ class Native:
     """The library's share of one group. One thread issues the group's collectives.
 
     Whether there is one is agreed among the ranks: of the library when the group is made, of the cards at the group's first
-    collective of device memory. Two ranks on one card, or another library at one of them, leave all collectives to HMC.
+    collective of device memory. Two ranks on one card, another library at one of them, or a rank where the library fails to make
+    its group leave all collectives to HMC.
     """
 
     def __init__(self, communicator: hmc.Communicator, store: Any, seconds: float) -> None:
@@ -90,12 +92,23 @@ class Native:
         """Ends the library's group: after what is under way, or at once. Idempotent."""
         with self._closing:
             backend, self._backend, self._undecided = self._backend, None, False
+        if abort and backend is not None:
+            self._notify_of_abort()
         for work in self._watches:
             with contextlib.suppress(hmc.HmcError):
                 work.cancel()
         self._watches.clear()
         if backend is not None:
-            backend.abort() if abort else backend.shutdown()
+            try:
+                backend.abort() if abort else backend.shutdown()
+            except Exception as error:  # torch forgets the group only where this returns
+                warnings.warn(f"the group's collectives ended, but its library reports: {error}", stacklevel=2)
+
+    def _notify_of_abort(self) -> None:
+        for rank in range(self.communicator.size):
+            if rank != self.communicator.rank:
+                with contextlib.suppress(hmc.HmcError):
+                    self.communicator.isend(b"\1", rank, _LOSS_TAG)
 
     def _said(self, text: str) -> list[bytes]:
         """What every rank says here, in rank order."""
@@ -112,8 +125,21 @@ class Native:
             return
         rank, size = self.communicator.rank, self.communicator.size
         store = dist.PrefixStore("hmc/native", self._store)
-        self._backend = self._library.make(store, rank, size, timedelta(seconds=self._seconds))
-        self._watch()
+        made, failure = None, ""
+        try:
+            made = self._library.make(store, rank, size, timedelta(seconds=self._seconds))
+        except Exception as error:
+            failure = f"rank {rank}: {type(error).__name__}: {error}"
+        # A rank without it would wait in HMC for ranks that wait in the library.
+        failures = [text for text in self._said(failure) if text.strip(b"\0")]
+        if not failures:
+            self._backend = made
+            self._watch()
+            return
+        if made is not None:
+            made.abort()
+        reason = failures[0].rstrip(b"\0").decode(errors="replace")
+        warnings.warn(f"HMC carries out this group's collectives: {self._library.name} made no group ({reason})", stacklevel=2)
 
     def _watch(self) -> None:
         """The library waits for a dead rank without end: HMC notices, and ends what waits."""
@@ -125,7 +151,9 @@ class Native:
 
     def _left(self, work: hmc.Work) -> None:
         error = work.error()
-        if not isinstance(error, hmc.PeerLostError):
+        if error is None:
+            error = hmc.HmcCancelledError(f"rank {work.info.source} aborted the process group")
+        elif not isinstance(error, hmc.PeerLostError):
             return
         with self._closing:
             first, self._lost = self._lost is None, self._lost or error

@@ -101,6 +101,25 @@ def test_a_group_without_a_library_at_one_rank(run_torch: Callable[..., list[str
     assert all("taken []" in text for text in run_torch(source, ranks=3, imports=IMPORTS))
 
 
+def test_a_library_that_fails_at_one_rank(run_torch: Callable[..., list[str]]) -> None:
+    source = """
+class Made:
+    def abort(self):
+        taken.append("abort")
+
+def fails_at_1(store, rank, size, timeout):
+    if rank == 1:
+        raise RuntimeError("no room for channels, and more words than a rank says")
+    return Made()
+
+_native.library = lambda: _native.Library("cpu", "stand-in 1", lambda device: os.environ["RANK"], fails_at_1)
+"""
+    said = run_torch(prelude() + source + ALL_CALLS + "print('taken', taken)", ranks=3, imports=IMPORTS)
+    assert ["taken ['abort']" in text for text in said] == [True, False, True]
+    for text in said:
+        assert text.count("stand-in 1 made no group (rank 1: RuntimeError: no room for channels") == 1
+
+
 def test_each_group_has_its_own(run_torch: Callable[..., list[str]]) -> None:
     run_torch(
         prelude()
@@ -162,6 +181,48 @@ os._exit(0)
 def test_a_killed_rank_ends_what_waits_in_the_library(run_torch: Callable[..., list[str]]) -> None:
     said = run_torch(prelude() + KILLED, ranks=3, expect={1: -9}, imports=IMPORTS)
     assert ["lost" in text for text in said] == [True, False, True]
+
+
+ABORTED = """
+import threading, time
+# The library waits until its own abort, whatever another rank does.
+class Waits(Counted):
+    ended = threading.Event()
+    def allreduce(self, *arguments):
+        assert self.ended.wait(60)
+        raise RuntimeError("aborted")
+    def abort(self):
+        taken.append("abort")
+        self.ended.set()
+
+Counted = Waits
+rank, size = start(timeout=timedelta(seconds=60))
+x = torch.ones(7)
+began = time.monotonic()
+if rank == 0:
+    dist.broadcast(x, 0)
+    time.sleep(0.5)
+    dist.group.WORLD.abort()
+else:
+    dist.broadcast(x, 0)
+    try:
+        dist.group.WORLD._native.of([x]).allreduce([x])
+    except RuntimeError as error:
+        assert "aborted" in str(error), error
+    assert time.monotonic() - began < 20
+    try:
+        dist.all_reduce(x)
+    except hmc.HmcCancelledError as error:
+        assert "rank 0 aborted" in str(error), error
+        print("told", flush=True)
+assert taken.count("abort") == 1, taken
+os._exit(0)
+"""
+
+
+def test_an_abort_ends_what_waits_in_the_library(run_torch: Callable[..., list[str]]) -> None:
+    said = run_torch(prelude() + ABORTED, ranks=3, imports=IMPORTS)
+    assert ["told" in text for text in said] == [False, True, True]
 
 
 def test_ddp_trains_over_the_library(run_torch: Callable[..., list[str]]) -> None:
