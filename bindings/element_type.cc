@@ -102,6 +102,16 @@ py::object dtype_of(py::handle array) {
   return py::getattr(array, "dtype", py::none());
 }
 
+double factor_of(py::handle factor) {
+  const double value = PyFloat_AsDouble(factor.ptr());
+  if (value != -1.0 || PyErr_Occurred() == nullptr) return value;
+  const bool beyond = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;  // an int that no double holds
+  if (!beyond && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  if (beyond) refuse("factor is an int beyond the largest float");
+  throw py::type_error(std::string("factor must be a number, not a ") + Py_TYPE(factor.ptr())->tp_name);
+}
+
 }  // namespace
 
 DataType element_type_of(py::handle array, py::handle dtype) {
@@ -130,7 +140,7 @@ Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::
     if (own.is_none() || element_type_of(each, own) == type) continue;
     throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));
   }
-  return {type, *operation, scaled ? factor.cast<double>() : 1.0};
+  return {type, *operation, scaled ? factor_of(factor) : 1.0};
 }
 
 }  // namespace hmc::bindings

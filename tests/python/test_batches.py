@@ -197,3 +197,46 @@ print("ended")
 def test_how_blocks_end(run_job: Callable[..., str], transports: str | None) -> None:
     environment = {"HMC_TRANSPORTS": transports} if transports else {}
     assert run_job(ENDS, environment=environment).count("ended") == 2
+
+
+OVERLAPS = """
+comm = hmc.init(0, 1)
+rng = np.random.default_rng(7)
+
+def meet(a, b):
+    return max(a[0], b[0]) < min(a[1], b[1])
+
+def span():
+    start = int(rng.integers(0, 3000))
+    return start, start + int(rng.integers(0, 40))
+
+memory = rng.integers(0, 255, 3100).astype("u1")
+refused = 0
+for _ in range(30):
+    taken = []
+    before = memory.copy()
+    with comm.batch():
+        for _ in range(100):
+            out, inp = span(), span()
+            inp = inp[0], inp[0] + out[1] - out[0]
+            if meet(out, inp):
+                inp = out  # in place
+            wrong = any(meet(out, old) or meet(out, read) or meet(inp, old) for old, read in taken)
+            try:
+                comm.all_reduce(memory[slice(*out)], memory[slice(*inp)])
+            except hmc.InvalidArgumentError as error:
+                assert wrong and "overlaps one of call" in str(error), (error, out, inp, taken)
+                refused += 1
+            else:
+                assert not wrong, (out, inp, taken)
+                taken.append((out, inp))
+    for out, inp in taken:
+        before[slice(*out)] = before[slice(*inp)]
+    assert np.array_equal(memory, before)
+assert 300 < refused < 2900, refused
+print("compared")
+"""
+
+
+def test_overlaps_are_refused_and_nothing_else_is(run_job: Callable[..., str]) -> None:
+    assert run_job(OVERLAPS, ranks=1).count("compared") == 1

@@ -41,6 +41,13 @@ assert np.array_equal(mean, sum(given(r, "f4") for r in range(n)) / np.float32(n
 scaled = given(me, "f4")
 comm.all_reduce(scaled, op="premul_sum", factor=0.5)
 assert np.array_equal(scaled, sum(given(r, "f4") * np.float32(0.5) for r in range(n)))
+for bad in ("2", [2], 10**400):
+    try:
+        comm.all_reduce(scaled, op="premul_sum", factor=bad)
+    except (TypeError, hmc.InvalidArgumentError) as error:
+        assert "factor" in str(error), error
+    else:
+        raise SystemExit("accepted a factor")
 
 large = np.random.default_rng(me).standard_normal(700_001).astype("f4")
 want = np.random.default_rng(0).standard_normal(700_001).astype("f4")

@@ -176,6 +176,8 @@ Status BatchState::refuse(const Group& group, std::string_view call, std::string
 }
 
 Status BatchState::fits(const CollectiveCall& call) const {
+  const MemoryView &in = call.buffers.in, &out = call.buffers.out;
+  if (!written_.overlap(out) && !read_.overlap(out) && !written_.overlap(in)) return {};
   const std::string_view name = name_of(kind_of(call.call));
   const auto conflicts = [&](const CollectiveCall& earlier) { return conflict(earlier.buffers, call.buffers); };
   const auto found = std::ranges::find_if(calls_, conflicts);
@@ -190,6 +192,10 @@ Status BatchState::fits(const CollectiveCall& call) const {
 Status BatchState::add(std::span<CollectiveCall> shares) {
   for (const CollectiveCall& share : shares) HMC_TRY(fits(share));
   for (const CollectiveCall& share : shares) HMC_TRY(mark_streams(share));
+  for (const CollectiveCall& share : shares) {
+    read_.add(share.buffers.in);
+    written_.add(share.buffers.out);
+  }
   std::ranges::move(shares, std::back_inserter(calls_));
   return {};
 }

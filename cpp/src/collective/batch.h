@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/address_ranges.h"
 #include "collective/batch_pack.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
@@ -79,6 +80,7 @@ class BatchState {
   const std::shared_ptr<Slot> slot_;
   const bool packs_;  // all Members are CPUs
   std::vector<CollectiveCall> calls_;
+  AddressRanges read_, written_;  // of the calls: most calls are not compared with each other one
   std::vector<std::shared_ptr<WorkState>> messages_;
   std::vector<std::shared_ptr<StreamPoint>> streams_;
 };
