@@ -15,7 +15,7 @@ import pytest
 from hmc.errors import InvalidArgumentError, ProtocolError
 from hmc.integrations.vllm._messages import Answer, Ask
 from hmc.integrations.vllm._options import Options
-from hmc.integrations.vllm._params import Remote, params_of
+from hmc.integrations.vllm._params import Remote, asked, params_of
 
 # The keys of vLLM's NixlConnector that toy_proxy_server.py and the routers pass on.
 KEYS = {
@@ -54,7 +54,28 @@ def test_missing_params_are_named(name: str) -> None:
         Remote.of(params)
 
 
-@pytest.mark.parametrize(("name", "value"), [("remote_port", 0.5), ("remote_port", 70000), ("remote_port", "x"), ("tp_size", -1)])
+@pytest.mark.parametrize("params", ["text", 5, ["do_remote_prefill"], [1], True])
+def test_params_that_are_no_object_ask_for_nothing(params: Any) -> None:
+    assert Remote.of(params) is None
+    assert not asked(params, "do_remote_decode")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("remote_port", 0.5),
+        ("remote_port", 70000),
+        ("remote_port", "x"),
+        ("remote_port", "9" * 5000),
+        ("remote_port", [1]),
+        ("remote_port", json.loads("1e999")),
+        ("remote_port", json.loads("NaN")),
+        ("tp_size", -1),
+        ("tp_size", json.loads("-Infinity")),
+        ("pp_size", {"a": 1}),
+        ("pp_size", 1e300),
+    ],
+)
 def test_wrong_params_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         Remote.of({**params_of(REMOTE, [1], 4), name: value})
@@ -85,7 +106,18 @@ def test_options_have_defaults_and_a_port_for_each_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"hots": "a"}, {"kv_lease_duration": 0}, {"kv_lease_duration": "long"}, {"load_threads": 0}, {"load_timeout": None}]
+    "extra",
+    [
+        {"hots": "a"},
+        {"host": ""},
+        {"host": None},
+        {"kv_lease_duration": 0},
+        {"kv_lease_duration": "long"},
+        {"kv_lease_duration": float("nan")},
+        {"load_threads": 0},
+        {"load_threads": float("inf")},
+        {"load_timeout": None},
+    ],
 )
 def test_wrong_options_are_refused_by_name(extra: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="kv_connector_extra_config"):
@@ -136,9 +168,13 @@ def test_random_bytes_are_refused() -> None:
                 what.decode(bytes(data))
             except ProtocolError:
                 continue
-    for data in (b"", b"\xff", b"[]", b"null", b'{"version": 1, "tickets": [1], "layers": [0, 1], "heads": [0, 1], "error": ""}'):
+    answer = b'{"version": 1, "tickets": [%s], "layers": [0, %s], "heads": [0, 1], "error": ""}'
+    for data in (b"", b"\xff", b"[]", b"null", b"[" * 100_000, answer % (b"1", b"1"), answer % (b"", b"1e999")):
         with pytest.raises(ProtocolError):
             Answer.decode(data)
+    for data in (b"[" * 100_000, b'{"version": 1, "what": ' + b'{"a":' * 50_000):
+        with pytest.raises(ProtocolError):
+            Ask.decode(data)
 
 
 def test_a_message_is_an_array_of_bytes() -> None:

@@ -98,6 +98,20 @@ def test_a_request_is_free_when_all_readers_have_ended() -> None:
         assert sides.lender_ended() == {"r"}
 
 
+def test_a_question_for_another_engine_does_not_change_the_number_of_readers() -> None:
+    with two_sides() as sides:
+        peer = sides.decode.ctx.connect(sides.remote.address(0, 0), timeout=20)
+        sides.lender.keep("r", [1, 2], 40)
+        array = np.empty(MAX_BYTES, np.uint8)
+        for engine in ("engine", "engine before"):  # the first of two readers; one of an engine that was here before
+            tokens = 41 if engine == "engine" else 40  # refused: that reader has ended
+            ask = Ask("lease", engine, ["r"], answer=79, tokens=tokens, readers=2 if engine == "engine" else 1)
+            peer.send(ask.encode(), tag=ASK_TAG, timeout=20)
+            peer.recv(array, tag=79, timeout=20)
+        assert sides.lender.finished() == set()
+        assert sides.lender.held == 1
+
+
 def test_more_tokens_than_the_request_has_are_refused_and_free_it() -> None:
     with two_sides() as sides:
         sides.lender.keep("r", [1, 2], 40)
@@ -205,6 +219,7 @@ def test_damaged_and_oversized_questions_are_survived() -> None:
         peer = sides.decode.ctx.connect(sides.remote.address(0, 0), timeout=20)
         for size in (0, 1, MAX_BYTES, MAX_BYTES + 1):
             peer.send(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8), tag=ASK_TAG, timeout=20)
+        peer.send(np.full(100_000, ord("["), np.uint8), tag=ASK_TAG, timeout=20)
         sides.lender.keep("r", [1, 2], 40)
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
         ask = Ask("lease", "engine", ["another"], answer=77, tokens=40)

@@ -80,8 +80,9 @@ def test_a_prefill_that_did_not_finish_is_not_kept(status: Any) -> None:
     assert one.take().keep == []
 
 
-@pytest.mark.parametrize("params", [None, {}, {"other": 1}])
-def test_an_ordinary_request_is_left_alone(params: dict[str, Any] | None) -> None:
+# A client's vllm_xargs can hold anything under this key.
+@pytest.mark.parametrize("params", [None, {}, {"other": 1}, "text", 5, ["do_remote_prefill"]])
+def test_an_ordinary_request_is_left_alone(params: Any) -> None:
     one = scheduler()
     plain = request(params=params)
     one.new_request(plain)
@@ -164,9 +165,10 @@ def test_a_request_that_the_role_does_not_serve_is_an_ordinary_one(params: dict[
     assert one.take() == HMCConnectorMetadata()
 
 
-def test_wrong_params_are_computed_here() -> None:
+@pytest.mark.parametrize("change", [{"remote_host": None}, {"remote_port": float("inf")}, {"tp_size": [1]}])
+def test_wrong_params_are_computed_here(change: dict[str, Any]) -> None:
     one = scheduler()
-    wrong = request(params={**remote_prefill(), "remote_host": None})
+    wrong = request(params={**remote_prefill(), **change})
     one.new_request(wrong)
     assert one.matched_tokens(wrong, 0) == (0, False)
     one.allocated(wrong, blocks(1, 2, 3, 4), 0)

@@ -159,7 +159,8 @@ class Lender:
             past = self._past.get(request)
             if kept is not None:
                 kept.reading += 1
-                kept.readers = ask.readers
+                if ask.engine == self._engine:
+                    kept.readers = ask.readers
         try:
             if ask.engine != self._engine:
                 raise InvalidArgumentError(f"this engine is {self._engine}, not {ask.engine}: the prefill engine was restarted")

@@ -84,7 +84,7 @@ class Answer:
             first_head, heads = (int(number) for number in found["heads"])
             tickets = [bytes.fromhex(ticket) for ticket in found["tickets"]]
             return Answer(tickets, (first_layer, layers), (first_head, heads), str(found["error"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r}") from error
 
 
@@ -98,7 +98,7 @@ def _encode(fields: dict[str, Any]) -> Any:
 def _decode(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
         raise ProtocolError(f"a message of the vLLM connector is damaged: {error}") from error
     if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
         raise ProtocolError(f"a message of the vLLM connector is not of version {_VERSION}: use one release of HMC on both sides")

@@ -40,18 +40,21 @@ class Options:
             lease = float(extra.get("kv_lease_duration", 30))
             timeout = float(extra.get("load_timeout", 120))
             threads = int(extra.get("load_threads", 4))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"kv_connector_extra_config: {error}") from error
         if not (lease > 0 and timeout > 0 and 1 <= threads <= 256):
             raise InvalidArgumentError(
                 f"kv_connector_extra_config: kv_lease_duration {lease} and load_timeout {timeout} must be above 0, "
                 f"load_threads {threads} from 1 to 256"
             )
+        host = extra.get("host", "127.0.0.1")
+        if not isinstance(host, str) or not host:
+            raise InvalidArgumentError(f"kv_connector_extra_config: host {host!r} must be an address, as decode engines reach it")
         return Options(
             engine=transfer.engine_id,
             lends=transfer.is_kv_producer,
             fetches=transfer.is_kv_consumer,
-            host=str(extra.get("host", "127.0.0.1")),
+            host=host,
             port=transfer.kv_port + parallel.data_parallel_index * tp_size * pp_size,
             tp_size=tp_size,
             pp_size=pp_size,

@@ -10,7 +10,12 @@ from typing import Any
 
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["Remote", "params_of"]
+__all__ = ["Remote", "asked", "params_of"]
+
+
+def asked(params: Any, name: str) -> bool:
+    """Whether the params of a request set a flag. Any type: clients send them, and ``vllm_xargs`` can put a text in their place."""
+    return isinstance(params, dict) and bool(params.get(name))
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,9 @@ class Remote:
     pp_size: int = 1
 
     @staticmethod
-    def of(params: dict[str, Any] | None) -> Remote | None:
+    def of(params: Any) -> Remote | None:
         """The remote request that the params name, or None where they ask for no remote prefill. Raises InvalidArgumentError."""
-        if not params or not params.get("do_remote_prefill"):
+        if not asked(params, "do_remote_prefill"):
             return None
         names = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
         missing = [name for name in names if not params.get(name)]
@@ -37,7 +42,7 @@ class Remote:
             )
         try:
             port, tp_size, pp_size = (int(params.get(name) or 1) for name in ("remote_port", "tp_size", "pp_size"))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"kv_transfer_params: remote_port, tp_size and pp_size are numbers: {error}") from error
         if not 0 < port < 65536 or tp_size < 1 or pp_size < 1 or port + tp_size * pp_size > 65536:
             raise InvalidArgumentError(

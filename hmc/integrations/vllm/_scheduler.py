@@ -10,7 +10,7 @@ from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
-from hmc.integrations.vllm._params import Remote, params_of
+from hmc.integrations.vllm._params import Remote, asked, params_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -73,8 +73,7 @@ class Scheduler:
             self._news.release.append(remote)  # aborted before it got blocks
         if request.request_id in self._fetching and request.status == RequestStatus.FINISHED_ABORTED:
             self._news.cancel.append(request.request_id)
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_decode"):
+        if not asked(request.kv_transfer_params, "do_remote_decode"):
             return False, None
         if not self._options.lends:
             logger.warning("HMC: request %s has do_remote_decode, and kv_role lends nothing: it is not kept", request.request_id)
