@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from hmc._core import Context
 from hmc.errors import HmcError
-from hmc.integrations.nixl._descs import nixlRegDList, nixlRemoteDList, nixlXferDList, restore
+from hmc.integrations.nixl._descs import nixlRegDList, nixlRemoteDList, nixlXferDList, octets, restore
 from hmc.integrations.nixl._errors import nixlInvalidParamError, nixlNotSupportedError
+from hmc.integrations.nixl._frames import MAX_MESSAGE
 from hmc.integrations.nixl._handles import nixl_agent_config
 from hmc.integrations.nixl._links import Links
 from hmc.integrations.nixl._memory import LocalMemory
@@ -33,12 +35,15 @@ ALL: list[str] = []  # the default of calls that take names of backends
 
 def agent_name(name: str | bytes) -> str:
     """An agent's name; add_remote_agent() returns it as bytes, and calls take both."""
-    return name.decode() if isinstance(name, (bytes, bytearray)) else name
+    return name.decode(errors="replace") if isinstance(name, (bytes, bytearray)) else name
 
 
 def message_bytes(message: bytes | str) -> bytes:
-    """A notification as bytes."""
-    return message.encode() if isinstance(message, str) else bytes(message)
+    """A notification as bytes. Raises nixlInvalidParamError where it is too long to be sent."""
+    data = octets(message)
+    if len(data) > MAX_MESSAGE:
+        raise nixlInvalidParamError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent as a notification")
+    return data
 
 
 def _is_tensor(value: object) -> bool:
@@ -60,11 +65,12 @@ class AgentBase:
     """What the parts of ``nixl_agent`` share."""
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None, instantiate_all: bool = False) -> None:
-        if not agent_name:
-            raise nixlInvalidParamError("an agent requires a name of 1 to 255 bytes")
+        if not isinstance(agent_name, str) or not agent_name:
+            raise nixlInvalidParamError(f"an agent requires a name of 1 to 255 bytes, as a str, not {agent_name!r}")
         config = nixl_conf or nixl_agent_config()
         self.name = agent_name
         self.notifs: dict[str, list[bytes]] = {}
+        self._notifs_lock = threading.RLock()
         self.plugin_list = list(_MEMORY_BACKENDS)
         self.backends: dict[str, int] = {}
         self.backend_options: dict[str, dict[str, str]] = {}
@@ -161,7 +167,7 @@ class AgentBase:
 
     def get_remote_descs(self, descs: Any, mem_type: str | None = None) -> Any:
         """Descriptors at other agents from tuples (address, bytes, device, agent name). Returns None as get_xfer_descs()."""
-        if isinstance(descs, (list, tuple)) and not isinstance(descs[0], tuple):
+        if isinstance(descs, (list, tuple)) and descs and not isinstance(descs[0], tuple):
             return None
         return self._described(descs, mem_type, nixlRemoteDList)
 
@@ -170,22 +176,22 @@ class AgentBase:
             return descs
         if _is_tensor(descs):
             descs = [descs]
-        first = descs[0]
+        rows = isinstance(descs, np.ndarray) and descs.ndim == 2 and descs.shape[1] == 3
+        listed = isinstance(descs, (list, tuple))
+        first: Any = descs[0] if listed and descs else None
         if _is_tensor(first):
             if any(one.device != first.device or not one.is_contiguous() for one in descs):
                 logger.error("a list of tensors must be contiguous, and on one device")
                 return None
             kind = nixl_mem_t.DRAM_SEG if first.get_device() < 0 else nixl_mem_t.VRAM_SEG
             return made(kind, np.array([_tensor_row(one) for one in descs], np.uint64))
-        rows = isinstance(descs, np.ndarray) and descs.ndim == 2 and descs.shape[1] == 3
-        tuples = isinstance(first, tuple)
-        if not rows and not tuples:
+        if not rows and not isinstance(first, tuple) and not (listed and not descs):
             logger.error("descriptors are tuples, an (n, 3) array, or tensors; not a %s", type(descs).__name__)
             return None
         if mem_type is None:
             logger.error("Please specify a mem type if not using Tensors")
             return None
-        if tuples and len(first) != made.width:
+        if first is not None and len(first) != made.width:
             logger.error("tuples of %d elements are required here, not of %d", made.width, len(first))
             return None
         return made(self.nixl_mems[mem_type], descs)

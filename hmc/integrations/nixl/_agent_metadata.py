@@ -8,6 +8,7 @@ from hmc._core import ConnBuffer
 from hmc.errors import HmcError
 from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name
+from hmc.integrations.nixl._descs import descriptor_list
 from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError
 from hmc.integrations.nixl._links import host_identity, send
 from hmc.integrations.nixl._metadata import Entry, Metadata
@@ -41,6 +42,7 @@ class MetadataCalls(AgentBase):
     def get_partial_agent_metadata(self, descs: Any, inc_conn_info: bool = False, backends: list[str] = ALL) -> bytes:
         """Some registrations of this agent, and its addresses if asked for. Raises nixlNotFoundError for what is not registered."""
         self._check_backends(backends)
+        descs = descriptor_list(descs)
         return self._metadata(self._memory.ranges.exact(descs.getType(), descs.rows), inc_conn_info)
 
     def _metadata(self, ranges: list[Range[ConnBuffer | None]], reachable: bool) -> bytes:
@@ -65,7 +67,7 @@ class MetadataCalls(AgentBase):
         name = agent_name(agent)
         if not self._links.knows(name):
             return False
-        if descs is None or descs.isEmpty():
+        if descs is None or descriptor_list(descs).isEmpty():
             return True
         try:
             self._links.remote(name).ranges.find(descs.getType(), descs.rows)
@@ -105,6 +107,6 @@ class MetadataCalls(AgentBase):
         try:
             peer = self._links.meet(address, port)
         except HmcError as error:
-            logger.error("no metadata was exchanged with %s port %d: %s", address, port, error)
+            logger.error("no metadata was exchanged with %s port %s: %s", address, port, error)
             return
         send(peer, kind, message)

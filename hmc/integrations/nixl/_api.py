@@ -10,6 +10,7 @@ from hmc.integrations.nixl import _bindings as nixlBind
 from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name, message_bytes
 from hmc.integrations.nixl._agent_metadata import MetadataCalls
+from hmc.integrations.nixl._descs import descriptor_list
 from hmc.integrations.nixl._errors import nixlNoTelemetryError, nixlNotSupportedError
 from hmc.integrations.nixl._handles import (
     nixl_agent_config,
@@ -54,10 +55,12 @@ class _MemoryCalls(AgentBase):
     def deregister_memory(self, dereg_list: Any, backends: list[str] = ALL) -> None:
         """Ends registrations. Afterwards no transfer of any agent reads or writes the memory through them.
 
-        Raises nixlNotFoundError for what is not registered, nixlBackendError where a stopped process may still write the memory.
+        ``dereg_list``: what register_memory() returned. Raises nixlNotFoundError for what is not registered, nixlBackendError where
+        a stopped process may still write the memory.
         """
         self._check_backends(backends)
-        self._memory.deregister(dereg_list.getType(), dereg_list.rows)
+        descs = descriptor_list(dereg_list)
+        self._memory.deregister(descs.getType(), descs.rows)
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: str | None = None) -> list[dict[str, str] | None]:
         """For each descriptor {"device": HMC's name} where a registration holds it, else None. ValueError: unknown backend."""
@@ -159,8 +162,9 @@ class _TransferCalls(AgentBase):
         """prep_xfer_dlist() of both sides and make_prepped_xfer() of all their descriptors, in order."""
         way = self.nixl_ops[operation]
         self._check_backends(backends)
-        near = self._side("", local_descs.getType(), local_descs.rows.copy())
-        far = self._side(remote_agent, remote_descs.getType(), remote_descs.rows.copy())
+        here, there = descriptor_list(local_descs), descriptor_list(remote_descs)
+        near = self._side("", here.getType(), here.rows.copy())
+        far = self._side(remote_agent, there.getType(), there.rows.copy())
         request = Request(way, near, np.arange(len(near.rows)), far, np.arange(len(far.rows)), message_bytes(notif_msg))
         return nixl_xfer_handle(self, request)
 
@@ -219,9 +223,10 @@ class _NotificationCalls(AgentBase):
 
     def update_notifs(self, backends: list[str] = ALL) -> dict[str, list[bytes]]:
         """Adds new notifications to ``notifs`` and returns all of them."""
-        for name, messages in self.get_new_notifs(backends).items():
-            self.notifs.setdefault(name, []).extend(messages)
-        return self.notifs
+        with self._notifs_lock:
+            for name, messages in self.get_new_notifs(backends).items():
+                self.notifs.setdefault(name, []).extend(messages)
+            return self.notifs
 
     def check_remote_xfer_done(
         self,
@@ -231,12 +236,13 @@ class _NotificationCalls(AgentBase):
         tag_is_prefix: bool = True,
     ) -> bool:
         """True where a notification of the agent begins with the tag (or has it anywhere); that one is consumed."""
-        known = self.update_notifs(backends).get(agent_name(remote_agent_name), [])
         tag = message_bytes(lookup_tag)
-        for at, message in enumerate(known):
-            if message.startswith(tag) if tag_is_prefix else tag in message:
-                del known[at]
-                return True
+        with self._notifs_lock:
+            known = self.update_notifs(backends).get(agent_name(remote_agent_name), [])
+            for at, message in enumerate(known):
+                if message.startswith(tag) if tag_is_prefix else tag in message:
+                    del known[at]
+                    return True
         return False
 
     def send_notif(self, remote_agent_name: str, notif_msg: bytes, backend: str | None = None) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
+import pickletools
 from collections.abc import Callable, Iterator
+from operator import index as integer
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +15,7 @@ import numpy as np
 from hmc.integrations.nixl._errors import nixlMismatchError, nixlNotFoundError
 from hmc.integrations.nixl._types import nixl_mem_t
 
-__all__ = ["nixlRegDList", "nixlRemoteDList", "nixlXferDList", "restore"]
+__all__ = ["descriptor_list", "nixlRegDList", "nixlRemoteDList", "nixlXferDList", "octets", "restore"]
 
 _ROW = np.dtype(np.uint64)
 
@@ -28,8 +31,18 @@ def _rows(descs: Any, width: int) -> tuple[Any, list[Any]]:
     listed = list(descs)
     if any(len(one) != width for one in listed):
         raise ValueError(f"Each descriptor tuple must have exactly {width} elements")
-    numbers = np.array([one[:3] for one in listed] if width == 4 else listed, dtype=_ROW).reshape(len(listed), 3)
+    # By operator.index(): an array of floats would lose digits of the addresses.
+    flat = map(integer, itertools.chain.from_iterable(one[:3] for one in listed) if width == 4 else itertools.chain(*listed))
+    try:
+        numbers = np.fromiter(flat, _ROW, 3 * len(listed)).reshape(len(listed), 3)
+    except OverflowError as error:
+        raise ValueError(f"descriptors hold integers from 0 to 2**64 - 1: {error}") from error
     return numbers, [one[3] for one in listed] if width == 4 else []
+
+
+def octets(value: Any) -> bytes:
+    """A text or bytes-like object as bytes. TypeError for anything else: bytes() would make as many zeros of a number."""
+    return value.encode() if isinstance(value, str) else memoryview(value).tobytes()
 
 
 class _DList:
@@ -87,7 +100,7 @@ class _DList:
             grown = np.zeros((max(16, 2 * self._count), 3), _ROW)
             grown[: self._count] = self._array
             self._array = grown
-        self._array[self._count] = desc[:3]
+        self._array[self._count] = [integer(number) for number in desc[:3]]
         self._count += 1
         if self.width == 4:
             self._extras.append(self._extra(desc[3]))
@@ -128,7 +141,7 @@ class _DList:
         if len(desc) != self.width:
             raise ValueError(f"Each descriptor tuple must have exactly {self.width} elements")
         at = self._at(index)
-        self._array[at] = desc[:3]
+        self._array[at] = [integer(number) for number in desc[:3]]
         if self.width == 4:
             self._extras[at] = self._extra(desc[3])
 
@@ -151,6 +164,15 @@ class _DList:
         return int(index)
 
 
+def descriptor_list(value: Any) -> _DList:
+    """The argument of a call that takes a descriptor list only. Raises TypeError."""
+    if not isinstance(value, _DList):
+        raise TypeError(
+            f"a descriptor list is required, as get_xfer_descs() and register_memory() return, not {type(value).__name__}"
+        )
+    return value
+
+
 class nixlXferDList(_DList):
     """Descriptors of a transfer: (address, bytes, device number)."""
 
@@ -166,7 +188,7 @@ class nixlRegDList(_DList):
 
     @staticmethod
     def _extra(value: Any) -> Any:
-        return value.encode() if isinstance(value, str) else bytes(value)
+        return octets(value)
 
     def trim(self) -> nixlXferDList:
         """The same descriptors without their meta data."""
@@ -193,6 +215,15 @@ def _made(name: str, type: int, rows: bytes, extras: list[Any]) -> Any:
     return _LISTS[name](type, [(*map(int, row), extra) for row, extra in zip(numbers, extras, strict=True)])
 
 
+# What pickle.dumps() writes for a list by protocols 4 and 5. Others could change an object's attributes (BUILD), or allocate
+# gigabytes by a few bytes (LONG_BINPUT).
+_OPCODES = frozenset(
+    ("PROTO", "FRAME", "MEMOIZE", "BINGET", "LONG_BINGET", "STACK_GLOBAL", "REDUCE", "STOP")
+    + ("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BININT", "BININT1", "BININT2")
+    + ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "TUPLE")
+)
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes descriptor lists and nothing else: the bytes come from another process."""
 
@@ -206,7 +237,11 @@ class _Unpickler(pickle.Unpickler):
 
 def restore(data: bytes) -> Any:
     """The descriptor list of these bytes. Raises nixlMismatchError for anything else."""
+    data = octets(data)
     try:
+        for code, _, _ in pickletools.genops(data):
+            if code.name not in _OPCODES:
+                raise nixlMismatchError(f"{len(data)} bytes are no serialised descriptor list: they hold {code.name}")
         found = _Unpickler(io.BytesIO(data)).load()
     except nixlMismatchError:
         raise

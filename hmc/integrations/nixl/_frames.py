@@ -53,7 +53,7 @@ class Assembler:
         if len(part) != min(_ROOM, nbytes - place * _ROOM):
             return None
         if number not in self._open and len(self._open) >= _MOST_OPEN:
-            return None
+            del self._open[next(iter(self._open))]  # most likely its sender gave up
         known_kind, known_bytes, parts = self._open.setdefault(number, (kind, nbytes, {}))
         if (known_kind, known_bytes) != (kind, nbytes):
             return None

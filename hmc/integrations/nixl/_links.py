@@ -156,7 +156,8 @@ class Links:
         self.receiver.control = weakref.WeakMethod(self._control)
         self._name = name
         self._describe = describe
-        self._lock = threading.RLock()  # a message to itself is handled inside own()
+        self._lock = threading.RLock()
+        self._own_lock = threading.Lock()  # never taken where messages are handled: own() waits for their thread
         self._remotes: dict[str, Remote] = {}
         self._self: Peer | None = None
 
@@ -176,17 +177,23 @@ class Links:
         """Adds a remote agent, or what its metadata has more. ``peer``: the connection that the metadata came by."""
         if metadata.name == self._name:
             raise nixlInvalidParamError(f"the metadata is of this agent, {self._name}: it needs none to reach itself")
-        with self._lock:
-            known = self._remotes.get(metadata.name)
-        if known is None or known.context != metadata.context or not known.alive:
-            if peer is None:
-                peer = self._connect(metadata)
-            elif peer.name != metadata.name:
-                raise nixlMismatchError(f"agent {peer.name} sent metadata of agent {metadata.name}")
+        if peer is not None and peer.name != metadata.name:
+            raise nixlMismatchError(f"agent {peer.name} sent metadata of agent {metadata.name}")
+        known = self._current(metadata)
+        if known is None:
+            peer = peer or self._connect(metadata)
             with self._lock:
-                known = self._remotes[metadata.name] = Remote(metadata, peer)
+                known = self._current(metadata)  # another thread may have connected meanwhile
+                if known is None:
+                    known = self._remotes[metadata.name] = Remote(metadata, peer)
         known.add(metadata.entries)
         return known
+
+    def _current(self, metadata: Metadata) -> Remote | None:
+        """The agent of this metadata, where it is connected."""
+        with self._lock:
+            found = self._remotes.get(metadata.name)
+        return found if found is not None and found.context == metadata.context and found.alive else None
 
     def remote(self, name: str) -> Remote:
         """Raises nixlNotFoundError for an unknown agent, nixlRemoteDisconnectError for one that has ended."""
@@ -219,7 +226,7 @@ class Links:
 
     def own(self) -> Peer:
         """This agent as its own peer."""
-        with self._lock:
+        with self._own_lock:
             if self._self is None:
                 with translated():
                     self._self = self.ctx.connect(self.ctx.addresses[0], timeout=CONNECT_SECONDS)

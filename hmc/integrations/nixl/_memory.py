@@ -39,7 +39,8 @@ def check_kind(kind: nixl_mem_t) -> None:
 
 def _check_mapped(address: int, nbytes: int) -> None:
     for at in (address, address + nbytes - 1):
-        if _libc.mincore(at - at % _PAGE, _PAGE, ctypes.create_string_buffer(1)) != 0:
+        # ctypes would take an address beyond 64 bits as one within.
+        if at >> 64 or _libc.mincore(at - at % _PAGE, _PAGE, ctypes.create_string_buffer(1)) != 0:
             raise nixlBackendError(
                 f"{nbytes} bytes at {address:#x} are not mapped in this process: {os.strerror(ctypes.get_errno())}"
             )
@@ -82,9 +83,7 @@ class LocalMemory:
         Raises nixlNotFoundError if a row is not registered, and then leaves all; nixlBackendError where a process that is stopped
         may still write the memory: keep it until that process goes on or ends.
         """
-        found = self.ranges.exact(kind, rows)
-        self.ranges.replace([], found)
-        self._close(found)
+        self._close(self.ranges.take(kind, rows))
 
     def _close(self, ranges: list[Range[ConnBuffer | None]]) -> None:
         late: HmcTimeoutError | None = None

@@ -66,7 +66,7 @@ class Ranges(Generic[_T]):
     def __init__(self, owner: Callable[[], str]) -> None:
         """``owner``: what the errors call the agent."""
         self._owner = owner
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ranges: list[Range[_T]] = []
         self._groups: dict[tuple[int, int], _Group[_T]] | None = None
         self._generation = 0
@@ -91,10 +91,9 @@ class Ranges(Generic[_T]):
 
     def exact(self, kind: nixl_mem_t, rows: Any) -> list[Range[_T]]:
         """A registration for each row, with just its address, bytes and device. Raises nixlNotFoundError if one is missing."""
-        with self._lock:
-            left: dict[tuple[int, int, int, int], list[Range[_T]]] = {}
-            for one in self._ranges:
-                left.setdefault(one.key, []).append(one)
+        left: dict[tuple[int, int, int, int], list[Range[_T]]] = {}
+        for one in self.all():
+            left.setdefault(one.key, []).append(one)
         found = []
         for address, nbytes, device in rows.tolist():
             same = left.get((int(kind), address, nbytes, device))
@@ -104,6 +103,13 @@ class Ranges(Generic[_T]):
                 )
             found.append(same.pop())
         return found
+
+    def take(self, kind: nixl_mem_t, rows: Any) -> list[Range[_T]]:
+        """Removes and returns what exact() finds. Raises nixlNotFoundError, and then leaves all."""
+        with self._lock:
+            found = self.exact(kind, rows)
+            self.replace([], found)
+            return found
 
     def find(self, kind: nixl_mem_t, rows: Any) -> Found[_T]:
         """The registrations that hold each row whole. Raises nixlNotFoundError naming the first row that none holds."""

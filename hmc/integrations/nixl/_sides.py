@@ -55,7 +55,9 @@ class Own:
 
 
 def strided(runs: Any) -> Any:
-    """(address, bytes, device, stride, count) runs as an (n, 3) array of descriptors."""
+    """(address, bytes, device, stride, count) runs as an (n, 3) array of descriptors. Raises ValueError."""
+    if runs.dtype.kind not in "iu" or (runs.size and int(runs.min()) < 0):
+        raise ValueError(f"strided descriptors are integers from 0 on, not an array of {runs.dtype} with negative or other numbers")
     runs = runs.astype(np.uint64)
     counts = runs[:, 4].astype(np.int64)
     rows = np.repeat(runs[:, :3], counts, axis=0)
