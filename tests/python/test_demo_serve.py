@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,3 +56,40 @@ def test_what_it_does_not_take(tmp_path: Path, more: list[str]) -> None:
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert f"leave out {more[0]}" in result.stderr
+
+
+def _other_engine(launcher: int) -> int | None:
+    """The prefill engine that the decode process of a demo has started."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if b"worker.py\0other\0" in (entry / "cmdline").read_bytes() and f"DEMO={launcher}".encode() in (
+                entry / "environ"
+            ).read_bytes().split(b"\0"):
+                return int(entry.name)
+    return None
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_an_engine_ends_with_a_killed_decode_process(tmp_path: Path) -> None:
+    environment = {**os.environ, "DEMO": str(os.getpid())}
+    command = [sys.executable, "-m", "hmc", *QUICK]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    ) as demo:
+        while (other := _other_engine(os.getpid())) is None:
+            assert demo.poll() is None
+        os.kill(other, signal.SIGSTOP)  # it cannot end by itself
+        os.kill(_parent(other), signal.SIGKILL)
+        assert "killed by SIGKILL" in demo.communicate(timeout=60)[1]
+        assert demo.returncode == 1
+    until = time.monotonic() + 20
+    while Path(f"/proc/{other}").exists():
+        if time.monotonic() > until:
+            os.kill(other, signal.SIGKILL)
+            pytest.fail("the engine lives on")
+        time.sleep(0.01)

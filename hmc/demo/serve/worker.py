@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import hmc
+from hmc._job import end_with_parent
 from hmc.cli.ranks import run_worker
 from hmc.demo.serve.engines import DECODE, OTHER, Pages, prefill_layout
 from hmc.demo.serve.model import LAYERS, PARTS, Engine, prompt_of
@@ -131,7 +133,14 @@ class Decode:
         free = pool.free_blocks
         command = [sys.executable, __file__, "other", self.comm.context.addresses[0], str(number), str(length)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HMC_RANK")}
-        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        other = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
         try:
             assert other.stdin is not None
             peer = self.comm.context.accept(timeout=TIMEOUT)

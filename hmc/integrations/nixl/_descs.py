@@ -217,11 +217,11 @@ def _made(name: str, type: int, rows: bytes, extras: list[Any]) -> Any:
 
 # What pickle.dumps() writes for a list by protocols 4 and 5. Others could change an object's attributes (BUILD), or allocate
 # gigabytes by a few bytes (LONG_BINPUT).
-_OPCODES = frozenset(
-    ("PROTO", "FRAME", "MEMOIZE", "BINGET", "LONG_BINGET", "STACK_GLOBAL", "REDUCE", "STOP")
-    + ("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BININT", "BININT1", "BININT2")
-    + ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "TUPLE")
-)
+_OPCODES = {
+    *("PROTO", "FRAME", "MEMOIZE", "BINGET", "LONG_BINGET", "STACK_GLOBAL", "REDUCE", "STOP"),
+    *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BININT", "BININT1", "BININT2"),
+    *("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "TUPLE"),
+}
 
 
 class _Unpickler(pickle.Unpickler):
