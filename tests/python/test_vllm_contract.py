@@ -74,6 +74,10 @@ def test_params_that_are_no_object_ask_for_nothing(params: Any) -> None:
         ("tp_size", json.loads("-Infinity")),
         ("pp_size", {"a": 1}),
         ("pp_size", 1e300),
+        ("remote_host", {"a": 1}),
+        ("remote_host", "x" * 1001),
+        ("remote_request_id", ["r"]),
+        ("remote_engine_id", 5),
     ],
 )
 def test_wrong_params_are_refused(name: str, value: Any) -> None:

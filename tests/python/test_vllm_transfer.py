@@ -14,6 +14,7 @@ from vllm_sides import two_sides, wait_for
 from hmc import kv
 from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
 
@@ -194,6 +195,16 @@ def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serv
             sides.remote = other.remote
             assert sides.fetch(other.remote, [5, 6], 40) == ({"local r"}, set())
         sides.lender, sides.prefill = other.lender, other.prefill
+
+
+def test_addresses_without_an_engine_fail_and_leave_nothing() -> None:
+    with two_sides() as sides:
+        for host, port in [("127.0.0.1", 1), ("127.0.0.1", 2), ("no such host", 80), ("\ud800", 80), ("a\0b", 80)]:
+            remote = Remote("engine", f"at {port}", host, port)
+            assert sides.fetch(remote, [5, 6], 40) == ({f"local at {port}"}, {5, 6})
+        assert sides.fetcher._connecting == {}
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
 
 
 def test_loads_and_loans_are_counted() -> None:

@@ -240,7 +240,12 @@ class Fetcher:
             with self._lock:
                 peer = self._peers.get(address)
             if peer is None or not peer.alive:
-                peer = self._ctx.connect(address, timeout=_CONNECT)
+                try:
+                    peer = self._ctx.connect(address, timeout=_CONNECT)
+                except BaseException:
+                    with self._lock:  # clients name addresses: nothing of one without an engine is kept
+                        self._connecting.pop(address, None)
+                    raise
                 self._connected(peer)
                 with self._lock:
                     self._peers[address] = peer

@@ -12,6 +12,8 @@ from hmc.errors import InvalidArgumentError
 
 __all__ = ["Remote", "asked", "params_of"]
 
+_MOST_CHARACTERS = 1000
+
 
 def asked(params: Any, name: str) -> bool:
     """Whether the params of a request set a flag. Any type: clients send them, and ``vllm_xargs`` can put a text in their place."""
@@ -40,6 +42,12 @@ class Remote:
             raise InvalidArgumentError(
                 f"kv_transfer_params with do_remote_prefill lack {', '.join(missing)}: pass those that the prefill engine returned"
             )
+        texts = [params[name] for name in names[:3]]
+        if not all(isinstance(text, str) and len(text) <= _MOST_CHARACTERS for text in texts):
+            raise InvalidArgumentError(
+                f"kv_transfer_params: {', '.join(names[:3])} are texts of at most {_MOST_CHARACTERS} characters: pass those "
+                "that the prefill engine returned"
+            )
         try:
             port, tp_size, pp_size = (int(params.get(name) or 1) for name in ("remote_port", "tp_size", "pp_size"))
         except (OverflowError, TypeError, ValueError) as error:
@@ -48,7 +56,7 @@ class Remote:
             raise InvalidArgumentError(
                 f"kv_transfer_params: remote_port {port}, tp_size {tp_size}, pp_size {pp_size} is out of range"
             )
-        engine, request, host = (str(params[name]) for name in names[:3])
+        engine, request, host = texts
         return Remote(engine, request, host, port, tp_size, pp_size)
 
     def address(self, pp: int, tp: int) -> str:
