@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
@@ -231,3 +232,30 @@ def test_messages_that_end_half_way_do_not_stop_later_ones() -> None:
     assert len(assembler._open) <= 64
     message = contents(2, 5000).tobytes()
     assert [assembler.add(frame) for frame in wire.frames(wire.NOTIFY, message, 1000)][-1] == (wire.NOTIFY, message)
+
+
+def test_a_forked_child_gets_errors_of_nixl_and_the_agent_goes_on(mine: Mine) -> None:
+    other = mine.start()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        named = []
+        for call in (
+            mine.agent.get_agent_metadata,
+            lambda: mine.agent.add_remote_agent(other.metadata),
+            lambda: mine.agent.send_notif("other", b"x"),
+            lambda: mine.agent.register_memory([(mine.address, 8, 0, "")], "DRAM"),
+        ):
+            try:
+                call()
+                named.append("nothing")
+            except Exception as error:
+                named.append(type(error).__name__)
+        os.write(writing, " ".join(named).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(reading, 1000).decode().split() == ["nixlRemoteDisconnectError"] * 4
+    os.close(reading)
+    os.close(writing)
+    assert mine.run(mine.transfer("READ", [(mine.address, SIZE, 0)], [(other.address, SIZE, 0)])) == "DONE"
+    assert np.array_equal(mine.memory, contents(7))

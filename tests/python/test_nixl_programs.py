@@ -68,6 +68,18 @@ def test_the_launcher_starts_scripts_with_their_arguments_and_path(tmp_path: Pat
     assert (done.returncode, done.stdout) == (7, "['a b', '--c'] 5 nixl_agent\n"), done.stderr
 
 
+def test_the_launcher_starts_modules(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("import sys, nixl\nprint(sys.argv[1:], nixl.nixl_agent.__name__)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "hmc.integrations.nixl", "-m", "module", "--c"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "['--c'] nixl_agent\n"), done.stderr
+
+
 def test_a_program_that_is_not_there_is_named() -> None:
     done = run_program("", "/no/such/program")
     assert done.returncode == 127

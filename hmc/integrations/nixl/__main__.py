@@ -1,4 +1,4 @@
-"""``python -m hmc.integrations.nixl PROGRAM ARGUMENTS...``: runs a program whose ``import nixl`` finds HMC."""
+"""``python -m hmc.integrations.nixl PROGRAM ARGUMENTS...``, or ``-m MODULE``: runs a program whose ``import nixl`` finds HMC."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ def environment() -> dict[str, str]:
 def main(arguments: Sequence[str]) -> int:
     """Becomes the program. Returns only where it cannot be started."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m hmc.integrations.nixl PROGRAM ARGUMENTS...\n\nPROGRAM: a command, or a file that ends in .py")
+        print(
+            "usage: python -m hmc.integrations.nixl PROGRAM ARGUMENTS...\n"
+            "       python -m hmc.integrations.nixl -m MODULE ARGUMENTS...\n\n"
+            "PROGRAM: a command, or a file that ends in .py. This Python runs files and modules."
+        )
         return 0 if arguments else 2
-    command = [sys.executable, *arguments] if arguments[0].endswith(".py") else list(arguments)
+    ours = arguments[0] == "-m" or arguments[0].endswith(".py")
+    command = [sys.executable, *arguments] if ours else list(arguments)
     try:
         os.execvpe(command[0], command, environment())
     except OSError as error:

@@ -9,7 +9,7 @@ from hmc.errors import HmcError
 from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name
 from hmc.integrations.nixl._descs import descriptor_list
-from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError
+from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError, translated
 from hmc.integrations.nixl._links import host_identity, send
 from hmc.integrations.nixl._metadata import Entry, Metadata
 from hmc.integrations.nixl._ranges import Range
@@ -46,8 +46,10 @@ class MetadataCalls(AgentBase):
         return self._metadata(self._memory.ranges.exact(descs.getType(), descs.rows), inc_conn_info)
 
     def _metadata(self, ranges: list[Range[ConnBuffer | None]], reachable: bool) -> bytes:
-        addresses = self._links.addresses() if reachable else []
-        return Metadata(self.name, self._links.ctx.id, host_identity(), addresses, [_entry(one) for one in ranges]).encode()
+        with translated():
+            addresses = self._links.addresses() if reachable else []
+            context = self._links.ctx.id
+        return Metadata(self.name, context, host_identity(), addresses, [_entry(one) for one in ranges]).encode()
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         """Connects to an agent by its metadata, or adds registrations to a connected one. Returns its name, as bytes like NIXL.
