@@ -20,6 +20,7 @@ from hmc.integrations.nixl import nixl_agent
 from hmc.integrations.nixl._descs import restore
 from hmc.integrations.nixl._metadata import Entry, Metadata
 from hmc.integrations.nixl._ranges import Range, Ranges
+from hmc.integrations.nixl._remote import Remote
 
 DRAM = nixl.DRAM_SEG
 
@@ -75,6 +76,20 @@ def test_threads_that_add_an_agent_lose_no_registration(mine: Mine) -> None:
         mine.agent.remove_remote_agent("other")
         at_once(*[lambda part=part: mine.agent.add_remote_agent(part) for part in parts])  # type: ignore[misc]
         assert len(mine.agent._links.remote("other").ranges.all()) == 8
+
+
+def test_an_agent_is_known_with_its_registrations(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Remote.add
+    known = []
+
+    def slow_add(remote: Remote, entries: list[Entry]) -> None:
+        known.append(mine.agent.check_remote_metadata("other"))  # another thread asks now
+        add(remote, entries)
+
+    monkeypatch.setattr(Remote, "add", slow_add)
+    other = mine.start()
+    mine.agent.add_remote_agent(other.metadata)
+    assert known == [False, True]
 
 
 def test_threads_that_deregister_end_a_registration_each() -> None:

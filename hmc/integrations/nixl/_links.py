@@ -181,11 +181,13 @@ class Links:
             raise nixlMismatchError(f"agent {peer.name} sent metadata of agent {metadata.name}")
         known = self._current(metadata)
         if known is None:
-            peer = peer or self._connect(metadata)
+            made = Remote(metadata, peer or self._connect(metadata))
+            made.add(metadata.entries)  # before any thread finds the agent
             with self._lock:
                 known = self._current(metadata)  # another thread may have connected meanwhile
                 if known is None:
-                    known = self._remotes[metadata.name] = Remote(metadata, peer)
+                    self._remotes[metadata.name] = made
+                    return made
         known.add(metadata.entries)
         return known
 
