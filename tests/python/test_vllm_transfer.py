@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from vllm_sides import two_sides, wait_for
 
+import hmc
 from hmc import kv
-from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._fetcher import Fetch, Fetcher
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
@@ -195,6 +196,16 @@ def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serv
             sides.remote = other.remote
             assert sides.fetch(other.remote, [5, 6], 40) == ({"local r"}, set())
         sides.lender, sides.prefill = other.lender, other.prefill
+
+
+def test_an_engine_that_does_not_answer_fails_the_fetch_in_time() -> None:
+    with two_sides() as sides, hmc.Context(listen="tcp://127.0.0.1:0") as silent:
+        [address] = [one for one in silent.addresses if one.startswith("tcp")]
+        sides.fetcher.close()
+        sides.fetcher = Fetcher(sides.decode.ctx, sides.decode.pools, lambda _: [Source(address)], "model", timeout=1)
+        begun = time.monotonic()
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, {5, 6})
+        assert time.monotonic() - begun < 15
 
 
 def test_addresses_without_an_engine_fail_and_leave_nothing() -> None:

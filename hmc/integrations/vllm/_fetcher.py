@@ -31,6 +31,11 @@ _CONNECT = 10.0  # seconds
 _ANSWER = 30.0
 
 
+def _left(until: float) -> float:
+    """Seconds."""
+    return max(0.0, until - time.monotonic())
+
+
 @dataclass(frozen=True)
 class Fetch:
     """``tokens`` tokens of a remote request, from token ``skip`` on, into ``blocks`` from token ``first`` of the first one on."""
@@ -186,11 +191,11 @@ class Fetcher:
             readers=source.readers,
             model=self._model,
         )
-        peer.send(ask.encode(), tag=ASK_TAG, timeout=_CONNECT)
+        peer.send(ask.encode(), tag=ASK_TAG, timeout=min(_CONNECT, _left(until)))
         if what == "release":
             raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
         array = np.empty(MAX_BYTES, np.uint8)
-        info = peer.recv(array, tag=ask.answer, timeout=_ANSWER)
+        info = peer.recv(array, tag=ask.answer, timeout=min(_ANSWER, _left(until)))
         answer = Answer.decode(array[: info.bytes].tobytes())
         if answer.error or len(answer.tickets) != len(self._pools):
             raise LeaseExpiredError(answer.error or f"{len(answer.tickets)} tickets; this engine has {len(self._pools)} pools")
@@ -206,7 +211,7 @@ class Fetcher:
             if cancelled:
                 raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
             for transfer in transfers:
-                transfer.wait(max(0.0, until - time.monotonic()))
+                transfer.wait(_left(until))
         finally:
             self._drain(transfers)
         layout = self._pools[0].layout
