@@ -121,6 +121,8 @@ class Leases:
         if digest:
             table = layouts.digests(self._layout, self._pool.arrays, blocks, tokens, first=first)
             table = table.reshape(-1, len(blocks)).T
+        if len(blocks) > len(self._free_rows) or not self._free_slots:
+            self.sweep()
         with self._changed:
             if self._closed:
                 raise ClosedError("the pool is closed")
@@ -130,7 +132,7 @@ class Leases:
                     "leases are free; release leases, or give the pool more with lease_blocks="
                 )
             if self._sweeper is None:
-                self._sweeper = start_thread(self._sweep, "hmc.kv leases")
+                self._sweeper = start_thread(self._sweep_on, "hmc.kv leases")
             rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
             slot = self._free_slots.popleft()
             self._generation += 1
@@ -174,17 +176,21 @@ class Leases:
         with self._changed:
             return list(self._held.values())
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Ends the leases that are over by now: read, expired, of a lost peer. Their ``after`` runs on this thread."""
+        for lease in self.held:
+            reason = self._look(lease)
+            if reason:
+                self.end(lease, reason)
+
+    def _sweep_on(self) -> None:
         while True:
             with self._changed:
                 while not self._held and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
-            for lease in self.held:
-                reason = self._look(lease)
-                if reason:
-                    self.end(lease, reason)
+            self.sweep()
             time.sleep(_TICK)
 
     def _look(self, lease: Lease) -> str:

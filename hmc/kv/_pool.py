@@ -106,7 +106,10 @@ class Pool(Owned):
     def allocate(self, session: str, tokens: int) -> list[int]:
         """Gives a session blocks for so many tokens, and returns them. Raises OutOfMemoryError when too few are free."""
         self._check_process()
-        return self.blocks.allocate(text("session", session), -(-whole("tokens", tokens, 1, MAX_TOKENS) // self.layout.block))
+        name, count = text("session", session), -(-whole("tokens", tokens, 1, MAX_TOKENS) // self.layout.block)
+        if count > self.blocks.free_count:
+            self.leases.sweep()
+        return self.blocks.allocate(name, count)
 
     def free(self, session: str) -> None:
         """Ends what a session has here: leases, transfers, then its blocks. Returns at once; idempotent.

@@ -163,6 +163,16 @@ def test_a_lease_expires_in_mid_read_and_its_pages_are_reused(kv_pair: Any, pref
     assert b.pool.counters("s")["pulls_failed"] == 1
 
 
+def test_pages_that_were_read_are_free_at_once() -> None:
+    with connected(PLAIN, TURNED) as (a, b, to_a, _):
+        tokens = a.layout.blocks * a.layout.block
+        blocks = b.pool.allocate("all", b.layout.blocks * b.layout.block)
+        for number in range(60):
+            a.pool.allocate(f"session {number}", tokens)
+            lease = a.pool.lease(f"session {number}")
+            b.pool.pull(to_a, lease.ticket, blocks, tokens=tokens).wait(20)
+
+
 def test_counters_of_sessions() -> None:
     with connected(PLAIN, TURNED) as (a, b, to_a, to_b):
         a.pool.allocate("s", 50)
