@@ -85,9 +85,9 @@ std::uint64_t least_left(const fs::path& mount, const fs::path& own, const Names
 
 std::optional<AvailableMemory> available_memory(const fs::path& root) {
   const auto host = numbers_in(root / "proc/meminfo");
-  if (!host.contains("MemAvailable")) return std::nullopt;
-  const std::uint64_t swap = number(host, "SwapFree");
-  AvailableMemory found{number(host, "MemAvailable") + swap, "on this host"};
+  if (!host.contains("MemTotal")) return std::nullopt;
+  const std::uint64_t swap = number(host, "SwapTotal");
+  AvailableMemory found{number(host, "MemTotal") + swap, "this host has"};
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // number:controllers:path
     const auto first = line.find(':');
@@ -98,7 +98,7 @@ std::optional<AvailableMemory> available_memory(const fs::path& root) {
     std::uint64_t left = unlimited;
     if (controllers == ",,") left = least_left(root / "sys/fs/cgroup", own, v2, swap);
     if (controllers.find(",memory,") != std::string::npos) left = least_left(root / "sys/fs/cgroup/memory", own, v1, swap);
-    if (left < found.bytes) found = {left, "within the memory limit of this process's control group"};
+    if (left < found.bytes) found = {left, "below the limit of this process's control group are"};
   }
   return found;
 }

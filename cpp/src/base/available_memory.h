@@ -1,4 +1,4 @@
-// How much host memory can be committed now. The kernel grants shared memory beyond that too, and then kills processes.
+// How much host memory can be committed at most. The kernel grants shared memory beyond that too, and then kills processes.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@ namespace hmc {
 
 struct AvailableMemory {
   std::uint64_t bytes = 0;
-  std::string bound;  // "on this host": for messages
+  std::string bound;  // "this host has": for messages
 };
 
-// The least of what the host and the control groups (v1, v2) of this process have left, page cache and swap included. Empty where
-// the system does not say. Reads files below `root`: some tens of microseconds. Any thread.
+// The least of what the host has in all and what the control groups (v1, v2) of this process have left, page cache and swap
+// included. Of the host not what is left: its estimate, MemAvailable, is far too low where memory is lent to it on demand (a virtual
+// machine's balloon) or is a cache that the kernel does not know as one (ZFS). Empty where the system does not say. Reads files below `root`: some tens of microseconds. Any thread.
 std::optional<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
 
 }  // namespace hmc

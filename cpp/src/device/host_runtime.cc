@@ -76,7 +76,7 @@ Status refuse_memory(std::string_view what, std::size_t bytes, int error) {
                 error);
 }
 
-// Allocations are committed in full. Beyond what is available the kernel would not refuse them but kill processes.
+// Allocations are committed in full. Beyond what there is the kernel would not refuse them but kill processes.
 Status check_available(std::size_t bytes) {
   constexpr std::size_t small = std::size_t{1} << 20;  // the check would take longer than the allocation
   if (bytes < small || !env_flag("HMC_CHECK_MEMORY", true)) return {};
@@ -84,8 +84,8 @@ Status check_available(std::size_t bytes) {
   const auto available = available_memory();
   if (!available || with_tables <= available->bytes) return {};
   return Status(Code::out_of_memory,
-                "allocation of " + std::to_string(bytes) + " bytes of host memory refused: " + std::to_string(available->bytes) +
-                    " bytes are available " + available->bound + "; free memory or allocate less (HMC_CHECK_MEMORY=0 allocates)",
+                "allocation of " + std::to_string(bytes) + " bytes of host memory refused: " + available->bound + " " +
+                    std::to_string(available->bytes) + " bytes; allocate less (HMC_CHECK_MEMORY=0 allocates)",
                 ENOMEM);
 }
 

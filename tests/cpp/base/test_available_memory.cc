@@ -34,16 +34,16 @@ class Tree {
 TEST(AvailableMemory, OfTheHostWithSwap) {
   const Tree tree;
   EXPECT_FALSE(tree.says());
-  tree.write("proc/meminfo", "MemTotal: 4000 kB\nMemFree: 9 kB\n");
-  EXPECT_FALSE(tree.says());  // a kernel that does not say
-  tree.write("proc/meminfo", "MemTotal: 4000 kB\nMemAvailable:   3000 kB\nSwapTotal: 0 kB\nSwapFree: 7 kB\nHugePages_Total: 5\n");
+  tree.write("proc/meminfo", "MemFree: 9 kB\n");
+  EXPECT_FALSE(tree.says());
+  tree.write("proc/meminfo", "MemTotal: 3000 kB\nMemAvailable:   0 kB\nSwapTotal: 7 kB\nSwapFree: 1 kB\nHugePages_Total: 5\n");
   EXPECT_EQ(tree.bytes(), 3007U * 1024);
-  EXPECT_EQ(tree.bound(), "on this host");
+  EXPECT_EQ(tree.bound(), "this host has");
 }
 
 TEST(AvailableMemory, TheLeastOfTheGroupsOfVersion2) {
   const Tree tree;
-  tree.write("proc/meminfo", "MemAvailable: 3000 kB\nSwapFree: 100 kB\n");
+  tree.write("proc/meminfo", "MemTotal: 3000 kB\nSwapTotal: 100 kB\n");
   tree.write("proc/self/cgroup", "0::/user/job\n");
   tree.write("sys/fs/cgroup/user/job/memory.max", "max\n");
   tree.write("sys/fs/cgroup/user/job/memory.current", "5000\n");
@@ -62,7 +62,7 @@ TEST(AvailableMemory, TheLeastOfTheGroupsOfVersion2) {
 
 TEST(AvailableMemory, TheGroupOfAContainerIsTheMount) {
   const Tree tree;
-  tree.write("proc/meminfo", "MemAvailable: 3000 kB\n");
+  tree.write("proc/meminfo", "MemTotal: 3000 kB\n");
   tree.write("proc/self/cgroup", "4:cpu,memory:/docker/4711\n3:pids:/\nnonsense\n");
   tree.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   tree.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n");
