@@ -1,10 +1,11 @@
 #include "base/available_memory.h"
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <limits>
 #include <map>
-#include <sstream>
+#include <string_view>
 
 namespace hmc {
 namespace {
@@ -12,17 +13,21 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
 
+std::uint64_t leading_number(std::string_view text) noexcept {
+  std::uint64_t value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
 // Numbers by name: lines of "name value" or "name: value kB".
 std::map<std::string, std::uint64_t> numbers_in(const fs::path& file) {
   std::map<std::string, std::uint64_t> found;
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
-    std::string name, unit;
-    std::uint64_t value = 0;
-    if (!(words >> name >> value)) continue;
-    if (name.back() == ':') name.pop_back();
-    found[name] = words >> unit && unit == "kB" ? value * 1024 : value;
+    const auto end = line.find_first_of(": ");
+    const auto digits = line.find_first_of("0123456789", end == std::string::npos ? line.size() : end);
+    if (digits == std::string::npos) continue;
+    found[line.substr(0, end)] = leading_number(std::string_view(line).substr(digits)) * (line.ends_with(" kB") ? 1024 : 1);
   }
   return found;
 }
@@ -37,11 +42,7 @@ std::optional<std::uint64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   std::string text;
   if (!(in >> text)) return std::nullopt;
-  if (text == "max") return unlimited;
-  std::istringstream digits(text);
-  std::uint64_t value = 0;
-  if (!(digits >> value)) return std::nullopt;
-  return value;
+  return text == "max" ? unlimited : leading_number(text);
 }
 
 std::uint64_t left_of(std::uint64_t limit, std::uint64_t used) { return limit > used ? limit - used : 0; }
@@ -85,7 +86,7 @@ std::uint64_t least_left(const fs::path& mount, const fs::path& own, const Names
 
 std::optional<AvailableMemory> available_memory(const fs::path& root) {
   const auto host = numbers_in(root / "proc/meminfo");
-  if (!host.contains("MemTotal")) return std::nullopt;
+  if (number(host, "MemTotal") == 0) return std::nullopt;
   const std::uint64_t swap = number(host, "SwapTotal");
   AvailableMemory found{number(host, "MemTotal") + swap, "this host has"};
   std::ifstream groups(root / "proc/self/cgroup");
