@@ -14,8 +14,9 @@ struct AvailableMemory {
 };
 
 // The least of what the host has in all and what the control groups (v1, v2) of this process have left, page cache and swap
-// included. Of the host not what is left: its estimate, MemAvailable, is far too low where memory is lent to it on demand (a virtual
-// machine's balloon) or is a cache that the kernel does not know as one (ZFS). Empty where the system does not say. Reads files below `root`: some tens of microseconds. Any thread.
+// included. Of the host not what is left: its estimate, MemAvailable, is far too low where memory is lent to it on demand (a
+// virtual machine's balloon) or is a cache that the kernel does not know as one (ZFS). Empty where the system does not say. Reads
+// files below `root`: some tens of microseconds. Any thread.
 std::optional<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
 
 }  // namespace hmc
