@@ -3,7 +3,7 @@
 DDP, FSDP2, pipeline and tensor parallel code runs as with any backend, on the CPU and on devices of any vendor that torch has. Each
 process group has an :class:`hmc.Communicator` of its own, :attr:`HmcProcessGroup.communicator`, for what torch has no call for.
 
-Runs on torch up to 2.13, whose process groups may be written in Python. A newer one is refused with :class:`hmc.UnsupportedError`.
+Runs on torch 2.12 to 2.15. From 2.14 on torch finds the backend without the import.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class HmcProcessGroup(DelegatingCalls, dist.ProcessGroup):  # type: ignore[misc]
 
     Collectives of one group are issued in the same order on every rank. ``wait()`` of the Works that calls return, and torch's
     synchronous calls, return when the result is in the tensors. Timeouts are those of the group. Errors are HMC's:
-    :class:`hmc.PeerLostError` names the rank.
+    :class:`hmc.PeerLostError` names the rank. Collectives that NCCL or RCCL carries out are different: see DelegatingCalls.
     """
 
     def __init__(self, communicator: hmc.Communicator, timeout: timedelta, store: Any) -> None:

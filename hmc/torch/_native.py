@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import hmc
+from hmc.torch._callbacks import run_soon
 
 # Tag of the receives that end when a rank is lost or aborts the group; above those of torch and of monitored_barrier().
 _LOSS_TAG = 1 << 41
@@ -159,7 +160,7 @@ class Native:
             first, self._lost = self._lost is None, self._lost or error
             backend = self._backend
         if first and backend is not None:
-            backend.abort()
+            run_soon(backend.abort)  # it may wait, and this is the thread of all callbacks
 
 
 def _device(arguments: Any) -> torch.device | None:

@@ -13,7 +13,7 @@ MemoryBlock::MemoryBlock(DeviceSpan span, std::function<void()> keep_alive, bool
     : span_(span), keep_alive_(std::move(keep_alive)), read_only_(read_only) {}
 
 MemoryBlock::~MemoryBlock() {
-  if (shareable_) remove_own_block(*this);  // before its address is another's
+  if (shareable_ && span_.bytes > 0) remove_own_block(*this);  // before its address is another's
   if (keep_alive_) keep_alive_();
 }
 

@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def _end(ctx: Context) -> None:
         ctx.close(timeout=_CLOSE_SECONDS)
 
 
-class AgentBase:
+class AgentBase(ABC):
     """What the parts of ``nixl_agent`` share."""
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None, instantiate_all: bool = False) -> None:
@@ -108,8 +109,9 @@ class AgentBase:
         self._memory = LocalMemory(self._links.ctx, agent_name)
         self._finalizer = weakref.finalize(self, _end, self._links.ctx)
 
+    @abstractmethod
     def get_agent_metadata(self) -> bytes:
-        raise NotImplementedError
+        """What other agents add this one by."""
 
     def get_plugin_list(self) -> list[str]:
         """NIXL's backends that HMC stands for: those that move memory."""

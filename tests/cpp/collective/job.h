@@ -73,9 +73,9 @@ struct Process {
 };
 
 struct JobOptions {
-  std::set<int> killed;    // processes that are expected to end by SIGKILL
-  unsigned limit = 50;     // seconds
-  std::string rendezvous;  // default: a Unix path of the job's own
+  std::set<int> killed = {};    // processes that are expected to end by SIGKILL
+  unsigned limit = 50;          // seconds
+  std::string rendezvous = {};  // default: a Unix path of the job's own
 };
 
 // Runs `body` in `size` processes and expects each to succeed. A test may use HMC itself only after its jobs.

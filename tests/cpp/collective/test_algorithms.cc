@@ -10,10 +10,10 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-using Bytes = std::vector<std::byte>;
 
 constexpr std::array kinds{CallKind::all_reduce, CallKind::reduce_scatter, CallKind::reduce,
                            CallKind::all_gather, CallKind::broadcast,      CallKind::all_to_all};

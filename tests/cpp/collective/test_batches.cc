@@ -1,32 +1,15 @@
-// Batches: several collectives as one, small ones packed; what has no place in them; how they end.
+// Batches: several collectives as one, small ones packed; what has no place in them. How they fail: test_batch_failures.cc.
 #include <algorithm>
 #include <array>
 #include <iterator>
 
-#include "collective/job.h"
+#include "collective/batch_data.h"
 
 namespace hmc {
 namespace {
 
-using testing::Process;
-using testing::run_job;
-using testing::soon;
-using Bytes = std::vector<std::byte>;
+using namespace testing;
 
-MemoryView view(Bytes& bytes, std::size_t offset = 0) { return {bytes.data() + offset, bytes.size() - offset}; }
-constexpr Reduction xored{DataType::u8, ReduceOp::bxor};
-
-Bytes input(std::size_t bytes, int rank, std::size_t call) {
-  return testing::pattern(bytes, static_cast<std::uint64_t>(rank) * 131 + call);
-}
-Bytes xored_inputs(std::size_t bytes, int ranks, std::size_t call) {
-  Bytes all(bytes);
-  for (int r = 0; r < ranks; ++r) {
-    const Bytes each = input(bytes, r, call);
-    for (std::size_t i = 0; i < bytes; ++i) all[i] ^= each[i];
-  }
-  return all;
-}
 Bytes part(const Bytes& all, int index, int parts) {
   const auto each = static_cast<std::ptrdiff_t>(all.size()) / parts;
   return {all.begin() + index * each, all.begin() + (index + 1) * each};
@@ -206,79 +189,6 @@ TEST(Batches, MessagesAreWaitedFor) {
     EXPECT_EQ(in, input(300'001, 1 - me.rank(), 3));
     EXPECT_EQ(sum, xored_inputs(9, 2, 4));
     HMC_EXPECT_OK(world.barrier(soon()));
-  });
-}
-
-// The same bytes in all: in another order, call by call, or with another operation.
-TEST(Batches, OtherCallsOnAnotherRankAreFound) {
-  for (const int difference : {0, 1, 2}) {
-    run_job(2, [difference](const Process& process) {
-      const Communicator world = process.init();
-      const Member me = *world.self();
-      const bool odd = me.rank() == 1;
-      Bytes first(odd && difference == 0 ? 60 : 40), second(100 - first.size());
-      const Reduction reduction{DataType::u8, odd && difference == 2 ? ReduceOp::bor : ReduceOp::bxor};
-      Status status;
-      if (odd && difference == 1) {
-        status = me.all_reduce(view(first), view(first), reduction, soon());
-      } else {
-        auto batch = me.batch();
-        ASSERT_TRUE(batch.ok());
-        HMC_ASSERT_OK(me.all_reduce(view(first), view(first), reduction, soon()));
-        HMC_ASSERT_OK(me.all_reduce(view(second), view(second), reduction, soon()));
-        status = batch->run(soon());
-      }
-      EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
-      EXPECT_NE(status.message().find("all_reduce of u8"), std::string::npos) << status.str();
-      process.board[0].fetch_add(1);
-      EXPECT_TRUE(process.board.wait(0, 2));
-    });
-  }
-}
-
-TEST(Batches, ADeathEndsAllOfOne) {
-  run_job(3,
-          [](const Process& process) {
-            const Communicator world = process.init();
-            const Member me = *world.self();
-            std::vector<Bytes> data;
-            for (std::size_t i = 0; i < 20; ++i) data.push_back(input(i % 2 == 0 ? 1000 : testing::lengthy(4 << 20), me.rank(), i));
-            Bytes late(100);
-            HMC_ASSERT_OK(world.barrier(soon()));
-            if (me.rank() == 1) testing::die();
-            auto batch = me.batch();
-            ASSERT_TRUE(batch.ok());
-            for (Bytes& each : data) HMC_ASSERT_OK(me.all_reduce(view(each), view(each), xored, soon()));
-            ASSERT_TRUE(me.irecv(view(late), me.rank() == 0 ? 2 : 0, 1).ok());  // of a rank that lives and does not send
-            const auto before = std::chrono::steady_clock::now();
-            const Status status = batch->run(soon(15));
-            EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
-            EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.str();
-            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
-            process.board[0].fetch_add(1);
-            EXPECT_TRUE(process.board.wait(0, 2));
-          },
-          {.killed = {1}});
-}
-
-TEST(Batches, ALateRankIsNamedAtTheDeadline) {
-  run_job(2, [](const Process& process) {
-    const Communicator world = process.init();
-    const Member me = *world.self();
-    Bytes a = input(100, 0, 0), b = input(200, 0, 1), late(9);
-    if (me.rank() == 0) {
-      auto batch = me.batch();
-      ASSERT_TRUE(batch.ok());
-      HMC_ASSERT_OK(me.all_reduce(view(a), view(a), xored));
-      HMC_ASSERT_OK(me.all_reduce(view(b), view(b), xored));
-      ASSERT_TRUE(me.irecv(view(late), 1, 1).ok());
-      const Status status = batch->run(Deadline::after_seconds(0.2));
-      EXPECT_EQ(status.code(), Code::timeout) << status.str();
-      EXPECT_NE(status.message().find("rank 1 ("), std::string::npos) << status.str();
-      EXPECT_EQ(a, input(100, 0, 0));
-    }
-    process.board[0].fetch_add(1);
-    EXPECT_TRUE(process.board.wait(0, 2));
   });
 }
 

@@ -9,10 +9,10 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
-using Bytes = std::vector<std::byte>;
 
 constexpr std::array exact_types{DataType::f32, DataType::bf16, DataType::f16, DataType::f64, DataType::f8_e4m3fn};
 
@@ -155,7 +155,9 @@ TEST(ExactReductions, ScatteredAndRootedOnesAreTheSame) {
       }
       for (const std::string& name : names(me, "reduce", in.size(), type)) {
         HMC_ASSERT_OK(me.reduce({out.data(), out.size()}, {in.data(), in.size()}, 1, exact(type), soon(), name));
-        if (rank == 1) ASSERT_EQ(out, wanted) << name << " of " << name_of(type);
+        if (rank == 1) {
+          ASSERT_EQ(out, wanted) << name << " of " << name_of(type);
+        }
       }
     }
     HMC_EXPECT_OK(world.barrier(soon()));

@@ -61,7 +61,9 @@ TEST(PlanChoice, AlgorithmsChangeWhereThePlannersDo) {
     EXPECT_EQ(plan.runner_up ? plan.runner_up->algorithm : "", each.runner_up) << each.call << " of " << each.bytes;
     EXPECT_TRUE(plan.reason.ends_with(".")) << plan.reason;
     EXPECT_GE(plan.seconds, plan.lower_bound);
-    if (plan.runner_up) EXPECT_GE(plan.runner_up->seconds, plan.lower_bound * (1 - 1e-9));
+    if (plan.runner_up) {
+      EXPECT_GE(plan.runner_up->seconds, plan.lower_bound * (1 - 1e-9));
+    }
   }
 }
 
