@@ -67,7 +67,7 @@ MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device d
   return view;
 }
 
-// What an object has to transfer. `read_only`: its library lets nobody write it.
+// An object's memory. `read_only`: it must not be written.
 struct Viewed {
   MemoryView view;
   bool read_only = false;

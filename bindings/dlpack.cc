@@ -130,7 +130,8 @@ DlpackView take_dlpack(py::handle object) {
 py::object give_dlpack(const Memory& memory, py::handle max_version) {
   const bool versioned = max_version && !max_version.is_none() && py::cast<py::tuple>(max_version)[0].cast<int>() >= 1;
   if (memory.read_only() && !versioned) {
-    throw py::buffer_error("read-only memory is exported to consumers of DLPack 1 only, which are told that it is read-only");
+    throw py::buffer_error(
+        "read-only memory is exported by DLPack 1.0 and later only: earlier versions cannot mark it as read-only");
   }
   PyObject* capsule = nullptr;
   if (versioned) {

@@ -24,8 +24,8 @@ class BatchState;  // collective layer
 // Errors of calls that are made meanwhile: invalid_argument (of a call that returns a Work, waits for messages, or exchanges data
 // that the caller gets: it has no place in a batch; an overlap). They leave the batch as it was.
 // Thread rules: collects the calls of the thread that made it, one at a time for each thread; other threads' calls are not
-// collected. Another thread may call start() or run() while that thread calls collectives: those that come later are carried out at
-// once. One thread at a time for this object itself.
+// collected. Another thread may call start() or run() meanwhile: collectives that are called after that are carried out
+// immediately. One thread at a time for this object itself.
 class HMC_API Batch {
  public:
   Batch() noexcept;

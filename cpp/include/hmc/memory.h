@@ -35,8 +35,8 @@ class HMC_API Memory {
   // allocated, it is a slice of that: shareable, and alive for as long as the result is.
   static Result<Memory> wrap(void* data, std::size_t bytes, std::function<void()> keep_alive = {});
   static Result<Memory> wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
-  // The same over bytes that nobody here may write: fill() and copies to them, a registration that peers may write, and get() into
-  // it are refused.
+  // The same for memory that this process must not write: fill() and copies to them, a registration that peers may write, and get()
+  // into it are refused.
   static Result<Memory> wrap_read_only(const void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
 
   [[nodiscard]] void* data() const noexcept;                         // address on its device; null when empty

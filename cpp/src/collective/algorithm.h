@@ -34,7 +34,7 @@ enum class Algorithm : std::uint8_t {
 
 // "binomial tree". Empty: calls of that kind have no such algorithm. In a group of one rank all are "local".
 [[nodiscard]] std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept;
-// Those that can carry out a call that check_call() accepts, never empty. `shared`: all ranks share memory, and the buffers are CPU
+// The algorithms for a call that check_call() accepts; at least one. `shared`: all ranks share memory, and the buffers are CPU
 // memory.
 std::vector<Algorithm> algorithms_of(const EqualCall& call, bool shared);
 std::vector<std::string> algorithm_names(const EqualCall& call, bool shared);

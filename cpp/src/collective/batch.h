@@ -23,8 +23,7 @@ namespace hmc {
 // Collects the calls of one thread. Any thread may start or destroy it meanwhile. Without the engine lock.
 class BatchState {
  public:
-  // A batch that does not end while this exists. What is added may own objects of a binding, whose end waits for locks of its own:
-  // destroy them after this.
+  // Keeps a batch from ending. Destroy objects of a binding that were to be added after this: their destructors take locks.
   class Open {
    public:
     Open() noexcept = default;

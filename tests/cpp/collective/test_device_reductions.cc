@@ -212,7 +212,9 @@ TEST(DeviceReductions, ScatterAndRoots) {
       const OnDevice in(me.device(), input(reduction.type, count, rank));
       const OnDevice out(me.device(), Bytes(count * 4));
       HMC_ASSERT_OK(me.reduce(out.view(), in.view(), root, reduction, soon()));
-      if (me.rank() == root) ASSERT_TRUE(out.read() == expected(reduction, count, 3)) << root;
+      if (me.rank() == root) {
+        ASSERT_TRUE(out.read() == expected(reduction, count, 3)) << root;
+      }
     }
   });
 }
