@@ -290,8 +290,8 @@ TEST_F(VerbsRails, WithTheLastThePeerIsLost) {
   start();
   const AnyArea local(*pair->a().node, bytes, Device::cpu()), target(*pair->b().node, bytes, Device::cpu());
   const auto remote = target.imported(pair->a()).value();
-  fabric().fail_port(0, 20, 0);
-  fabric().fail_port(1, 25, 3);
+  fabric().fail_port(0, 6, 0);  // both together before the put is through, however soon it starts
+  fabric().fail_port(1, 9, 3);
   Move put(pair->a(), local, *remote, bytes), get(pair->a(), local, *remote, bytes);
   HMC_ASSERT_OK(put.put(pattern(10, 1)));
   HMC_ASSERT_OK(get.get());
