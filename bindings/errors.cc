@@ -95,14 +95,31 @@ std::string text_of_int(const py::object& index) {
   return bits > 128 ? "an int of " + std::to_string(bits) + " bits" : py::str(index).cast<std::string>();
 }
 
+py::type_error not_an_int(py::handle object, const char* name) {
+  return py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(object.ptr())->tp_name);
+}
+
+py::object index_of(py::handle object, const char* name) {
+  auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  if (index) return index;
+  PyErr_Clear();
+  throw not_an_int(object, name);
+}
+
 }  // namespace
 
+std::int64_t integer_of(py::handle object, const char* name) {
+  const long long number = PyLong_AsLongLong(object.ptr());
+  if (number != -1 || PyErr_Occurred() == nullptr) return number;
+  const bool beyond = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
+  if (!beyond && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  if (beyond) refuse(std::string(name) + " must be from -2**63 to 2**63 - 1, and is " + text_of_int(index_of(object, name)));
+  throw not_an_int(object, name);
+}
+
 std::size_t byte_count(py::handle object) {
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
-  if (!index) {
-    PyErr_Clear();
-    throw py::type_error(std::string("nbytes must be an int, not a ") + Py_TYPE(object.ptr())->tp_name);
-  }
+  const py::object index = index_of(object, "nbytes");
   const Py_ssize_t bytes = PyLong_AsSsize_t(index.ptr());
   const bool outside = bytes == -1 && PyErr_Occurred() != nullptr;
   if (outside) PyErr_Clear();

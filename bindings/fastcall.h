@@ -60,16 +60,9 @@ T& self_as(PyObject* self) {
   return *value;
 }
 
-// Throws TypeError that names the argument for what is no integer.
+// `fallback` for an absent argument. Errors: those of integer_of().
 inline std::int64_t integer_or(py::handle value, std::int64_t fallback, const char* name) {
-  if (!value) return fallback;
-  const long long number = PyLong_AsLongLong(value.ptr());
-  if (number == -1 && PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
-    PyErr_Clear();
-    throw py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(value.ptr())->tp_name);
-  }
-  return number;
+  return value ? integer_of(value, name) : fallback;
 }
 
 // Of a str, which keeps the text; `fallback` for an absent argument. Throws TypeError that names the argument for others.

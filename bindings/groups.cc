@@ -1,23 +1,38 @@
 // Communicators made from a Communicator: split(), shrink() and subgroup().
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "members.h"
 
 namespace hmc::bindings {
+namespace {
+
+int int_of(py::handle value, const char* name) {
+  const std::int64_t number = integer_of(value, name);
+  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max())
+    refuse(std::string(name) + " must be from -2**31 to 2**31 - 1, and is " + std::to_string(number));
+  return static_cast<int>(number);
+}
+
+// An int counts for all local Members, a list has one for each.
+std::vector<int> one_per_member(const py::object& value, const char* name, int fallback, std::size_t members) {
+  if (value.is_none()) return std::vector<int>(members, fallback);
+  if (!py::isinstance<py::sequence>(value)) return std::vector<int>(members, int_of(value, name));
+  std::vector<int> all;
+  for (const py::handle one : value) all.push_back(int_of(one, name));
+  return all;
+}
+
+}  // namespace
 
 void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm) {
   comm.def(
           "split",
           [](const Communicator& self, const py::object& color, const py::object& key,
              const std::optional<double>& timeout) -> py::object {
-            const auto ints = [&](const py::object& value, int fallback) {
-              if (value.is_none()) return std::vector<int>(self.local().size(), fallback);
-              if (PyLong_Check(value.ptr()) != 0) return std::vector<int>(self.local().size(), value.cast<int>());
-              return value.cast<std::vector<int>>();
-            };
-            const std::vector<int> colors = ints(color, -1);
-            const std::vector<int> keys = ints(key, 0);
+            const std::vector<int> colors = one_per_member(color, "color", -1, self.local().size());
+            const std::vector<int> keys = one_per_member(key, "key", 0, self.local().size());
             const Deadline deadline = deadline_of(timeout);
             const Communicator result = interruptible([&] { return self.split(colors, keys, deadline); });
             return result.valid() ? py::cast(result) : py::object(py::none());

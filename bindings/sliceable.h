@@ -13,13 +13,14 @@ void bind_slices(Class& cls) {
       [](const T& self, const py::object& index) {
         if (PySlice_Check(index.ptr()) == 0) refuse("index with a slice of bytes, such as [4096:8192]");
         const auto step = index.attr("step");
-        if (!step.is_none() && step.cast<long>() != 1) refuse("slices have step 1; use prepare_blocks for scattered bytes");
+        if (!step.is_none() && integer_of(step, "slice step") != 1)
+          refuse("slices have step 1; use prepare_blocks for scattered bytes");
         const auto bound = [&](const char* name, std::size_t fallback) -> std::size_t {
           const py::object value = index.attr(name);
           if (value.is_none()) return fallback;
-          const auto number = py::int_(value).cast<long long>();
-          const auto size = static_cast<long long>(self.size());
-          const long long at = number < 0 ? number + size : number;
+          const std::int64_t number = integer_of(value, "slice bound");
+          const auto size = static_cast<std::int64_t>(self.size());
+          const std::int64_t at = number < 0 ? number + size : number;
           // Python clips; a transfer that is silently shorter than asked for would be a trap.
           if (at < 0 || at > size) {
             refuse("slice bound " + std::to_string(number) + " lies outside " + std::to_string(self.size()) + " bytes");

@@ -48,15 +48,16 @@ run_cpp() {
   "${on[@]}" ctest --test-dir "$build" --output-on-failure -j "$jobs"
 }
 
+# -P: hmc is the package, not the folder of its sources.
 run_python() {
   local workers=(-n "$jobs") worker
   if [ "$1" = pinned ]; then
     workers=(-d)
     for ((worker = 0; worker < jobs; worker++)); do
-      workers+=(--tx "popen//python=taskset -c $((worker % $(nproc))) $python -P")  # -P: hmc is the package, not ./hmc
+      workers+=(--tx "popen//python=taskset -c $((worker % $(nproc))) $python -P")
     done
   fi
-  "$python" -m pytest -q -p no:cacheprovider --dist loadgroup "${workers[@]}"
+  "$python" -P -m pytest -q -p no:cacheprovider --dist loadgroup "${workers[@]}"
 }
 
 failed=0

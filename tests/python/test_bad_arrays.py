@@ -12,7 +12,7 @@ from conftest import Pair, pattern, read_only
 
 import hmc
 
-REFUSED = (hmc.InvalidArgumentError, TypeError, OverflowError)
+REFUSED = (hmc.InvalidArgumentError, TypeError)
 
 
 @pytest.mark.parametrize(
