@@ -50,7 +50,10 @@ def ucx_of_another_process() -> str:
 
 
 WHOLE = """
-with hmc.init(timeout=60) as comm:
+# Both have one kernel, by which hosts are told apart unless they are written down.
+cards = "".join(f"card c{r} host={'alpha' if r < 2 else 'beta'} process={r}\\n" for r in range(4))
+topology = hmc.Topology.parse("hmc-topology 1\\nhost alpha\\nhost beta\\n" + cards)
+with hmc.init(timeout=60, topology=topology) as comm:
     rank, size = comm.rank, comm.size
     for other in range(size):
         path = comm.path(other)
@@ -87,6 +90,16 @@ with hmc.init(timeout=60) as comm:
     out = np.zeros_like(inp)
     comm.all_to_all(out, inp, timeout=60)
     assert np.array_equal(out, np.concatenate([pattern(70_001, other * 100 + rank) for other in range(size)]))
+    # Sums: each byte leaves its host once.
+    assert [*comm.islands()] == [(0, 1), (2, 3)]
+    for n, algorithm in ((1_000_003, None), (4097, "hierarchical"), (1, "hierarchical"), (1_000_003, "reduce-scatter + all-gather")):
+        plan = comm.plan("all_reduce", 4 * n, algorithm=algorithm)
+        across = sum(link.bytes for link in plan.links if link.source // 2 != link.target // 2)
+        assert across == (16 * n if "all-gather" in plan.algorithm else 8 * n), str(plan)
+        inputs = [pattern(4 * n, 7 + other).view(np.int32) for other in range(size)]
+        total = inputs[rank].copy()
+        comm.all_reduce(total, algorithm=algorithm, timeout=60)
+        assert np.array_equal(total, sum(inputs[1:], inputs[0].copy())), (n, algorithm)
     comm.barrier(timeout=60)
     print("whole", rank)
 """

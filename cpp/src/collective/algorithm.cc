@@ -20,6 +20,7 @@ constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::divided, "reduce-scatter + all-gather"},
     Named{CallKind::all_reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
     Named{CallKind::all_reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::all_reduce, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::reduce, Algorithm::whole, "whole inputs to the root"},
     Named{CallKind::reduce, Algorithm::divided, "reduce-scatter + gather"},
     Named{CallKind::reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
@@ -27,8 +28,10 @@ constexpr std::array all_named{
     Named{CallKind::reduce_scatter, Algorithm::direct, "direct"},
     Named{CallKind::reduce_scatter, Algorithm::shared_whole, "whole inputs through shared memory"},
     Named{CallKind::reduce_scatter, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce_scatter, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::all_gather, Algorithm::tree, "doubling"},
     Named{CallKind::all_gather, Algorithm::direct, "direct"},
+    Named{CallKind::all_gather, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::broadcast, Algorithm::tree, "binomial tree"},
     Named{CallKind::broadcast, Algorithm::divided, "scatter + all-gather"},
     Named{CallKind::broadcast, Algorithm::direct, "direct"},
@@ -48,6 +51,8 @@ std::string obstacle(const EqualCall& call, Algorithm algorithm, bool shared) {
   if (algorithm == Algorithm::shared_whole && !fused::in_one_shot(call.bytes, call.size)) {
     return "an input has " + bytes_text(call.bytes) + ", more than " + bytes_text(fused::shot_bytes / (call.size - 1));
   }
+  if (algorithm == Algorithm::hierarchical && !call.islands)
+    return "it takes several islands, one of which has several ranks, and sums that are not exact";
   const bool two = call.size == 2;
   if (call.kind == CallKind::broadcast && two != (algorithm == Algorithm::direct))
     return two ? "there is one receiver" : "there are several receivers";
@@ -70,6 +75,23 @@ std::string listed(const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+std::uint32_t code_of(CallKind kind, Algorithm algorithm) noexcept {
+  std::uint32_t code = 0;
+  for (const Named& each : all_named) {
+    if (each.kind != kind) continue;
+    ++code;
+    if (each.algorithm == algorithm) return code;
+  }
+  return 0;
+}
+
+Algorithm algorithm_with_code(CallKind kind, std::uint32_t code) noexcept {
+  for (const Named& each : all_named) {
+    if (each.kind == kind && code-- == 1) return each.algorithm;
+  }
+  return Algorithm::chosen;
+}
 
 std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept {
   for (const Named& each : all_named) {

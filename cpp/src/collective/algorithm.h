@@ -13,7 +13,6 @@ namespace hmc {
 enum class CallKind : std::uint8_t;
 struct EqualCall;
 
-// As messages carry it, in three bits: see encode_call(). One that is named is alike on every rank.
 enum class Algorithm : std::uint8_t {
   chosen,        // by HMC
   whole,         // whole inputs, in one round, to each rank that reduces
@@ -23,6 +22,7 @@ enum class Algorithm : std::uint8_t {
   tree,          // about log2 n rounds
   direct,        // each block straight to its rank; in a group of one rank, everything
   relayed,       // blocks by way of other ranks
+  hierarchical,  // hierarchical
 };
 [[nodiscard]] constexpr bool is_shared(Algorithm algorithm) noexcept {
   return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass;
@@ -31,6 +31,11 @@ enum class Algorithm : std::uint8_t {
 [[nodiscard]] constexpr bool may_be_shared(Algorithm algorithm) noexcept {
   return algorithm == Algorithm::chosen || is_shared(algorithm);
 }
+
+// As messages carry it, in three bits: which one of those for that kind of call; 0: chosen. One that is named is alike on every
+// rank.
+[[nodiscard]] std::uint32_t code_of(CallKind kind, Algorithm algorithm) noexcept;
+[[nodiscard]] Algorithm algorithm_with_code(CallKind kind, std::uint32_t code) noexcept;  // chosen, for a peer's code that is none
 
 // "binomial tree". Empty: calls of that kind have no such algorithm. In a group of one rank all are "local".
 [[nodiscard]] std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept;

@@ -28,6 +28,13 @@ MemoryView Areas::slice(const Slice& where, std::uint64_t bytes) const {
   return view;
 }
 
+ReduceStep Areas::reduction(ReducePhase phase) const noexcept {
+  ReduceStep step = buffers_.reduction;
+  if (phase == ReducePhase::first) step.divisor = 1;
+  if (phase == ReducePhase::last) step.scale = 1;
+  return step;
+}
+
 std::vector<const void*> Areas::sources(std::span<const Slice> slices) const {
   std::vector<const void*> found;
   found.reserve(slices.size());
@@ -35,12 +42,13 @@ std::vector<const void*> Areas::sources(std::span<const Slice> slices) const {
   return found;
 }
 
-bool Areas::is_short(const Step& step, std::size_t ranks) const noexcept {
+bool Areas::is_short(const Step& step) const noexcept {
   switch (step.kind) {
     case StepKind::copy:
       return buffers_.in.device.is_cpu() && buffers_.out.device.is_cpu();
     case StepKind::reduce:
-      return !buffers_.scratch && step.bytes * ranks <= (buffers_.reduction.exact ? exactly_reduced_at_once : reduced_at_once);
+      return !buffers_.scratch &&
+             step.bytes * step.source_count <= (buffers_.reduction.exact ? exactly_reduced_at_once : reduced_at_once);
     default:
       return false;
   }

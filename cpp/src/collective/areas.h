@@ -32,14 +32,14 @@ class Areas {
   Areas(CollectiveBuffers buffers, std::uint64_t scratch);
 
   [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
-  [[nodiscard]] const ReduceStep& reduction() const noexcept { return buffers_.reduction; }
+  [[nodiscard]] ReduceStep reduction(ReducePhase phase) const noexcept;
   // The device that reduces; the CPU where that does.
   [[nodiscard]] Device reducer() const noexcept { return buffers_.scratch ? buffers_.scratch->memory().device() : Device::cpu(); }
   [[nodiscard]] MemoryView slice(const Slice& where, std::uint64_t bytes) const;
   // Where the sources of a reduction begin.
   [[nodiscard]] std::vector<const void*> sources(std::span<const Slice> slices) const;
-  // A step that neither posts a message nor takes longer than the engine lock may be held. `ranks`: sources of a reduction.
-  [[nodiscard]] bool is_short(const Step& step, std::size_t ranks) const noexcept;
+  // A step that neither posts a message nor takes longer than the engine lock may be held.
+  [[nodiscard]] bool is_short(const Step& step) const noexcept;
   // Small: large blocks, and blocks to itself in device memory, go as messages. Relayed blocks of device memory are waited for.
   Status copy(const Step& step) const;
   // The buffers' owners may run user code when they end (a Python object), which the engine lock forbids: `engine` drops them.

@@ -11,7 +11,7 @@ constexpr unsigned mantissa_bits = 10;
 constexpr std::array exact_ops{ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum};
 
 std::uint32_t low_byte(CallKind kind, Algorithm algorithm) noexcept {
-  return static_cast<std::uint32_t>(kind) | static_cast<std::uint32_t>(algorithm) << 5;
+  return static_cast<std::uint32_t>(kind) | code_of(kind, algorithm) << 5;
 }
 
 std::uint32_t operation_of(const Reduction& reduction) noexcept {

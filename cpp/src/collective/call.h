@@ -51,7 +51,9 @@ enum class CallKind : std::uint8_t {
 [[nodiscard]] std::uint32_t without_digest(std::uint32_t call) noexcept;
 [[nodiscard]] std::uint32_t with_digest(std::uint32_t call, std::span<const std::uint64_t> alike) noexcept;
 [[nodiscard]] constexpr CallKind kind_of(std::uint32_t call) noexcept { return static_cast<CallKind>(call & 0x1f); }
-[[nodiscard]] constexpr Algorithm algorithm_of(std::uint32_t call) noexcept { return static_cast<Algorithm>((call >> 5) & 7); }
+[[nodiscard]] inline Algorithm algorithm_of(std::uint32_t call) noexcept {
+  return algorithm_with_code(kind_of(call), (call >> 5) & 7);
+}
 // "all_to_all with blocks of 64 bytes", "all_reduce of f32, exact sum, by \"whole inputs to every rank\""
 [[nodiscard]] std::string describe_call(std::uint32_t call);
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "collective/plan_hierarchical.h"
+
 namespace hmc {
 namespace {
 
@@ -50,9 +52,24 @@ Choice choice(const EqualCall& call, Algorithm algorithm, std::string reason, co
   return {algorithm, std::string(name_of(call.kind, algorithm)) + chunks, std::move(reason)};
 }
 
+Choice hierarchical_choice(const EqualCall& call, const Tuning& tuning) {
+  const std::vector<Island>& islands = *call.islands;
+  const auto largest = std::ranges::max_element(islands, {}, [](const Island& island) { return island.ranks.size(); });
+  std::uint64_t part = call.bytes / call.size;
+  if (call.kind == CallKind::all_reduce) {
+    for (const IslandPiece& piece : island_pieces(islands, call.bytes, call.element)) part = std::max(part, piece.part.bytes);
+  }
+  return choice(call, Algorithm::hierarchical,
+                bytes_text(call.bytes) + " are at least " + bytes_text(tuning.reduce.hierarchical) + ", and the ranks are in " +
+                    std::to_string(islands.size()) + " islands: each byte leaves an island once for each other one, not " +
+                    counted(largest->ranks.size(), "time") + ".",
+                chunks_text(call, tuning, part));
+}
+
 Choice all_reduce_choice(const EqualCall& call, const Tuning& tuning) {
   const std::string inputs = "The inputs are " + bytes_text(call.bytes * call.size) + " together, ";
   const std::string limit = bytes_text(tuning.reduce.whole);
+  if (reduces_hierarchically(call.bytes, tuning.reduce)) return hierarchical_choice(call, tuning);
   if (all_reduce_whole(call.size, call.bytes, tuning.reduce))
     return choice(call, Algorithm::whole, inputs + "at most " + limit + ": one round costs less than two.");
   char sent[64] = "";
@@ -71,6 +88,7 @@ Choice reduce_choice(const EqualCall& call, const Tuning& tuning) {
 }
 
 Choice all_gather_choice(const EqualCall& call, const Tuning& tuning) {
+  if (gathers_hierarchically(call.bytes, tuning.spread)) return hierarchical_choice(call, tuning);
   const std::string blocks = "The blocks have " + bytes_text(call.bytes) + " together, ", limit = bytes_text(tuning.spread.tree);
   if (gathers_by_doubling(call.size, call.bytes, tuning.spread)) {
     return choice(call, Algorithm::tree,
@@ -192,6 +210,7 @@ Choice choice_of(const EqualCall& call, const Tuning& tuning) {
     case CallKind::all_reduce:
       return all_reduce_choice(call, tuning);
     case CallKind::reduce_scatter:
+      if (reduces_hierarchically(call.bytes, tuning.reduce)) return hierarchical_choice(call, tuning);
       return choice(call, Algorithm::direct, "Each rank receives its block of every rank and reduces them once, in rank order.",
                     chunks_text(call, tuning, call.bytes / call.size));
     case CallKind::reduce:

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "collective/algorithm.h"
 #include "collective/call.h"
@@ -22,6 +24,8 @@ struct EqualCall {
   std::size_t element = 1;  // bytes, of calls that reduce
   std::uint32_t root = 0;   // of calls that have one
   bool exact = false;       // of calls that reduce floating types: sums are rounded once
+  // Of a group that has_hierarchy(), in calls that are not exact; else null.
+  std::shared_ptr<const std::vector<Island>> islands = nullptr;
 };
 
 struct Tuning {

@@ -123,7 +123,7 @@ class Prediction {
         compute(now, place, bytes / model_.link(place.rank, place.rank).bandwidth);
         return {};
       case StepKind::reduce:
-        compute(now, place, bytes * size_ / model_.rank(place.rank).reduction);
+        compute(now, place, bytes * one.source_count / model_.rank(place.rank).reduction);
         return {};
       case StepKind::send:
       case StepKind::receive:

@@ -151,16 +151,17 @@ void CollectiveWork::post(std::uint32_t index) {
 void CollectiveWork::reduce(std::uint32_t index) {
   const Step& step = run_.steps()[index];
   if (step.bytes == 0 || run_.poisoned(index)) return run_.finish(index);
-  auto sources = areas_.sources(run_.sources().subspan(step.first_source, group_->size()));
+  auto sources = areas_.sources(run_.sources().subspan(step.first_source, step.source_count));
+  const ReduceStep reduction = areas_.reduction(step.phase);
   void* const to = areas_.slice(step.to, step.bytes).data;
-  if (areas_.is_short(step, sources.size())) {
-    reduce_on_cpu(to, sources, step.bytes / size_of(areas_.reduction().type), areas_.reduction());
+  if (areas_.is_short(step)) {
+    reduce_on_cpu(to, sources, step.bytes / size_of(reduction.type), reduction);
     return run_.finish(index);
   }
   const Device reducer = areas_.reducer();
   const auto work = reducer.is_cpu()
-                        ? reduce_in_background(engine(), to, std::move(sources), step.bytes, areas_.reduction())
-                        : reduce_on_device(engine(), reducer, to, sources, step.bytes, areas_.reduction(), areas_.buffers().after);
+                        ? reduce_in_background(engine(), to, std::move(sources), step.bytes, reduction)
+                        : reduce_on_device(engine(), reducer, to, sources, step.bytes, reduction, areas_.buffers().after);
   run_.posted(index, work);
   work->on_complete_locked([this, index](const Status& status) { on_message(index, status); });
 }
@@ -209,7 +210,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     on_failure(status.with_context(group_->describe(step.peer)));
   }
   if (posting_) return;  // advance() goes on with what has become ready
-  while (!failing_ && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()], group_->size())) post(run_.take_ready());
+  while (!failing_ && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()])) post(run_.take_ready());
   if (run_.all_done() || failing_) {
     end_if_done();
   } else if (run_.has_ready()) {

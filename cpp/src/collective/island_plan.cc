@@ -195,15 +195,15 @@ Result<IslandPlan> plan_islands(std::uint64_t bytes, std::span<const IslandCards
   HMC_TRY(check(bytes, islands, options));
   const Estimator estimator(bytes, islands, options);
   const Estimate hierarchical = estimator.hierarchical(false), flat = estimator.flat();
-  const bool layered = hierarchical.seconds <= flat.seconds;
-  const Estimate &best = layered ? hierarchical : flat, &other = layered ? flat : hierarchical;
+  const bool faster = hierarchical.seconds <= flat.seconds;
+  const Estimate &best = faster ? hierarchical : flat, &other = faster ? flat : hierarchical;
   return IslandPlan{.bytes = bytes,
                     .cards = static_cast<int>(estimator.cards()),
-                    .algorithm = layered ? "hierarchical" : "flat",
+                    .algorithm = faster ? "hierarchical" : "flat",
                     .seconds = best.seconds,
                     .lower_bound = estimator.lower_bound(),
                     .busiest = best.busiest.name,
-                    .runner_up = {layered ? "flat" : "hierarchical", other.seconds},
+                    .runner_up = {faster ? "flat" : "hierarchical", other.seconds},
                     .even_seconds = estimator.hierarchical(true).seconds,
                     .islands = hierarchical.loads};
 }
@@ -214,7 +214,7 @@ std::string IslandPlan::str() const {
   text += text_row("algorithm", algorithm) + text_row("predicted", time_text(seconds)) +
           text_row("lower bound", time_text(lower_bound));
   text += text_row("busiest", busiest) + text_row("runner-up", runner_up.algorithm + ": " + time_text(runner_up.seconds));
-  text += text_row("figures", "estimated from nominal rates; HMC carries out the flat algorithm only");
+  text += text_row("figures", "estimated from nominal rates");
   text += "  hierarchical, time of   share       inside      between       memory\n";
   for (const IslandLoad& load : islands) {
     char line[128];

@@ -124,15 +124,6 @@ class LinkSurvey {
     basis(from, to) = Basis::topology;
   }
 
-  // Of the host's fastest NIC; 0: none is written down.
-  static double nic_bandwidth(const Topology& written, const std::string& host) {
-    double most = 0;
-    for (const TopologyNic& nic : written.nics) {
-      if (nic.host == host) most = std::max(most, nic.bandwidth);
-    }
-    return most;
-  }
-
   const Group& group_;
   const std::vector<bool> staged_;
   const std::vector<std::uint32_t> hosts_;        // by rank
@@ -168,7 +159,8 @@ std::vector<bool> staged_ranks(const Group& group, DataType type, bool exact) {
 }
 
 Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
-  HMC_ASSIGN(const EqualCall call, equal_call(name, bytes, options, group.size()));
+  HMC_ASSIGN(EqualCall call, equal_call(name, bytes, options, group.size()));
+  if (!call.exact) call.islands = group.schedules().islands(group);
   const std::vector<bool> staged =
       reduces(call.kind) ? staged_ranks(group, options.type, call.exact) : std::vector<bool>(group.size());
   LinkSurvey survey(group, staged);
@@ -199,15 +191,8 @@ Result<CollectivePlan> Communicator::plan(std::string_view call, std::uint64_t b
 Result<std::vector<std::vector<int>>> Communicator::islands() const {
   HMC_TRY(check(*this));
   const Group& group = *state_->group;
-  const auto hosts = hosts_of(group);
   std::vector<std::vector<int>> islands;
-  std::map<std::pair<std::uint32_t, std::string>, std::size_t> known;
-  for (std::uint32_t r = 0; r < group.size(); ++r) {
-    const auto key = std::pair(hosts[r], std::string(group.rank(r).device.vendor()));
-    const std::size_t at = known.emplace(key, islands.size()).first->second;
-    if (at == islands.size()) islands.emplace_back();
-    islands[at].push_back(static_cast<int>(r));
-  }
+  for (const Island& island : islands_of(group)) islands.emplace_back(island.ranks.begin(), island.ranks.end());
   return islands;
 }
 

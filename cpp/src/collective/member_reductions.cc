@@ -55,12 +55,19 @@ Result<Planned> planned(const Group& group, const MemoryView& out, const MemoryV
 }
 
 std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, Algorithm algorithm, std::uint64_t root = 0) {
-  return root << 8 | static_cast<std::uint64_t>(algorithm) << 5 | size_of(reduction.type) << 1 | (tuning.staged ? 1 : 0);
+  return root << 16 | (tuning.islands ? 1 << 12 : 0) | static_cast<std::uint64_t>(algorithm) << 5 | size_of(reduction.type) << 1 |
+         (tuning.staged ? 1 : 0);
 }
 
-Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, std::string_view name) {
+// Of a hierarchical all_reduce, which rounds sums more than once.
+std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const ReduceStep& step) {
+  return step.exact ? nullptr : group.schedules().islands(group);
+}
+
+Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, const ReduceStep& step, std::string_view name) {
   if (name.empty()) return Algorithm::chosen;
-  return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes}, name, group.fused().possible());
+  return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
+                         group.fused().possible());
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
@@ -86,9 +93,10 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   }
   HMC_TRY(check_memory("all_reduce", out, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
-  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, algorithm));
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, step, algorithm));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](const ReduceTuning& tuning) {
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](ReduceTuning tuning) {
+               if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return group->schedules().get(
                    rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction, named)},
                    [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
@@ -121,8 +129,9 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
     HMC_ASSIGN(step, step_of("reduce_scatter", *group, reduction, count));
     bytes += count;
   }
-  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, algorithm));
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](const ReduceTuning& tuning) {
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, step, algorithm));
+  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](ReduceTuning tuning) {
+               if (bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return std::make_shared<const Schedule>(
                    plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
              }));
@@ -171,7 +180,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   }
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
-  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, algorithm));
+  HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, step, algorithm));
   HMC_ASSIGN(auto found, planned(*group, target, in, reduction, named, [&](const ReduceTuning& tuning) {
                return group->schedules().get(
                    rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},

@@ -45,9 +45,13 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
   const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
-  HMC_ASSIGN(const Algorithm named,
-             named_algorithm({.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes}, algorithm, false));
-  const SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
+  HMC_ASSIGN(
+      const Algorithm named,
+      named_algorithm(
+          {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes, .islands = group->schedules().islands(*group)},
+          algorithm, false));
+  SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
+  if (bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
   return Share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};

@@ -11,6 +11,10 @@ namespace hmc {
 enum class StepKind : std::uint8_t { send, receive, copy, reduce };
 enum class Area : std::uint8_t { in, out, scratch };  // the caller's two buffers, and memory of the collective itself
 
+// Which part of an operation on all ranks' inputs a reduction carries out: inputs are scaled in the first, results divided in the
+// last.
+enum class ReducePhase : std::uint8_t { whole, first, last };
+
 struct Slice {
   Area area = Area::in;
   std::uint64_t offset = 0;  // bytes
@@ -22,11 +26,12 @@ struct Step {
   std::uint8_t round = 0;
   std::uint32_t peer = 0;  // rank; own for copies and reductions
   std::uint64_t bytes = 0;
-  Slice from;                                    // send, copy
-  Slice to;                                      // receive, copy, reduce
-  std::uint32_t waits = 0;                       // steps that must be complete before
-  std::uint32_t first_next = 0, next_count = 0;  // in Schedule::next: steps that wait for this one
-  std::uint32_t first_source = 0;                // reduce: in Schedule::sources, one for each rank, `bytes` each
+  Slice from;                                        // send, copy
+  Slice to;                                          // receive, copy, reduce
+  std::uint32_t waits = 0;                           // steps that must be complete before
+  std::uint32_t first_next = 0, next_count = 0;      // in Schedule::next: steps that wait for this one
+  std::uint32_t first_source = 0, source_count = 0;  // reduce: in Schedule::sources, `bytes` each
+  ReducePhase phase = ReducePhase::whole;            // reduce
 };
 
 struct Schedule {

@@ -1,21 +1,20 @@
 #include "collective/plan_reduce.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "collective/parts.h"
+#include "collective/plan_hierarchical.h"
 #include "collective/schedule_builder.h"
 
 namespace hmc {
 namespace {
 
 using Index = ScheduleBuilder::Index;
-
-// Rounds of results are above those of inputs.
-constexpr std::uint8_t result_rounds = 128;
 
 // Which rank reduces which part of the input.
 struct Shares {
@@ -168,6 +167,7 @@ Shares shares_of(std::uint32_t rank, std::uint32_t size, const ReduceTuning& tun
 
 Schedule plan_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element,
                          const ReduceTuning& tuning) {
+  if (reduces_hierarchically(bytes, tuning)) return plan_hierarchical_all_reduce(rank, *tuning.islands, bytes, element, tuning);
   Shares shares = shares_of(rank, size, tuning);
   if (all_reduce_whole(size, bytes, tuning)) {
     std::vector<std::uint32_t> everybody(size);
@@ -205,6 +205,8 @@ Schedule plan_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t b
 
 Schedule plan_reduce_scatter(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, std::size_t element,
                              const ReduceTuning& tuning) {
+  if (reduces_hierarchically(std::reduce(blocks.counts.begin(), blocks.counts.end()), tuning))
+    return plan_hierarchical_reduce_scatter(rank, *tuning.islands, blocks, element, tuning);
   Shares shares = shares_of(rank, size, tuning);
   for (std::uint32_t r = 0; r < size; ++r) shares.parts[r] = Part{blocks.displacements[r], blocks.counts[r]};
   shares.cut(tuning.chunk, tuning.window, element);

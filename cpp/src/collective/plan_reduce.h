@@ -1,14 +1,20 @@
 // Schedules of the collectives that reduce. Pure.
 //
 // Every element is reduced in one step, by one rank, from all ranks' inputs in rank order. So the result has the same bits on every
-// rank, in every run, for every size and algorithm.
+// rank, in every run, for every size and algorithm but the hierarchical one (plan_hierarchical.h).
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
+#include "collective/island.h"
 #include "collective/plan.h"
 
 namespace hmc {
+
+// Rounds of results are above those of inputs and of partial results.
+inline constexpr std::uint32_t result_rounds = 128;
 
 struct ReduceTuning {
   // Inputs up to this size, times the number of ranks that read it, are sent whole to each rank that reduces.
@@ -17,11 +23,17 @@ struct ReduceTuning {
   std::uint32_t window = 4;         // chunks of one rank in flight
   // The buffers are device memory, which the CPU reduces in scratch memory of the host.
   bool staged = false;
+  // Calls of at least this size, of all blocks together, are hierarchical where the group has islands.
+  std::uint64_t hierarchical = 1 << 20;
+  std::shared_ptr<const std::vector<Island>> islands = nullptr;  // null, or has_hierarchy()
 };
 
 // Whether inputs are sent whole, in one round: every rank must answer alike.
 constexpr bool all_reduce_whole(std::uint32_t size, std::uint64_t bytes, const ReduceTuning& tuning) noexcept {
   return size == 1 || bytes <= tuning.whole / size;
+}
+inline bool reduces_hierarchically(std::uint64_t bytes, const ReduceTuning& tuning) noexcept {
+  return tuning.islands && bytes > 0 && bytes >= tuning.hierarchical;
 }
 constexpr bool reduce_whole(std::uint32_t size, std::uint64_t bytes, const ReduceTuning& tuning) noexcept {
   return size == 1 || bytes <= tuning.whole;

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "collective/plan_hierarchical.h"
 #include "collective/schedule_builder.h"
 
 namespace hmc {
@@ -104,16 +105,20 @@ class Shared {
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning) {
   const std::uint64_t total = std::reduce(blocks.counts.begin(), blocks.counts.end());
   // Where the blocks lie is each rank's own affair, so it does not choose the algorithm.
-  if (gathers_by_doubling(size, total, tuning)) {
+  if (!gathers_hierarchically(total, tuning) && gathers_by_doubling(size, total, tuning)) {
     return plan_all_gather(rank, size, blocks.counts, is_packed(blocks) ? std::span<const std::uint64_t>() : blocks.displacements);
   }
   ScheduleBuilder plan;
-  for (std::uint32_t distance = 1; distance < size; ++distance) {
-    const std::uint32_t source = (rank + size - distance) % size;
-    plan.receive(source, 0, {Area::out, blocks.displacements[source]}, blocks.counts[source]);
+  if (gathers_hierarchically(total, tuning)) {
+    gather_hierarchically(plan, rank, *tuning.islands, blocks, tuning.chunk);
+  } else {
+    for (std::uint32_t distance = 1; distance < size; ++distance) {
+      const std::uint32_t source = (rank + size - distance) % size;
+      plan.receive(source, 0, {Area::out, blocks.displacements[source]}, blocks.counts[source]);
+    }
+    for (std::uint32_t distance = 1; distance < size; ++distance)
+      plan.send((rank + distance) % size, 0, {Area::in, 0}, blocks.counts[rank]);
   }
-  for (std::uint32_t distance = 1; distance < size; ++distance)
-    plan.send((rank + distance) % size, 0, {Area::in, 0}, blocks.counts[rank]);
   own_block(plan, rank, {Area::in, 0}, {Area::out, blocks.displacements[rank]}, blocks.counts[rank], tuning);
   return plan.finish();
 }

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
+#include "collective/island.h"
 #include "collective/plan.h"
 
 namespace hmc {
@@ -13,12 +16,18 @@ struct SpreadTuning {
   std::uint64_t chunk = 256 << 10;      // larger broadcasts go in chunks
   std::uint64_t inline_copy = 1 << 20;  // a rank's own block above this size goes as a message
   bool in_place = false;                // the own block is where it belongs
+  // An all_gather of at least this size, of all blocks together, is hierarchical where the group has islands.
+  std::uint64_t hierarchical = 1 << 20;
+  std::shared_ptr<const std::vector<Island>> islands = nullptr;  // null, or has_hierarchy()
 };
 
 // Whether blocks of `total` bytes together are gathered by doubling, and `bytes` are broadcast along a tree: every rank must
 // answer alike.
 constexpr bool gathers_by_doubling(std::uint32_t size, std::uint64_t total, const SpreadTuning& tuning) noexcept {
   return size > 2 && total <= tuning.tree;
+}
+inline bool gathers_hierarchically(std::uint64_t total, const SpreadTuning& tuning) noexcept {
+  return tuning.islands && total > 0 && total >= tuning.hierarchical;
 }
 constexpr bool broadcasts_by_tree(std::uint32_t size, std::uint64_t bytes, const SpreadTuning& tuning) noexcept {
   return size <= 2 || bytes <= tuning.tree;

@@ -71,6 +71,7 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
   for (std::uint32_t r = 0; r < call.size; ++r) {
     const bool staged = !group.staged.empty() && group.staged[r];
     Tuning tuning = tuning_for(group.on_host[r], staged, is_shared(algorithm) ? Algorithm::chosen : algorithm);
+    tuning.reduce.islands = tuning.spread.islands = call.islands;
     if (is_shared(algorithm)) tuning = shared_tuning(call, tuning, algorithm);
     if (r == 0) carried.choice = is_shared(algorithm) ? shared_choice(call, algorithm) : choice_of(call, tuning);
     carried.schedules.push_back(schedule_of(call, r, coarser(call, tuning, simulated_steps)));

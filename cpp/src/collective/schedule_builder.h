@@ -23,11 +23,20 @@ class ScheduleBuilder {
   Index copy(std::uint32_t own, Slice from, Slice to, std::uint64_t bytes) {
     return add({.kind = StepKind::copy, .round = 0, .peer = own, .bytes = bytes, .from = from, .to = to});
   }
-  // `sources`: one for each rank, in rank order.
-  Index reduce(std::uint32_t own, std::span<const Slice> sources, Slice to, std::uint64_t bytes) {
+  // `sources`: in the order in which they are reduced.
+  Index reduce(std::uint32_t own, std::span<const Slice> sources, Slice to, std::uint64_t bytes,
+               ReducePhase phase = ReducePhase::whole) {
     const auto first = static_cast<std::uint32_t>(schedule_.sources.size());
     schedule_.sources.insert(schedule_.sources.end(), sources.begin(), sources.end());
-    return add({.kind = StepKind::reduce, .round = 0, .peer = own, .bytes = bytes, .from = {}, .to = to, .first_source = first});
+    return add({.kind = StepKind::reduce,
+                .round = 0,
+                .peer = own,
+                .bytes = bytes,
+                .from = {},
+                .to = to,
+                .first_source = first,
+                .source_count = static_cast<std::uint32_t>(sources.size()),
+                .phase = phase});
   }
   // `second` waits for `first`. Each pair once.
   void order(Index first, Index second) {

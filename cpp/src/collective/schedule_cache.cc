@@ -1,5 +1,7 @@
 #include "collective/schedule_cache.h"
 
+#include "collective/places.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -30,6 +32,14 @@ void ScheduleCache::keep(std::uint32_t rank, const Key& key, const std::shared_p
   } else {
     recent.entries[recent.oldest++ % kept] = {key, schedule};
   }
+}
+
+std::shared_ptr<const std::vector<Island>> ScheduleCache::islands(const Group& group) {
+  std::call_once(islands_found_, [&] {
+    auto found = islands_of(group);
+    if (has_hierarchy(found)) islands_ = std::make_shared<const std::vector<Island>>(std::move(found));
+  });
+  return islands_;
 }
 
 std::shared_ptr<const Schedule> ScheduleCache::barrier(std::uint32_t rank) {

@@ -1,23 +1,29 @@
-// ScheduleCache: the Schedules that each local rank used last.
+// ScheduleCache: the Schedules that each local rank used last, and what they depend on.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/island.h"
 #include "collective/plan.h"
 #include "progress/engine.h"
 
 namespace hmc {
+
+class Group;
 
 class ScheduleCache {
  public:
   // `local`: this process's ranks among `size`.
   ScheduleCache(std::shared_ptr<Engine> engine, std::uint32_t size, std::span<const std::uint32_t> local);
 
-  // Any thread, engine lock not held.
+  // ---- any thread, engine lock not held ----
+  // The islands of the cache's group; null: no hierarchy saves bytes among its ranks.
+  [[nodiscard]] std::shared_ptr<const std::vector<Island>> islands(const Group& group);
   [[nodiscard]] std::shared_ptr<const Schedule> barrier(std::uint32_t rank);
   [[nodiscard]] std::shared_ptr<const Schedule> all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning);
   // What a Schedule depends on, besides the rank and the size of the group.
@@ -54,6 +60,8 @@ class ScheduleCache {
   const std::shared_ptr<Engine> engine_;
   const std::uint32_t size_;
   std::vector<Recent> recent_;  // by rank; their entries are guarded by the engine lock
+  std::once_flag islands_found_;
+  std::shared_ptr<const std::vector<Island>> islands_;  // once they are found
 };
 
 }  // namespace hmc

@@ -32,6 +32,7 @@ inline constexpr std::uint64_t every_size = std::numeric_limits<std::uint64_t>::
   ReduceTuning tuning;
   if (algorithm == Algorithm::whole) tuning.whole = every_size;
   if (algorithm == Algorithm::divided) tuning.whole = 0;
+  if (algorithm != Algorithm::chosen) tuning.hierarchical = algorithm == Algorithm::hierarchical ? 0 : every_size;
   tuning.staged = staged;
   return tuning;
 }
@@ -40,6 +41,7 @@ inline constexpr std::uint64_t every_size = std::numeric_limits<std::uint64_t>::
   SpreadTuning tuning;
   if (algorithm == Algorithm::tree) tuning.tree = every_size;
   if (algorithm == Algorithm::divided || algorithm == Algorithm::direct) tuning.tree = 0;
+  if (algorithm != Algorithm::chosen) tuning.hierarchical = algorithm == Algorithm::hierarchical ? 0 : every_size;
   if (!host) tuning.inline_copy = 0;
   tuning.in_place = in_place;
   return tuning;

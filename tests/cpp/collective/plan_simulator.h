@@ -122,7 +122,7 @@ class PlanSimulator {
   // Depends on the order of the sources.
   void reduce(std::uint32_t rank, const Step& step) {
     std::vector<std::byte> result(step.bytes);
-    for (std::size_t source = 0; source < ranks_.size(); ++source) {
+    for (std::size_t source = 0; source < step.source_count; ++source) {
       const std::byte* from = at(rank, ranks_[rank].schedule.sources[step.first_source + source], step.bytes);
       if (!error_.empty()) return;
       for (std::uint64_t i = 0; i < step.bytes; ++i) result[i] = fold(result[i], from[i]);

@@ -1,0 +1,281 @@
+// The hierarchical all_reduce: carried out in random order by a simulated network, and timed over links of unequal bandwidth.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "collective/choose.h"
+#include "collective/cost.h"
+#include "collective/plan_hierarchical.h"
+#include "collective/plan_simulator.h"
+#include "collective/plan_spread.h"
+#include "testing.h"
+
+namespace hmc {
+namespace {
+
+using testing::pattern_byte;
+using testing::PlanSimulator;
+using testing::SimulatedRank;
+
+// Islands of those sizes, of ranks dealt out at random.
+std::vector<Island> random_islands(const std::vector<std::uint32_t>& sizes, std::mt19937& random) {
+  std::vector<std::uint32_t> ranks(std::accumulate(sizes.begin(), sizes.end(), 0U));
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  std::ranges::shuffle(ranks, random);
+  std::vector<Island> islands;
+  std::size_t at = 0;
+  for (const std::uint32_t size : sizes) {
+    Island island;
+    for (std::uint32_t i = 0; i < size; ++i) {
+      island.ranks.push_back(ranks[at++]);
+      island.bandwidths.push_back(std::uniform_real_distribution(0.1, 10.0)(random));
+    }
+    std::ranges::sort(island.ranks);
+    islands.push_back(std::move(island));
+  }
+  return islands;
+}
+
+std::vector<std::vector<std::uint32_t>> island_sizes() {
+  return {{2, 2}, {1, 2}, {3, 1}, {2, 3, 4}, {1, 1, 2}, {8, 1, 1, 5}, {2, 2, 2, 2, 2, 2, 2}};
+}
+
+std::byte input(std::uint32_t rank, std::uint64_t i) { return pattern_byte(i, rank * 7919 + 1); }
+
+// In rank order within each island, then in the order of the islands.
+std::byte expected(const std::vector<Island>& islands, std::uint64_t i) {
+  std::byte result{0};
+  for (const Island& island : islands) {
+    std::byte sum{0};
+    for (const std::uint32_t rank : island.ranks) sum = PlanSimulator::fold(sum, input(rank, i));
+    result = PlanSimulator::fold(result, sum);
+  }
+  return result;
+}
+
+TEST(PlanHierarchical, PiecesAreTheWholeArray) {
+  std::mt19937 random(1);
+  for (const auto& sizes : island_sizes()) {
+    for (const std::uint64_t elements : {1U, 2U, 7U, 1000U, 100003U}) {
+      const auto islands = random_islands(sizes, random);
+      std::uint64_t at = 0;
+      for (const IslandPiece& piece : island_pieces(islands, elements * 8, 8)) {
+        ASSERT_EQ(piece.part.offset, at);
+        ASSERT_GT(piece.part.bytes, 0U);
+        ASSERT_EQ(piece.part.bytes % 8, 0U);
+        ASSERT_EQ(piece.delegates.size(), islands.size());
+        for (std::size_t i = 0; i < islands.size(); ++i)
+          ASSERT_TRUE(std::ranges::binary_search(islands[i].ranks, piece.delegates[i]));
+        at += piece.part.bytes;
+      }
+      ASSERT_EQ(at, elements * 8);
+    }
+  }
+}
+
+TEST(PlanHierarchical, DelegatesHavePartsInProportionToTheirBandwidth) {
+  const std::vector<Island> islands{{{0, 1, 2}, {1, 2, 4}}, {{3, 4, 5}, {4, 1, 2}}};
+  std::map<std::uint32_t, std::uint64_t> bytes;
+  std::map<std::uint32_t, std::set<std::uint32_t>> partners;
+  for (const IslandPiece& piece : island_pieces(islands, 7 << 20, 4)) {
+    for (const std::uint32_t delegate : piece.delegates) bytes[delegate] += piece.part.bytes;
+    partners[piece.delegates[0]].insert(piece.delegates[1]);
+  }
+  for (const Island& island : islands) {
+    for (std::size_t i = 0; i < island.ranks.size(); ++i)
+      EXPECT_NEAR(static_cast<double>(bytes[island.ranks[i]]), island.bandwidths[i] * (1 << 20), 8);
+  }
+  // Fast links face fast ones.
+  EXPECT_EQ(partners[2], std::set<std::uint32_t>{3});
+  EXPECT_EQ(partners[1], std::set<std::uint32_t>{5});
+  EXPECT_EQ(partners[0], std::set<std::uint32_t>{4});
+}
+
+TEST(PlanHierarchical, GivesEveryRankTheSameBits) {
+  std::mt19937 random(2);
+  for (const auto& sizes : island_sizes()) {
+    for (const std::uint64_t bytes : {8ULL, 24ULL, 1000ULL, testing::slow() ? 8ULL * 131 : 8ULL * 1021, 1ULL << 14}) {
+      for (const bool in_place : {false, true}) {
+        const auto islands = random_islands(sizes, random);
+        const auto size = static_cast<std::uint32_t>(std::accumulate(sizes.begin(), sizes.end(), 0U));
+        std::vector<SimulatedRank> ranks(size);
+        for (std::uint32_t r = 0; r < size; ++r) {
+          for (std::uint64_t i = 0; i < bytes; ++i) ranks[r].in.push_back(input(r, i));
+          ranks[r].out = in_place ? ranks[r].in : std::vector<std::byte>(bytes, std::byte{0xAA});
+          ranks[r].in_place = in_place;
+          // Who reduces is each rank's own affair.
+          const ReduceTuning tuning{.chunk = 64, .window = 2, .staged = std::bernoulli_distribution(0.4)(random)};
+          ranks[r].schedule = plan_hierarchical_all_reduce(r, islands, bytes, 8, tuning);
+        }
+        PlanSimulator network(std::move(ranks), static_cast<unsigned>(random()));
+        ASSERT_EQ(network.run(), "") << sizes.size() << " islands, " << bytes << " bytes";
+        for (std::uint32_t r = 0; r < size; ++r) {
+          for (std::uint64_t i = 0; i < bytes; ++i)
+            ASSERT_EQ(network.rank(r).out[i], expected(islands, i)) << bytes << " bytes, rank " << r << ", byte " << i;
+        }
+      }
+    }
+  }
+}
+
+// Uneven blocks, some of them empty, with a gap in front of each.
+struct Blocks {
+  std::vector<std::uint64_t> counts, displacements;
+  std::uint64_t end = 0;
+  Blocks(std::size_t size, std::uint64_t most, std::mt19937& random) {
+    for (std::size_t r = 0; r < size; ++r) {
+      displacements.push_back(end + 8);
+      counts.push_back(r % 3 == 1 ? 0 : 8 * std::uniform_int_distribution<std::uint64_t>(1, most)(random));
+      end = displacements.back() + counts.back();
+    }
+  }
+  [[nodiscard]] BlockLayout layout() const { return {counts, displacements}; }
+};
+
+TEST(PlanHierarchical, ReduceScatterGivesEachRankItsBlock) {
+  std::mt19937 random(3);
+  for (const auto& sizes : island_sizes()) {
+    for (const std::uint64_t most : {1U, 100U, 3000U}) {
+      const auto islands = random_islands(sizes, random);
+      const auto size = static_cast<std::uint32_t>(std::accumulate(sizes.begin(), sizes.end(), 0U));
+      const Blocks blocks(size, most, random);
+      std::vector<SimulatedRank> ranks(size);
+      for (std::uint32_t r = 0; r < size; ++r) {
+        for (std::uint64_t i = 0; i < blocks.end; ++i) ranks[r].in.push_back(input(r, i));
+        ranks[r].out.assign(blocks.counts[r], std::byte{0xAA});
+        const ReduceTuning tuning{.chunk = 64, .window = 3, .staged = std::bernoulli_distribution(0.4)(random)};
+        ranks[r].schedule = plan_hierarchical_reduce_scatter(r, islands, blocks.layout(), 8, tuning);
+      }
+      PlanSimulator network(std::move(ranks), static_cast<unsigned>(random()));
+      ASSERT_EQ(network.run(), "") << size << " ranks, " << most;
+      for (std::uint32_t r = 0; r < size; ++r) {
+        for (std::uint64_t i = 0; i < blocks.counts[r]; ++i)
+          ASSERT_EQ(network.rank(r).out[i], expected(islands, blocks.displacements[r] + i)) << "rank " << r << ", byte " << i;
+      }
+    }
+  }
+}
+
+TEST(PlanHierarchical, AllGatherGivesEveryRankAllBlocks) {
+  std::mt19937 random(4);
+  for (const auto& sizes : island_sizes()) {
+    for (const std::uint64_t most : {1U, 100U, 3000U}) {
+      for (const std::uint64_t inline_copy : {0U, 1U << 20}) {
+        const auto size = static_cast<std::uint32_t>(std::accumulate(sizes.begin(), sizes.end(), 0U));
+        const Blocks blocks(size, most, random);
+        const auto islands = std::make_shared<const std::vector<Island>>(random_islands(sizes, random));
+        std::vector<SimulatedRank> ranks(size);
+        for (std::uint32_t r = 0; r < size; ++r) {
+          for (std::uint64_t i = 0; i < blocks.counts[r]; ++i) ranks[r].in.push_back(input(r, i));
+          ranks[r].out.assign(blocks.end, std::byte{0xAA});
+          const SpreadTuning tuning{.chunk = 64, .inline_copy = inline_copy, .hierarchical = 1, .islands = islands};
+          ranks[r].schedule = plan_all_gather_blocks(r, size, blocks.layout(), tuning);
+        }
+        PlanSimulator network(std::move(ranks), static_cast<unsigned>(random()));
+        ASSERT_EQ(network.run(), "") << size << " ranks, " << most;
+        std::vector<std::byte> wanted(blocks.end, std::byte{0xAA});
+        for (std::uint32_t r = 0; r < size; ++r) {
+          for (std::uint64_t i = 0; i < blocks.counts[r]; ++i) wanted[blocks.displacements[r] + i] = input(r, i);
+        }
+        for (std::uint32_t r = 0; r < size; ++r) ASSERT_TRUE(network.rank(r).out == wanted) << "rank " << r;
+      }
+    }
+  }
+}
+
+std::vector<Schedule> schedules_of(const std::vector<Island>& islands, std::uint64_t bytes, std::uint32_t size) {
+  std::vector<Schedule> schedules;
+  for (std::uint32_t r = 0; r < size; ++r) schedules.push_back(plan_hierarchical_all_reduce(r, islands, bytes, 4, {}));
+  return schedules;
+}
+
+// Two hosts of three cards, fast inside, with border links of bandwidths 1, 2 and 4 GB/s.
+CostModel border() {
+  CostModel cost(6, {1e-6, 1e6}, {.reduction = 1e12});
+  for (std::uint32_t a = 0; a < 6; ++a) {
+    for (std::uint32_t b = 0; b < 6; ++b) {
+      if (a / 3 == b / 3) cost.link(a, b) = {1e-6, 400e9};
+    }
+  }
+  for (std::uint32_t i = 0; i < 3; ++i) cost.link(i, i + 3) = cost.link(i + 3, i) = {1e-5, 1e9 * (1 << i)};
+  return cost;
+}
+
+TEST(PlanHierarchical, UnequalBorderLinksEndTogether) {
+  constexpr std::uint64_t bytes = 256 << 20;
+  const CostModel cost = border();
+  const std::vector<Island> proportional{{{0, 1, 2}, {1, 2, 4}}, {{3, 4, 5}, {1, 2, 4}}};
+  const std::vector<Island> even{{{0, 1, 2}, {1, 1, 1}}, {{3, 4, 5}, {1, 1, 1}}};
+  const auto fast = predict(schedules_of(proportional, bytes, 6), cost), slow = predict(schedules_of(even, bytes, 6), cost);
+  ASSERT_TRUE(fast.ok() && slow.ok());
+  // Each byte crosses the border once in each direction: N / sum(b).
+  const double bound = static_cast<double>(bytes) / 7e9;
+  EXPECT_LE(*fast, bound / 0.9);
+  EXPECT_GE(*slow, 2 * *fast);
+}
+
+TEST(PlanHierarchical, EachByteLeavesAnIslandOnce) {
+  constexpr std::uint64_t bytes = 8 << 20;
+  const std::vector<Island> islands{{{0, 1, 2, 3}, {1, 1, 1, 1}}, {{4, 5, 6, 7}, {1, 1, 1, 1}}};
+  std::uint64_t across = 0;
+  for (const PairTraffic& pair : traffic_of(schedules_of(islands, bytes, 8))) {
+    if ((pair.from < 4) != (pair.to < 4)) across += pair.bytes;
+  }
+  EXPECT_EQ(across, 2 * bytes);
+}
+
+TEST(PlanHierarchical, EachBlockEntersAnIslandOnce) {
+  const auto islands =
+      std::make_shared<const std::vector<Island>>(std::vector<Island>{{{0, 1, 2}, {1, 1, 1}}, {{3, 4}, {1, 1}}, {{5, 6}, {1, 1}}});
+  constexpr std::uint64_t block = 1 << 20;
+  for (const CallKind kind : {CallKind::all_gather, CallKind::reduce_scatter}) {
+    const EqualCall call{.kind = kind, .size = 7, .bytes = 7 * block, .element = 4, .islands = islands};
+    Tuning tuning = tuning_for(true, false);
+    tuning.reduce.islands = tuning.spread.islands = islands;
+    EXPECT_EQ(choice_of(call, tuning).algorithm, Algorithm::hierarchical);
+    std::vector<Schedule> schedules;
+    for (std::uint32_t r = 0; r < 7; ++r) schedules.push_back(schedule_of(call, r, tuning));
+    const auto island_of = [](std::uint32_t rank) { return rank < 3 ? 0 : rank < 5 ? 1 : 2; };
+    std::uint64_t across = 0;
+    for (const PairTraffic& pair : traffic_of(schedules)) {
+      if (island_of(pair.from) != island_of(pair.to)) across += pair.bytes;
+    }
+    EXPECT_EQ(across, 7 * 2 * block) << name_of(kind);
+  }
+}
+
+TEST(PlanHierarchical, IsChosenForLargeInputsOfSeveralIslands) {
+  const auto islands = std::make_shared<const std::vector<Island>>(std::vector<Island>{{{0, 1}, {1, 1}}, {{2, 3}, {1, 1}}});
+  for (const std::uint64_t bytes : {0ULL, 4ULL, (1ULL << 20) - 4, 1ULL << 20, 1ULL << 30}) {
+    const EqualCall call{.kind = CallKind::all_reduce, .size = 4, .bytes = bytes, .element = 4, .islands = islands};
+    Tuning tuning = tuning_for(true, false);
+    tuning.reduce.islands = islands;
+    EXPECT_EQ(choice_of(call, tuning).algorithm == Algorithm::hierarchical, bytes >= 1 << 20) << bytes;
+    Tuning named = tuning_for(true, false, Algorithm::hierarchical);
+    named.reduce.islands = islands;
+    EXPECT_EQ(choice_of(call, named).algorithm == Algorithm::hierarchical, bytes > 0) << bytes;
+    Tuning other = tuning_for(true, false, Algorithm::divided);
+    other.reduce.islands = islands;
+    EXPECT_NE(choice_of(call, other).algorithm, Algorithm::hierarchical) << bytes;
+  }
+}
+
+TEST(PlanHierarchical, IslandsOfOneRankEachHaveNoHierarchy) {
+  const Island one{{0}, {1}}, other{{1}, {1}}, two{{2, 3}, {1, 1}};
+  EXPECT_FALSE(has_hierarchy(std::vector<Island>{}));
+  EXPECT_FALSE(has_hierarchy(std::vector<Island>{two}));
+  EXPECT_FALSE(has_hierarchy(std::vector<Island>{one, other}));
+  EXPECT_TRUE(has_hierarchy(std::vector<Island>{one, other, two}));
+  EXPECT_FALSE(has_hierarchy(std::vector<Island>(65, two)));
+}
+
+}  // namespace
+}  // namespace hmc
