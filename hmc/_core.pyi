@@ -1948,7 +1948,12 @@ class Communicator:
         Number of ranks.
         """
 
-def baseline_flag(shared: typing.Any, side: typing.SupportsIndex, iterations: typing.SupportsIndex, limit: typing.SupportsFloat | typing.SupportsIndex = 0.5) -> float:
+def baseline_flag(
+    shared: typing.Any,
+    side: typing.SupportsIndex,
+    iterations: typing.SupportsIndex,
+    limit: typing.SupportsFloat | typing.SupportsIndex = 0.5,
+) -> float:
     """
     Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file); at most that many, and no longer than about limit seconds. For hmc bench.
     """

@@ -49,9 +49,9 @@ def test_tags(pair: Pair, tag: Any) -> None:
 def test_errors_name_the_argument(comm: hmc.Communicator, number: Any) -> None:
     array, memory = np.zeros(8, np.uint8), hmc.Memory(8)
     if isinstance(number, int) and abs(number) > 1 << 63:
-        with pytest.raises(hmc.InvalidArgumentError, match="^tag must be from -"):
+        with pytest.raises(hmc.InvalidArgumentError, match=r"^tag must be from -"):
             comm.isend(array, 0, tag=number)
-        with pytest.raises(hmc.InvalidArgumentError, match="^dst must be from -"):
+        with pytest.raises(hmc.InvalidArgumentError, match=r"^dst must be from -"):
             comm.isend(array, number)
     for bounds in (slice(number, None), slice(0, number), slice(0, 8, number)):
         with pytest.raises(REFUSED, match="slice"):
