@@ -14,6 +14,32 @@ std::string_view text(const Name& name) { return name ? std::string_view(*name) 
 // inp=None: in place.
 py::object input_of(const py::object& out, const py::object& inp) { return inp.is_none() ? out : inp; }
 // None: a rank that has no such buffer.
+// The `stream=` of a call that returns a Work.
+class CallerStream {
+ public:
+  explicit CallerStream(const py::object& stream) : given_(!stream.is_none()), handle_(stream_of(stream)) {}
+  // The call starts behind what the stream has now.
+  [[nodiscard]] MemoryView of(MemoryView view) const {
+    if (!given_ || view.bytes == 0) return view;
+    if (view.device.is_cpu()) refuse("stream= orders a call on device memory, and an array is CPU memory; pass none");
+    view.stream = handle_;
+    return view;
+  }
+  // What comes on the stream later waits for the call.
+  [[nodiscard]] Work join(Work work, std::initializer_list<MemoryView> views) const {
+    for (const MemoryView& view : views) {
+      if (!given_ || view.bytes == 0) continue;
+      check(work.join(view.device, handle_));
+      break;
+    }
+    return work;
+  }
+
+ private:
+  const bool given_;
+  const StreamHandle handle_;
+};
+
 MemoryView maybe_view(const py::object& array, bool writable) { return array.is_none() ? MemoryView{} : view_of(array, writable); }
 
 // Of {member: (out, inp)}, or {member: array} in place.
@@ -119,15 +145,20 @@ void bind_reducing(Class& cls) {
   cls.def(
          "iall_reduce",
          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
-            const py::object& dtype, bool exact, const Name& algorithm) {
+            const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+           const CallerStream ordered(stream);
            const py::object source = input_of(out, inp);
            const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
-           const MemoryView to = view_of(out, true), from = view_of(source, false);
+           const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(source, false));
            const ReleasedGil nogil;
-           return check(member_of(self).iall_reduce(to, from, reduction, text(algorithm)));
+           return ordered.join(check(member_of(self).iall_reduce(to, from, reduction, text(algorithm))), {to, from});
          },
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
-         arg("exact") = false, arg("algorithm") = py::none(), "As all_reduce of arrays, but returns a Work at once.")
+         arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
+         "As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued "
+         "on "
+         "it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a "
+         "framework's arrays are produced on, and Work.join orders what comes later).")
       .def(
           "reduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
@@ -159,20 +190,22 @@ void bind_reducing(Class& cls) {
       .def(
           "ireduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype, bool exact, const Name& algorithm) {
+             const py::object& factor, const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+            const CallerStream ordered(stream);
             const Reduction reduction = exactly(exact, reduction_of(out, inp, op, factor, dtype));
-            const MemoryView to = view_of(out, true), from = view_of(inp, false);
+            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             if (counts.is_none()) {
               const ReleasedGil nogil;
-              return check(member_of(self).ireduce_scatter(to, from, reduction, text(algorithm)));
+              return ordered.join(check(member_of(self).ireduce_scatter(to, from, reduction, text(algorithm))), {to, from});
             }
             const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
             const ReleasedGil nogil;
-            return check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm)));
+            return ordered.join(check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm))),
+                                {to, from});
           },
           arg("out"), arg("inp"), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
-          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
-          "As reduce_scatter of arrays, but returns a Work at once.")
+          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
+          "As reduce_scatter of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "reduce",
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
@@ -197,16 +230,17 @@ void bind_reducing(Class& cls) {
       .def(
           "ireduce",
           [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
-             const py::object& dtype, bool exact, const Name& algorithm) {
+             const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+            const CallerStream ordered(stream);
             const py::object source = input_of(out, inp);
             const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
-            const MemoryView to = maybe_view(out, true), from = view_of(source, false);
+            const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(source, false));
             const ReleasedGil nogil;
-            return check(member_of(self).ireduce(to, from, root, reduction, text(algorithm)));
+            return ordered.join(check(member_of(self).ireduce(to, from, root, reduction, text(algorithm))), {to, from});
           },
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
-          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
-          "As reduce of arrays, but returns a Work at once.");
+          arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
+          "As reduce of arrays, but returns a Work at once. stream: as in iall_reduce.");
 }
 
 template <class T, class Class>
@@ -240,18 +274,19 @@ void bind_spreading(Class& cls) {
       .def(
           "iall_gather",
           [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
-             const Name& algorithm) {
-            const MemoryView to = view_of(out, true), from = view_of(inp, false);
+             const Name& algorithm, const py::object& stream) {
+            const CallerStream ordered(stream);
+            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             if (counts.is_none()) {
               const ReleasedGil nogil;
-              return check(member_of(self).iall_gather(to, from, text(algorithm)));
+              return ordered.join(check(member_of(self).iall_gather(to, from, text(algorithm))), {to, from});
             }
             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
             const ReleasedGil nogil;
-            return check(member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm)));
+            return ordered.join(check(member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm))), {to, from});
           },
           arg("out"), arg("inp"), arg("counts") = py::none(), arg("displacements") = py::none(), arg("algorithm") = py::none(),
-          "As all_gather of arrays, but returns a Work at once.")
+          arg("stream") = py::none(), "As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "broadcast",
           [](const T& self, const py::object& array, int root, const Timeout& timeout, const Name& algorithm) {
@@ -272,13 +307,15 @@ void bind_spreading(Class& cls) {
           "Collective.")
       .def(
           "ibroadcast",
-          [](const T& self, const py::object& array, int root, const Name& algorithm) {
+          [](const T& self, const py::object& array, int root, const Name& algorithm, const py::object& stream) {
+            const CallerStream ordered(stream);
             const Member member = member_of(self);
-            const MemoryView view = view_of(array, member.rank() != root);
+            const MemoryView view = ordered.of(view_of(array, member.rank() != root));
             const ReleasedGil nogil;
-            return check(member.ibroadcast(view, root, text(algorithm)));
+            return ordered.join(check(member.ibroadcast(view, root, text(algorithm))), {view});
           },
-          arg("array"), arg("root") = 0, arg("algorithm") = py::none(), "As broadcast of an array, but returns a Work at once.");
+          arg("array"), arg("root") = 0, arg("algorithm") = py::none(), arg("stream") = py::none(),
+          "As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.");
 }
 
 template <class T, class Class>
@@ -310,12 +347,14 @@ void bind_rooted(Class& cls) {
          "blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "igather",
-          [](const T& self, const py::object& out, const py::object& inp, int root) {
-            const MemoryView to = maybe_view(out, true), from = view_of(inp, false);
+          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& stream) {
+            const CallerStream ordered(stream);
+            const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(inp, false));
             const ReleasedGil nogil;
-            return check(member_of(self).igather(to, from, root));
+            return ordered.join(check(member_of(self).igather(to, from, root)), {to, from});
           },
-          arg("out"), arg("inp"), arg("root") = 0, "As gather of equal blocks, but returns a Work at once.")
+          arg("out"), arg("inp"), arg("root") = 0, arg("stream") = py::none(),
+          "As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "scatter",
           [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& counts,
@@ -343,12 +382,14 @@ void bind_rooted(Class& cls) {
           "of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "iscatter",
-          [](const T& self, const py::object& out, const py::object& inp, int root) {
-            const MemoryView to = view_of(out, true), from = maybe_view(inp, false);
+          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& stream) {
+            const CallerStream ordered(stream);
+            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(maybe_view(inp, false));
             const ReleasedGil nogil;
-            return check(member_of(self).iscatter(to, from, root));
+            return ordered.join(check(member_of(self).iscatter(to, from, root)), {to, from});
           },
-          arg("out"), arg("inp") = py::none(), arg("root") = 0, "As scatter of equal blocks, but returns a Work at once.");
+          arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("stream") = py::none(),
+          "As scatter of equal blocks, but returns a Work at once. stream: as in iall_reduce.");
 }
 
 }  // namespace

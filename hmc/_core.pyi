@@ -801,9 +801,10 @@ class Member:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_reduce of arrays, but returns a Work at once.
+        As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued on it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a framework's arrays are produced on, and Work.join orders what comes later).
         """
     def reduce_scatter(
         self,
@@ -830,9 +831,10 @@ class Member:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As reduce_scatter of arrays, but returns a Work at once.
+        As reduce_scatter of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def reduce(
         self,
@@ -859,9 +861,10 @@ class Member:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As reduce of arrays, but returns a Work at once.
+        As reduce of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def all_gather(
         self,
@@ -882,9 +885,10 @@ class Member:
         counts: typing.Any = None,
         displacements: typing.Any = None,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_gather of arrays, but returns a Work at once.
+        As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def broadcast(
         self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None, algorithm: str | None = None
@@ -892,9 +896,9 @@ class Member:
         """
         array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None) -> Work:
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None) -> Work:
         """
-        As broadcast of an array, but returns a Work at once.
+        As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.
         """
     def gather(
         self,
@@ -908,9 +912,9 @@ class Member:
         """
         inp of rank r becomes block r of out of root; other ranks may pass None as out. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
         """
-    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0) -> Work:
+    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0, stream: typing.Any = None) -> Work:
         """
-        As gather of equal blocks, but returns a Work at once.
+        As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.
         """
     def scatter(
         self,
@@ -924,9 +928,9 @@ class Member:
         """
         Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the blocks of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
         """
-    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0) -> Work:
+    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0, stream: typing.Any = None) -> Work:
         """
-        As scatter of equal blocks, but returns a Work at once.
+        As scatter of equal blocks, but returns a Work at once. stream: as in iall_reduce.
         """
     def all_to_all(self, out: typing.Any, inp: typing.Any, timeout: float | None = None, algorithm: str | None = None) -> None:
         """
@@ -1618,9 +1622,10 @@ class Communicator:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_reduce of arrays, but returns a Work at once.
+        As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued on it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a framework's arrays are produced on, and Work.join orders what comes later).
         """
     def reduce_scatter(
         self,
@@ -1647,9 +1652,10 @@ class Communicator:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As reduce_scatter of arrays, but returns a Work at once.
+        As reduce_scatter of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def reduce(
         self,
@@ -1676,9 +1682,10 @@ class Communicator:
         dtype: typing.Any = None,
         exact: bool = False,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As reduce of arrays, but returns a Work at once.
+        As reduce of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def all_gather(
         self,
@@ -1699,9 +1706,10 @@ class Communicator:
         counts: typing.Any = None,
         displacements: typing.Any = None,
         algorithm: str | None = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_gather of arrays, but returns a Work at once.
+        As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def broadcast(
         self, array: typing.Any, root: typing.SupportsInt = 0, timeout: float | None = None, algorithm: str | None = None
@@ -1709,9 +1717,9 @@ class Communicator:
         """
         array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None) -> Work:
+    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None) -> Work:
         """
-        As broadcast of an array, but returns a Work at once.
+        As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.
         """
     def gather(
         self,
@@ -1725,9 +1733,9 @@ class Communicator:
         """
         inp of rank r becomes block r of out of root; other ranks may pass None as out. counts, displacements: elements of the blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
         """
-    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0) -> Work:
+    def igather(self, out: typing.Any, inp: typing.Any, root: typing.SupportsInt = 0, stream: typing.Any = None) -> Work:
         """
-        As gather of equal blocks, but returns a Work at once.
+        As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.
         """
     def scatter(
         self,
@@ -1741,9 +1749,9 @@ class Communicator:
         """
         Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the blocks of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.
         """
-    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0) -> Work:
+    def iscatter(self, out: typing.Any, inp: typing.Any = None, root: typing.SupportsInt = 0, stream: typing.Any = None) -> Work:
         """
-        As scatter of equal blocks, but returns a Work at once.
+        As scatter of equal blocks, but returns a Work at once. stream: as in iall_reduce.
         """
     def all_to_all(
         self, out: typing.Any, inp: typing.Any = None, timeout: float | None = None, algorithm: str | None = None

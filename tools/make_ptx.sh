@@ -3,15 +3,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/../cpp/src/device/kernels"
 out=${1:-.}
-ptx=$(mktemp)
-trap 'rm -f "$ptx"' EXIT
+ptx=$(mktemp) cubin=$(mktemp)
+trap 'rm -f "$ptx" "$cubin"' EXIT
 
-# text SOURCE [nvcc options...]: the PTX. Nothing newer than sm_60 is used, so the oldest version that knows it is declared: any driver
-# since then takes it.
+# text SOURCE TARGET [nvcc options...]: the PTX. Nothing newer than the target is used, so the oldest version that knows it is declared:
+# any driver since then takes it.
 text() {
-  nvcc -ptx -arch=compute_75 -o "$ptx" "${@:2}" "$1"
+  nvcc -ptx -arch=compute_75 -o "$ptx" "${@:3}" "$1"
+  # used_bytes_mask: a hint of newer versions.
+  sed -i -e '/^\/\//d' -e '/^$/d' -e '/used_bytes_mask/d' -e 's/^\.version .*/.version 6.0/' -e "s/^\.target .*/.target $2/" "$ptx"
+  ptxas -arch=sm_75 -o "$cubin" "$ptx"  # what is newer ends this
   echo "R\"ptx("
-  sed -e '/^\/\//d' -e '/^$/d' -e 's/^\.version .*/.version 6.0/' -e 's/^\.target .*/.target sm_60/' "$ptx"
+  cat "$ptx"
   echo ")ptx\""
 }
 
@@ -22,7 +25,7 @@ header() {
 
 {
   header copy_blocks.cu
-  echo "inline constexpr char copy_blocks_ptx[] = $(text copy_blocks.cu);"
+  echo "inline constexpr char copy_blocks_ptx[] = $(text copy_blocks.cu sm_60);"
   printf '\n}  // namespace hmc\n'
 } >"$out/copy_blocks_ptx.h"
 
@@ -32,7 +35,17 @@ types="f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 i64 i32 i16 i8 u64 u32 u16
   header reduce.cu
   echo "inline constexpr const char* reduce_ptx[] = {"
   for type in $types; do
-    echo "$(text reduce.cu -fmad=false "-DHMC_REDUCE_$type"),"
+    echo "$(text reduce.cu sm_60 -fmad=false "-DHMC_REDUCE_$type"),"
   done
   printf '};\n\n}  // namespace hmc\n'
 } >"$out/reduce_ptx.h"
+
+# Loads and stores of system scope are of sm_70.
+{
+  header "reduce.cu and mapped.cu"
+  echo "inline constexpr const char* mapped_ptx[] = {"
+  for type in $types; do
+    echo "$(text mapped.cu sm_70 -fmad=false -include reduce.cu "-DHMC_MAPPED_$type"),"
+  done
+  printf '};\n\n}  // namespace hmc\n'
+} >"$out/mapped_ptx.h"

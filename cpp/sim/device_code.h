@@ -1,7 +1,12 @@
 // What CUDA C is on the host: one thread at a time, which is all of its group. For kernels that any group can run.
 #pragma once
 
+#include <sched.h>
+
 namespace hmc::sim {
+
+// While a kernel waits for another device. That may be a thread that waits for this core.
+inline void relax() { sched_yield(); }
 
 struct Index {
   unsigned x = 0;
@@ -20,6 +25,9 @@ void run_grid(unsigned groups, const Kernel& kernel) {
 #define __device__
 #define __global__
 #define __launch_bounds__(threads)
+#define __noinline__
+#define __shared__
+#define __syncthreads() static_cast<void>(0)
 #define threadIdx hmc::sim::thread_index
 #define blockIdx hmc::sim::block_index
 #define blockDim hmc::sim::group_size

@@ -104,6 +104,11 @@ HMC_SIM_EXPORT int hipDeviceTotalMem(std::size_t* bytes, int device) {
   return 0;
 }
 
+// All memory of simulated devices is as if uncached.
+HMC_SIM_EXPORT int hipExtMallocWithFlags(void** pointer, std::size_t bytes, unsigned /*flags*/) {
+  return hipMalloc(pointer, bytes);
+}
+
 HMC_SIM_EXPORT int hipHostMalloc(void** pointer, std::size_t bytes, unsigned /*flags*/) {
   HMC_SIM_ENTER;
   return result(sim::allocate_host(bytes, current_device(), pointer));

@@ -102,7 +102,8 @@ Error launch(void* kernel, const Launch& launch, const StreamRef& stream) {
   const bool fits = launch.groups > 0 && launch.threads > 0 && launch.threads <= most_threads && launch.arguments != nullptr;
   if (!fits) return Error::invalid_value;
   std::function<Error()> work;
-  const Error error = name == block_kernel ? prepare_blocks(launch, work) : prepare_reduce(name, launch, work);
+  Error error = name == block_kernel ? prepare_blocks(launch, work) : prepare_reduce(name, launch, work);
+  if (error == Error::not_found) error = prepare_mapped(name, launch, work);
   if (error != Error::ok) return error == Error::not_found ? Error::invalid_handle : error;
   launches.fetch_add(1);
   submit(stream, std::move(work));

@@ -23,6 +23,8 @@ Error load_module(const char* image, void** module);
 Error find_kernel(void* module, const char* name, void** kernel);
 // Of the kernel hmc_reduce_<type>: checks a launch and makes the operation. not_found: it is none.
 Error prepare_reduce(const std::string& name, const Launch& launch, std::function<Error()>& work);
+// Likewise of the kernel hmc_mapped_<type>.
+Error prepare_mapped(const std::string& name, const Launch& launch, std::function<Error()>& work);
 Error launch(void* kernel, const Launch& launch, const StreamRef& stream);
 
 }  // namespace hmc::sim

@@ -15,20 +15,24 @@ struct Named {
   Algorithm algorithm;
   std::string_view name;
 };
+constexpr std::string_view mapped = "one kernel over mapped memory";
 constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::whole, "whole inputs to every rank"},
     Named{CallKind::all_reduce, Algorithm::divided, "reduce-scatter + all-gather"},
     Named{CallKind::all_reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
     Named{CallKind::all_reduce, Algorithm::shared_pass, "one pass over shared memory"},
     Named{CallKind::all_reduce, Algorithm::hierarchical, "hierarchical"},
+    Named{CallKind::all_reduce, Algorithm::mapped, mapped},
     Named{CallKind::reduce, Algorithm::whole, "whole inputs to the root"},
     Named{CallKind::reduce, Algorithm::divided, "reduce-scatter + gather"},
     Named{CallKind::reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
     Named{CallKind::reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce, Algorithm::mapped, mapped},
     Named{CallKind::reduce_scatter, Algorithm::direct, "direct"},
     Named{CallKind::reduce_scatter, Algorithm::shared_whole, "whole inputs through shared memory"},
     Named{CallKind::reduce_scatter, Algorithm::shared_pass, "one pass over shared memory"},
     Named{CallKind::reduce_scatter, Algorithm::hierarchical, "hierarchical"},
+    Named{CallKind::reduce_scatter, Algorithm::mapped, mapped},
     Named{CallKind::all_gather, Algorithm::tree, "doubling"},
     Named{CallKind::all_gather, Algorithm::direct, "direct"},
     Named{CallKind::all_gather, Algorithm::hierarchical, "hierarchical"},
@@ -44,9 +48,13 @@ constexpr std::array all_named{
 };
 
 // Why the algorithm cannot carry out the call. Empty: it can.
-std::string obstacle(const EqualCall& call, Algorithm algorithm, bool shared) {
+std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing) {
   if (call.size == 1) return "the group has one rank";
-  if (is_shared(algorithm) && !shared)
+  if (algorithm == Algorithm::mapped && (call.exact || !sharing.devices)) {
+    return "it takes memory of devices that map each other's, and 2 to 8 ranks of one host in a Communicator of init() or split() "
+           "with HMC_FUSED not 0, and no exact sums";
+  }
+  if (is_shared(algorithm) && algorithm != Algorithm::mapped && !sharing.cpu)
     return "it takes CPU memory, and ranks of one host in a Communicator of init() or split() with HMC_FUSED not 0";
   if (algorithm == Algorithm::shared_whole && !fused::in_one_shot(call.bytes, call.size)) {
     return "an input has " + bytes_text(call.bytes) + ", more than " + bytes_text(fused::shot_bytes / (call.size - 1));
@@ -100,35 +108,37 @@ std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept {
   return {};
 }
 
-std::vector<Algorithm> algorithms_of(const EqualCall& call, bool shared) {
+std::vector<Algorithm> algorithms_of(const EqualCall& call, Sharing sharing) {
   if (call.size == 1) return {Algorithm::direct};
   std::vector<Algorithm> found;
   for (const Named& each : all_named) {
-    if (each.kind == call.kind && obstacle(call, each.algorithm, shared).empty()) found.push_back(each.algorithm);
+    if (each.kind == call.kind && obstacle(call, each.algorithm, sharing).empty()) found.push_back(each.algorithm);
   }
   return found;
 }
 
-std::vector<std::string> algorithm_names(const EqualCall& call, bool shared) {
+std::vector<std::string> algorithm_names(const EqualCall& call, Sharing sharing) {
   if (call.size == 1) return {std::string(alone)};
   std::vector<std::string> names;
-  for (const Algorithm each : algorithms_of(call, shared)) names.emplace_back(name_of(call.kind, each));
+  for (const Named& each : all_named) {
+    if (each.kind == call.kind && obstacle(call, each.algorithm, sharing).empty()) names.emplace_back(each.name);
+  }
   return names;
 }
 
-Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, bool shared) {
+Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, Sharing sharing) {
   if (name.empty()) return Algorithm::chosen;
   const std::string_view asked = bare_name(name);
   if (call.size == 1 && asked == alone) return Algorithm::direct;
   std::string why = "it has no such algorithm";
   for (const Named& each : all_named) {
     if (each.kind != call.kind || each.name != asked) continue;
-    why = obstacle(call, each.algorithm, shared);
+    why = obstacle(call, each.algorithm, sharing);
     if (why.empty()) return each.algorithm;
   }
   return Status(Code::invalid_argument, std::string(name_of(call.kind)) + " of " + bytes_text(call.bytes) + " among " +
                                             std::to_string(call.size) + " ranks by \"" + std::string(name) + "\": " + why +
-                                            "; it can be carried out by " + listed(algorithm_names(call, shared)));
+                                            "; it can be carried out by " + listed(algorithm_names(call, sharing)));
 }
 
 }  // namespace hmc

@@ -23,11 +23,12 @@ enum class Algorithm : std::uint8_t {
   direct,        // each block straight to its rank; in a group of one rank, everything
   relayed,       // blocks by way of other ranks
   hierarchical,  // hierarchical
+  mapped,        // one kernel on each rank's device, over memory that all of them map
 };
 [[nodiscard]] constexpr bool is_shared(Algorithm algorithm) noexcept {
-  return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass;
+  return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass || algorithm == Algorithm::mapped;
 }
-// Whether calls of that algorithm may pass through shared memory, where the group has some.
+// Whether calls of that algorithm may pass through memory that all ranks share, where the group has some.
 [[nodiscard]] constexpr bool may_be_shared(Algorithm algorithm) noexcept {
   return algorithm == Algorithm::chosen || is_shared(algorithm);
 }
@@ -37,14 +38,19 @@ enum class Algorithm : std::uint8_t {
 [[nodiscard]] std::uint32_t code_of(CallKind kind, Algorithm algorithm) noexcept;
 [[nodiscard]] Algorithm algorithm_with_code(CallKind kind, std::uint32_t code) noexcept;  // chosen, for a peer's code that is none
 
+// The memory that all ranks of a group share, if the buffers are of that kind.
+struct Sharing {
+  bool cpu = false;
+  bool devices = false;  // the ranks' devices map each other's memory
+};
+
 // "binomial tree". Empty: calls of that kind have no such algorithm. In a group of one rank all are "local".
 [[nodiscard]] std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept;
-// The algorithms for a call that check_call() accepts; at least one. `shared`: all ranks share memory, and the buffers are CPU
-// memory.
-std::vector<Algorithm> algorithms_of(const EqualCall& call, bool shared);
-std::vector<std::string> algorithm_names(const EqualCall& call, bool shared);
+// The algorithms for a call that check_call() accepts; at least one.
+std::vector<Algorithm> algorithms_of(const EqualCall& call, Sharing sharing);
+std::vector<std::string> algorithm_names(const EqualCall& call, Sharing sharing);
 // By such a name, or as a plan prints it, with "by messages: " or ", chunks of ...". Empty: chosen.
 // Errors: invalid_argument, with what stands in the way and the names that can.
-Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, bool shared);
+Result<Algorithm> named_algorithm(const EqualCall& call, std::string_view name, Sharing sharing);
 
 }  // namespace hmc

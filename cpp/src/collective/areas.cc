@@ -15,7 +15,18 @@ constexpr std::uint64_t reduced_at_once = 512 << 10, exactly_reduced_at_once = r
 }  // namespace
 
 Areas::Areas(CollectiveBuffers buffers, std::uint64_t scratch) : buffers_(std::move(buffers)) {
-  if (scratch > 0 && !buffers_.scratch) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
+  if (scratch > 0 && !buffers_.scratch && !buffers_.staged) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
+}
+
+std::shared_ptr<const Schedule> Areas::take_scratch(std::shared_ptr<const Schedule> schedule) {
+  auto taken = DeviceScratch::take(buffers_.in.device, schedule->scratch);
+  auto staged = std::exchange(buffers_.staged, nullptr);
+  if (taken.ok()) {
+    buffers_.scratch = std::move(taken).value();
+    return schedule;
+  }
+  scratch_ = std::make_unique_for_overwrite<std::byte[]>(staged->scratch);
+  return staged;
 }
 
 MemoryView Areas::slice(const Slice& where, std::uint64_t bytes) const {

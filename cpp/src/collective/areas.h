@@ -20,10 +20,13 @@ struct CollectiveBuffers {
   MemoryView in;
   MemoryView out;
   ReduceStep reduction = {};  // of reduce steps
-  // What comes before a reduction by the device: the streams of the two buffers, as they were when the call was made. Null: none.
+  // What comes before: the streams of the two buffers, as they were when the call was started. Null: none.
   std::array<std::shared_ptr<StreamPoint>, 2> after = {};
   std::shared_ptr<DeviceScratch> scratch =
       nullptr;  // the schedule's, on the device that reduces; null: host memory, the CPU reduces
+  // Not null: the call may do without scratch memory, which is taken when it does not. Where the device has none left, this is the
+  // schedule.
+  std::shared_ptr<const Schedule> staged = nullptr;
 };
 
 class Areas {
@@ -31,6 +34,9 @@ class Areas {
   // `scratch`: bytes, in host memory unless the buffers bring some.
   Areas(CollectiveBuffers buffers, std::uint64_t scratch);
 
+  // Of buffers with `staged`: takes scratch memory for `schedule` on the device, else for `staged` in host memory. Returns the
+  // schedule that it is for.
+  [[nodiscard]] std::shared_ptr<const Schedule> take_scratch(std::shared_ptr<const Schedule> schedule);
   [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
   [[nodiscard]] ReduceStep reduction(ReducePhase phase) const noexcept;
   // The device that reduces; the CPU where that does.

@@ -199,7 +199,7 @@ Schedule schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tu
 }
 
 Choice choice_of(const EqualCall& call, const Tuning& tuning) {
-  if (call.size == 1) return {Algorithm::direct, algorithm_names(call, false).front(), "The group has one rank."};
+  if (call.size == 1) return {Algorithm::direct, algorithm_names(call, {}).front(), "The group has one rank."};
   switch (call.kind) {
     case CallKind::barrier:
       return choice(call, Algorithm::tree,

@@ -29,13 +29,12 @@ class Flag final : public Completion {
   std::atomic<bool> over_{false};
 };
 
-class DeviceReduction final : public WorkState, private Pollable {
+class DeviceWork final : public WorkState, private Pollable {
  public:
-  DeviceReduction(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept
-      : WorkState(std::move(engine)), runtime_(runtime) {}
-  void start(const ReductionOp& op) {
+  DeviceWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
+  void start(const std::function<Status(Completion* done)>& start) {
     accepted();
-    if (Status status = runtime_.compute().reduce(op, &flag_); !status.ok()) return complete(std::move(status));
+    if (Status status = start(&flag_); !status.ok()) return complete(std::move(status));
     engine()->add(*this);
     engine()->kick();
   }
@@ -82,8 +81,14 @@ std::shared_ptr<WorkState> reduce_on_device(const std::shared_ptr<Engine>& engin
                                             const std::array<std::shared_ptr<StreamPoint>, 2>& after) {
   const auto runtime = runtime_for(device);
   if (!runtime.ok()) return completed_work(engine, runtime.status());
-  const auto work = std::make_shared<DeviceReduction>(engine, **runtime);
-  work->start({{target, bytes, device}, sources, step, {after[0].get(), after[1].get()}});
+  const ReductionOp op{{target, bytes, device}, sources, step, {after[0].get(), after[1].get()}};
+  return work_on_device(engine, **runtime, [&](Completion* done) { return (*runtime)->compute().reduce(op, done); });
+}
+
+std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime,
+                                          const std::function<Status(Completion* done)>& start) {
+  const auto work = std::make_shared<DeviceWork>(engine, runtime);
+  work->start(start);
   return work;
 }
 

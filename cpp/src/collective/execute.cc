@@ -4,7 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "collective/interruption.h"
 #include "collective/reducer.h"
 #include "comm/messages/messenger.h"
 
@@ -13,9 +12,10 @@ namespace {
 
 // Of a call whose algorithm was named.
 Status shared_memory_refused(std::uint32_t call) {
-  return {Code::unsupported, describe_call(call) +
-                                 ": a rank passed device memory, or has no memory left for its share; pass CPU "
-                                 "memory, or name no algorithm"};
+  return {Code::unsupported,
+          describe_call(call) +
+              ": a rank passed device memory that the others do not map, or CPU memory where others passed device "
+              "memory, or has no memory left for its share; pass CPU memory, or name no algorithm"};
 }
 
 }  // namespace
@@ -96,10 +96,39 @@ void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
   if (fused_way_ && !failing_) return start_fused(std::nullopt);
+  if (!failing_ && wait_for_streams()) return;
+  if (areas_.buffers().staged && !failing_) take_scratch();
   posting_ = true;
   while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
   end_if_done();
+}
+
+// Before the first message: the caller may make its stream wait for this very collective, so messages must not wait for the stream
+// as it is when they are posted.
+bool CollectiveWork::wait_for_streams() {
+  if (streams_over_) return false;
+  if (waits_for_streams_) return true;
+  const auto reached = all_reached(areas_.buffers().after);
+  streams_over_ = reached.ok() && *reached;
+  if (streams_over_) return false;
+  waits_for_streams_ = true;
+  const auto self = std::static_pointer_cast<CollectiveWork>(shared_from_this());
+  std::make_shared<StreamWatch>(engine(), areas_.buffers().after, [self](const Status& status) {
+    self->waits_for_streams_ = false;
+    self->streams_over_ = true;
+    if (!status.ok()) self->fail(status);
+    self->advance();
+  })->start();
+  return true;
+}
+
+// What goes by messages after all needs scratch memory.
+void CollectiveWork::take_scratch() {
+  auto schedule = areas_.take_scratch(run_.schedule());
+  if (schedule == run_.schedule()) return;
+  run_ = ScheduleRun(std::move(schedule));
+  run_.begin();
 }
 
 void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
@@ -330,71 +359,5 @@ std::string CollectiveWork::missing() const {
 }
 
 void CollectiveWork::released() noexcept { areas_.release(*engine()); }
-
-namespace {
-
-std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
-  return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
-                                          std::move(call.fused));
-}
-
-}  // namespace
-
-Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
-  auto work = make_work(std::move(call));
-  const auto lock = work->engine()->lock();
-  HMC_TRY(work->start());
-  return work;
-}
-
-Status run_collective(CollectiveCall call, Deadline deadline) {
-  std::shared_ptr<CollectiveWork> work;
-  const std::shared_ptr<Engine>& engine = call.group->engine();
-  if (call.fused && !engine->forked()) {
-    using AtOnce = fused::Calls::AtOnce;
-    fused::Begun begun;
-    const auto lock = engine->lock();
-    auto tried = AtOnce::not_possible;
-    if (call.group->context().fenced_peers() == 0) {
-      HMC_ASSIGN(tried, call.group->fused().at_once(call.rank, call.call, *call.fused, call.buffers, begun));
-    }
-    if (tried == AtOnce::done) return {};
-    if (tried == AtOnce::begun) {
-      work = make_work(std::move(call));
-      HMC_TRY(work->start(begun));
-    }
-  }
-  if (!work) {
-    HMC_ASSIGN(work, start_collective(std::move(call)));
-  }
-  return finish_collectives(std::span(&work, 1), deadline);
-}
-
-Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline) {
-  Status first;
-  for (const auto& work : works) {
-    const Status status = work->wait(deadline);
-    if (work->done()) {
-      if (first.ok()) first = work->status();
-      continue;
-    }
-    if (status.code() != Code::timeout) return status;  // forked
-    const auto lock = work->engine()->lock();
-    if (!work->done()) {
-      const std::string awaited = work->missing();
-      work->fail(interrupted() ? Status(Code::cancelled, "interrupted by a signal while waiting for " + awaited)
-                               : Status(Code::timeout, "the deadline passed waiting for " + awaited));
-    }
-    if (first.ok()) {
-      first = work->done() ? work->status()
-                           : Status(Code::timeout,
-                                    std::string(work->what()) +
-                                        ": the deadline passed, and messages under way could not be stopped: until they end the "
-                                        "output may still be written (missing: " +
-                                        work->missing() + ")");
-    }
-  }
-  return first;
-}
 
 }  // namespace hmc

@@ -40,7 +40,7 @@ Result<Share> all_to_all_share(const Member& member, const MemoryView& out, cons
   const auto rank = static_cast<std::uint32_t>(member.rank());
   const std::uint64_t block = in.bytes / group->size();
   HMC_ASSIGN(const Algorithm named,
-             named_algorithm({.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm, false));
+             named_algorithm({.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm, {}));
   const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in), named);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
   return Share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};

@@ -158,6 +158,14 @@ std::vector<bool> staged_ranks(const Group& group, DataType type, bool exact) {
   return staged;
 }
 
+// Whether the ranks' devices may map each other's memory. Those of other processes are taken to be able to what this process's are.
+bool may_map(Group& group, DataType type) {
+  const Device device = group.rank(group.local().front()).device;
+  if (!group.fused().possible() || !group.fused().devices().possible() || device.is_cpu()) return false;
+  const auto runtime = runtime_for(device);
+  return runtime.ok() && (*runtime)->compute().prepare_exchange(device.index(), type).ok();
+}
+
 Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
   HMC_ASSIGN(EqualCall call, equal_call(name, bytes, options, group.size()));
   if (!call.exact) call.islands = group.schedules().islands(group);
@@ -167,6 +175,7 @@ Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_
   PlannedGroup planned{survey.take(), {}};
   planned.staged = staged;
   planned.may_fuse = group.fused().possible();
+  planned.may_map = may_map(group, options.type);
   for (std::uint32_t r = 0; r < group.size(); ++r) planned.on_host.push_back(group.rank(r).device.is_cpu());
   planned.basis = [&](std::uint32_t from, std::uint32_t to) {
     return basis_names[static_cast<std::size_t>(survey.basis(from, to))];

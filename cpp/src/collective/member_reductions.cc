@@ -9,7 +9,6 @@
 #include "collective/member_calls.h"
 #include "collective/plan_reduce.h"
 #include "collective/tuning.h"
-#include "comm/onesided/transfer.h"
 
 namespace hmc {
 namespace {
@@ -30,26 +29,30 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
 struct Planned {
   std::shared_ptr<const Schedule> schedule;
   // Where the device reduces; see CollectiveBuffers.
-  std::array<std::shared_ptr<StreamPoint>, 2> after = {};
   std::shared_ptr<DeviceScratch> scratch = nullptr;
+  std::shared_ptr<const Schedule> staged = nullptr;
+  bool maps = false;  // the rank's device takes part in calls over mapped memory
 };
 
 // The Schedule that `plan(tuning)` makes for who reduces: the device, where it is able to and has the scratch memory, else the CPU.
 // Other ranks see no difference.
 template <class Plan>
-Result<Planned> planned(const Group& group, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
+Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
                         Algorithm algorithm, const Plan& plan) {
   const bool host = on_host(out, in);
   const bool device = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device &&
                       device_reduces(in.device, reduction.type, group.size());
   std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device, algorithm));
   if (!device) return Planned{std::move(schedule)};
-  auto scratch = DeviceScratch::take(in.device, schedule->scratch);
-  if (!scratch.ok()) return Planned{plan(reduce_tuning(true, algorithm))};
-  Planned found{std::move(schedule), {}, std::move(scratch).value()};
-  HMC_ASSIGN(found.after[0], mark_stream(in.stream, in.device));
-  if (out.stream != in.stream) {
-    HMC_ASSIGN(found.after[1], mark_stream(out.stream, out.device));
+  Planned found{std::move(schedule)};
+  found.maps = group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
+               group.fused().devices().prepare(rank, out, in, reduction);
+  if (found.maps) {
+    found.staged = plan(reduce_tuning(true, algorithm));
+  } else {
+    auto scratch = DeviceScratch::take(in.device, found.schedule->scratch);
+    if (!scratch.ok()) return Planned{plan(reduce_tuning(true, algorithm))};
+    found.scratch = std::move(scratch).value();
   }
   return found;
 }
@@ -66,8 +69,9 @@ std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const Reduc
 
 Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, const ReduceStep& step, std::string_view name) {
   if (name.empty()) return Algorithm::chosen;
+  const bool possible = group.fused().possible();
   return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-                         group.fused().possible());
+                         {.cpu = possible, .devices = possible && group.fused().devices().possible()});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
@@ -95,7 +99,7 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, step, algorithm));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](ReduceTuning tuning) {
+  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, [&](ReduceTuning tuning) {
                if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return group->schedules().get(
                    rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction, named)},
@@ -105,9 +109,10 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
               rank,
               call_of(CallKind::all_reduce, reduction, named, in.bytes),
               std::move(found.schedule),
-              {in, out, step, std::move(found.after), std::move(found.scratch)}};
+              {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
+  if (found.maps) share.fused->on_device = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
   share.packable = true;
   return share;
 }
@@ -130,7 +135,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
     bytes += count;
   }
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, step, algorithm));
-  HMC_ASSIGN(auto found, planned(*group, out, in, reduction, named, [&](ReduceTuning tuning) {
+  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, [&](ReduceTuning tuning) {
                if (bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return std::make_shared<const Schedule>(
                    plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
@@ -139,9 +144,10 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
               rank,
               call_of(CallKind::reduce_scatter, reduction, named, layout.counts),
               std::move(found.schedule),
-              {in, out, step, std::move(found.after), std::move(found.scratch)}};
+              {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
+  if (found.maps) share.fused->on_device = fused::plan_reduce_scatter({layout.counts, layout.displacements});
   return share;
 }
 
@@ -181,7 +187,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, step, algorithm));
-  HMC_ASSIGN(auto found, planned(*group, target, in, reduction, named, [&](const ReduceTuning& tuning) {
+  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, [&](const ReduceTuning& tuning) {
                return group->schedules().get(
                    rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},
                    [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
@@ -190,9 +196,10 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
               rank,
               call_of(CallKind::reduce, reduction, named, in.bytes, at),
               std::move(found.schedule),
-              {in, target, step, std::move(found.after), std::move(found.scratch)}};
+              {in, target, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
+  if (found.maps) share.fused->on_device = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
   share.root = at;
   share.packable = true;
   return share;

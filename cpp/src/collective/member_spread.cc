@@ -49,7 +49,7 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
       const Algorithm named,
       named_algorithm(
           {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes, .islands = group->schedules().islands(*group)},
-          algorithm, false));
+          algorithm, {}));
   SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   if (bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
   auto schedule =
@@ -74,7 +74,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   HMC_TRY(check_memory("broadcast", view, {}, 0));
   const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   HMC_ASSIGN(const Algorithm named,
-             named_algorithm({.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm, false));
+             named_algorithm({.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm, {}));
   const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
     return plan_broadcast(rank, size, at, view.bytes, spread_tuning(true, true, named));

@@ -6,6 +6,7 @@
 
 #include "collective/cost_bound.h"
 #include "collective/fused/one_shot.h"
+#include "collective/mapped/calls.h"
 
 namespace hmc {
 namespace {
@@ -22,9 +23,12 @@ bool all_on_host(const PlannedGroup& group) {
   return std::ranges::all_of(group.on_host, [](bool host) { return host; });
 }
 
-// Whether the ranks may pass the call through shared memory.
-bool is_shareable(const EqualCall& call, const PlannedGroup& group) {
-  return group.may_fuse && reduces(call.kind) && all_on_host(group);
+// The memory that the ranks may pass the call through.
+Sharing sharing_of(const EqualCall& call, const PlannedGroup& group) {
+  const bool host = all_on_host(group);
+  const bool on_devices = std::ranges::none_of(group.on_host, [](bool on_host) { return on_host; });
+  return {.cpu = group.may_fuse && reduces(call.kind) && host,
+          .devices = group.may_map && reduces(call.kind) && on_devices && !call.exact};
 }
 
 // Of device memory.
@@ -45,6 +49,26 @@ std::string exactness_text(const EqualCall& call, const CostModel& cost) {
   std::snprintf(text, sizeof text, " Exact: each sum is rounded once; a rank reduces %.3g GB/s of inputs, not %.3g.",
                 exact_rate(rate, call.element) / 1e9, rate / 1e9);
   return text;
+}
+
+// Through mapped memory likewise.
+Tuning mapped_tuning(const EqualCall& call, Tuning tuning) {
+  const bool whole = call.bytes <= mapped::most_whole_bytes(call.size);
+  tuning.reduce.whole = whole ? call.bytes * call.size : 0;
+  tuning.reduce.chunk = most_exchange_blocks * exchange_segment(call.size).slot;
+  return tuning;
+}
+
+Choice mapped_choice(const EqualCall& call) {
+  const std::string limit = bytes_text(mapped::most_whole_bytes(call.size));
+  std::string how = " Each rank reduces its part.";
+  if (call.kind != CallKind::reduce_scatter && call.bytes <= mapped::most_whole_bytes(call.size)) {
+    how = " An input has at most " + limit + ", so it goes whole to each rank that wants the result.";
+  } else if (call.kind != CallKind::reduce_scatter) {
+    how = " An input has more than " + limit + ", so each rank reduces a part of it.";
+  }
+  return {Algorithm::mapped, std::string(name_of(call.kind, Algorithm::mapped)),
+          "All ranks are on one host, and their devices, of one vendor, may map each other's memory." + how};
 }
 
 // Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
@@ -72,8 +96,13 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
     const bool staged = !group.staged.empty() && group.staged[r];
     Tuning tuning = tuning_for(group.on_host[r], staged, is_shared(algorithm) ? Algorithm::chosen : algorithm);
     tuning.reduce.islands = tuning.spread.islands = call.islands;
-    if (is_shared(algorithm)) tuning = shared_tuning(call, tuning, algorithm);
-    if (r == 0) carried.choice = is_shared(algorithm) ? shared_choice(call, algorithm) : choice_of(call, tuning);
+    const bool maps = algorithm == Algorithm::mapped;
+    if (is_shared(algorithm)) tuning = maps ? mapped_tuning(call, tuning) : shared_tuning(call, tuning, algorithm);
+    if (r == 0) {
+      carried.choice = !is_shared(algorithm) ? choice_of(call, tuning)
+                       : maps                ? mapped_choice(call)
+                                             : shared_choice(call, algorithm);
+    }
     carried.schedules.push_back(schedule_of(call, r, coarser(call, tuning, simulated_steps)));
   }
   return carried;
@@ -81,7 +110,9 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
 
 // As HMC chooses.
 Carried carried(const EqualCall& call, const PlannedGroup& group) {
-  if (!is_shareable(call, group)) return carried_by(call, group, Algorithm::chosen);
+  const Sharing sharing = sharing_of(call, group);
+  if (sharing.devices) return carried_by(call, group, Algorithm::mapped);
+  if (!sharing.cpu) return carried_by(call, group, Algorithm::chosen);
   return carried_by(call, group, fused::in_one_shot(call.bytes, call.size) ? Algorithm::shared_whole : Algorithm::shared_pass);
 }
 
@@ -92,7 +123,7 @@ Carried runner_up_of(const EqualCall& call, const PlannedGroup& group, const Cho
     other.choice.text = "by messages: " + other.choice.text;
     return other;
   }
-  for (const Algorithm algorithm : algorithms_of(call, false)) {
+  for (const Algorithm algorithm : algorithms_of(call, {})) {
     if (algorithm == taken.algorithm) continue;
     Carried other = carried_by(call, group, algorithm);
     if (other.choice.algorithm != taken.algorithm) return other;  // an empty call goes one way
@@ -123,8 +154,8 @@ Result<EqualCall> equal_call(std::string_view name, std::uint64_t bytes, const P
 }
 
 Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group, std::string_view algorithm) {
-  const bool shareable = is_shareable(call, group);
-  HMC_ASSIGN(const Algorithm named, named_algorithm(call, algorithm, shareable));
+  const Sharing sharing = sharing_of(call, group);
+  HMC_ASSIGN(const Algorithm named, named_algorithm(call, algorithm, sharing));
   const Carried chosen = carried(call, group);
   Carried taken = chosen, other;
   if (named != Algorithm::chosen && named != chosen.choice.algorithm) {
@@ -145,7 +176,7 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
   plan.ranks = static_cast<int>(call.size);
   plan.algorithm = std::move(taken.choice.text);
   plan.reason = std::move(taken.choice.reason) + who_reduces(call, group) + exactness_text(call, group.cost);
-  plan.algorithms = algorithm_names(call, shareable);
+  plan.algorithms = algorithm_names(call, sharing);
   for (const PairTraffic& pair : traffic_of(taken.schedules)) {
     const LinkCost& link = cost.link(pair.from, pair.to);
     plan.links.push_back({static_cast<int>(pair.from), static_cast<int>(pair.to), pair.bytes, link.latency * 1e6, link.bandwidth,

@@ -21,6 +21,7 @@ struct PlannedGroup {
   std::vector<bool> on_host;                                            // by rank: its buffers are CPU memory
   std::vector<bool> staged = {};                                        // by rank: the CPU reduces its device memory
   bool may_fuse = false;                                                // reductions of CPU memory, over shared memory
+  bool may_map = false;                                                 // those of device memory, over mapped memory
   std::function<std::string(std::uint32_t, std::uint32_t)> basis = {};  // of a link's figures
   std::string figures = {};                                             // CollectivePlan::figures
 };

@@ -16,6 +16,7 @@ class ScheduleRun {
   using Index = std::uint32_t;
   explicit ScheduleRun(std::shared_ptr<const Schedule> schedule);
 
+  [[nodiscard]] const std::shared_ptr<const Schedule>& schedule() const noexcept { return schedule_; }
   [[nodiscard]] std::span<const Step> steps() const noexcept { return schedule_->steps; }
   [[nodiscard]] std::span<const Slice> sources() const noexcept { return schedule_->sources; }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "device/accelerator_exchange.h"
 #include "device/accelerator_streams.h"
 
 namespace hmc {
@@ -55,6 +56,33 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
     return devices_.failure("reducing " + std::to_string(op.target.bytes) + " bytes on " + devices_.name(index), code);
   }
   return devices_.leave_event(*on, *stream, done, {});
+}
+
+Status AcceleratorCompute::prepare_exchange(int index, DataType type) {
+  HMC_TRY(devices_.device(index).status());
+  if (calls_.exchange == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const int code = calls_.exchange->prepare(index, type);
+  if (code == 0) return {};
+  return devices_.failure("loading the kernel that exchanges " + std::string(name_of(type)) + " on " + devices_.name(index), code);
+}
+
+Result<std::unique_ptr<DeviceExchange>> AcceleratorCompute::open_exchange(int index, std::uint32_t ranks) {
+  HMC_ASSIGN(std::unique_ptr<AcceleratorExchange> made, AcceleratorExchange::open(devices_, index, ranks));
+  const DeviceSpan segment = made->segment();
+  HMC_TRY(fill({segment.data, static_cast<std::size_t>(exchange_segment(ranks).slots_at), segment.device}, 0));
+  return std::unique_ptr<DeviceExchange>(std::move(made));
+}
+
+Status AcceleratorCompute::reach(int index, int other) {
+  HMC_TRY(devices_.device(index).status());
+  HMC_TRY(devices_.device(other).status());
+  const DeviceScope scope(*calls_.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const int code = calls_.devices->enable_peer(other);
+  if (code == 0) return {};
+  return devices_.failure(devices_.name(index) + " does not reach the memory of " + devices_.name(other), code);
 }
 
 }  // namespace hmc

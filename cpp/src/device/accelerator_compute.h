@@ -6,8 +6,8 @@
 
 namespace hmc {
 
-// On a stream of its own per device, made at first use: a kernel does not wait behind copies. AcceleratorCopies::poll() ends what
-// is over.
+// On a stream of its own per device, made at first use: a kernel does not wait behind copies. So has each DeviceExchange, see
+// accelerator_exchange.h. AcceleratorCopies::poll() ends what is over.
 class AcceleratorCompute final : public DeviceCompute {
  public:
   // `runtime`: whose poll() that is.
@@ -17,6 +17,9 @@ class AcceleratorCompute final : public DeviceCompute {
   Status fill(const DeviceSpan& target, std::uint8_t value) override;
   Status prepare_reduction(int index, DataType type, std::size_t sources) override;
   Status reduce(const ReductionOp& op, Completion* done) override;
+  Status prepare_exchange(int index, DataType type) override;
+  Result<std::unique_ptr<DeviceExchange>> open_exchange(int index, std::uint32_t ranks) override;
+  Status reach(int index, int other) override;
 
  private:
   AcceleratorDevices& devices_;

@@ -111,7 +111,7 @@ bool AcceleratorCopies::poll() {
   for (const auto& each : devices_.all()) {
     if (each->pending.load(std::memory_order_relaxed) == 0) continue;
     const std::scoped_lock lock(each->mutex);
-    for (CopyStream& stream : each->streams) {
+    const auto take_ended = [&](CopyStream& stream) {
       while (!stream.pending.empty() && count < ended.size()) {
         PendingCopy& oldest = stream.pending.front();
         const int code = calls_.streams->query(oldest.event);
@@ -123,7 +123,9 @@ bool AcceleratorCopies::poll() {
         stream.pending.pop_front();
         each->pending.fetch_sub(1);
       }
-    }
+    };
+    for (CopyStream& stream : each->streams) take_ended(stream);
+    for (CopyStream& stream : each->exchange_streams) take_ended(stream);
   }
   for (std::size_t i = 0; i < count; ++i) ended[i].done->complete(std::move(ended[i].status));
   return count != 0;

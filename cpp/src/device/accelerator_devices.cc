@@ -108,6 +108,17 @@ Result<CopyStream*> AcceleratorDevices::stream(AcceleratorDevice& device, std::s
   return &wanted;
 }
 
+Result<CopyStream*> AcceleratorDevices::exchange_stream(AcceleratorDevice& device) {
+  if (device.idle_exchange_streams.empty()) {
+    VendorStream made = nullptr;
+    if (const int code = calls_.streams->make_stream(made); code != 0) return failure("making a stream of " + vendor_, code);
+    device.idle_exchange_streams.push_back(&device.exchange_streams.emplace_back(CopyStream{made, {}}));
+  }
+  CopyStream* const taken = device.idle_exchange_streams.back();
+  device.idle_exchange_streams.pop_back();
+  return taken;
+}
+
 Status AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
   HMC_ASSIGN(const VendorEvent made, event(device));
   if (const int code = calls_.streams->record(made, stream.handle); code != 0) {

@@ -39,6 +39,8 @@ struct AcceleratorDevice {
   std::mutex mutex;
   // CopyDirection x {short, long}; one for what the device computes; more for long copies on the device.
   std::array<CopyStream, compute_stream + 1 + more_streams> streams;
+  std::deque<CopyStream> exchange_streams;         // one for each DeviceExchange there was at a time
+  std::vector<CopyStream*> idle_exchange_streams;  // those of none now
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
@@ -63,6 +65,8 @@ class AcceleratorDevices {
   Result<VendorEvent> event(AcceleratorDevice& device);
   // Likewise. That stream, made at first use.
   Result<CopyStream*> stream(AcceleratorDevice& device, std::size_t index);
+  // Likewise. One that is no other exchange's.
+  Result<CopyStream*> exchange_stream(AcceleratorDevice& device);
   // Likewise. Completes `done` once all that is on the stream so far is over. What failed half way ends there, with `failed`.
   Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
 

@@ -6,7 +6,9 @@
 #include "device/block_kernel.h"
 #include "device/cuda_chunks.h"
 #include "device/cuda_driver_api.h"
+#include "device/exchange_kernel.h"
 #include "device/kernels/copy_blocks_ptx.h"
+#include "device/kernels/mapped_ptx.h"
 #include "device/kernels/reduce_ptx.h"
 #include "device/library.h"
 #include "device/reduce_kernel.h"
@@ -291,6 +293,13 @@ VendorCalls cuda_calls() {
   CudaDriver& driver = *runtime;
   const cuda_driver::Api& api = driver.api();
   const auto reduce_image = [](int, DataType type) { return kernel::Image{reduce_ptx[static_cast<std::size_t>(type)], false}; };
+  const auto exchange_image = [](int, DataType type) { return kernel::Image{mapped_ptx[static_cast<std::size_t>(type)], false}; };
+  const auto allocate = [&api](std::size_t bytes, void*& data) {
+    Pointer made = 0;
+    const int code = api.allocate(&made, bytes);
+    data = reinterpret_cast<void*>(made);
+    return code;
+  };
   return {.traits = {.codes = cuda_driver::codes},
           .runtime = std::move(runtime),
           .devices = std::make_unique<CudaDevices>(driver),
@@ -299,7 +308,8 @@ VendorCalls cuda_calls() {
           .streams = std::make_unique<CudaStreams>(api),
           .copies = std::make_unique<CudaCopies>(driver),
           .chunks = std::make_unique<CudaChunks>(driver.chunk_api()),
-          .compute = std::make_unique<ReduceKernel>(driver.kernel_api(), kernel_vendor(), reduce_image)};
+          .compute = std::make_unique<ReduceKernel>(driver.kernel_api(), kernel_vendor(), reduce_image),
+          .exchange = std::make_unique<ExchangeKernel>(driver.kernel_api(), kernel_vendor(), exchange_image, allocate)};
 }
 
 DeviceRuntime& cuda_instance() {

@@ -8,6 +8,7 @@
 #include "device/accelerator.h"
 #include "device/block_kernel.h"
 #include "device/cuda_like_api.h"
+#include "device/exchange_kernel.h"
 #include "device/kernel_compiler.h"
 #include "device/kernels/sources.h"
 #include "device/library.h"
@@ -290,11 +291,23 @@ VendorCalls cuda_like_calls(const Row& row) {
   auto owned = std::make_unique<CudaLike>(row);
   CudaLike& runtime = *owned;
   std::unique_ptr<VendorCompute> compute;
+  std::unique_ptr<VendorExchange> exchange;
   if (!row.compiler.stem.empty()) {
     compute = std::make_unique<ReduceKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, DataType type) {
       const std::string kernel = name_of_reduce_kernel(type);
       return runtime.compile(kernel.c_str(), "#define HMC_REDUCE_" + std::string(name_of(type)) + "\n", reduce_source, device);
     });
+    static const std::string source = std::string(reduce_source) + mapped_source;
+    const auto image = [&runtime](int device, DataType type) {
+      const std::string kernel = name_of_exchange_kernel(type);
+      return runtime.compile(kernel.c_str(), "#define HMC_MAPPED_" + std::string(name_of(type)) + "\n", source.c_str(), device);
+    };
+    // Other memory of a device stays in its caches while others write it.
+    const auto allocate = [&runtime](std::size_t bytes, void*& data) {
+      const auto call = runtime.api().allocate_with_flags;
+      return call == nullptr ? cuda_like::codes.unsupported : runtime.clear(call(&data, bytes, cuda_like::malloc_uncached));
+    };
+    exchange = std::make_unique<ExchangeKernel>(runtime.kernel_api(), runtime.kernel_vendor(), image, allocate);
   }
   return {.traits = {.codes = cuda_like::codes, .pci_vendor = row.pci_vendor},
           .runtime = std::move(owned),
@@ -303,7 +316,8 @@ VendorCalls cuda_like_calls(const Row& row) {
           .handles = std::make_unique<CudaLikeHandles>(runtime),
           .streams = std::make_unique<CudaLikeStreams>(runtime),
           .copies = std::make_unique<CudaLikeCopies>(runtime),
-          .compute = std::move(compute)};
+          .compute = std::move(compute),
+          .exchange = std::move(exchange)};
 }
 
 template <const Row& row>

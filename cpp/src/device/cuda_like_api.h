@@ -14,6 +14,7 @@ constexpr int peer_access_already_enabled = 704;
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_disable_timing = 2;
 constexpr unsigned host_register_portable = 1;
+constexpr unsigned malloc_uncached = 3;
 // Versions disagree (0 in HIP 5.2, 1 from 6 on), and some refuse any value but theirs: the one that is taken is right.
 constexpr unsigned ipc_lazy_peer_access[] = {1, 0};
 constexpr int invalid_value = 1;
@@ -57,7 +58,8 @@ struct Attributes {
   CALL(init, Init, int(unsigned))                                                                      \
   CALL(last_error, GetLastError, int())                                                                \
   CALL(call_host, LaunchHostFunc, int(VendorStream, void (*)(void*), void*))                           \
-  CALL(can_reach, DeviceCanAccessPeer, int(int*, int, int))
+  CALL(can_reach, DeviceCanAccessPeer, int(int*, int, int))                                            \
+  CALL(allocate_with_flags, ExtMallocWithFlags, int(void**, std::size_t, unsigned))
 
 // And those of them that the driver's interface has where the runtime's lacks them.
 #define HMC_CUDA_LIKE_DRIVER_CALLS(CALL)                                                               \

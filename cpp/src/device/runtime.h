@@ -14,6 +14,7 @@
 
 #include "base/blob.h"
 #include "base/completion.h"
+#include "device/exchange.h"
 #include "device/reduce.h"
 #include "hmc/device.h"
 #include "hmc/memory.h"
@@ -146,6 +147,19 @@ struct ReductionOp {
   std::array<const StreamPoint*, 2> after = {};  // of the same runtime: come first; not used after the call
 };
 
+// One rank's share in the reductions of a group over mapped memory (device/exchange.h). Its kernels run one after the other, on a
+// stream of their own: kernels of two groups wait for other devices at the same time, and in what order those run them is not
+// known.
+class DeviceExchange {
+ public:
+  virtual ~DeviceExchange() = default;  // once no kernel is pending
+  [[nodiscard]] virtual DeviceSpan segment() const noexcept = 0;
+  // `call` without `ended`. `after`: of the same runtime: come first; not used after the call. `done` as for DeviceRuntime::copy.
+  virtual Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) = 0;
+  // Pending kernels, and all later ones, end soon, whatever they have done. Any thread.
+  virtual void end_kernels() noexcept = 0;
+};
+
 // What a device computes. Thread rules as DeviceRuntime.
 class DeviceCompute {
  public:
@@ -155,6 +169,16 @@ class DeviceCompute {
   virtual Status prepare_reduction(int index, DataType type, std::size_t sources) = 0;
   // `done` as for DeviceRuntime::copy. Errors: as prepare_reduction().
   virtual Status reduce(const ReductionOp& op, Completion* done) = 0;
+  // As prepare_reduction(), for a DeviceExchange.
+  virtual Status prepare_exchange(int /*index*/, DataType /*type*/) {
+    return Status(Code::unsupported, "its kernels exchange nothing with other devices");
+  }
+  // With a segment for a group of `ranks`, which is empty. Blocking. Errors: unsupported, out_of_memory, device.
+  virtual Result<std::unique_ptr<DeviceExchange>> open_exchange(int /*index*/, std::uint32_t /*ranks*/) {
+    return Status(Code::unsupported, "its kernels exchange nothing with other devices");
+  }
+  // Lets kernels of device `index` reach memory of `other`, which this process has allocated. Errors: unsupported.
+  virtual Status reach(int /*index*/, int /*other*/) { return Status(Code::unsupported, "its kernels reach no other device"); }
 
  protected:
   ~DeviceCompute() = default;

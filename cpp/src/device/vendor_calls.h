@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "device/exchange.h"
 #include "device/reduce.h"
 #include "hmc/status.h"
 
@@ -181,6 +182,20 @@ class VendorCompute {
   virtual int reduce(int index, const VendorReduction& reduction, VendorStream stream) = 0;
 };
 
+// All (current). Kernels of several devices that exchange through memory which all of them map. See device/exchange.h.
+class VendorExchange {
+ public:
+  virtual ~VendorExchange() = default;
+  // As VendorCompute::prepare().
+  virtual int prepare(int index, DataType type) = 0;
+  // Memory that other devices write while a kernel of this one reads it. Freed as all memory.
+  virtual int allocate(std::size_t bytes, void*& data) = 0;
+  // Host memory that kernels read while the host writes it, at the same address. Never freed.
+  virtual int allocate_words(std::size_t bytes, void*& data) = 0;
+  // Asynchronous on the stream; nothing of the arguments is read after the call but the memory.
+  virtual int run(int index, const ExchangeCall& call, VendorStream stream) = 0;
+};
+
 // What is known of a vendor without its library.
 struct VendorTraits {
   VendorCodes codes;
@@ -198,8 +213,9 @@ struct VendorCalls {
   std::unique_ptr<VendorHandles> handles;
   std::unique_ptr<VendorStreams> streams;
   std::unique_ptr<VendorCopies> copies;
-  std::unique_ptr<VendorChunks> chunks = nullptr;    // null: the vendor has no such memory
-  std::unique_ptr<VendorCompute> compute = nullptr;  // null: the vendor runs no kernel of HMC's
+  std::unique_ptr<VendorChunks> chunks = nullptr;      // null: the vendor has no such memory
+  std::unique_ptr<VendorCompute> compute = nullptr;    // null: the vendor runs no kernel of HMC's
+  std::unique_ptr<VendorExchange> exchange = nullptr;  // likewise
 };
 
 // The device is current while this lives.

@@ -19,7 +19,7 @@ inline void simulate_vendors() {
   setenv("HMC_CUDA_LIBRARY", HMC_SIM_CUDA, 1);
   setenv("HMC_ROCM_LIBRARY", HMC_SIM_ROCM, 1);
   setenv("HMC_MLU_LIBRARY", HMC_SIM_MLU, 1);
-  setenv("HMC_SIM_DEVICES", "2", 1);
+  setenv("HMC_SIM_DEVICES", "2", 0);
 }
 
 // Small numbers of either sign: no NaN, whose bits are the reducer's choice.
@@ -99,6 +99,19 @@ inline void wait_until_ready(const Device& device, DataType type, std::size_t ra
   }
 }
 
+// Likewise, for kernels over mapped memory.
+inline void wait_until_mapped(const Member& me, const std::vector<DataType>& types) {
+  const auto runtime = runtime_for(me.device());
+  ASSERT_TRUE(runtime.ok());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (const DataType type : types) {
+    while (!(*runtime)->compute().prepare_exchange(me.device().index(), type).ok()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), until);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
 using Devices = std::vector<const char*>;  // by rank
 
 inline void on_devices(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body,
@@ -118,6 +131,16 @@ inline void on_devices(const Devices& devices, const std::function<void(const Me
       EXPECT_TRUE(process.board.wait(0, process.size));
     }
   });
+}
+
+inline void check_all_reduce(const Member& me, const Reduction& reduction, std::size_t count, bool in_place, std::size_t offset) {
+  const auto ranks = static_cast<std::size_t>(me.size());
+  SCOPED_TRACE(std::string(name_of(reduction.op)) + " of " + std::to_string(count) + " " + std::string(name_of(reduction.type)));
+  const OnDevice in(me.device(), input(reduction.type, count, static_cast<std::size_t>(me.rank())), offset);
+  const OnDevice out(me.device(), Bytes(count * size_of(reduction.type), std::byte{0x11}), offset);
+  HMC_ASSERT_OK(me.all_reduce(in_place ? in.view() : out.view(), in.view(), reduction, soon()));
+  ASSERT_TRUE((in_place ? in : out).read() == expected(reduction, count, ranks));
+  ASSERT_TRUE(in.guarded() && out.guarded());
 }
 
 }  // namespace hmc::testing

@@ -94,7 +94,7 @@ TEST(AlgorithmNames, OneThatCannotIsRefusedWithThoseThatCan) {
 
 TEST(AlgorithmNames, ShotsThatAreTooLargeSayHowLargeTheyMayBe) {
   const EqualCall call{.kind = CallKind::all_reduce, .size = 3, .bytes = 32769};
-  const auto named = named_algorithm(call, "whole inputs through shared memory", true);
+  const auto named = named_algorithm(call, "whole inputs through shared memory", {.cpu = true});
   ASSERT_EQ(named.status().code(), Code::invalid_argument);
   EXPECT_NE(named.status().message().find("32 KiB"), std::string::npos) << named.status().str();
   EXPECT_NE(named.status().message().find("\"one pass over shared memory\""), std::string::npos);

@@ -35,24 +35,32 @@ Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, cons
 Status Call::cancel_locked() {
   if (done()) return {Code::invalid_argument, "the fused call is already complete"};
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
+  const Status cancelled(Code::cancelled, "cancelled");
   calls_.give_up(rank_, own_.sequence);
-  calls_.end(self, Status(Code::cancelled, "cancelled"));
+  if (kernel_) {
+    calls_.end_kernel(*this, cancelled);
+  } else {
+    calls_.end(self, cancelled);
+  }
   return {};
 }
 
 bool Call::needs(std::uint32_t rank) const noexcept {
   if (rank == rank_) return false;
+  // One whose kernel is over has written all that this one waits for.
+  if (kernel_) return calls_.slots().board(rank).mapped.ended.load(std::memory_order_seq_cst) <= own_.sequence;
   if (way_.chunks) return !pass_ || pass_->needs(rank);
   return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
 }
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
-  if (pass_ || !way_.chunks) return needs(rank);
+  if (pass_ || kernel_ || !way_.chunks) return needs(rank);
   const auto theirs = latest_fused(calls_.slots().board(rank));
   return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
 }
 
 void Calls::use(std::shared_ptr<Segment> segment) {
+  devices_.use(segment->slots());
   const auto lock = group_.engine()->lock();
   segment_ = std::move(segment);
   next_chunk_.assign(group_.size(), 0);
@@ -70,12 +78,16 @@ void Calls::announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t c
 std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
                                   const CollectiveBuffers& buffers, const std::optional<Begun>& begun) {
   if (!reserved_[rank]) reserved_[rank] = segment_->reserve(rank).ok();
-  const bool takes_part = reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
+  const bool on_device = way.on_device != nullptr;
+  const bool by_cpu =
+      algorithm_of(call) != Algorithm::mapped && reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
+  const bool takes_part = on_device || by_cpu;
   std::uint64_t bytes = way.bytes;
   if (way.chunks) {
     for (const Part& part : way.chunks->parts) bytes += part.bytes;
   }
-  auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, takes_part}, std::move(way), buffers);
+  auto posted =
+      std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, takes_part, on_device}, std::move(way), buffers);
   posted->accepted();
   under_way_.push_back(posted);
   if (begun) {
@@ -144,7 +156,7 @@ Calls::Agreement Calls::agreement(const Call& call) {
     }
     if (!theirs || theirs->sequence < own.sequence) {
       awaited = true;
-    } else if (theirs->sequence > own.sequence || !theirs->takes_part) {
+    } else if (theirs->sequence > own.sequence || !theirs->takes_part || theirs->on_device != own.on_device) {
       declined = true;
     }
   }
@@ -155,20 +167,22 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
   // Looked at first: whoever has given up because of another collective has seen that one announced, so it is seen here as well.
   const std::optional<std::uint32_t> lost = abandoned_by(*call);
   if (!call->announced_ && can_announce(*call)) announce(*call);
-  if (call->announced_ && !call->pass_) {
+  if (call->announced_ && !call->pass_ && !call->kernel_) {
     const Agreement agreed = agreement(*call);
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
       end(call, Status(Code::unsupported, "a rank cannot take part in a fused call"));
       return true;
     }
-    if (agreed == Agreement::reached && !call->way_.chunks) {
+    if (agreed == Agreement::reached && call->own_.on_device) {
+      if (advance_on_device(call)) return true;
+    } else if (agreed == Agreement::reached && !call->way_.chunks) {
       count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
       end(call, {});
       return true;
-    }
-    if (agreed == Agreement::reached)
+    } else if (agreed == Agreement::reached) {
       call->pass_.emplace(slots(), call->rank_, call->way_.chunks, call->buffers_, next_chunk_[call->rank_]);
+    }
   }
   const bool moved = call->pass_ && advance_pass(*call);
   if (call->pass_ && call->pass_->done()) {
@@ -176,10 +190,47 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     return true;
   }
   if (!moved && lost) {
-    end(call, Status(Code::closed, group_.describe(*lost) + " has ended this collective, or has closed the Communicator"));
+    const Status closed(Code::closed, group_.describe(*lost) + " has ended this collective, or has closed the Communicator");
+    if (call->kernel_) {
+      end_kernel(*call, closed);
+      return false;
+    }
+    end(call, closed);
     return true;
   }
   return moved;
+}
+
+bool Calls::advance_on_device(const std::shared_ptr<Call>& call) {
+  const bool moves = devices_.can_map(call->rank_);
+  const auto mapping = devices_.map(call->rank_);
+  if (moves) wake_others();
+  if (mapping == mapped::Devices::Mapping::awaited) return false;
+  if (mapping == mapped::Devices::Mapping::refused) {
+    end(call, Status(Code::unsupported, "a device does not map the memory of another one"));
+    return true;
+  }
+  call->kernel_ = devices_.start(call->rank_, *call->way_.on_device, call->buffers_);
+  if (call->kernel_->done()) {
+    kernel_ended(call, call->kernel_->status());
+  } else {
+    call->kernel_->on_complete_locked([this, call](const Status& status) { kernel_ended(call, status); });
+  }
+  return true;
+}
+
+void Calls::kernel_ended(const std::shared_ptr<Call>& call, const Status& status) {
+  if (call->outcome_.ok()) call->outcome_ = status;
+  if (call->outcome_.ok()) {
+    slots().board(call->rank_).mapped.ended.store(call->own_.sequence + 1, std::memory_order_seq_cst);
+    group_.context().counters().add("mapped.count", 1);
+  }
+  end(call, call->outcome_);
+}
+
+void Calls::end_kernel(Call& call, const Status& status) {
+  if (call.outcome_.ok()) call.outcome_ = status;
+  devices_.end_kernels(call.rank_);
 }
 
 bool Calls::advance_pass(Call& call) {
@@ -221,7 +272,7 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
 void Calls::compare() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     const Call& call = *under_way_[i];
-    if (first_of_its_rank(i) && call.announced_ && !call.pass_) static_cast<void>(agreement(call));
+    if (first_of_its_rank(i) && call.announced_ && !call.pass_ && !call.kernel_) static_cast<void>(agreement(call));
   }
 }
 
@@ -261,7 +312,10 @@ bool Calls::arm() {
 
 bool Calls::can_advance(Call& call) {
   if (!call.announced_) return can_announce(call);
-  return call.pass_ ? call.pass_->can_advance() : agreement(call) != Agreement::awaited;
+  if (call.kernel_) return false;  // its own Work looks at it
+  if (call.pass_) return call.pass_->can_advance();
+  const Agreement agreed = agreement(call);
+  return agreed == Agreement::reached && call.own_.on_device ? devices_.can_map(call.rank_) : agreed != Agreement::awaited;
 }
 
 void Calls::disarm() {

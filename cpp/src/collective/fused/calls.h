@@ -1,7 +1,8 @@
 // Calls: the fused calls of one group's local ranks, carried out in the order in which the ranks made them.
 //
-// Nothing of a call moves before every rank has announced the same one. So a rank that is in another collective is found, and a
-// rank whose memory the CPU does not reach makes all of them use messages instead.
+// Nothing of a call moves before every rank has announced the same one. So a rank that is in another collective is found. Where all
+// ranks pass CPU memory it goes through shared memory, where all have devices that map each other's memory a kernel on each of
+// these carries it out, and else all use messages.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "collective/fused/one_shot.h"
 #include "collective/fused/pass.h"
 #include "collective/fused/segment.h"
+#include "collective/mapped/devices.h"
 #include "progress/work_state.h"
 
 namespace hmc {
@@ -52,18 +54,21 @@ class Call final : public WorkState {
   const Way way_;
   const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
   bool announced_ = false;
-  std::uint64_t number_ = 0;  // once announced, of a one-shot call
-  std::optional<Pass> pass_;  // once every rank has announced the call, unless it is a one-shot call
+  std::uint64_t number_ = 0;           // once announced, of a one-shot call
+  std::optional<Pass> pass_;           // once every rank has announced the call, unless it is a one-shot call
+  std::shared_ptr<WorkState> kernel_;  // likewise, where the ranks' devices carry it out
+  Status outcome_;                     // of a call that has failed while the kernel runs
 };
 
 // Owned by Group. All calls but use() with the engine lock held.
 class Calls final : public Pollable {
  public:
-  explicit Calls(Group& group) noexcept : group_(group) {}
+  explicit Calls(Group& group) noexcept : group_(group), devices_(group) {}
 
   // Every rank is on this host and maps `segment`. Once, before the group's first collective. Engine lock not held.
   void use(std::shared_ptr<Segment> segment);
   [[nodiscard]] bool possible() const noexcept { return segment_ != nullptr; }  // any thread
+  [[nodiscard]] mapped::Devices& devices() noexcept { return devices_; }
 
   // `rank` has started a collective that is not fused.
   void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);
@@ -94,6 +99,10 @@ class Calls final : public Pollable {
   Agreement agreement(const Call& call);
   bool advance(const std::shared_ptr<Call>& call);
   bool advance_pass(Call& call);
+  bool advance_on_device(const std::shared_ptr<Call>& call);
+  void kernel_ended(const std::shared_ptr<Call>& call, const Status& status);
+  // Of a call whose kernel runs: it ends soon, with that status.
+  void end_kernel(Call& call, const Status& status);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void count(std::uint64_t bytes_taken);
@@ -112,6 +121,7 @@ class Calls final : public Pollable {
   std::vector<OneShots> shots_;                   // likewise
   std::vector<bool> reserved_;                    // likewise
   std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
+  mapped::Devices devices_;
   bool armed_ = false;
 };
 

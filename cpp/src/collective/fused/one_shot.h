@@ -30,6 +30,8 @@ struct Way {
   Part wanted = {};                    // of the published inputs: the rank reduces it into its output
   std::uint64_t wanted_at = 0;         // where that part is in the rank's own input
   std::vector<Part> pieces = {};       // of its own input, published one after the other; none: all of it
+  // Not null: the memory is its device's, which carries the call out so if those of all ranks do.
+  std::shared_ptr<const Plan> on_device = nullptr;
 };
 // `algorithm`: one over shared memory that is able to carry out the call, or `chosen`: by size.
 Way way_of_all_reduce(std::uint32_t rank, std::uint32_t size, std::uint64_t bytes, std::size_t element,

@@ -29,7 +29,7 @@ struct FusedAnnouncement {
   std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
   std::atomic<std::uint64_t> bytes;
   std::atomic<std::uint32_t> call;
-  std::atomic<std::uint32_t> takes_part;  // 0: it goes by messages
+  std::atomic<std::uint32_t> takes_part;  // see code_of()
 };
 struct OtherAnnouncement {
   std::atomic<std::uint64_t> number;
@@ -41,10 +41,19 @@ struct alignas(line_bytes) ShotEntry {
   std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
   std::atomic<std::uint64_t> bytes;   // of the input
   std::atomic<std::uint32_t> call;
-  std::atomic<std::uint32_t> takes_part;  // 0: it goes by messages
+  std::atomic<std::uint32_t> takes_part;  // see code_of()
   std::byte input[line_bytes - 24];
 };
 static_assert(sizeof(ShotEntry) == line_bytes);
+
+// What a rank says of its segment of device memory, see mapped/devices.h.
+struct MappedOffer {
+  static constexpr std::size_t most_bytes = 512;
+  std::atomic<std::uint32_t> state;  // of mapped::Standing. Written last
+  std::atomic<std::uint32_t> bytes;  // of what follows
+  std::atomic<std::uint64_t> ended;  // the sequence, plus one, of the rank's last call whose kernel is over
+  std::byte offer[most_bytes];       // not changed once it is there
+};
 
 // Written by its rank alone, but for `armed`. All publishing writes are seq_cst, as are arm() and what it then looks at, so that
 // none of the two misses the other.
@@ -59,6 +68,7 @@ struct Board {
   alignas(line_bytes) FusedAnnouncement fused;
   ShotEntry shots[shot_depth];
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
+  alignas(line_bytes) MappedOffer mapped;
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
 

@@ -5,5 +5,6 @@ namespace hmc {
 
 extern const char copy_blocks_source[];
 extern const char reduce_source[];
+extern const char mapped_source[];  // stands behind reduce_source
 
 }  // namespace hmc

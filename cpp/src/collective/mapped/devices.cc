@@ -1,0 +1,187 @@
+#include "collective/mapped/devices.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "base/wire.h"
+#include "collective/device_reducer.h"
+#include "collective/group.h"
+#include "collective/mapped/calls.h"
+#include "comm/routing/local_transports.h"
+
+namespace hmc::mapped {
+namespace {
+
+constexpr std::size_t most_text = 32;
+constexpr std::size_t most_handle = 256;
+
+// What a rank offers. bytes = wire{text vendor, text PCI address of the device, bytes handle of the segment}.
+struct Offered {
+  std::string vendor, card;
+  Blob handle;
+};
+
+Result<Offered> read_offer(const fused::MappedOffer& offer) {
+  const std::size_t bytes = offer.bytes.load(std::memory_order_acquire);
+  if (bytes > sizeof offer.offer) return Status(Code::protocol, "malformed offer of a segment");
+  Bytes copied(offer.offer, offer.offer + bytes);  // another process may write there
+  WireReader reader(copied);
+  Offered found{reader.text(most_text), reader.text(most_text), {}};
+  const ByteSpan handle = reader.bytes(most_handle);
+  found.handle.bytes.assign(handle.begin(), handle.end());
+  if (!reader.finish()) return Status(Code::protocol, "malformed offer of a segment");
+  return found;
+}
+
+std::string card_of(DeviceRuntime& runtime, const Device& device) {
+  for (const DeviceInfo& each : runtime.enumerate().devices) {
+    if (each.device == device) return each.pci.substr(0, most_text);
+  }
+  return {};
+}
+
+}  // namespace
+
+void Devices::use(const fused::Slots& slots) {
+  slots_ = slots;
+  locals_.resize(group_.size());
+  bool usable = group_.size() <= most_exchange_ranks && has_transport(group_.context(), "ipc");
+  for (std::uint32_t r = 1; r < group_.size(); ++r)
+    usable = usable && group_.rank(r).device.vendor() == group_.rank(0).device.vendor();
+  usable_.store(usable);
+}
+
+bool Devices::suits(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
+  return !in.device.is_cpu() && in.device == out.device && !(reduction.exact && is_floating(reduction.type));
+}
+
+bool Devices::prepare(std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction) {
+  if (!possible() || !suits(out, in, reduction)) return false;
+  const auto runtime = runtime_for(in.device);
+  if (!runtime.ok()) return false;
+  const std::scoped_lock lock(mutex_);
+  Local& local = locals_[rank];
+  // Not yet, where a run-time compiler makes the kernel; another type's may be there.
+  const Status kernel = (*runtime)->compute().prepare_exchange(in.device.index(), reduction.type);
+  if (!kernel.ok() && !std::exchange(local.told, true)) {
+    log(LogLevel::info, "a collective of " + in.device.str() + " goes by messages, perhaps for now: " + kernel.str());
+  }
+  if (!local.tried && kernel.ok()) {
+    local.tried = true;
+    if (const Status opened = open(rank, in.device); !opened.ok()) refuse(rank, opened);
+  }
+  return kernel.ok() && local.exchange != nullptr && local.device == in.device && possible();
+}
+
+Status Devices::open(std::uint32_t rank, const Device& device) {
+  Local& local = locals_[rank];
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
+  HMC_ASSIGN(auto exchange, runtime->compute().open_exchange(device.index(), group_.size()));
+  HMC_ASSIGN(const Blob handle, runtime->sharing().export_handle(exchange->segment(), HandleKind::ipc));
+  Bytes bytes;
+  WireWriter(bytes).text(device.vendor()).text(card_of(*runtime, device)).bytes(handle.bytes);
+  fused::MappedOffer& offered = offer(rank);
+  if (bytes.size() > sizeof offered.offer) return Status(Code::unsupported, "the vendor's handle is too long");
+  std::memcpy(offered.offer, bytes.data(), bytes.size());
+  offered.bytes.store(static_cast<std::uint32_t>(bytes.size()), std::memory_order_release);
+  local.device = device;
+  local.segments[rank] = exchange->segment().data;
+  local.exchange = std::move(exchange);
+  offered.state.store(static_cast<std::uint32_t>(Standing::offered), std::memory_order_seq_cst);
+  log(LogLevel::debug, group_.describe(rank) + " offers a segment on " + device.str());
+  return {};
+}
+
+void Devices::refuse(std::uint32_t rank, const Status& why) {
+  offer(rank).state.store(static_cast<std::uint32_t>(Standing::refused), std::memory_order_seq_cst);
+  usable_.store(false);
+  log(LogLevel::info, "collectives of device memory go by messages: " + why.with_context(group_.describe(rank)).str());
+}
+
+Standing Devices::standing(std::uint32_t rank) const noexcept {
+  return static_cast<Standing>(offer(rank).state.load(std::memory_order_seq_cst));
+}
+
+Devices::Mapping Devices::map(std::uint32_t rank) {
+  if (standing(rank) == Standing::offered) {
+    if (const Status mapped = map_others(rank); mapped.ok()) {
+      offer(rank).state.store(static_cast<std::uint32_t>(Standing::maps_all), std::memory_order_seq_cst);
+    } else {
+      refuse(rank, mapped);
+    }
+  }
+  bool all = true;
+  for (std::uint32_t r = 0; r < group_.size(); ++r) {
+    const Standing theirs = standing(r);
+    if (theirs == Standing::refused) {
+      usable_.store(false);
+      return Mapping::refused;
+    }
+    all = all && theirs == Standing::maps_all;
+  }
+  return all ? Mapping::done : Mapping::awaited;
+}
+
+bool Devices::can_map(std::uint32_t rank) const noexcept {
+  if (standing(rank) == Standing::offered) return true;
+  bool all = true;
+  for (std::uint32_t r = 0; r < group_.size(); ++r) {
+    if (standing(r) == Standing::refused) return true;
+    all = all && standing(r) == Standing::maps_all;
+  }
+  return all;
+}
+
+Status Devices::map_others(std::uint32_t rank) {
+  for (std::uint32_t r = 0; r < group_.size(); ++r) {
+    if (r == rank) continue;
+    if (const Status mapped = map_one(rank, r); !mapped.ok()) return mapped.with_context(group_.describe(r));
+  }
+  return {};
+}
+
+Status Devices::map_one(std::uint32_t rank, std::uint32_t owner) {
+  Local& local = locals_[rank];
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(local.device));
+  HMC_ASSIGN(const Offered offered, read_offer(offer(owner)));
+  if (offered.vendor != local.device.vendor()) return Status(Code::unsupported, "its device is of another vendor");
+  if (offered.card == card_of(*runtime, local.device)) return Status(Code::unsupported, "two ranks have one device");
+  if (group_.rank(owner).peer->is_self()) {
+    const Local& other = locals_[owner];
+    HMC_TRY(runtime->compute().reach(local.device.index(), other.device.index()));
+    local.segments[owner] = other.exchange->segment().data;
+    return {};
+  }
+  HMC_ASSIGN(auto imported, runtime->sharing().import_handle(local.device.index(), offered.handle, HandleKind::ipc));
+  if (imported->span().bytes != exchange_segment(group_.size()).bytes)
+    return Status(Code::protocol, "its segment has another size");
+  local.segments[owner] = imported->span().data;
+  local.imported.push_back(std::move(imported));
+  return {};
+}
+
+std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, const fused::Plan& plan, const CollectiveBuffers& buffers) {
+  Local& local = locals_[rank];
+  const auto runtime = runtime_for(local.device);
+  if (!runtime.ok()) return completed_work(group_.engine(), runtime.status());
+  ExchangeCall call = exchange_call(rank, group_.size(), plan);
+  call.input = buffers.in.data;
+  call.output = buffers.out.data;
+  call.segments = local.segments;
+  call.reduction = buffers.reduction;
+  call.first = local.next_chunk;
+  local.next_chunk += call.shape.steps;
+  if (call.shape.steps == 0) call.shot = ++local.last_shot;
+  return work_on_device(group_.engine(), **runtime, [&](Completion* done) {
+    return local.exchange->run(call, {buffers.after[0].get(), buffers.after[1].get()}, done);
+  });
+}
+
+void Devices::end_kernels(std::uint32_t rank) noexcept {
+  if (rank < locals_.size() && locals_[rank].exchange) locals_[rank].exchange->end_kernels();
+}
+
+}  // namespace hmc::mapped

@@ -1,0 +1,80 @@
+// Devices: the devices of a group's local ranks, as far as their kernels carry out its collectives through memory that all map.
+//
+// A rank's first call with device memory opens its segment and offers it on the rank's Board. When all ranks have offered theirs,
+// each maps the others', and says whether it could. If one could not, or has no such device, the group never uses mapped memory.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "collective/areas.h"
+#include "collective/fused/pass.h"
+#include "collective/fused/slots.h"
+#include "device/runtime.h"
+#include "hmc/reduce.h"
+#include "progress/work_state.h"
+
+namespace hmc {
+
+class Group;
+
+namespace mapped {
+
+enum class Standing : std::uint32_t { none, offered, maps_all, refused };
+
+class Devices {
+ public:
+  explicit Devices(Group& group) noexcept : group_(group) {}
+
+  // Once, before the group's first collective. Engine lock not held.
+  void use(const fused::Slots& slots);
+  // Whether a call may take mapped memory at all, as far as that is known: some do, or none has tried. Any thread.
+  [[nodiscard]] bool possible() const noexcept { return usable_.load(std::memory_order_relaxed); }
+  // Whether `rank` takes part in such a call with its device, which it makes ready. Engine lock not held.
+  bool prepare(std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction);
+
+  // ---- engine lock held ----
+  // Whether all ranks map all segments, now that each has announced such a call. Maps those of the others for `rank`, once.
+  enum class Mapping : std::uint8_t { done, awaited, refused };
+  Mapping map(std::uint32_t rank);
+  // Whether map() would do or say something else than before.
+  [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
+  // Starts the kernel of `rank`. Ends as that does.
+  std::shared_ptr<WorkState> start(std::uint32_t rank, const fused::Plan& plan, const CollectiveBuffers& buffers);
+  // The rank's kernels end soon, whatever they have done: the group carries out no more collectives.
+  void end_kernels(std::uint32_t rank) noexcept;
+
+ private:
+  // A local rank. Its own members are constant once `opened`.
+  struct Local {
+    bool tried = false;
+    bool told = false;  // why it has no kernel
+    Device device;
+    std::unique_ptr<DeviceExchange> exchange;
+    std::array<void*, most_exchange_ranks> segments = {};
+    std::vector<std::unique_ptr<Allocation>> imported;
+    std::uint64_t next_chunk = 0;
+    std::uint32_t last_shot = 0;
+  };
+  [[nodiscard]] bool suits(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
+  Status open(std::uint32_t rank, const Device& device);
+  Status map_others(std::uint32_t rank);
+  Status map_one(std::uint32_t rank, std::uint32_t owner);
+  void refuse(std::uint32_t rank, const Status& why);
+  [[nodiscard]] fused::MappedOffer& offer(std::uint32_t rank) const noexcept { return slots_->board(rank).mapped; }
+  [[nodiscard]] Standing standing(std::uint32_t rank) const noexcept;
+
+  Group& group_;
+  std::optional<fused::Slots> slots_;  // none: the group has no shared memory
+  std::atomic<bool> usable_{false};
+  mutable std::mutex mutex_;   // of prepare()
+  std::vector<Local> locals_;  // by rank
+};
+
+}  // namespace mapped
+}  // namespace hmc

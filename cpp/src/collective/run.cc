@@ -1,0 +1,86 @@
+// Starting a collective, and waiting for it.
+#include <utility>
+
+#include "collective/execute.h"
+#include "collective/interruption.h"
+#include "comm/onesided/transfer.h"
+
+namespace hmc {
+namespace {
+
+// From here on the callers' streams are points: what they queue later may wait for the collective.
+Status mark_streams(CollectiveBuffers& buffers) {
+  const StreamHandle in = std::exchange(buffers.in.stream, no_stream), out = std::exchange(buffers.out.stream, no_stream);
+  HMC_ASSIGN(buffers.after[0], mark_stream(in, buffers.in.device));
+  if (out != in || buffers.out.device != buffers.in.device) {
+    HMC_ASSIGN(buffers.after[1], mark_stream(out, buffers.out.device));
+  }
+  return {};
+}
+
+std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
+  return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
+                                          std::move(call.fused));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
+  HMC_TRY(mark_streams(call.buffers));
+  auto work = make_work(std::move(call));
+  const auto lock = work->engine()->lock();
+  HMC_TRY(work->start());
+  return work;
+}
+
+Status run_collective(CollectiveCall call, Deadline deadline) {
+  std::shared_ptr<CollectiveWork> work;
+  const std::shared_ptr<Engine>& engine = call.group->engine();
+  if (call.fused && !engine->forked()) {
+    using AtOnce = fused::Calls::AtOnce;
+    fused::Begun begun;
+    const auto lock = engine->lock();
+    auto tried = AtOnce::not_possible;
+    if (call.group->context().fenced_peers() == 0) {
+      HMC_ASSIGN(tried, call.group->fused().at_once(call.rank, call.call, *call.fused, call.buffers, begun));
+    }
+    if (tried == AtOnce::done) return {};
+    if (tried == AtOnce::begun) {
+      work = make_work(std::move(call));
+      HMC_TRY(work->start(begun));
+    }
+  }
+  if (!work) {
+    HMC_ASSIGN(work, start_collective(std::move(call)));
+  }
+  return finish_collectives(std::span(&work, 1), deadline);
+}
+
+Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline) {
+  Status first;
+  for (const auto& work : works) {
+    const Status status = work->wait(deadline);
+    if (work->done()) {
+      if (first.ok()) first = work->status();
+      continue;
+    }
+    if (status.code() != Code::timeout) return status;  // forked
+    const auto lock = work->engine()->lock();
+    if (!work->done()) {
+      const std::string awaited = work->missing();
+      work->fail(interrupted() ? Status(Code::cancelled, "interrupted by a signal while waiting for " + awaited)
+                               : Status(Code::timeout, "the deadline passed waiting for " + awaited));
+    }
+    if (first.ok()) {
+      first = work->done() ? work->status()
+                           : Status(Code::timeout,
+                                    std::string(work->what()) +
+                                        ": the deadline passed, and messages under way could not be stopped: until they end the "
+                                        "output may still be written (missing: " +
+                                        work->missing() + ")");
+    }
+  }
+  return first;
+}
+
+}  // namespace hmc

@@ -1,0 +1,48 @@
+#include "device/exchange.h"
+
+#include <algorithm>
+
+namespace hmc {
+namespace {
+
+// As in kernels/mapped.cu.
+constexpr std::uint64_t flags_bytes = std::uint64_t{2} * most_exchange_blocks * most_exchange_ranks * 64;
+constexpr std::uint64_t slots_of_block = 4;
+constexpr std::uint64_t pack = 16;
+
+// Measured on 2 x H100: beyond that, flags behind the bytes cost less than cells of twice the bytes.
+constexpr std::uint64_t cell_input = 128 << 10;
+// Slots of all other ranks together, for one chunk of one block.
+constexpr std::uint64_t slots_bytes = 128 << 10;
+constexpr std::uint32_t few_threads = 256, cell_threads = 512, chunk_threads = 1024;
+
+constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
+
+std::uint64_t most_cell_bytes(std::uint32_t ranks) noexcept { return cell_input / (ranks - 1) / pack * pack; }
+
+ExchangeSegment exchange_segment(std::uint32_t ranks) noexcept {
+  ExchangeSegment segment;
+  segment.cells_at = flags_bytes;
+  segment.cells = 2 * most_cell_bytes(ranks);  // every word has a number beside it
+  segment.slots_at = segment.cells_at + 2 * ranks * segment.cells;
+  segment.slot = slots_bytes / (ranks - 1) / pack * pack;
+  segment.bytes = segment.slots_at + 2 * (ranks - 1) * most_exchange_blocks * slots_of_block * segment.slot;
+  return segment;
+}
+
+ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept {
+  const std::uint64_t packs = std::max<std::uint64_t>(1, (bytes + pack - 1) / pack);
+  if (cells && bytes <= most_cell_bytes(ranks)) {
+    const std::uint32_t threads = packs <= most_exchange_blocks * few_threads ? few_threads : cell_threads;
+    return {static_cast<std::uint32_t>(std::min<std::uint64_t>((packs + threads - 1) / threads, most_exchange_blocks)), threads, 0,
+            0};
+  }
+  const std::uint64_t share = (packs + most_exchange_blocks - 1) / most_exchange_blocks * pack;
+  const std::uint64_t slot = exchange_segment(ranks).slot;
+  const std::uint64_t steps = (share + slot - 1) / slot;
+  return {most_exchange_blocks, chunk_threads, steps, rounded_up((share + steps - 1) / steps, pack)};
+}
+
+}  // namespace hmc

@@ -1,0 +1,84 @@
+#include "device/exchange_kernel.h"
+
+#include <algorithm>
+
+namespace hmc {
+namespace {
+
+constexpr unsigned pack_bytes = 16;
+
+// As in kernels/mapped.cu.
+struct Part {
+  unsigned long long offset, bytes;
+};
+struct Call {
+  const void* input;
+  void* output;
+  void* segments[most_exchange_ranks];
+  const void* ended;
+  Part parts[most_exchange_ranks];
+  Part own;
+  unsigned long long kept_at, keeps, first, steps, chunk, slot, cells_at, slots_at, cells;
+  double scale;
+  unsigned divisor, op, width, rank, ranks, collectors, shot;
+};
+
+unsigned width_of(const ExchangeCall& call) {
+  auto bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output);
+  for (const ExchangePart& part : call.parts) bits |= part.offset;
+  bits |= call.own.offset | call.kept_at;
+  if (bits % pack_bytes == 0) return pack_bytes;
+  const std::size_t element = size_of(call.reduction.type);
+  return bits % element == 0 ? static_cast<unsigned>(element) : 1;
+}
+
+}  // namespace
+
+std::string name_of_exchange_kernel(DataType type) { return "hmc_mapped_" + std::string(name_of(type)); }
+
+kernel::Loaded ExchangeKernel::kernel_of(int device, DataType type) {
+  const std::scoped_lock lock(mutex_);
+  kernel::Loaded& loaded = kernels_[{device, type}];
+  loaded.load(api_, vendor_, [&](int on) { return image_(on, type); }, device, name_of_exchange_kernel(type).c_str());
+  return loaded;
+}
+
+int ExchangeKernel::allocate_words(std::size_t bytes, void*& data) {
+  return vendor_.clear(api_.allocate_host(&data, bytes, kernel::host_alloc_portable));
+}
+
+int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream stream) {
+  const kernel::Loaded kernel = kernel_of(index, given.reduction.type);
+  if (kernel.code != 0) return kernel.code;
+  const ExchangeSegment segment = exchange_segment(given.ranks);
+  Call call{.input = given.input,
+            .output = given.output,
+            .segments = {},
+            .ended = given.ended,
+            .parts = {},
+            .own = {given.own.offset, given.own.bytes},
+            .kept_at = given.kept_at,
+            .keeps = given.keeps ? 1ULL : 0ULL,
+            .first = given.first,
+            .steps = given.shape.steps,
+            .chunk = given.shape.chunk,
+            .slot = segment.slot,
+            .cells_at = segment.cells_at,
+            .slots_at = segment.slots_at,
+            .cells = segment.cells,
+            .scale = given.reduction.scale,
+            .divisor = given.reduction.divisor,
+            .op = static_cast<unsigned>(given.reduction.op),
+            .width = width_of(given),
+            .rank = given.rank,
+            .ranks = given.ranks,
+            .collectors = given.collectors,
+            .shot = given.shot};
+  std::ranges::copy(given.segments, call.segments);
+  for (std::size_t r = 0; r < given.parts.size(); ++r) call.parts[r] = {given.parts[r].offset, given.parts[r].bytes};
+  void* arguments[] = {&call};
+  return vendor_.clear(
+      api_.launch(kernel.function, given.shape.blocks, 1, 1, given.shape.threads, 1, 1, 0, stream, arguments, nullptr));
+}
+
+}  // namespace hmc
