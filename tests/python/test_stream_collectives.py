@@ -21,7 +21,7 @@ size = {size}
 with hmc.init() as comm:
     buf = comm.buffer(size, device="cuda:0" if comm.rank == 0 else target)
     buf.memory.fill(1)
-    comm.all_reduce(buf, dtype="u8", timeout=30)
+    comm.all_reduce(buf, dtype="uint8", timeout=30)
     assert (read(buf) == 2).all()
     if comm.rank == 0:
         caller = Caller(vendor)
@@ -30,7 +30,7 @@ with hmc.init() as comm:
             caller.gate.clear()
             caller.hold()
             caller.fill(address_of(buf), value, size)
-            work = comm.iall_reduce(buf, dtype="u8", stream=caller.stream)
+            work = comm.iall_reduce(buf, dtype="uint8", stream=caller.stream)
             caller.copy_out(host, address_of(buf))
             time.sleep(0.1)
             assert not work.done
@@ -41,7 +41,7 @@ with hmc.init() as comm:
     else:
         for _ in range(2):
             buf.memory.fill(3)
-            comm.iall_reduce(buf, dtype="u8").wait(30)
+            comm.iall_reduce(buf, dtype="uint8").wait(30)
     comm.barrier(timeout=30)
     mapped = comm.context.counters().get("mapped.count", 0)
     assert mapped == (3 if target == "cuda:1" else 0), mapped
