@@ -65,12 +65,6 @@ bool shares_memory(ContextState& context) {
                      [](const auto& slot) { return slot->capabilities.available && slot->capabilities.shares_memory; });
 }
 
-bool has_transport(ContextState& context, std::string_view name) {
-  const auto lock = context.engine()->lock();
-  const TransportSlot* const slot = impl_of(context).transports().find(name);
-  return slot != nullptr && slot->capabilities.available;
-}
-
 void LocalTransports::start(const TransportEnvironment& environment, const TransportFilter& filter) {
   slots_ = make_transports(environment, filter);
   for (const auto& slot : slots_) {

@@ -24,8 +24,6 @@ std::vector<std::string> known_transports();
 
 // Whether `context` may share memory with other processes of the host: one of its transports does. Engine lock not held.
 bool shares_memory(ContextState& context);
-// Whether a transport of that name is in use. Engine lock not held.
-bool has_transport(ContextState& context, std::string_view name);
 
 class LocalTransports {
  public:
