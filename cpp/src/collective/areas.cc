@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/stream_watch.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -18,15 +19,25 @@ Areas::Areas(CollectiveBuffers buffers, std::uint64_t scratch) : buffers_(std::m
   if (scratch > 0 && !buffers_.scratch && !buffers_.staged) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
 }
 
-std::shared_ptr<const Schedule> Areas::take_scratch(std::shared_ptr<const Schedule> schedule) {
-  auto taken = DeviceScratch::take(buffers_.in.device, schedule->scratch);
-  auto staged = std::exchange(buffers_.staged, nullptr);
+bool Areas::wait_for_streams(const std::shared_ptr<Engine>& engine, const std::function<void(const Status&)>& then) {
+  if (!buffers_.after[0] && !buffers_.after[1]) return false;
+  auto points = std::exchange(buffers_.after, {});  // nothing waits for them twice
+  const auto reached = all_reached(points);
+  if (reached.ok() && *reached) return false;
+  std::make_shared<StreamWatch>(engine, std::move(points), then)->start();
+  return true;
+}
+
+void Areas::take_scratch(ScheduleRun& run) {
+  auto taken = DeviceScratch::take(buffers_.in.device, run.schedule()->scratch);
+  const auto staged = std::exchange(buffers_.staged, nullptr);
   if (taken.ok()) {
     buffers_.scratch = std::move(taken).value();
-    return schedule;
+    return;
   }
   scratch_ = std::make_unique_for_overwrite<std::byte[]>(staged->scratch);
-  return staged;
+  run = ScheduleRun(staged);
+  run.begin();
 }
 
 MemoryView Areas::slice(const Slice& where, std::uint64_t bytes) const {

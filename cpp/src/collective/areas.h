@@ -4,12 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "collective/device_reducer.h"
 #include "collective/plan.h"
+#include "collective/schedule_run.h"
 #include "device/reduce.h"
 #include "hmc/memory.h"
 #include "progress/engine.h"
@@ -34,9 +36,10 @@ class Areas {
   // `scratch`: bytes, in host memory unless the buffers bring some.
   Areas(CollectiveBuffers buffers, std::uint64_t scratch);
 
-  // Of buffers with `staged`: takes scratch memory for `schedule` on the device, else for `staged` in host memory. Returns the
-  // schedule that it is for.
-  [[nodiscard]] std::shared_ptr<const Schedule> take_scratch(std::shared_ptr<const Schedule> schedule);
+  // Whether what comes before is not over: then `then` is called once it is. Engine lock held.
+  [[nodiscard]] bool wait_for_streams(const std::shared_ptr<Engine>& engine, const std::function<void(const Status&)>& then);
+  // Of buffers with `staged`: takes scratch memory for what `run` runs on the device, else has it run `staged`, with host memory.
+  void take_scratch(ScheduleRun& run);
   [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
   [[nodiscard]] ReduceStep reduction(ReducePhase phase) const noexcept;
   // The device that reduces; the CPU where that does.

@@ -96,39 +96,22 @@ void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
   if (fused_way_ && !failing_) return start_fused(std::nullopt);
-  if (!failing_ && wait_for_streams()) return;
-  if (areas_.buffers().staged && !failing_) take_scratch();
+  if (fences_ != 0) return;
+  // The caller may make its stream wait for this very collective, so messages must not wait for the stream as it is when they are
+  // posted.
+  const auto streams_over = [work = std::static_pointer_cast<CollectiveWork>(self)](const Status& status) {
+    if (!status.ok()) work->fail(status);
+    work->fence_passed();
+  };
+  if (!failing_ && areas_.wait_for_streams(engine(), streams_over)) {
+    ++fences_;
+    return;
+  }
+  if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
   posting_ = true;
   while (run_.has_ready() && !failing_) post(run_.take_ready());
   posting_ = false;
   end_if_done();
-}
-
-// Before the first message: the caller may make its stream wait for this very collective, so messages must not wait for the stream
-// as it is when they are posted.
-bool CollectiveWork::wait_for_streams() {
-  if (streams_over_) return false;
-  if (waits_for_streams_) return true;
-  const auto reached = all_reached(areas_.buffers().after);
-  streams_over_ = reached.ok() && *reached;
-  if (streams_over_) return false;
-  waits_for_streams_ = true;
-  const auto self = std::static_pointer_cast<CollectiveWork>(shared_from_this());
-  std::make_shared<StreamWatch>(engine(), areas_.buffers().after, [self](const Status& status) {
-    self->waits_for_streams_ = false;
-    self->streams_over_ = true;
-    if (!status.ok()) self->fail(status);
-    self->advance();
-  })->start();
-  return true;
-}
-
-// What goes by messages after all needs scratch memory.
-void CollectiveWork::take_scratch() {
-  auto schedule = areas_.take_scratch(run_.schedule());
-  if (schedule == run_.schedule()) return;
-  run_ = ScheduleRun(std::move(schedule));
-  run_.begin();
 }
 
 void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
@@ -353,7 +336,7 @@ std::string CollectiveWork::missing() const {
   std::string text;
   constexpr std::size_t shown = 8;
   for (std::size_t i = 0; i < ranks.size() && i < shown; ++i) text += (i > 0 ? ", " : "") + group_->describe(ranks[i]);
-  if (ranks.empty()) return fences_ != 0 ? "this rank's own fences" : "this rank's own copies";
+  if (ranks.empty()) return fences_ != 0 ? "this rank's own fences or streams" : "this rank's own copies";
   if (ranks.size() > shown) text += " and " + std::to_string(ranks.size() - shown) + " more";
   return text;
 }

@@ -18,7 +18,6 @@
 #include "collective/group.h"
 #include "collective/plan.h"
 #include "collective/schedule_run.h"
-#include "collective/stream_watch.h"
 #include "progress/one_shot_timer.h"
 #include "progress/work_state.h"
 
@@ -59,9 +58,6 @@ class CollectiveWork final : public WorkState {
   class Gate;
   void start_fused(const std::optional<fused::Begun>& begun);
   void on_fused(const Status& status);
-  void take_scratch();
-  // Whether the callers' streams are still busy with what came before: advance() is called when they are not.
-  bool wait_for_streams();
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);
   void reduce(std::uint32_t index);
@@ -84,11 +80,9 @@ class CollectiveWork final : public WorkState {
   std::optional<fused::Way> fused_way_;      // until it is tried
   std::shared_ptr<fused::Call> fused_call_;  // under way
   std::uint64_t sequence_ = 0;
-  std::uint32_t fences_ = 0;  // pending; nothing is posted before they are released
-  bool streams_over_ = false;
-  bool waits_for_streams_ = false;
-  bool posting_ = false;   // advance() is on the stack
-  bool deferred_ = false;  // advance() will be called by the engine
+  std::uint32_t fences_ = 0;  // pending, of peers and of callers' streams; no message is posted before they are released
+  bool posting_ = false;      // advance() is on the stack
+  bool deferred_ = false;     // advance() will be called by the engine
   bool failing_ = false;
   bool mismatched_ = false;  // about to fail: another rank is in another collective
   OneShotTimer reason_;      // pending: a peer withdrew, the collective has failed, its reason is on the way

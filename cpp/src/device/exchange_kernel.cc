@@ -11,6 +11,19 @@ constexpr unsigned pack_bytes = 16;
 struct Part {
   unsigned long long offset, bytes;
 };
+struct Place {
+  unsigned long long kept_at, keeps;
+};
+struct Chunks {
+  unsigned long long first, steps, chunk;
+};
+struct Segment {
+  unsigned long long slot, cells_at, slots_at, cells;
+};
+struct Arithmetic {
+  double scale;
+  unsigned divisor, op;
+};
 struct Call {
   const void* input;
   void* output;
@@ -18,9 +31,11 @@ struct Call {
   const void* ended;
   Part parts[most_exchange_ranks];
   Part own;
-  unsigned long long kept_at, keeps, first, steps, chunk, slot, cells_at, slots_at, cells;
-  double scale;
-  unsigned divisor, op, width, rank, ranks, collectors, shot;
+  Place place;
+  Chunks chunks;
+  Segment segment;
+  Arithmetic arithmetic;
+  unsigned width, rank, ranks, collectors, shot;
 };
 
 unsigned width_of(const ExchangeCall& call) {
@@ -57,18 +72,10 @@ int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream strea
             .ended = given.ended,
             .parts = {},
             .own = {given.own.offset, given.own.bytes},
-            .kept_at = given.kept_at,
-            .keeps = given.keeps ? 1ULL : 0ULL,
-            .first = given.first,
-            .steps = given.shape.steps,
-            .chunk = given.shape.chunk,
-            .slot = segment.slot,
-            .cells_at = segment.cells_at,
-            .slots_at = segment.slots_at,
-            .cells = segment.cells,
-            .scale = given.reduction.scale,
-            .divisor = given.reduction.divisor,
-            .op = static_cast<unsigned>(given.reduction.op),
+            .place = {given.kept_at, given.keeps ? 1ULL : 0ULL},
+            .chunks = {given.first, given.shape.steps, given.shape.chunk},
+            .segment = {segment.slot, segment.cells_at, segment.slots_at, segment.cells},
+            .arithmetic = {given.reduction.scale, given.reduction.divisor, static_cast<unsigned>(given.reduction.op)},
             .width = width_of(given),
             .rank = given.rank,
             .ranks = given.ranks,

@@ -38,7 +38,7 @@ Status Call::cancel_locked() {
   const Status cancelled(Code::cancelled, "cancelled");
   calls_.give_up(rank_, own_.sequence);
   if (kernel_) {
-    calls_.end_kernel(*this, cancelled);
+    end_kernel(cancelled);
   } else {
     calls_.end(self, cancelled);
   }
@@ -175,7 +175,7 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
       return true;
     }
     if (agreed == Agreement::reached && call->own_.on_device) {
-      if (advance_on_device(call)) return true;
+      if (call->advance_on_device()) return true;
     } else if (agreed == Agreement::reached && !call->way_.chunks) {
       count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
       end(call, {});
@@ -192,7 +192,7 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
   if (!moved && lost) {
     const Status closed(Code::closed, group_.describe(*lost) + " has ended this collective, or has closed the Communicator");
     if (call->kernel_) {
-      end_kernel(*call, closed);
+      call->end_kernel(closed);
       return false;
     }
     end(call, closed);
@@ -201,36 +201,38 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
   return moved;
 }
 
-bool Calls::advance_on_device(const std::shared_ptr<Call>& call) {
-  const bool moves = devices_.can_map(call->rank_);
-  const auto mapping = devices_.map(call->rank_);
-  if (moves) wake_others();
+bool Call::advance_on_device() {
+  const auto self = std::static_pointer_cast<Call>(shared_from_this());
+  mapped::Devices& devices = calls_.devices_;
+  const bool moves = devices.can_map(rank_);
+  const auto mapping = devices.map(rank_);
+  if (moves) calls_.wake_others();
   if (mapping == mapped::Devices::Mapping::awaited) return false;
   if (mapping == mapped::Devices::Mapping::refused) {
-    end(call, Status(Code::unsupported, "a device does not map the memory of another one"));
+    calls_.end(self, Status(Code::unsupported, "a device does not map the memory of another one"));
     return true;
   }
-  call->kernel_ = devices_.start(call->rank_, *call->way_.on_device, call->buffers_);
-  if (call->kernel_->done()) {
-    kernel_ended(call, call->kernel_->status());
+  kernel_ = devices.start(rank_, *way_.on_device, buffers_);
+  if (kernel_->done()) {
+    kernel_ended(kernel_->status());
   } else {
-    call->kernel_->on_complete_locked([this, call](const Status& status) { kernel_ended(call, status); });
+    kernel_->on_complete_locked([self](const Status& status) { self->kernel_ended(status); });
   }
   return true;
 }
 
-void Calls::kernel_ended(const std::shared_ptr<Call>& call, const Status& status) {
-  if (call->outcome_.ok()) call->outcome_ = status;
-  if (call->outcome_.ok()) {
-    slots().board(call->rank_).mapped.ended.store(call->own_.sequence + 1, std::memory_order_seq_cst);
-    group_.context().counters().add("mapped.count", 1);
+void Call::kernel_ended(const Status& status) {
+  if (outcome_.ok()) outcome_ = status;
+  if (outcome_.ok()) {
+    calls_.slots().board(rank_).mapped.ended.store(own_.sequence + 1, std::memory_order_seq_cst);
+    calls_.group_.context().counters().add("mapped.count", 1);
   }
-  end(call, call->outcome_);
+  calls_.end(std::static_pointer_cast<Call>(shared_from_this()), outcome_);
 }
 
-void Calls::end_kernel(Call& call, const Status& status) {
-  if (call.outcome_.ok()) call.outcome_ = status;
-  devices_.end_kernels(call.rank_);
+void Call::end_kernel(const Status& status) {
+  if (outcome_.ok()) outcome_ = status;
+  calls_.devices_.end_kernels(rank_);
 }
 
 bool Calls::advance_pass(Call& call) {

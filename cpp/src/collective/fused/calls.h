@@ -48,6 +48,12 @@ class Call final : public WorkState {
 
  private:
   friend class Calls;
+  // What every rank has announced for its device. True if anything moved.
+  bool advance_on_device();
+  void kernel_ended(const Status& status);
+  // The running kernel ends soon, and the call with that status.
+  void end_kernel(const Status& status);
+
   Calls& calls_;
   const std::uint32_t rank_;
   const Announced own_;
@@ -99,10 +105,6 @@ class Calls final : public Pollable {
   Agreement agreement(const Call& call);
   bool advance(const std::shared_ptr<Call>& call);
   bool advance_pass(Call& call);
-  bool advance_on_device(const std::shared_ptr<Call>& call);
-  void kernel_ended(const std::shared_ptr<Call>& call, const Status& status);
-  // Of a call whose kernel runs: it ends soon, with that status.
-  void end_kernel(Call& call, const Status& status);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void count(std::uint64_t bytes_taken);

@@ -10,7 +10,6 @@
 #include "collective/device_reducer.h"
 #include "collective/group.h"
 #include "collective/mapped/calls.h"
-#include "comm/routing/local_transports.h"
 
 namespace hmc::mapped {
 namespace {
@@ -48,7 +47,7 @@ std::string card_of(DeviceRuntime& runtime, const Device& device) {
 void Devices::use(const fused::Slots& slots) {
   slots_ = slots;
   locals_.resize(group_.size());
-  bool usable = group_.size() <= most_exchange_ranks && has_transport(group_.context(), "ipc");
+  bool usable = group_.size() <= most_exchange_ranks;
   for (std::uint32_t r = 1; r < group_.size(); ++r)
     usable = usable && group_.rank(r).device.vendor() == group_.rank(0).device.vendor();
   usable_.store(usable);
