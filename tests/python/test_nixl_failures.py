@@ -15,8 +15,8 @@ import pytest
 from nixl_process import SIZE, Mine, Other, contents, this_process
 
 import hmc
+from hmc.integrations._shared import frames as wire
 from hmc.integrations.nixl import _bindings as nixl
-from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl import nixl_agent, nixl_agent_config
 
 SOON = 5  # seconds; the promise is one, on a machine that is not overloaded

@@ -14,12 +14,13 @@ import pytest
 from nixl_process import SIZE, Mine, contents, this_process
 
 import hmc
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
-from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl import nixl_agent
 from hmc.integrations.nixl._descs import restore
 from hmc.integrations.nixl._metadata import Entry, Metadata
-from hmc.integrations.nixl._ranges import Range, Ranges
 from hmc.integrations.nixl._remote import Remote
 
 DRAM = nixl.DRAM_SEG
@@ -102,7 +103,7 @@ def test_threads_that_deregister_end_a_registration_each() -> None:
         at_once(*[lambda: taken.extend(one.holder for one in ranges.take(DRAM, rows))] * 2)
         assert sorted(taken) == [0, 1, 2, 3]
         assert ranges.all() == []
-    with pytest.raises(nixl.nixlNotFoundError):
+    with pytest.raises(NotRegisteredError):
         ranges.take(DRAM, rows)
 
 

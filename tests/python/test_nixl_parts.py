@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.batches import _pieces
+from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
-from hmc.integrations.nixl import _frames as wire
-from hmc.integrations.nixl._batches import _pieces
 from hmc.integrations.nixl._descs import restore
 from hmc.integrations.nixl._metadata import Entry, Metadata
-from hmc.integrations.nixl._ranges import Range, Ranges
 
 DRAM, VRAM = nixl.DRAM_SEG, nixl.VRAM_SEG
 
@@ -40,7 +41,7 @@ def test_overlapping_ranges_are_found_as_by_trying_each(seed: int) -> None:
             and one.address <= address and address + nbytes <= one.address + one.nbytes
         ]  # fmt: skip
         if not holding:
-            with pytest.raises(nixl.nixlNotFoundError):
+            with pytest.raises(NotRegisteredError):
                 ranges.find(DRAM, row)
             continue
         found = ranges.find(DRAM, row)
@@ -55,7 +56,7 @@ def test_ranges_at_the_end_of_the_address_space_do_not_wrap() -> None:
     ranges.replace([Range(DRAM, top - 100, 100, 0, None)])
     assert ranges.find(DRAM, np.array([[top - 1, 1, 0]], np.uint64)).offsets.tolist() == [99]
     for row in ([top - 1, 2, 0], [top - 50, top, 0], [0, top, 0], [top, 1, 0]):
-        with pytest.raises(nixl.nixlNotFoundError):
+        with pytest.raises(NotRegisteredError):
             ranges.find(DRAM, np.array([row], np.uint64))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from hmc._core import Context
 from hmc.errors import HmcError
+from hmc.integrations._shared.frames import MAX_MESSAGE
 from hmc.integrations.nixl._descs import nixlRegDList, nixlRemoteDList, nixlXferDList, octets, restore
 from hmc.integrations.nixl._errors import nixlInvalidParamError, nixlNotSupportedError
-from hmc.integrations.nixl._frames import MAX_MESSAGE
 from hmc.integrations.nixl._handles import nixl_agent_config
 from hmc.integrations.nixl._links import Links
 from hmc.integrations.nixl._memory import LocalMemory

@@ -6,13 +6,16 @@ from typing import Any
 
 from hmc._core import ConnBuffer
 from hmc.errors import HmcError
-from hmc.integrations.nixl import _frames as wire
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.hosts import host_identity
+from hmc.integrations._shared.inbox import send
+from hmc.integrations._shared.ranges import Range
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name
 from hmc.integrations.nixl._descs import descriptor_list
 from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError, translated
-from hmc.integrations.nixl._links import host_identity, send
 from hmc.integrations.nixl._metadata import Entry, Metadata
-from hmc.integrations.nixl._ranges import Range
+from hmc.integrations.nixl._types import nixl_mem_t
 from hmc.integrations.nixl.logging import get_logger
 
 __all__ = ["MetadataCalls"]
@@ -22,7 +25,8 @@ _PORT = 8888
 
 
 def _entry(one: Range[ConnBuffer | None]) -> Entry:
-    return Entry(one.kind, one.address, one.nbytes, one.device, b"" if one.holder is None else bytes(one.holder.descriptor()))
+    descriptor = b"" if one.holder is None else bytes(one.holder.descriptor())
+    return Entry(nixl_mem_t(one.kind), one.address, one.nbytes, one.device, descriptor)
 
 
 def _require_address(call: str, ip_addr: str) -> None:
@@ -43,7 +47,9 @@ class MetadataCalls(AgentBase):
         """Some registrations of this agent, and its addresses if asked for. Raises nixlNotFoundError for what is not registered."""
         self._check_backends(backends)
         descs = descriptor_list(descs)
-        return self._metadata(self._memory.ranges.exact(descs.getType(), descs.rows), inc_conn_info)
+        with translated():
+            ranges = self._memory.ranges.exact(descs.getType(), descs.rows)
+        return self._metadata(ranges, inc_conn_info)
 
     def _metadata(self, ranges: list[Range[ConnBuffer | None]], reachable: bool) -> bytes:
         with translated():
@@ -73,7 +79,7 @@ class MetadataCalls(AgentBase):
             return True
         try:
             self._links.remote(name).ranges.find(descs.getType(), descs.rows)
-        except nixlNotFoundError:
+        except (NotRegisteredError, nixlNotFoundError):
             return False
         return True
 
@@ -111,4 +117,5 @@ class MetadataCalls(AgentBase):
         except HmcError as error:
             logger.error("no metadata was exchanged with %s port %s: %s", address, port, error)
             return
-        send(peer, kind, message)
+        with translated():
+            send(peer, kind, message)

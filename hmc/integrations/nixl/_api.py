@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.inbox import send
 from hmc.integrations.nixl import _bindings as nixlBind
-from hmc.integrations.nixl import _frames as wire
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name, message_bytes
 from hmc.integrations.nixl._agent_metadata import MetadataCalls
 from hmc.integrations.nixl._descs import descriptor_list
-from hmc.integrations.nixl._errors import nixlNoTelemetryError, nixlNotSupportedError
+from hmc.integrations.nixl._errors import nixlNoTelemetryError, nixlNotSupportedError, translated
 from hmc.integrations.nixl._handles import (
     nixl_agent_config,
     nixl_backend_handle,
@@ -19,7 +21,6 @@ from hmc.integrations.nixl._handles import (
     nixl_thread_sync_t,
     nixl_xfer_handle,
 )
-from hmc.integrations.nixl._links import send
 from hmc.integrations.nixl._request import Request, nixlXferTelemetry
 from hmc.integrations.nixl._sides import Far, Own, Side, strided
 
@@ -71,7 +72,7 @@ class _MemoryCalls(AgentBase):
         for at in range(descs.descCount()):
             try:
                 found = self._memory.ranges.find(descs.getType(), descs.rows[at : at + 1])
-            except nixlBind.nixlNotFoundError:
+            except NotRegisteredError:
                 told.append(None)
                 continue
             buffer = found.ranges[int(found.which[0])].holder
@@ -219,7 +220,10 @@ class _NotificationCalls(AgentBase):
     def get_new_notifs(self, backends: list[str] = ALL) -> dict[str, list[bytes]]:
         """The notifications that arrived since the last call, by agent, in order."""
         self._check_backends(backends)
-        return self._links.receiver.take()
+        taken: dict[str, list[bytes]] = {}
+        for name, message in self._links.receiver.take():
+            taken.setdefault(name, []).append(message)
+        return taken
 
     def update_notifs(self, backends: list[str] = ALL) -> dict[str, list[bytes]]:
         """Adds new notifications to ``notifs`` and returns all of them."""
@@ -253,7 +257,8 @@ class _NotificationCalls(AgentBase):
         self._check_backends([] if backend is None else [backend])
         name = agent_name(remote_agent_name)
         peer = self._links.own() if name == self.name else self._links.remote(name).peer
-        send(peer, wire.NOTIFY, message_bytes(notif_msg))
+        with translated():
+            send(peer, wire.NOTIFY, message_bytes(notif_msg))
 
 
 class nixl_agent(_MemoryCalls, _TransferCalls, _NotificationCalls, MetadataCalls):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from hmc import errors
+from hmc.integrations._shared.errors import NotRegisteredError
 
 __all__ = [
     "nixlBackendError",
@@ -78,6 +79,7 @@ _ROWS: tuple[tuple[type[errors.HmcError], type[Exception]], ...] = (
     (errors.PeerLostError, nixlRemoteDisconnectError),
     (errors.ClosedError, nixlRemoteDisconnectError),
     (errors.StaleBufferError, nixlNotFoundError),
+    (NotRegisteredError, nixlNotFoundError),
     (errors.AuthenticationError, nixlNotAllowedError),
     (errors.ProtocolError, nixlMismatchError),
     (errors.InvalidArgumentError, nixlInvalidParamError),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
-import itertools
-import socket
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from hmc._core import Context, Peer, Work
+from hmc._core import Context, Peer
 from hmc.errors import HmcError
-from hmc.integrations.nixl import _frames as wire
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.hosts import host_addresses, host_identity
+from hmc.integrations._shared.inbox import Receiver, send_later
 from hmc.integrations.nixl._errors import (
     nixlInvalidParamError,
     nixlMismatchError,
@@ -26,122 +23,10 @@ from hmc.integrations.nixl._metadata import Metadata
 from hmc.integrations.nixl._remote import Remote
 from hmc.integrations.nixl.logging import get_logger
 
-__all__ = ["Links", "Receiver", "host_identity"]
+__all__ = ["Links"]
 
 logger = get_logger(__name__)
 CONNECT_SECONDS = 10.0
-
-
-def host_identity() -> str:
-    """Equal in processes of one host that may meet on a Unix socket."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def host_addresses() -> list[str]:
-    """This host's addresses but loopback and link-local ones, IPv4 first. The first is that of the default route."""
-    found: list[str] = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the route
-        found.append(probe.getsockname()[0])
-    last = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/fib_trie").read_text().splitlines():
-            if "|--" in line:
-                last = line.split()[-1]
-            elif "/32 host LOCAL" in line and last not in found:
-                found.append(last)
-    found = [address for address in found if not address.startswith("127.")]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            number, _, _, scope, *_ = line.split()
-            if scope == "00":  # global
-                found.append(f"[{ipaddress.IPv6Address(int(number, 16))}]")
-    return found
-
-
-class _Inlet:
-    """What a peer sends. The thread that finds it first takes it: the dispatcher thread, or one that asks for notifications."""
-
-    def __init__(self, peer: Peer, deliver: Callable[[Peer, int, bytes], None], ended: Callable[[_Inlet], None]) -> None:
-        self.peer = peer
-        self._deliver = deliver
-        self._ended = ended
-        self._assembler = wire.Assembler()
-        self._lock = threading.Lock()
-        self._waiting: Any = None  # the Work of the next notifications; None once the peer has ended
-
-    def open(self) -> None:
-        """Waits for the first notifications."""
-        with self._lock:
-            self._arm()
-        self.drain()
-
-    def drain(self) -> None:
-        """Delivers what has arrived."""
-        with self._lock:
-            while self._waiting is not None and self._waiting.done:
-                work, self._waiting = self._waiting, None
-                if work.error() is not None:
-                    self._ended(self)
-                    return
-                for _, frame in work._take():
-                    message = self._assembler.add(frame)
-                    if message is not None:
-                        self._deliver(self.peer, *message)
-                self._arm()
-
-    def _arm(self) -> None:
-        try:
-            self._waiting = self.peer._inotifications(None)
-            self._waiting.add_done_callback(lambda _: self.drain())
-        except HmcError:  # the peer has ended
-            self._ended(self)
-
-
-class Receiver:
-    """Takes the messages of every peer as they arrive, so that no sender waits for the program. Any thread.
-
-    Refers to no Context but by its peers, until they end: a Context refers to it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inlets: list[_Inlet] = []
-        self._notifs: dict[str, list[bytes]] = {}
-        self.control: weakref.WeakMethod[Callable[[Peer, int, bytes], None]] | None = None  # gets the other messages
-
-    def watch(self, peer: Peer) -> None:
-        """Receives from a peer until it ends."""
-        inlet = _Inlet(peer, self._deliver, self._forget)
-        with self._lock:
-            self._inlets.append(inlet)
-        inlet.open()
-
-    def take(self) -> dict[str, list[bytes]]:
-        """The notifications since the last call, by agent."""
-        with self._lock:
-            inlets = list(self._inlets)
-        for inlet in inlets:
-            inlet.drain()
-        with self._lock:
-            taken, self._notifs = self._notifs, {}
-        return taken
-
-    def _forget(self, inlet: _Inlet) -> None:
-        with self._lock:
-            self._inlets = [one for one in self._inlets if one is not inlet]
-
-    def _deliver(self, peer: Peer, kind: int, message: bytes) -> None:
-        if kind == wire.NOTIFY:
-            with self._lock:
-                self._notifs.setdefault(peer.name, []).append(message)
-            return
-        control = self.control() if self.control is not None else None
-        if control is not None:
-            control(peer, kind, message)
 
 
 class Links:
@@ -271,18 +156,3 @@ class Links:
                 self.remove(peer.name)
         except Exception as error:  # the sender is not to end this thread
             logger.error("a message of agent %s was ignored: %s", peer.name, error)
-
-
-_numbers = itertools.count(1)
-
-
-def send_later(peer: Peer, kind: int, message: bytes) -> list[Work]:
-    """Sends a message without waiting. Raises HmcError."""
-    return [peer._inotify(frame, None) for frame in wire.frames(kind, message, next(_numbers))]
-
-
-def send(peer: Peer, kind: int, message: bytes) -> None:
-    """Sends a message. Waits while the peer does not take thousands before it. Raises NIXL's exceptions."""
-    with translated():
-        for frame in wire.frames(kind, message, next(_numbers)):
-            peer.notify(frame, timeout=CONNECT_SECONDS)

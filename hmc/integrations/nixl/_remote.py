@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
-from hmc._core import Descriptor, Peer, RemoteBuffer
-from hmc.integrations.nixl._errors import translated
+from hmc._core import Peer, RemoteBuffer
+from hmc.integrations._shared.imports import Importable, import_used
+from hmc.integrations._shared.ranges import Found, Range, Ranges
 from hmc.integrations.nixl._metadata import Entry, Metadata
-from hmc.integrations.nixl._ranges import Found, Range, Ranges
 
-__all__ = ["Importable", "Remote"]
-
-_IMPORT_SECONDS = 10.0
-
-
-class Importable:
-    """A registration of a remote agent."""
-
-    def __init__(self, descriptor: bytes) -> None:
-        self.descriptor = descriptor
-        self.buffer: RemoteBuffer | None = None
+__all__ = ["Remote"]
 
 
 class Remote:
@@ -53,13 +42,5 @@ class Remote:
             self.ranges.replace(added, [one for one in self.ranges.all() if one.key in replaced])
 
     def buffers(self, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
-        """The imported buffers of some registrations, by their numbers in ``found``. Raises NIXL's exceptions."""
-        wanted = {number: found.ranges[number].holder for number in used}
-        until = time.monotonic() + _IMPORT_SECONDS
-        with translated():
-            missing = [one for one in wanted.values() if one.buffer is None]
-            works = [self.peer._iimport(Descriptor.parse(one.descriptor), _IMPORT_SECONDS) for one in missing]
-            for one, work in zip(missing, works, strict=True):
-                work.wait(max(0.0, until - time.monotonic()))
-                one.buffer = work._take()
-        return {number: one.buffer for number, one in wanted.items() if one.buffer is not None}
+        """As batches.Target wants them."""
+        return import_used(self.peer, found, used)

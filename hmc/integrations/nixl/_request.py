@@ -8,16 +8,17 @@ from typing import Any
 
 from hmc._core import BlockBatch, Work
 from hmc.errors import HmcError
-from hmc.integrations.nixl import _frames as wire
-from hmc.integrations.nixl._batches import build, check_lengths
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.batches import build, check_lengths
+from hmc.integrations._shared.inbox import send_later
 from hmc.integrations.nixl._errors import (
     nixlCancelledError,
     nixlInvalidParamError,
     nixlNotPostedError,
     nixlRepostActiveError,
     translate,
+    translated,
 )
-from hmc.integrations.nixl._links import send_later
 from hmc.integrations.nixl._sides import Side
 from hmc.integrations.nixl._types import nixl_xfer_op_t
 from hmc.integrations.nixl.logging import get_logger
@@ -53,7 +54,8 @@ class Request:
             )
         self._writes = operation == nixl_xfer_op_t.NIXL_WRITE
         self._near, self._far = (near, near_at), (far, far_at)
-        check_lengths(near.rows[near_at, 1], far.rows[far_at, 1])
+        with translated():
+            check_lengths(near.rows[near_at, 1], far.rows[far_at, 1])
         self.nbytes = int(near.rows[near_at, 1].sum())
         self.descs = len(near_at)
         self._message = message
@@ -138,7 +140,8 @@ class Request:
         (near, near_at), (far, far_at) = self._near, self._far
         if self._target.removed or self._made_for != self._generations():
             here, there = near.find(near_at), far.find(far_at)
-            self._batches = build(near.rows[near_at, 1], here, there, self._target)
+            with translated():
+                self._batches = build(near.rows[near_at, 1], here, there, self._target)
             self._made_for = (here.generation, there.generation)
 
     def _start(self, message: bytes) -> None:

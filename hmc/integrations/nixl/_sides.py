@@ -8,24 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from hmc._core import ConnBuffer, Peer, RemoteBuffer
+from hmc.integrations._shared.batches import Target
+from hmc.integrations._shared.ranges import Found, Ranges
 from hmc.integrations.nixl._errors import nixlInvalidParamError, nixlNotFoundError, translated
-from hmc.integrations.nixl._ranges import Found, Ranges
 from hmc.integrations.nixl._types import nixl_mem_t
 
 __all__ = ["Far", "Own", "Side", "strided"]
 
 
-class Far(Protocol):
+class Far(Target, Protocol):
     """The target of transfers: a remote agent, or this one."""
 
     name: str
     removed: bool
     ranges: Ranges[Any]
-
-    @property
-    def peer(self) -> Peer: ...
-
-    def buffers(self, found: Found[Any], used: Any) -> dict[int, RemoteBuffer]: ...
 
 
 class Own:
@@ -41,8 +37,8 @@ class Own:
         self._imported: dict[int, tuple[ConnBuffer, RemoteBuffer]] = {}
 
     def buffers(self, found: Found[ConnBuffer | None], used: Any) -> dict[int, RemoteBuffer]:
-        """As those of a remote agent."""
-        with self._lock, translated():
+        """As batches.Target wants them."""
+        with self._lock:
             self._imported = {key: pair for key, pair in self._imported.items() if not pair[0].closed}
             got = {}
             for number in used:
@@ -75,7 +71,8 @@ class Side:
         self.rows = rows
         self.far = far
         self._ranges = ranges
-        self._found = ranges.find(kind, rows)
+        with translated():
+            self._found = ranges.find(kind, rows)
 
     @property
     def generation(self) -> int:
@@ -88,7 +85,8 @@ class Side:
             raise nixlNotFoundError(f"agent {self.far.name} was removed since the descriptors were prepared")
         found = self._found
         if found.generation != self._ranges.generation:
-            return self._ranges.find(self.kind, self.rows[chosen])
+            with translated():
+                return self._ranges.find(self.kind, self.rows[chosen])
         return Found(found.ranges, found.which[chosen], found.offsets[chosen], found.generation)
 
     def chosen(self, indices: Any) -> Any:

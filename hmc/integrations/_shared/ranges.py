@@ -1,7 +1,8 @@
-"""Registered memory: which registration holds an address. NIXL allows registrations that overlap."""
+"""Registered memory: which registration holds an address. Registrations may overlap."""
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hmc.integrations.nixl._errors import nixlNotFoundError
-from hmc.integrations.nixl._types import nixl_mem_t
+from hmc.integrations._shared.errors import NotRegisteredError
 
 __all__ = ["Found", "Range", "Ranges"]
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 class Range(Generic[_T]):
     """One registration, and what HMC has for it."""
 
-    kind: nixl_mem_t
+    kind: enum.IntEnum
     address: int
     nbytes: int
     device: int
@@ -61,10 +61,10 @@ class _Group(Generic[_T]):
 
 
 class Ranges(Generic[_T]):
-    """The registrations of an agent. Any thread."""
+    """The registrations of one process. Any thread."""
 
     def __init__(self, owner: Callable[[], str]) -> None:
-        """``owner``: what the errors call the agent."""
+        """``owner``: what the errors call the process."""
         self._owner = owner
         self._lock = threading.RLock()
         self._ranges: list[Range[_T]] = []
@@ -89,8 +89,8 @@ class Ranges(Generic[_T]):
             self._groups = None
             self._generation += 1
 
-    def exact(self, kind: nixl_mem_t, rows: Any) -> list[Range[_T]]:
-        """A registration for each row, with just its address, bytes and device. Raises nixlNotFoundError if one is missing."""
+    def exact(self, kind: enum.IntEnum, rows: Any) -> list[Range[_T]]:
+        """A registration for each row, with just its address, bytes and device. Raises NotRegisteredError if one is missing."""
         left: dict[tuple[int, int, int, int], list[Range[_T]]] = {}
         for one in self.all():
             left.setdefault(one.key, []).append(one)
@@ -98,21 +98,21 @@ class Ranges(Generic[_T]):
         for address, nbytes, device in rows.tolist():
             same = left.get((int(kind), address, nbytes, device))
             if not same:
-                raise nixlNotFoundError(
+                raise NotRegisteredError(
                     f"{nbytes} bytes at {address:#x} of {kind.name} on device {device} are not a registration of {self._owner()}"
                 )
             found.append(same.pop())
         return found
 
-    def take(self, kind: nixl_mem_t, rows: Any) -> list[Range[_T]]:
-        """Removes and returns what exact() finds. Raises nixlNotFoundError, and then leaves all."""
+    def take(self, kind: enum.IntEnum, rows: Any) -> list[Range[_T]]:
+        """Removes and returns what exact() finds. Raises NotRegisteredError, and then leaves all."""
         with self._lock:
             found = self.exact(kind, rows)
             self.replace([], found)
             return found
 
-    def find(self, kind: nixl_mem_t, rows: Any) -> Found[_T]:
-        """The registrations that hold each row whole. Raises nixlNotFoundError naming the first row that none holds."""
+    def find(self, kind: enum.IntEnum, rows: Any) -> Found[_T]:
+        """The registrations that hold each row whole. Raises NotRegisteredError naming the first row that none holds."""
         with self._lock:
             if self._groups is None:
                 self._groups = self._grouped()
@@ -147,8 +147,8 @@ class Ranges(Generic[_T]):
             numbers.append(number)
         return {key: _Group(*value) for key, value in sorted_out.items()}
 
-    def _missing(self, kind: nixl_mem_t, row: Any) -> nixlNotFoundError:
+    def _missing(self, kind: enum.IntEnum, row: Any) -> NotRegisteredError:
         address, nbytes, device = row.tolist()
-        return nixlNotFoundError(
+        return NotRegisteredError(
             f"{nbytes} bytes at {address:#x} of {kind.name} on device {device}: no registration of {self._owner()} holds them whole"
         )

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hmc._core import BlockBatch, ConnBuffer
-from hmc.integrations.nixl._errors import nixlInvalidParamError, translated
-from hmc.integrations.nixl._ranges import Found
-from hmc.integrations.nixl._sides import Far
+from hmc._core import BlockBatch, ConnBuffer, Peer, RemoteBuffer
+from hmc.errors import InvalidArgumentError
+from hmc.integrations._shared.ranges import Found
 
-__all__ = ["build", "check_lengths"]
+__all__ = ["Target", "build", "check_lengths"]
 
 _MOST_LENGTHS = 16  # batches by length; with more lengths, descriptors are cut into powers of two
 
 
+class Target(Protocol):
+    """A process whose memory is read or written."""
+
+    @property
+    def peer(self) -> Peer: ...
+
+    def buffers(self, found: Found[Any], used: Any) -> dict[int, RemoteBuffer]:
+        """The imported buffers of some registrations, by their numbers in ``found``. Raises HmcError."""
+
+
 def check_lengths(near: Any, far: Any) -> None:
-    """Raises nixlInvalidParamError unless the descriptors pair off with equal lengths."""
+    """Raises InvalidArgumentError unless the descriptors pair off with equal lengths."""
     if len(near) != len(far):
-        raise nixlInvalidParamError(f"{len(near)} local descriptors and {len(far)} remote ones; they must be equally many")
+        raise InvalidArgumentError(f"{len(near)} local descriptors and {len(far)} remote ones; they must be equally many")
     differ = near != far
     if differ.any():
         at = int(np.argmax(differ))
-        raise nixlInvalidParamError(
-            f"pair {at} of the transfer: {near[at]} bytes here and {far[at]} bytes at the remote agent; they must be equal"
+        raise InvalidArgumentError(
+            f"pair {at} of the transfer: {near[at]} bytes here and {far[at]} bytes at the target; they must be equal"
         )
 
 
@@ -52,8 +61,8 @@ def _pieces(nbytes: Any) -> Iterator[tuple[int, Any, Any]]:
             yield 1 << bit, chosen, (nbytes[chosen] >> above) << above
 
 
-def build(nbytes: Any, here: Found[ConnBuffer], there: Found[Any], target: Far) -> list[BlockBatch]:
-    """The batches of a transfer of descriptors that pair off. Imports what is not imported yet. Raises NIXL's exceptions."""
+def build(nbytes: Any, here: Found[ConnBuffer], there: Found[Any], target: Target) -> list[BlockBatch]:
+    """The batches of a transfer of descriptors that pair off. Imports what is not imported yet. Raises HmcError."""
     remote = target.buffers(there, _distinct(there.which[nbytes > 0]).tolist())
     batches = []
     for block, chosen, inner in _pieces(nbytes):
@@ -74,6 +83,5 @@ def build(nbytes: Any, here: Found[ConnBuffer], there: Found[Any], target: Far) 
                     there.offsets[one] + inner[part],
                 )
             )
-        with translated():
-            batches.append(target.peer.prepare_blocks(pairs, block))
+        batches.append(target.peer.prepare_blocks(pairs, block))
     return batches

@@ -1,10 +1,10 @@
-"""Messages between agents as HMC's notifications, which have 1 to 1024 bytes. NIXL's have any length, 0 included."""
+"""Messages of 0 bytes to 64 MiB as HMC's notifications, which have 1 to 1024 bytes."""
 
 from __future__ import annotations
 
 import struct
 
-from hmc.integrations.nixl._errors import nixlInvalidParamError
+from hmc.errors import InvalidArgumentError
 
 __all__ = ["FETCH", "INVALIDATE", "MAX_MESSAGE", "METADATA", "NOTIFY", "Assembler", "frames"]
 
@@ -20,11 +20,11 @@ _MOST_OPEN = 64  # messages of a peer that have not arrived whole
 
 
 def frames(kind: int, message: bytes, number: int) -> list[bytes]:
-    """The frames of a message. ``number`` differs among the messages in flight to a peer. Raises nixlInvalidParamError."""
+    """The frames of a message. ``number`` differs among the messages in flight to a peer. Raises InvalidArgumentError."""
     if len(message) < _FRAME:
         return [bytes([kind]) + message]
     if len(message) > MAX_MESSAGE:
-        raise nixlInvalidParamError(f"a message of {len(message)} bytes; at most {MAX_MESSAGE} can be sent as a notification")
+        raise InvalidArgumentError(f"a message of {len(message)} bytes; at most {MAX_MESSAGE} can be sent as a notification")
     return [
         _PART_HEAD.pack(kind | _PART, number & 0xFFFFFFFF, at // _ROOM, len(message)) + message[at : at + _ROOM]
         for at in range(0, len(message), _ROOM)

@@ -1,0 +1,113 @@
+"""Messages between processes: sent as frames, taken by a dispatcher thread as they arrive."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hmc._core import Peer, Work
+from hmc.errors import HmcError
+from hmc.integrations._shared import frames as wire
+
+__all__ = ["Receiver", "send", "send_later"]
+
+_SEND_SECONDS = 10.0
+
+
+class _Inlet:
+    """What a peer sends. The thread that finds it first takes it: the dispatcher thread, or one that asks for notifications."""
+
+    def __init__(self, peer: Peer, deliver: Callable[[Peer, int, bytes], None], ended: Callable[[_Inlet], None]) -> None:
+        self.peer = peer
+        self._deliver = deliver
+        self._ended = ended
+        self._assembler = wire.Assembler()
+        self._lock = threading.Lock()
+        self._waiting: Any = None  # the Work of the next notifications; None once the peer has ended
+
+    def open(self) -> None:
+        """Waits for the first notifications."""
+        with self._lock:
+            self._arm()
+        self.drain()
+
+    def drain(self) -> None:
+        """Delivers what has arrived."""
+        with self._lock:
+            while self._waiting is not None and self._waiting.done:
+                work, self._waiting = self._waiting, None
+                if work.error() is not None:
+                    self._ended(self)
+                    return
+                for _, frame in work._take():
+                    message = self._assembler.add(frame)
+                    if message is not None:
+                        self._deliver(self.peer, *message)
+                self._arm()
+
+    def _arm(self) -> None:
+        try:
+            self._waiting = self.peer._inotifications(None)
+            self._waiting.add_done_callback(lambda _: self.drain())
+        except HmcError:  # the peer has ended
+            self._ended(self)
+
+
+class Receiver:
+    """Takes the messages of every peer as they arrive, so that no sender waits for the program. Any thread.
+
+    Refers to no Context but by its peers, until they end: a Context refers to it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inlets: list[_Inlet] = []
+        self._notifs: list[tuple[str, bytes]] = []
+        self.control: weakref.WeakMethod[Callable[[Peer, int, bytes], None]] | None = None  # gets the other messages
+
+    def watch(self, peer: Peer) -> None:
+        """Receives from a peer until it ends."""
+        inlet = _Inlet(peer, self._deliver, self._forget)
+        with self._lock:
+            self._inlets.append(inlet)
+        inlet.open()
+
+    def take(self) -> list[tuple[str, bytes]]:
+        """The notifications since the last call with the names of their senders, in order of arrival."""
+        with self._lock:
+            inlets = list(self._inlets)
+        for inlet in inlets:
+            inlet.drain()
+        with self._lock:
+            taken, self._notifs = self._notifs, []
+        return taken
+
+    def _forget(self, inlet: _Inlet) -> None:
+        with self._lock:
+            self._inlets = [one for one in self._inlets if one is not inlet]
+
+    def _deliver(self, peer: Peer, kind: int, message: bytes) -> None:
+        if kind == wire.NOTIFY:
+            with self._lock:
+                self._notifs.append((peer.name, message))
+            return
+        control = self.control() if self.control is not None else None
+        if control is not None:
+            control(peer, kind, message)
+
+
+_numbers = itertools.count(1)
+
+
+def send_later(peer: Peer, kind: int, message: bytes) -> list[Work]:
+    """Sends a message without waiting. Raises HmcError."""
+    return [peer._inotify(frame, None) for frame in wire.frames(kind, message, next(_numbers))]
+
+
+def send(peer: Peer, kind: int, message: bytes) -> None:
+    """Sends a message. Waits, at most 10 s, while the peer does not take thousands before it. Raises HmcError."""
+    for frame in wire.frames(kind, message, next(_numbers)):
+        peer.notify(frame, timeout=_SEND_SECONDS)
