@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engines import Engine, free_port, random_prompt
 
-from hmc.integrations.nixl.__main__ import environment
+from hmc.integrations._shared.launcher import environment
 
 COUNT = 16
 PROMPTS = 5
@@ -29,7 +29,7 @@ class Pair:
         transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_port": port, "kv_buffer_device": "cpu"}
         log = self._folder / f"{len(self.engines)}.log"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+            patch.setenv("PYTHONPATH", environment("hmc.integrations.nixl")["PYTHONPATH"])
             patch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
             patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(port))
             self.engines.append(Engine(self._model, log, 32, {**transfer, "kv_load_failure_policy": "recompute"}))

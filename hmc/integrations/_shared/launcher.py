@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["launch"]
+__all__ = ["environment", "launch"]
 
 
 def launch(package: str, arguments: Sequence[str]) -> int:
@@ -26,13 +26,14 @@ def launch(package: str, arguments: Sequence[str]) -> int:
     ours = arguments[0] == "-m" or arguments[0].endswith(".py")
     command = [sys.executable, *arguments] if ours else list(arguments)
     try:
-        os.execvpe(command[0], command, _environment(package))
+        os.execvpe(command[0], command, environment(package))
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
     return 127
 
 
-def _environment(package: str) -> dict[str, str]:
+def environment(package: str) -> dict[str, str]:
+    """This process's environment, in which Python looks into the stand-ins first."""
     shims = Path(__file__).parent.parent / package.rpartition(".")[2] / "shims"
     before = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in (str(shims), before) if part)}

@@ -1,0 +1,92 @@
+"""A remote engine: its connection, and its registrations, which are asked for when an address is not known."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import time
+from typing import Any
+
+from hmc._core import Peer, RemoteBuffer
+from hmc.errors import HmcTimeoutError, PeerLostError, StaleBufferError
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.imports import Importable, import_used
+from hmc.integrations._shared.inbox import send
+from hmc.integrations._shared.ranges import Found, Ranges
+from hmc.integrations.mooncake import _catalogue
+from hmc.integrations.mooncake._types import Space
+
+__all__ = ["REQUEST", "Session"]
+
+REQUEST = struct.Struct("<I")  # number of a request for registrations, which its answer begins with
+_ANSWER_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.data = b""
+
+
+class Session:
+    """One engine, from one connection to its end. Any thread."""
+
+    def __init__(self, name: str, peer: Peer) -> None:
+        self.name = name
+        self.peer = peer
+        self.ranges: Ranges[Importable] = Ranges(lambda: f"engine {name}")
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Answer] = {}
+
+    def find(self, rows: Any) -> Found[Importable]:
+        """Where descriptors lie, as far as is known here. Raises NotRegisteredError."""
+        return self.ranges.find(Space.memory, rows)
+
+    def refresh(self) -> None:
+        """Asks the engine for its registrations. Waits at most 10 s. Raises HmcError."""
+        answer = _Answer()
+        with self._lock:
+            number = next(self._numbers) & 0xFFFFFFFF
+            self._waiting[number] = answer
+        try:
+            send(self.peer, wire.FETCH, REQUEST.pack(number))
+            until = time.monotonic() + _ANSWER_SECONDS
+            while not answer.came.wait(_LOOK_SECONDS):
+                if not self.peer.alive:
+                    raise PeerLostError(f"engine {self.name} ended while it was asked for its registrations")
+                if time.monotonic() > until:
+                    raise HmcTimeoutError(f"engine {self.name} did not list its registrations within {_ANSWER_SECONDS:.0f} s")
+        finally:
+            with self._lock:
+                del self._waiting[number]
+        self._learn(_catalogue.decode(answer.data))
+
+    def answered(self, message: bytes) -> None:
+        """Takes an answer. Called by the dispatcher thread, so it does not wait."""
+        if len(message) < REQUEST.size:
+            return
+        with self._lock:
+            answer = self._waiting.get(REQUEST.unpack_from(message)[0])
+        if answer is not None:
+            answer.data = message[REQUEST.size :]
+            answer.came.set()
+
+    def _learn(self, listed: list[Any]) -> None:
+        with self._lock:
+            old = self.ranges.all()
+            known = {(one.key, one.holder.descriptor): one for one in old}
+            # What stays the same stays imported.
+            self.ranges.replace([known.get((one.key, one.holder.descriptor), one) for one in listed], old)
+
+    def buffers(self, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
+        """As batches.Target wants them. Raises StaleBufferError where one was unregistered since it was imported."""
+        imported = import_used(self.peer, found, used)
+        for number, buffer in imported.items():
+            if not buffer.alive:
+                raise StaleBufferError(
+                    f"engine {self.name} has unregistered {found.ranges[number].nbytes} bytes at {found.ranges[number].address:#x}"
+                )
+        return imported
