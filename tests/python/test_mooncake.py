@@ -78,7 +78,8 @@ def test_calls_with_an_opcode_do_the_same(both: tuple[Mine, Other]) -> None:
     engine, at, to = mine.engine, mine.address, other.address
     assert engine.transfer_sync(other.session, at, to, 100, TransferOpcode.Write) == 0
     assert engine.batch_transfer_sync(other.session, [at + 200], [to + 300], [50], Read) == 0
-    number = engine.batch_transfer_async(other.session, np.array([at + 400]), (to + 500,), [60], Write)
+    array: Any = np.array([at + 400])
+    number = engine.batch_transfer_async(other.session, array, (to + 500,), [60], Write)
     assert engine.get_batch_transfer_status([number]) == 0
     ours, theirs = contents(3), contents(7)
     ours[200:250] = theirs[300:350]
@@ -179,7 +180,7 @@ def test_threads_move_bytes_at_once(both: tuple[Mine, Other]) -> None:
         for _ in range(30):
             lengths = random.integers(0, part // 50, 50)
             at = start + np.arange(50) * (part // 50)
-            rows = (at + mine.address, at + other.address, lengths)
+            rows: list[Any] = [at + mine.address, at + other.address, lengths]
             if mine.engine.batch_transfer_sync_write(other.session, *rows) != 0:
                 failures.append(number)
         if mine.engine.transfer_sync_write(other.session, mine.address + start, other.address + start, part) != 0:

@@ -51,14 +51,8 @@ def test_memory_that_is_not_registered_is_refused(mine: Mine) -> None:
     session, at, to = other.session, mine.address, other.address
     assert engine.transfer_sync_write(session, free.ctypes.data, to, 1000) == -1
     assert engine.transfer_sync_read(session, free.ctypes.data, to, 1000) == -1
-    for there, nbytes in (
-        (to - 1, 2),
-        (to + SIZE - 1, 2),
-        (0x1000, 1),
-        (to, SIZE + 1),
-        ((1 << 64) - 1, 1),
-        (to + 1, (1 << 64) - 1),
-    ):
+    top = (1 << 64) - 1
+    for there, nbytes in ((to - 1, 2), (to + SIZE - 1, 2), (0x1000, 1), (to, SIZE + 1), (top, 1), (to + 1, top)):
         assert engine.transfer_sync_write(session, at, there, nbytes) == -1
         assert engine.batch_transfer_sync_read(session, [at, at], [to, there], [1, nbytes]) == -1
         number = engine.batch_transfer_async_write(session, [at, at], [there, to], [nbytes, 1])

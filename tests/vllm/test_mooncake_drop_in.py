@@ -1,0 +1,139 @@
+"""vLLM's own MooncakeConnector, unmodified, between two engines over the Mooncake drop-in: greedy tokens as one engine answers.
+
+The connector asks torch for an accelerator, which torch for CPUs refuses: the engines answer 0 there (engine_process.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import Engine, free_port, random_prompt
+
+from hmc.integrations._shared.launcher import environment
+
+COUNT = 16
+PROMPTS = 4
+
+
+class Pair:
+    """A prefill engine, which may be started again, and a decode engine."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model, self._folder = model, folder
+        self._port = free_port()  # of the prefill engine's bootstrap server
+        self._transfers = 0
+        self.engines: list[Engine] = []
+        self.prefill = self.begin("kv_producer")
+        self.decode = self.begin("kv_consumer")
+
+    def begin(self, role: str) -> Engine:
+        transfer = {
+            "kv_connector": "MooncakeConnector",
+            "kv_role": role,
+            "kv_port": free_port(),
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
+        }
+        log = self._folder / f"{len(self.engines)}.log"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", environment("hmc.integrations.mooncake")["PYTHONPATH"])
+            patch.setenv("VLLM_HOST_IP", "127.0.0.1")
+            patch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(self._port))
+            self.engines.append(Engine(self._model, log, 32, transfer, accelerator=True))
+        return self.engines[-1]
+
+    def restart(self) -> None:
+        self.prefill = self.begin("kv_producer")
+        self.prefill.wait_ready()
+
+    def prefilled(self, prompt: list[int]) -> dict[str, Any]:
+        """Computes a prompt there; returns the kv_transfer_params of its decoding here."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/query", timeout=20) as answer:
+            engine = json.load(answer)["0"]["engine_id"]
+        self._transfers += 1
+        name = f"transfer-{self._transfers}"
+        self.prefill.generate(prompt, 1, {"do_remote_decode": True, "transfer_id": name})
+        return {
+            "do_remote_prefill": True,
+            "remote_engine_id": engine,
+            "remote_bootstrap_addr": f"http://127.0.0.1:{self._port}",
+            "transfer_id": name,
+        }
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    both = Pair(model, tmp_path_factory.mktemp("mooncake"))
+    try:
+        both.prefill.wait_ready()
+        both.decode.wait_ready()
+        yield both
+    finally:
+        for engine in both.engines:
+            engine.close()
+
+
+@pytest.mark.parametrize("seed", range(PROMPTS))
+def test_tokens_equal_those_of_one_engine(pair: Pair, seed: int) -> None:
+    prompt = random_prompt(seed, 100 + 37 * seed)
+    alone = pair.decode.generate(prompt, COUNT)
+    assert alone["cached"] == 0
+    assert pair.decode.idle()
+    both = pair.decode.generate(prompt, COUNT, pair.prefilled(prompt))
+    assert both["cached"] == len(prompt)  # nothing was computed again
+    assert both["tokens"] == alone["tokens"]
+    assert pair.prefill.idle(60)
+    assert pair.decode.idle()
+
+
+def test_the_tokens_depend_on_the_blocks_that_moved(pair: Pair) -> None:
+    prompt = random_prompt(99, 200)
+    alone = pair.decode.generate(prompt, COUNT)
+    assert pair.decode.idle()
+    params = pair.prefilled(prompt)
+    for block in range(1, 16):
+        pair.prefill.zero(block)
+    assert pair.decode.generate(prompt, COUNT, params)["tokens"] != alone["tokens"]
+    assert pair.decode.idle()
+
+
+def test_the_engines_used_the_drop_in(pair: Pair) -> None:
+    for engine in (pair.prefill, pair.decode):
+        maps = [Path(f"/proc/{one}/maps").read_text() for one in children(engine.process.pid)]
+        assert any("libhmc" in text for text in maps)
+        assert not any("mooncake/engine.so" in text for text in maps)
+
+
+def test_a_killed_prefill_engine_is_done_without_and_its_successor_used(pair: Pair) -> None:
+    prompts = [random_prompt(seed, 150) for seed in (200, 201)]
+    alone = [pair.decode.generate(prompt, COUNT)["tokens"] for prompt in prompts]
+    assert pair.decode.idle()
+    params = pair.prefilled(prompts[0])
+    pair.prefill.kill()
+    assert pair.decode.generate(prompts[0], COUNT, params)["tokens"] == alone[0]
+    assert pair.decode.idle()
+    pair.restart()
+    until = time.monotonic() + 60
+    found = pair.decode.generate(prompts[1], COUNT, pair.prefilled(prompts[1]))
+    while found["cached"] != len(prompts[1]) and time.monotonic() < until:  # the decode engine may still know its predecessor
+        assert found["tokens"] == alone[1]
+        assert pair.decode.idle()
+        found = pair.decode.generate(prompts[1], COUNT, pair.prefilled(prompts[1]))
+    assert (found["tokens"], found["cached"]) == (alone[1], len(prompts[1]))
+
+
+def children(process: int) -> list[int]:
+    """A process and all below it."""
+    found = [process]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    assert os.getpid() not in found
+    return found
