@@ -1,7 +1,7 @@
 """A vLLM engine in a process of its own. Reads commands from stdin, a line of JSON each; answers on its first stdout.
 
 Usage: engine_process.py OPTIONS, where OPTIONS is a JSON object: "engine" are arguments of vllm.LLM, "transfer" are those of
-KVTransferConfig, "accelerator" is true for a connector that asks torch which accelerator is current. Commands:
+KVTransferConfig. Commands:
     {"generate": id, "prompt": tokens, "count": n, "params": kv_transfer_params}   answers {"done": id, "tokens", "params", ...}
     {"abort": id}               answers nothing
     {"zero": block}             fills a block of every layer's cache with zeros
@@ -101,10 +101,6 @@ def main() -> None:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    if options.get("accelerator"):
-        import torch
-
-        torch.accelerator.current_device_index = lambda: 0  # torch for CPUs has none, and raises
     transfer = options.get("transfer")
     llm = LLM(**options["engine"], kv_transfer_config=KVTransferConfig(**transfer) if transfer else None)
     faulthandler.cancel_dump_traceback_later()

@@ -38,15 +38,7 @@ def free_port() -> int:
 class Engine:
     """An engine in a process of its own. ``wait_ready`` before the first request."""
 
-    def __init__(
-        self,
-        model: Path,
-        log: Path,
-        block: int,
-        transfer: dict[str, Any] | None = None,
-        accelerator: bool = False,
-        **engine: Any,
-    ) -> None:
+    def __init__(self, model: Path, log: Path, block: int, transfer: dict[str, Any] | None = None, **engine: Any) -> None:
         self.log = log
         self.port = 0 if transfer is None else transfer["kv_port"]
         options = {
@@ -63,7 +55,6 @@ class Engine:
                 **engine,
             },
             "transfer": transfer,
-            "accelerator": accelerator,
         }
         with log.open("ab") as errors:
             self.process = subprocess.Popen(

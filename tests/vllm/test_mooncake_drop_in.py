@@ -1,6 +1,6 @@
 """vLLM's own MooncakeConnector, unmodified, between two engines over the Mooncake drop-in: greedy tokens as one engine answers.
 
-The connector asks torch for an accelerator, which torch for CPUs refuses: the engines answer 0 there (engine_process.py).
+The connector asks torch which accelerator is current, and torch for CPUs raises: in these engines it answers 0.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from engines import Engine, free_port, random_prompt
 from hmc.integrations._shared.launcher import environment
 
 COUNT = 16
+ACCELERATOR = "import torch\ntorch.accelerator.current_device_index = lambda: 0\n"
 PROMPTS = 4
 
 
@@ -29,6 +30,8 @@ class Pair:
         self._model, self._folder = model, folder
         self._port = free_port()  # of the prefill engine's bootstrap server
         self._transfers = 0
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(ACCELERATOR)
         self.engines: list[Engine] = []
         self.prefill = self.begin("kv_producer")
         self.decode = self.begin("kv_consumer")
@@ -43,10 +46,11 @@ class Pair:
         }
         log = self._folder / f"{len(self.engines)}.log"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", environment("hmc.integrations.mooncake")["PYTHONPATH"])
+            found = environment("hmc.integrations.mooncake")["PYTHONPATH"]
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(self._folder / "site"), found]))
             patch.setenv("VLLM_HOST_IP", "127.0.0.1")
             patch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(self._port))
-            self.engines.append(Engine(self._model, log, 32, transfer, accelerator=True))
+            self.engines.append(Engine(self._model, log, 32, transfer))
         return self.engines[-1]
 
     def restart(self) -> None:
