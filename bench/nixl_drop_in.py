@@ -1,21 +1,17 @@
 """The NIXL drop-in against NIXL itself on its UCX backend: one program, two processes of this host, in alternation.
 
-Usage: python bench/nixl_drop_in.py [--rounds N] [--nixl PYTHON] [--json FILE]
+Usage: python bench/nixl_drop_in.py [--rounds N] [--peer PYTHON] [--json FILE]
 PYTHON: an interpreter that has NIXL (default: this one). Prints medians of the rounds, their ratio, and the load of the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import os
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
+
+import drop_in
 
 BLOCKS, BLOCK, REPEAT = 4096, 16384, 7
 
@@ -84,42 +80,5 @@ def measure() -> dict[str, float]:
     return {name: statistics.median(samples[1:]) for name, samples in found.items()}
 
 
-def run(python: str, ours: bool) -> dict[str, float]:
-    """One round."""
-    command = [python, str(Path(__file__).resolve()), "--measure"]
-    if ours:
-        command = [python, "-m", "hmc.integrations.nixl", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/", env={**os.environ})
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def main() -> None:
-    """Alternates the two, and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--nixl", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure()), flush=True)
-        os._exit(0)  # NIXL 1.5.1 may crash while the interpreter ends
-    before = os.getloadavg()[0]
-    rounds = [(run(options.nixl, False), run(sys.executable, True)) for _ in range(options.rounds)]
-    print(
-        f"{os.cpu_count()} cores, load {before:.1f} before and {os.getloadavg()[0]:.1f} after, medians of {options.rounds} rounds"
-    )
-    table = {}
-    for name in rounds[0][0]:
-        theirs, ours = (statistics.median(one[side][name] for one in rounds) for side in (0, 1))
-        table[name] = {"nixl": theirs, "hmc": ours, "ratio": theirs / ours}
-        print(f"{name:20} NIXL {theirs * 1e6:10.1f} us   HMC {ours * 1e6:10.1f} us   NIXL/HMC {theirs / ours:6.2f}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(table, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    drop_in.main(__file__, "NIXL", "hmc.integrations.nixl", measure)

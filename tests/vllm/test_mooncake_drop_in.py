@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, free_port, random_prompt
+from engines import TOKENS, Engine, free_port, random_prompt
 
 from hmc.integrations._shared.launcher import environment
 
+BLOCK = 32
 COUNT = 16
 ACCELERATOR = "import torch\ntorch.accelerator.current_device_index = lambda: 0\n"
 PROMPTS = 4
@@ -50,7 +51,7 @@ class Pair:
             patch.setenv("PYTHONPATH", os.pathsep.join([str(self._folder / "site"), found]))
             patch.setenv("VLLM_HOST_IP", "127.0.0.1")
             patch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(self._port))
-            self.engines.append(Engine(self._model, log, 32, transfer))
+            self.engines.append(Engine(self._model, log, BLOCK, transfer))
         return self.engines[-1]
 
     def restart(self) -> None:
@@ -102,7 +103,7 @@ def test_the_tokens_depend_on_the_blocks_that_moved(pair: Pair) -> None:
     alone = pair.decode.generate(prompt, COUNT)
     assert pair.decode.idle()
     params = pair.prefilled(prompt)
-    for block in range(1, 16):
+    for block in range(TOKENS // BLOCK):
         pair.prefill.zero(block)
     assert pair.decode.generate(prompt, COUNT, params)["tokens"] != alone["tokens"]
     assert pair.decode.idle()
