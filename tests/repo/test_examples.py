@@ -38,7 +38,7 @@ OPTIONS = {
 }
 FOREIGN = {"inside_mpi4py.py": "mpi4py", "inside_ray.py": "ray", "inside_torch.py": "torch"}
 SIMULATED = "beside_cuda_python.py"
-NIXL = "nixl_pair.py"
+DROP_INS = {"nixl_pair.py": "nixl", "mooncake_pair.py": "mooncake"}
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -49,7 +49,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OPTIONS, *FOREIGN, SIMULATED, NIXL}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OPTIONS, *FOREIGN, SIMULATED, *DROP_INS}
 
 
 def test_every_example_is_in_the_documentation() -> None:
@@ -72,8 +72,9 @@ def test_example(name: str) -> None:
     assert run(command).count("done") == int(options[1] if options else 1)
 
 
-def test_the_program_written_for_nixl() -> None:
-    assert run([sys.executable, "-m", "hmc.integrations.nixl", str(EXAMPLES / NIXL)]).count("done") == 1
+@pytest.mark.parametrize("name", sorted(DROP_INS))
+def test_the_program_written_for_another_library(name: str) -> None:
+    assert run([sys.executable, "-m", f"hmc.integrations.{DROP_INS[name]}", str(EXAMPLES / name)]).count("done") == 1
 
 
 def test_the_program_of_the_readme(tmp_path: Path) -> None:
