@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -283,3 +284,68 @@ def test_foreign_messages_are_ignored(mine: Mine) -> None:
     other.ask("engine.get_notifies() and 0")
     assert mine.engine.send_probe(other.session) == 0
     assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, 100) == 0
+
+
+def test_threads_that_register_the_same_memory_get_it_once(mine: Mine) -> None:
+    free = np.zeros(1000, np.uint8)
+    address = int(free.ctypes.data)
+    codes: list[int] = []
+    for _ in range(50):
+        codes.clear()
+        at_once(*[lambda: codes.append(mine.engine.register_memory(address, 1000))] * 4)
+        assert sorted(codes) == [-7, -7, -7, 0]
+        codes.clear()
+        at_once(*[lambda: codes.append(mine.engine.unregister_memory(address))] * 4)
+        assert sorted(codes) == [-3, -3, -3, 0]
+
+
+def test_memory_may_be_registered_and_unregistered_while_others_are_written(mine: Mine) -> None:
+    other, engine, ended = mine.start(), mine.engine, threading.Event()
+    part, codes = SIZE // 4, []
+
+    def write(number: int) -> None:
+        start = number * part
+        while not ended.is_set():
+            codes.append(engine.batch_transfer_sync_write(other.session, *pieces(mine.address, other.address, start, part)))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for one in threads:
+        one.start()
+    for _ in range(20):
+        assert other.ask("(lambda one: engine.register_memory(one.ctypes.data, 100) or engine.unregister_memory(one.ctypes.data))"
+                         "(np.zeros(100, np.uint8))") == 0  # fmt: skip
+        temporary = np.zeros(100, np.uint8)
+        assert engine.register_memory(temporary.ctypes.data, 100) == 0
+        assert engine.transfer_sync_read(other.session, temporary.ctypes.data, other.address + 3 * part, 100) == 0
+        assert engine.unregister_memory(temporary.ctypes.data) == 0
+        assert np.array_equal(temporary, contents(7)[3 * part : 3 * part + 100])
+    ended.set()
+    for one in threads:
+        one.join(60)
+        assert not one.is_alive()
+    assert set(codes) == {0}
+    expected = contents(7)
+    for number in range(3):
+        for at in range(number * part, number * part + part - 999, 1000):
+            expected[at : at + 777] = mine.memory[at : at + 777]
+    assert np.array_equal(other.memory(), expected)
+
+
+def pieces(here: int, there: int, start: int, nbytes: int) -> list[Any]:
+    at = np.arange(start, start + nbytes - 999, 1000)
+    return [at + here, at + there, np.full(len(at), 777)]
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    gate = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        gate.wait(20)
+        call()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+        assert not one.is_alive()

@@ -43,11 +43,14 @@ def test_overlapping_ranges_are_found_as_by_trying_each(seed: int) -> None:
         if not holding:
             with pytest.raises(NotRegisteredError):
                 ranges.find(DRAM, row)
+            with pytest.raises(NotRegisteredError):
+                ranges.locate(DRAM, address, nbytes, device)
             continue
         found = ranges.find(DRAM, row)
         one = found.ranges[int(found.which[0])]
         assert one in holding
         assert one.address + int(found.offsets[0]) == address
+        assert ranges.locate(DRAM, address, nbytes, device) == (one, address - one.address)
 
 
 def test_ranges_at_the_end_of_the_address_space_do_not_wrap() -> None:
@@ -58,6 +61,8 @@ def test_ranges_at_the_end_of_the_address_space_do_not_wrap() -> None:
     for row in ([top - 1, 2, 0], [top - 50, top, 0], [0, top, 0], [top, 1, 0]):
         with pytest.raises(NotRegisteredError):
             ranges.find(DRAM, np.array([row], np.uint64))
+        with pytest.raises(NotRegisteredError):
+            ranges.locate(DRAM, row[0], row[1])
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -22,6 +22,8 @@ def number(name: str, value: Any) -> int:
 
 def numbers(name: str, values: Any) -> Any:
     """A list of such numbers as an array of uint64."""
+    if len(values) == 1:
+        return np.array([number(name, values[0])], np.uint64)
     found = np.asarray(values)
     if found.ndim == 1 and (found.dtype == np.uint64 or (found.dtype.kind in "iu" and (found.size == 0 or int(found.min()) >= 0))):
         return found.astype(np.uint64, copy=False)

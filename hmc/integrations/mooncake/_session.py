@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from hmc._core import Peer, RemoteBuffer
 from hmc.errors import HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc.integrations._shared import frames as wire
@@ -22,6 +24,7 @@ __all__ = ["REQUEST", "Session"]
 REQUEST = struct.Struct("<I")  # number of a request for registrations, which its answer begins with
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
+_NONE = np.zeros(0, np.uint64)
 
 
 class _Answer:
@@ -40,6 +43,15 @@ class Session:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Answer] = {}
+
+    def locate(self, address: int, nbytes: int) -> tuple[RemoteBuffer, int]:
+        """The imported buffer that holds one piece, and the offset there. Raises NotRegisteredError, HmcError."""
+        found, offset = self.ranges.locate(Space.memory, address, nbytes)
+        holder = found.holder
+        if holder.buffer is None or not holder.buffer.alive:
+            one = Found([found], _NONE, _NONE, 0)
+            return self.buffers(one, [0])[0], offset
+        return holder.buffer, offset
 
     def find(self, rows: Any) -> Found[Importable]:
         """Where descriptors lie, as far as is known here. Raises NotRegisteredError."""

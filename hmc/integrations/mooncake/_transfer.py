@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any, TypeAlias
+from typing import Any
 
-from hmc._core import ConnBuffer, Work
+from hmc._core import Work
 from hmc.errors import HmcError, HmcTimeoutError, StaleBufferError
 from hmc.integrations._shared.batches import build
 from hmc.integrations._shared.errors import NotRegisteredError
-from hmc.integrations._shared.imports import Importable
-from hmc.integrations._shared.ranges import Found
 from hmc.integrations.mooncake import _arguments as arguments
 from hmc.integrations.mooncake._registrations import Registrations
 from hmc.integrations.mooncake._session import Session
@@ -18,8 +16,6 @@ from hmc.integrations.mooncake._types import Space, TransferOpcode, logger
 
 __all__ = ["DONE", "FAILED", "PENDING", "TIMED_OUT", "Transfer"]
 
-_Near: TypeAlias = Found[ConnBuffer]
-_Far: TypeAlias = Found[Importable]
 # What transfer_check_status() returns.
 DONE, PENDING, FAILED, TIMED_OUT = 1, 0, -1, -2
 
@@ -38,14 +34,12 @@ class Transfer:
         """Starts it: ``here`` and ``there`` are arrays of addresses. Raises HmcError where nothing was posted."""
         session = self._session
         assert session is not None
-        near = local.ranges.find(Space.memory, arguments.rows(here, lengths))
-        rows = arguments.rows(there, lengths)
         post = self._post_one if len(lengths) == 1 else self._post_batches
         try:
-            post(session, opcode, lengths, near, session.find(rows))
+            post(session, local, opcode, here, there, lengths)
         except (NotRegisteredError, StaleBufferError):  # of what is known here; nothing was posted
             session.refresh()
-            post(session, opcode, lengths, near, session.find(rows))
+            post(session, local, opcode, here, there, lengths)
 
     def fail(self, error: BaseException) -> None:
         """Makes it one that could not be posted."""
@@ -71,14 +65,20 @@ class Transfer:
                     return TIMED_OUT
         return self._end()
 
-    def _post_one(self, session: Session, opcode: TransferOpcode, lengths: Any, near: _Near, far: _Far) -> None:
-        at = int(far.which[0])
-        nbytes, start, target = int(lengths[0]), int(near.offsets[0]), int(far.offsets[0])
-        mine = near.ranges[int(near.which[0])].holder[start : start + nbytes]
-        theirs = session.buffers(far, [at])[at][target : target + nbytes]
+    def _post_one(
+        self, session: Session, local: Registrations, opcode: TransferOpcode, here: Any, there: Any, lengths: Any
+    ) -> None:
+        nbytes = int(lengths[0])
+        near, start = local.ranges.locate(Space.memory, int(here[0]), nbytes)
+        far, target = session.locate(int(there[0]), nbytes)
+        mine, theirs = near.holder[start : start + nbytes], far[target : target + nbytes]
         self._works.append(session.peer.put(mine, theirs) if opcode == TransferOpcode.Write else session.peer.get(mine, theirs))
 
-    def _post_batches(self, session: Session, opcode: TransferOpcode, lengths: Any, near: _Near, far: _Far) -> None:
+    def _post_batches(
+        self, session: Session, local: Registrations, opcode: TransferOpcode, here: Any, there: Any, lengths: Any
+    ) -> None:
+        near = local.ranges.find(Space.memory, arguments.rows(here, lengths))
+        far = session.find(arguments.rows(there, lengths))
         post = session.peer.put_blocks if opcode == TransferOpcode.Write else session.peer.get_blocks
         for batch in build(lengths, near, far, session):
             try:
