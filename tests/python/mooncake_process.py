@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,15 @@ SERVER = """
 
 def contents(seed: int, size: int = SIZE) -> Any:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def free_port() -> int:
+    """Below those that the kernel gives to outgoing connections, so that it stays free between two processes of a test."""
+    while True:
+        port = random.randrange(20000, 32000, 4)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Other:
@@ -116,7 +127,7 @@ class Mine:
         return other
 
 
-@contextmanager
+@contextlib.contextmanager
 def this_process() -> Iterator[Mine]:
     mine = Mine()
     try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from hmc._core import Descriptor, Peer, RemoteBuffer
-from hmc.integrations._shared.ranges import Found
+from hmc.integrations._shared.ranges import Range
 
-__all__ = ["Importable", "import_used"]
+__all__ = ["Importable", "imported"]
 
 _IMPORT_SECONDS = 10.0
 
@@ -21,13 +20,13 @@ class Importable:
         self.buffer: RemoteBuffer | None = None
 
 
-def import_used(peer: Peer, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
-    """The imported buffers of some registrations, by their numbers in ``found``. Waits at most 10 s. Raises HmcError."""
-    wanted = {number: found.ranges[number].holder for number in used}
-    until = time.monotonic() + _IMPORT_SECONDS
-    missing = [one for one in wanted.values() if one.buffer is None]
-    works = [peer._iimport(Descriptor.parse(one.descriptor), _IMPORT_SECONDS) for one in missing]
-    for one, work in zip(missing, works, strict=True):
-        work.wait(max(0.0, until - time.monotonic()))
-        one.buffer = work._take()
-    return {number: one.buffer for number, one in wanted.items() if one.buffer is not None}
+def imported(peer: Peer, ranges: list[Range[Importable]]) -> list[RemoteBuffer]:
+    """The buffers of some registrations; those that are missing are imported. Waits at most 10 s. Raises HmcError."""
+    missing = [one.holder for one in ranges if one.holder.buffer is None]
+    if missing:
+        until = time.monotonic() + _IMPORT_SECONDS
+        works = [peer._iimport(Descriptor.parse(one.descriptor), _IMPORT_SECONDS) for one in missing]
+        for one, work in zip(missing, works, strict=True):
+            work.wait(max(0.0, until - time.monotonic()))
+            one.buffer = work._take()
+    return [one.holder.buffer for one in ranges if one.holder.buffer is not None]

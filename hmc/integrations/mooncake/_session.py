@@ -8,14 +8,12 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from hmc._core import Peer, RemoteBuffer
 from hmc.errors import HmcTimeoutError, PeerLostError, StaleBufferError
 from hmc.integrations._shared import frames as wire
-from hmc.integrations._shared.imports import Importable, import_used
+from hmc.integrations._shared.imports import Importable, imported
 from hmc.integrations._shared.inbox import send
-from hmc.integrations._shared.ranges import Found, Ranges
+from hmc.integrations._shared.ranges import Found, Range, Ranges
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake._types import Space
 
@@ -24,7 +22,6 @@ __all__ = ["REQUEST", "Session"]
 REQUEST = struct.Struct("<I")  # number of a request for registrations, which its answer begins with
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
-_NONE = np.zeros(0, np.uint64)
 
 
 class _Answer:
@@ -47,11 +44,7 @@ class Session:
     def locate(self, address: int, nbytes: int) -> tuple[RemoteBuffer, int]:
         """The imported buffer that holds one piece, and the offset there. Raises NotRegisteredError, HmcError."""
         found, offset = self.ranges.locate(Space.memory, address, nbytes)
-        holder = found.holder
-        if holder.buffer is None or not holder.buffer.alive:
-            one = Found([found], _NONE, _NONE, 0)
-            return self.buffers(one, [0])[0], offset
-        return holder.buffer, offset
+        return self._alive([found])[0], offset
 
     def find(self, rows: Any) -> Found[Importable]:
         """Where descriptors lie, as far as is known here. Raises NotRegisteredError."""
@@ -86,7 +79,7 @@ class Session:
             answer.data = message[REQUEST.size :]
             answer.came.set()
 
-    def _learn(self, listed: list[Any]) -> None:
+    def _learn(self, listed: list[Range[Importable]]) -> None:
         with self._lock:
             old = self.ranges.all()
             known = {(one.key, one.holder.descriptor): one for one in old}
@@ -95,10 +88,11 @@ class Session:
 
     def buffers(self, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
         """As batches.Target wants them. Raises StaleBufferError where one was unregistered since it was imported."""
-        imported = import_used(self.peer, found, used)
-        for number, buffer in imported.items():
+        return dict(zip(used, self._alive([found.ranges[number] for number in used]), strict=True))
+
+    def _alive(self, ranges: list[Range[Importable]]) -> list[RemoteBuffer]:
+        buffers = imported(self.peer, ranges)
+        for one, buffer in zip(ranges, buffers, strict=True):
             if not buffer.alive:
-                raise StaleBufferError(
-                    f"engine {self.name} has unregistered {found.ranges[number].nbytes} bytes at {found.ranges[number].address:#x}"
-                )
-        return imported
+                raise StaleBufferError(f"engine {self.name} has unregistered {one.nbytes} bytes at {one.address:#x}")
+        return buffers

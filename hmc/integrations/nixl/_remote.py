@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from hmc._core import Peer, RemoteBuffer
-from hmc.integrations._shared.imports import Importable, import_used
+from hmc.integrations._shared.imports import Importable, imported
 from hmc.integrations._shared.ranges import Found, Range, Ranges
 from hmc.integrations.nixl._metadata import Entry, Metadata
 
@@ -43,4 +43,4 @@ class Remote:
 
     def buffers(self, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
         """As batches.Target wants them."""
-        return import_used(self.peer, found, used)
+        return dict(zip(used, imported(self.peer, [found.ranges[number] for number in used]), strict=True))
