@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mooncake_process import SIZE, Mine, contents, this_process
+from mooncake_process import SIZE, Mine, contents, free_port, this_process
 
 from hmc.errors import ProtocolError
 from hmc.integrations.mooncake import _catalogue
@@ -133,12 +133,13 @@ def test_what_hmc_does_not_have_is_refused_by_name(caplog: pytest.LogCaptureFixt
 
 
 def test_ports_are_of_the_range_and_of_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MC_MIN_RPC_PORT", "21840")
-    monkeypatch.setenv("MC_MAX_RPC_PORT", "21842")
+    low = free_port()
+    monkeypatch.setenv("MC_MIN_RPC_PORT", str(low))
+    monkeypatch.setenv("MC_MAX_RPC_PORT", str(low + 2))
     engines = [TransferEngine() for _ in range(4)]
     found = [one.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") for one in engines]
     assert found[-1] == -1
-    assert {one.get_rpc_port() for one, code in zip(engines, found, strict=True) if code == 0} <= {21840, 21841, 21842}
+    assert {one.get_rpc_port() for one, code in zip(engines, found, strict=True) if code == 0} <= {low, low + 1, low + 2}
     assert found.count(0) == len({one.get_rpc_port() for one, code in zip(engines, found, strict=True) if code == 0})
 
 
@@ -158,12 +159,13 @@ def test_another_host_requires_a_key(mine: Mine, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_killed_engine_is_an_error_soon_and_its_successor_is_used(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MC_MIN_RPC_PORT", "21850")
-    monkeypatch.setenv("MC_MAX_RPC_PORT", "21850")
+    port = free_port()
+    monkeypatch.setenv("MC_MIN_RPC_PORT", str(port))
+    monkeypatch.setenv("MC_MAX_RPC_PORT", str(port))
     engine = mine.engine
     for round in range(3):
         other = mine.start()
-        assert other.port == 21850  # the same name as before
+        assert other.port == port  # the same name as before
         mine.memory[:] = contents(round)
         assert engine.transfer_sync_write(other.session, mine.address + 1, other.address + 1, SIZE - 1) == 0
         expected = contents(7)
