@@ -133,6 +133,24 @@ def test_an_engine_reaches_itself(both: tuple[Mine, Other]) -> None:
     assert [(one.name, one.msg) for one in got] == [("me", "too")]
 
 
+def test_an_engine_may_be_called_by_several_names(both: tuple[Mine, Other]) -> None:
+    mine, other = both
+    reset(mine, other)
+    ours, theirs, text = contents(3), contents(7), "long " * 2000
+    for number, host in enumerate(["127.0.0.1", "localhost", "127.0.0.2"]):
+        for port, there in ((other.port, other.address), (mine.engine.get_rpc_port(), mine.address + 1_000_000)):
+            notify, at = TransferNotify(host, text), 100 * number
+            session = f"{host}:{port}"
+            assert mine.engine.transfer_sync(session, mine.address + at, there + at, 100, Write, notify) == 0
+        ours[1_000_000 + at : 1_000_100 + at] = theirs[at : at + 100] = ours[at : at + 100]
+        assert other.ask("[(one.name, one.msg) for one in until(engine.get_notifies)]") == [[host, text]]
+        while not (got := mine.engine.get_notifies()):
+            pass
+        assert [(one.name, one.msg) for one in got] == [(host, text)]
+    assert np.array_equal(mine.memory, ours)
+    assert np.array_equal(other.memory(), theirs)
+
+
 def test_managed_buffers(both: tuple[Mine, Other]) -> None:
     mine, other = both
     reset(mine, other)

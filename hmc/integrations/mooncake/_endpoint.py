@@ -15,11 +15,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from hmc._core import Context, Peer
+from hmc._core import ConnBuffer, Context, Peer
 from hmc.errors import HmcError, InvalidArgumentError, PeerLostError, ProtocolError, TransportError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.hosts import host_addresses
 from hmc.integrations._shared.inbox import Receiver, send, send_later
+from hmc.integrations._shared.ranges import Ranges
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake._registrations import Registrations
 from hmc.integrations.mooncake._session import REQUEST, Session
@@ -86,11 +87,15 @@ def _remove(link: Path, process: int) -> None:
 class Endpoint:
     """The Context of an engine, and its sessions. Any thread."""
 
-    def __init__(self, hostname: str) -> None:
+    def __init__(self) -> None:
         """Raises HmcError."""
         self._receiver = Receiver()
+        self._receiver.control = weakref.WeakMethod(self._control)
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
+        self._own: Peer | None = None
+        # Known before the first engine asks.
+        self._registered: Ranges[ConnBuffer] = Ranges(lambda: "this engine")
         self._label = f"mooncake-{os.urandom(8).hex()}"
         self._keyed = bool(os.environ.get("HMC_JOB_KEY"))
         self._reservation: socket.socket | None = None
@@ -104,8 +109,7 @@ class Endpoint:
             link.unlink(missing_ok=True)
             link.symlink_to(self._own_socket())
             weakref.finalize(self, _remove, link, os.getpid())
-        self._receiver.control = weakref.WeakMethod(self._control)
-        self.memory = Registrations(self.ctx, f"{hostname}:{self.port}")
+        self.memory = Registrations(self.ctx, self._registered)
 
     def session(self, name: str) -> Session:
         """The connected engine of that name, "host:port". Connects, in at most 10 s. Raises HmcError, Refused."""
@@ -118,6 +122,7 @@ class Endpoint:
             known = self._sessions.get(name)
             if known is not None and known.peer.alive:  # another thread was faster
                 return known
+            self._sessions = {key: one for key, one in self._sessions.items() if one.peer.alive}
             self._sessions[name] = made
         return made
 
@@ -165,8 +170,15 @@ class Endpoint:
                 UNREACHABLE, f"engine {name} is on another host: set HMC_JOB_KEY to the same key (`hmc keygen`) for both engines"
             )
         if peer.name == self._label:
-            self._receiver.watch(peer)
+            self._watch_own(peer)
         return peer
+
+    def _watch_own(self, peer: Peer) -> None:
+        """Receives from this engine itself, whatever names it is called by: no peer joins then."""
+        with self._lock:
+            known, self._own = self._own, peer
+        if known is None:
+            self._receiver.watch(peer)
 
     def _connect_here(self, name: str, port: int) -> Peer:
         reasons = []
@@ -181,7 +193,7 @@ class Endpoint:
     def _control(self, peer: Peer, kind: int, message: bytes) -> None:
         try:
             if kind == wire.FETCH and len(message) == REQUEST.size:
-                send_later(peer, wire.METADATA, message + _catalogue.encode(self.memory.ranges.all()))
+                send_later(peer, wire.METADATA, message + _catalogue.encode(self._registered.all()))
             elif kind == wire.METADATA:
                 with self._lock:
                     asked = [one for one in self._sessions.values() if one.peer == peer]

@@ -60,7 +60,7 @@ class EngineBase:
             self._seconds = float(os.environ.get("MC_TRANSFER_TIMEOUT", _TRANSFER_SECONDS))
         except ValueError as error:
             raise Refused(INVALID_ARGUMENT, f"MC_TRANSFER_TIMEOUT is a number of seconds: {error}") from error
-        self._endpoint = Endpoint(local_hostname)
+        self._endpoint = Endpoint()
         self._process = os.getpid()
         weakref.finalize(self, _end, self._endpoint.ctx)
         return 0

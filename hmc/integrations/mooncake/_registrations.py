@@ -31,12 +31,13 @@ class Registrations:
     The caller keeps the memory until it has unregistered it, as with Mooncake: an address keeps nothing alive.
     """
 
-    def __init__(self, ctx: Context, name: str) -> None:
+    def __init__(self, ctx: Context, ranges: Ranges[ConnBuffer]) -> None:
+        """``ranges``: empty; holds them as others ask for them."""
         self._ctx = ctx
         self._lock = threading.Lock()
         self._known: list[Range[ConnBuffer]] = []  # by address
         self._managed: dict[int, ConnBuffer] = {}
-        self.ranges: Ranges[ConnBuffer] = Ranges(lambda: f"engine {name}")
+        self.ranges = ranges
 
     def register(self, pairs: list[tuple[int, int]]) -> None:
         """Registers (address, bytes) pairs, all or none. Raises Refused, HmcError."""

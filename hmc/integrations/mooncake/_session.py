@@ -22,6 +22,7 @@ __all__ = ["REQUEST", "Session"]
 REQUEST = struct.Struct("<I")  # number of a request for registrations, which its answer begins with
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
+_numbers = itertools.count(1)  # of all sessions: an engine may have several names, and so sessions
 
 
 class _Answer:
@@ -38,7 +39,6 @@ class Session:
         self.peer = peer
         self.ranges: Ranges[Importable] = Ranges(lambda: f"engine {name}")
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
         self._waiting: dict[int, _Answer] = {}
 
     def locate(self, address: int, nbytes: int) -> tuple[RemoteBuffer, int]:
@@ -54,7 +54,7 @@ class Session:
         """Asks the engine for its registrations. Waits at most 10 s. Raises HmcError."""
         answer = _Answer()
         with self._lock:
-            number = next(self._numbers) & 0xFFFFFFFF
+            number = next(_numbers) & 0xFFFFFFFF
             self._waiting[number] = answer
         try:
             send(self.peer, wire.FETCH, REQUEST.pack(number))
