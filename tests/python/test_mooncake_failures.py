@@ -123,7 +123,12 @@ def test_what_hmc_does_not_have_is_refused_by_name(caplog: pytest.LogCaptureFixt
     for use in (engine.get_rpc_port, engine.get_notifies, lambda: engine.register_memory(1, 1), lambda: engine.send_probe("a:1")):
         with pytest.raises(RuntimeError, match="initialize"):
             use()
-    for name, value in (("MC_MIN_RPC_PORT", "x"), ("MC_MIN_RPC_PORT", "70000"), ("MC_TRANSFER_TIMEOUT", "soon")):
+    for name, value in (
+        ("MC_MIN_RPC_PORT", "x"),
+        ("MC_MIN_RPC_PORT", "70000"),
+        ("MC_TRANSFER_TIMEOUT", "soon"),
+        ("MC_TRANSFER_TIMEOUT", "nan"),
+    ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1

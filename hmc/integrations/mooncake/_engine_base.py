@@ -19,7 +19,15 @@ __all__ = ["EngineBase"]
 
 _HANDSHAKE = "P2PHANDSHAKE"
 _CLOSE_SECONDS = 2.0
-_TRANSFER_SECONDS = 30.0
+_MOST_SECONDS = 1e9
+
+
+def _transfer_seconds() -> float:
+    text = os.environ.get("MC_TRANSFER_TIMEOUT", "30")
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < _MOST_SECONDS:
+            return seconds
+    raise Refused(INVALID_ARGUMENT, f"MC_TRANSFER_TIMEOUT={text}: a number of seconds is expected, such as 30")
 
 
 def _end(ctx: Context) -> None:
@@ -38,7 +46,7 @@ class EngineBase:
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfer] = {}
         self._numbers = itertools.count(1)
-        self._seconds = _TRANSFER_SECONDS
+        self._seconds = 0.0
 
     @failing_with()
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
@@ -56,10 +64,7 @@ class EngineBase:
             )
         if self._endpoint is not None:
             raise Refused(INVALID_ARGUMENT, "the engine is initialized already: make another TransferEngine")
-        try:
-            self._seconds = float(os.environ.get("MC_TRANSFER_TIMEOUT", _TRANSFER_SECONDS))
-        except ValueError as error:
-            raise Refused(INVALID_ARGUMENT, f"MC_TRANSFER_TIMEOUT is a number of seconds: {error}") from error
+        self._seconds = _transfer_seconds()
         self._endpoint = Endpoint()
         self._process = os.getpid()
         weakref.finalize(self, _end, self._endpoint.ctx)
