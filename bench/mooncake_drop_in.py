@@ -1,7 +1,8 @@
 """The Mooncake drop-in against Mooncake itself on its tcp protocol: one program, two processes of this host, in alternation.
 
 Usage: python bench/mooncake_drop_in.py [--rounds N] [--peer PYTHON] [--json FILE]
-PYTHON: an interpreter that has Mooncake (default: this one). Prints medians of the rounds, their ratio, and the machine's load.
+PYTHON: an interpreter that has Mooncake, such as the package mooncake-transfer-engine-non-cuda (default: this one). Prints medians
+of the rounds, their ratio, and the load of the machine.
 """
 
 from __future__ import annotations
