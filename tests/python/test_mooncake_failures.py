@@ -249,6 +249,14 @@ def test_engines_that_are_collected_leave_nothing_behind() -> None:
     assert not list(folder.glob(f"{os.getpid()}-*-{port}.sock"))
 
 
+def test_what_a_killed_engine_leaves_is_removed_by_the_next(mine: Mine) -> None:
+    other, folder = mine.start(), mine.engine._ready()._folder()
+    assert list(folder.glob(f"{other.process.pid}-mc*-{other.port}.sock"))
+    other.kill()
+    mine.start()
+    assert not list(folder.glob(f"{other.process.pid}-*"))
+
+
 def test_engines_with_a_key_meet_by_tcp_and_refuse_others(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = TransferEngine()
     assert stranger.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0

@@ -107,7 +107,7 @@ class Endpoint:
             self.ctx = self._context()
             link = Path(self._folder(), f"{os.getpid()}{_link(self.port)}")
             link.unlink(missing_ok=True)
-            link.symlink_to(self._own_socket())
+            link.hardlink_to(self._own_socket())  # a socket too, so that HMC removes it once the process is dead
             weakref.finalize(self, _remove, link, os.getpid())
         self.memory = Registrations(self.ctx, self._registered)
 
