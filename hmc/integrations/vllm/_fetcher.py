@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import secrets
 import threading
 import time
@@ -15,9 +14,9 @@ import numpy as np
 
 from hmc import kv
 from hmc._core import Context, Peer
-from hmc._process import start_thread
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, LeaseExpiredError
-from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+from hmc.integrations.vllm._asking import CONNECT, Asking
+from hmc.integrations.vllm._messages import MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 from hmc.integrations.vllm._tally import Tally
@@ -27,8 +26,7 @@ __all__ = ["Fetch", "Fetcher"]
 
 logger = logging.getLogger("vllm.hmc")
 
-_CONNECT = 10.0  # seconds
-_ANSWER = 30.0
+_ANSWER = 30.0  # seconds
 
 
 def _left(until: float) -> float:
@@ -73,28 +71,22 @@ class Fetcher:
         tally: Tally | None = None,
         connected: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
-        self._ctx = ctx
         self._pools = list(pools)
-        self._sources = sources
         self._model = model
         self._timeout = timeout
         self._tally = tally or Tally()
-        self._connected = connected
         self._lock = threading.Lock()
-        self._peers: dict[str, Peer] = {}
-        self._connecting: dict[str, threading.Lock] = {}
         self._running: dict[str, _Running] = {}
         self._finished: set[str] = set()
         self._failed: set[int] = set()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [start_thread(self._work, "hmc.vllm fetch") for _ in range(threads)]
+        self._asking = Asking(ctx, sources, connected, threads)
 
     def fetch(self, fetch: Fetch) -> None:
         """Starts to fetch a request. Returns at once; :meth:`finished` returns it when its blocks are not written any more."""
         running = _Running()
         with self._lock:
             self._running[fetch.request] = running
-        self._jobs.put(lambda: self._fetch(fetch, running))
+        self._asking.do(lambda: self._fetch(fetch, running))
 
     def cancel(self, request: str) -> None:
         """Ends a fetch early. It still finishes, as failed. Returns at once; idempotent."""
@@ -109,11 +101,11 @@ class Fetcher:
 
     def release(self, remote: Remote) -> None:
         """Says to the prefill workers that nothing of a request will be read, so that they free its blocks. Returns at once."""
-        self._jobs.put(lambda: self._tell("release", [remote]))
+        self._asking.tell("release", [remote])
 
     def renew(self, remotes: Sequence[Remote]) -> None:
         """Says to the prefill workers that requests, all of one engine, will be read later. Returns at once."""
-        self._jobs.put(lambda: self._tell("renew", remotes))
+        self._asking.tell("renew", remotes)
 
     def finished(self) -> tuple[set[str], set[int]]:
         """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
@@ -128,21 +120,7 @@ class Fetcher:
             running = list(self._running)
         for request in running:
             self.cancel(request)
-        for _ in self._threads:
-            self._jobs.put(None)
-        until = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            try:
-                job()
-            except Exception:  # an error of one job must not end the thread of all
-                logger.exception("HMC: a message to a prefill engine failed")
+        self._asking.close(timeout)
 
     def _fetch(self, fetch: Fetch, running: _Running) -> None:
         failed = True
@@ -150,11 +128,11 @@ class Fetcher:
         try:
             layout = self._pools[0].layout
             missing = layout.layers[1] * layout.heads[1]
-            for source in self._sources(fetch.remote):
+            for source in self._asking.sources(fetch.remote):
                 if source.read:
                     missing -= self._pull(fetch, source, running, begun + self._timeout)
                 else:
-                    self._say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source)
+                    self._asking.say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source.address)
             if missing:
                 raise InvalidArgumentError(
                     f"the workers of {fetch.remote.engine} lack {missing} pairs of a layer and a head of {layout}: "
@@ -179,7 +157,6 @@ class Fetcher:
 
     def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> int:
         """Pulls what a source has of a request. Returns how many pairs of a layer and a head that was."""
-        peer = self._peer(source.address)
         what = "release" if running.cancelled else "lease"
         ask = Ask(
             what,
@@ -191,7 +168,7 @@ class Fetcher:
             readers=source.readers,
             model=self._model,
         )
-        peer.send(ask.encode(), tag=ASK_TAG, timeout=min(_CONNECT, _left(until)))
+        peer = self._asking.say(ask, source.address, min(CONNECT, _left(until)))
         if what == "release":
             raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
         array = np.empty(MAX_BYTES, np.uint8)
@@ -224,34 +201,3 @@ class Fetcher:
         for transfer in transfers:
             with contextlib.suppress(HmcError):
                 transfer.wait()
-
-    def _tell(self, what: str, remotes: Sequence[Remote]) -> None:
-        engine, requests = remotes[0].engine, [remote.request for remote in remotes]
-        try:
-            for source in self._sources(remotes[0]):
-                self._say(Ask(what, engine, requests, readers=source.readers), source)
-        except HmcError as error:
-            logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), engine, error)
-
-    def _say(self, ask: Ask, source: Source) -> None:
-        """Sends what has no answer."""
-        self._peer(source.address).send(ask.encode(), tag=ASK_TAG, timeout=_CONNECT)
-
-    def _peer(self, address: str) -> Peer:
-        """The peer at an address, connected at the first use and after it was lost."""
-        with self._lock:
-            connecting = self._connecting.setdefault(address, threading.Lock())
-        with connecting:
-            with self._lock:
-                peer = self._peers.get(address)
-            if peer is None or not peer.alive:
-                try:
-                    peer = self._ctx.connect(address, timeout=_CONNECT)
-                except BaseException:
-                    with self._lock:  # clients name addresses: nothing of one without an engine is kept
-                        self._connecting.pop(address, None)
-                    raise
-                self._connected(peer)
-                with self._lock:
-                    self._peers[address] = peer
-            return peer

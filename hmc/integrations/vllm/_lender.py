@@ -11,13 +11,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import ClosedError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
-from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
+from hmc.errors import HmcError, InvalidArgumentError
+from hmc.integrations.vllm._listening import Listening
+from hmc.integrations.vllm._messages import ASK_TAG, Answer, Ask
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Lender"]
@@ -53,7 +52,6 @@ class Lender:
     def __init__(
         self, ctx: Context, pools: Sequence[kv.Pool], engine: str, model: str, seconds: float, tally: Tally | None = None
     ) -> None:
-        self._ctx = ctx
         self._pools = list(pools)
         self._engine = engine
         self._model = model
@@ -63,11 +61,11 @@ class Lender:
         self._kept: dict[str, _Kept] = {}
         self._ended: set[str] = set()  # not yet returned by finished()
         self._past: OrderedDict[str, str] = OrderedDict()  # why requests are kept no more
-        self._served: set[Peer] = set()
         # Questions; None: look at the waiting ones again.
         self._asked: queue.SimpleQueue[tuple[Peer, Ask] | None] = queue.SimpleQueue()
         self._closed = False
-        start_thread(self._accept, "hmc.vllm accept")
+        self._listening = Listening(ASK_TAG, Ask.decode, lambda peer, ask: self._asked.put((peer, ask)))
+        self._listening.accept(ctx)
         start_thread(self._serve, "hmc.vllm lend")
 
     def keep(self, request: str, blocks: Sequence[int], tokens: int) -> None:
@@ -101,36 +99,13 @@ class Lender:
 
     def serve(self, peer: Peer) -> None:
         """Takes questions of a peer, until it is lost. Idempotent."""
-        with self._lock:
-            if peer in self._served:
-                return
-            self._served.add(peer)
-        start_thread(lambda: self._listen(peer), "hmc.vllm listen")
+        self._listening.add(peer)
 
     def close(self) -> None:
         """Lends no more. Leases end with their pools."""
         self._closed = True
+        self._listening.close()
         self._asked.put(None)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(ClosedError):
-            while not self._closed:
-                self.serve(self._ctx.accept())
-
-    def _listen(self, peer: Peer) -> None:
-        array = np.empty(MAX_BYTES, np.uint8)
-        try:
-            while True:
-                try:
-                    info = peer.recv(array, tag=ASK_TAG)
-                    self._asked.put((peer, Ask.decode(array[: info.bytes].tobytes())))
-                except (InvalidArgumentError, ProtocolError) as error:  # too long, or damaged
-                    logger.warning("HMC: %s: %s", peer.name, error)
-        except (ClosedError, PeerLostError):
-            pass
-        finally:
-            with self._lock:
-                self._served.discard(peer)
 
     def _serve(self) -> None:
         waiting: list[tuple[Peer, Ask, float]] = []

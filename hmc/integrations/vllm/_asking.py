@@ -1,0 +1,100 @@
+"""Questions to prefill workers, over one connection to each."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hmc._core import Context, Peer
+from hmc._process import start_thread
+from hmc.errors import HmcError
+from hmc.integrations.vllm._messages import ASK_TAG, Ask
+from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._ranks import Source
+
+__all__ = ["CONNECT", "Asking"]
+
+logger = logging.getLogger("vllm.hmc")
+
+CONNECT = 10.0  # seconds to connect, and to send a question
+
+
+class Asking:
+    """Connections to prefill workers, and ``threads`` threads for jobs that may wait for them. Any thread.
+
+    ``sources`` names the prefill workers that have parts of a remote request. ``connected`` is called with each new peer.
+    """
+
+    def __init__(
+        self, ctx: Context, sources: Callable[[Remote], list[Source]], connected: Callable[[Peer], None], threads: int
+    ) -> None:
+        self.sources = sources
+        self._ctx = ctx
+        self._connected = connected
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._connecting: dict[str, threading.Lock] = {}
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [start_thread(self._work, "hmc.vllm ask") for _ in range(threads)]
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Runs a job on one of the threads. Returns at once."""
+        self._jobs.put(job)
+
+    def tell(self, what: str, remotes: Sequence[Remote], answer: int = 0) -> None:
+        """Says something that has no answer about requests, all of one engine, to all of its workers. Returns at once."""
+        self.do(lambda: self._tell(what, remotes, answer))
+
+    def say(self, ask: Ask, address: str, timeout: float = CONNECT) -> Peer:
+        """Sends a question, and returns the peer that has got it."""
+        peer = self.peer(address)
+        peer.send(ask.encode(), tag=ASK_TAG, timeout=timeout)
+        return peer
+
+    def peer(self, address: str) -> Peer:
+        """The peer at an address, connected at the first use and after it was lost."""
+        with self._lock:
+            connecting = self._connecting.setdefault(address, threading.Lock())
+        with connecting:
+            with self._lock:
+                peer = self._peers.get(address)
+            if peer is None or not peer.alive:
+                try:
+                    peer = self._ctx.connect(address, timeout=CONNECT)
+                except BaseException:
+                    with self._lock:  # clients name addresses: nothing of one without an engine is kept
+                        self._connecting.pop(address, None)
+                    raise
+                self._connected(peer)
+                with self._lock:
+                    self._peers[address] = peer
+            return peer
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Waits until the jobs so far have ended, or until ``timeout`` seconds are over."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                job()
+            except Exception:  # an error of one job must not end the thread of all
+                logger.exception("HMC: a message to a prefill engine failed")
+
+    def _tell(self, what: str, remotes: Sequence[Remote], answer: int) -> None:
+        engine, requests = remotes[0].engine, [remote.request for remote in remotes]
+        try:
+            for source in self.sources(remotes[0]):
+                self.say(Ask(what, engine, requests, answer=answer, readers=source.readers), source.address)
+        except HmcError as error:
+            logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), engine, error)

@@ -1,0 +1,70 @@
+"""Messages of one tag: taken from every peer, on a thread for each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hmc._core import Context, Peer
+from hmc._process import start_thread
+from hmc.errors import ClosedError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.integrations.vllm._messages import MAX_BYTES
+
+__all__ = ["Listening"]
+
+logger = logging.getLogger("vllm.hmc")
+
+Message = TypeVar("Message")
+
+
+class Listening(Generic[Message]):
+    """Hands the messages of peers to ``take``, in the order of each peer. A damaged one is logged. Any thread."""
+
+    def __init__(self, tag: int, decode: Callable[[bytes], Message], take: Callable[[Peer, Message], None]) -> None:
+        self._tag = tag
+        self._decode = decode
+        self._take = take
+        self._lock = threading.Lock()
+        self._peers: set[Peer] = set()
+        self._closed = False
+
+    def accept(self, ctx: Context) -> None:
+        """Takes messages of every peer that connects from now on, until ``close``."""
+        start_thread(lambda: self._accept(ctx), "hmc.vllm accept")
+
+    def add(self, peer: Peer) -> None:
+        """Takes messages of a peer, until it is lost. Idempotent."""
+        with self._lock:
+            if peer in self._peers:
+                return
+            self._peers.add(peer)
+        start_thread(lambda: self._listen(peer), "hmc.vllm listen")
+
+    def close(self) -> None:
+        """Accepts no further peers."""
+        self._closed = True
+
+    def _accept(self, ctx: Context) -> None:
+        with contextlib.suppress(ClosedError):
+            while not self._closed:
+                self.add(ctx.accept())
+
+    def _listen(self, peer: Peer) -> None:
+        array = np.empty(MAX_BYTES, np.uint8)
+        try:
+            while True:
+                try:
+                    info = peer.recv(array, tag=self._tag)
+                    self._take(peer, self._decode(array[: info.bytes].tobytes()))
+                except (InvalidArgumentError, ProtocolError) as error:  # too long, or damaged
+                    logger.warning("HMC: %s: %s", peer.name, error)
+        except (ClosedError, PeerLostError):
+            pass
+        finally:
+            with self._lock:
+                self._peers.discard(peer)
