@@ -137,7 +137,7 @@ def test_a_request_that_is_aborted_while_it_loads_is_cancelled_once() -> None:
     one.allocated(loading, blocks(5, 6, 7, 8), 100)
     assert one.finished(loading, [5, 6, 7, 8]) == (False, None)
     assert one.take().cancel == ["near"]
-    one.fetched({"near"})
+    one.moved({"near"}, set())
     assert one.finished(loading, [5, 6, 7, 8]) == (False, None)
     assert one.take().cancel == []
 

@@ -9,6 +9,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
+from hmc.integrations.vllm._push_scheduler import PushScheduler
 from hmc.integrations.vllm._scheduler import Scheduler
 from hmc.integrations.vllm._stats import HMCPromMetrics, HMCStats
 
@@ -28,7 +29,8 @@ __all__ = ["HMCConnector"]
 
 
 class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """Prefill here, decode there, over hmc.kv: the decode engine pulls the KV cache of a finished prefill request.
+    """Prefill here, decode there, over hmc.kv. The decode engine pulls the KV cache of a finished prefill request (mode pull), or
+    the prefill engine pushes each layer as soon as it is computed (mode push).
 
     vLLM makes one for its scheduler and one for each worker. docs/howto/vllm.md has options and commands.
     """
@@ -42,7 +44,8 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         self._worker: Any = None
         self._failed: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(options, vllm_config.cache_config.block_size)
+            kind = PushScheduler if options.mode == "push" else Scheduler
+            self._scheduler = kind(options, vllm_config.cache_config.block_size)
         else:
             from hmc.integrations.vllm._worker import Worker
 
@@ -68,12 +71,18 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """The news for the workers."""
         assert self._scheduler is not None
+        self._scheduler.scheduled(scheduler_output)
         return self._scheduler.take()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The workers' news."""
         assert self._scheduler is not None
-        self._scheduler.fetched(set(connector_output.finished_recving or ()))
+        self._scheduler.moved(set(connector_output.finished_recving or ()), set(connector_output.finished_sending or ()))
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine goes on stepping without a request that it computes, because blocks are pushed."""
+        assert self._scheduler is not None
+        return self._scheduler.pending()
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks of a finished request stay, and the params for the decode engine."""
@@ -86,6 +95,11 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         """Takes the layers' caches. Raises UnsupportedError for a layout that is not described."""
         self._worker.start(kv_caches)
 
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins. In mode push waits until nothing reads the blocks of preempted requests, which it may overwrite."""
+        assert isinstance(kv_connector_metadata, HMCConnectorMetadata)
+        self._worker.begin(kv_connector_metadata)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Starts what the scheduler asked for, and returns at once."""
         news = self._get_connector_metadata()
@@ -93,13 +107,15 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         self._worker.step(news)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: a request runs once all its layers are loaded."""
+        """Nothing: a request runs once all its layers are loaded. A step that waited here would hold up all others of its batch."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any) -> None:
-        """Nothing: decode engines read finished requests."""
+        """Lets the layer go to the decode engines (push). Returns at once."""
+        self._worker.saved(layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing: see save_kv_layer."""
+        """The step has ended (push). Returns at once: blocks stay until get_finished() returns their request."""
+        self._worker.end()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks are read no more, and requests whose blocks are written no more."""
@@ -116,6 +132,11 @@ class HMCConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not ins
         """What this worker has loaded and lent since the last call."""
         found = self._worker.tally.take() if self._worker is not None else None
         return None if found is None else HMCStats(found)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """True in mode push: save_kv_layer() is not called inside a graph."""
+        return extra_config.get("mode") == "push"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:

@@ -16,7 +16,7 @@ from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcError, InvalidArgumentError
 from hmc.integrations.vllm._listening import Listening
-from hmc.integrations.vllm._messages import ASK_TAG, Answer, Ask
+from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Lender"]
@@ -127,6 +127,11 @@ class Lender:
         """Handles a question. False: its request may still become known."""
         if ask.what == "renew":
             self._renew(ask)
+            return True
+        if ask.what == "offer":
+            why = "this engine has mode pull: give both engines the same mode in kv_connector_extra_config"
+            with contextlib.suppress(HmcError):
+                peer.isend(Piece(ask.answer, error=why).encode(), tag=PIECE_TAG)
             return True
         request = ask.requests[0]
         with self._lock:

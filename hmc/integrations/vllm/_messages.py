@@ -1,4 +1,4 @@
-"""What a decode worker asks of a prefill worker, and the answers. JSON in one message; every field that is read is checked."""
+"""What decode and prefill workers say to each other. JSON in one message; every field that is read is checked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from hmc.errors import ProtocolError
 
-__all__ = ["ASK_TAG", "MAX_BYTES", "Answer", "Ask"]
+__all__ = ["ASK_TAG", "MAX_BYTES", "PIECE_TAG", "Answer", "Ask", "Piece"]
 
 ASK_TAG = 0x1D6D_6376_0001
+PIECE_TAG = 0x1D6D_6376_0002
 MAX_BYTES = 4 << 20
 _VERSION = 1
 
@@ -22,8 +23,9 @@ class Ask:
     """A question about requests of the prefill engine ``engine``.
 
     ``lease``: let me read ``tokens`` tokens of the one request, from token ``first`` on. ``release``: I read nothing of it.
-    ``renew``: keep these requests, I read them later. ``readers``: workers of the decode engine that ask for this request here.
-    Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model.
+    ``renew``: keep these requests, I read them later. ``offer``: push these tokens to me, layer by layer; ``answer`` is then the
+    offer's number, which pieces and a later ``release`` name. ``readers``: workers of the decode engine that ask for this request
+    here. Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model.
     """
 
     what: str
@@ -50,7 +52,7 @@ class Ask:
         texts = [ask.what, ask.engine, ask.model, *(ask.requests if isinstance(ask.requests, list) else [None])]
         numbers = [ask.answer, ask.first, ask.tokens, ask.readers]
         if (
-            ask.what not in ("lease", "release", "renew")
+            ask.what not in ("lease", "release", "renew", "offer")
             or not all(isinstance(text, str) for text in texts)
             or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
             or not ask.requests
@@ -86,6 +88,46 @@ class Answer:
             return Answer(tickets, (first_layer, layers), (first_head, heads), str(found["error"]))
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A prefill worker pushes ``tokens`` tokens of an offer from token ``begin`` of the prompt on, or says why it never will.
+
+    The decode worker answers with tag ``answer``, an :class:`Answer` with a ticket for each pool. ``layers`` and ``heads``: (first,
+    count) of the prefill worker.
+    """
+
+    offer: int
+    begin: int = 0
+    tokens: int = 0
+    answer: int = 0
+    layers: tuple[int, int] = (0, 0)
+    heads: tuple[int, int] = (0, 0)
+    error: str = ""
+
+    def encode(self) -> Any:
+        """The array that is sent."""
+        return _encode({**asdict(self), "error": self.error[:1000]})
+
+    @staticmethod
+    def decode(data: bytes) -> Piece:
+        """Raises ProtocolError."""
+        found = _decode(data)
+        try:
+            layers, heads = tuple(found.pop("layers")), tuple(found.pop("heads"))
+            piece = Piece(**found, layers=layers, heads=heads)
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"a piece of the vLLM connector has wrong fields: {error!r}") from error
+        numbers = [piece.offer, piece.begin, piece.tokens, piece.answer, *layers, *heads]
+        if (
+            len(layers) != 2
+            or len(heads) != 2
+            or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+            or not isinstance(piece.error, str)
+        ):
+            raise ProtocolError(f"a piece of the vLLM connector is damaged: {piece!r:.200}")
+        return piece
 
 
 def _encode(fields: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._outgoing import Chunk, Dropped
 from hmc.integrations.vllm._params import Remote
 
 __all__ = ["HMCConnectorMetadata", "Keep"]
@@ -14,11 +15,12 @@ __all__ = ["HMCConnectorMetadata", "Keep"]
 
 @dataclass
 class Keep:
-    """A finished request whose blocks are lent."""
+    """A finished request whose blocks stay until they were read. ``transfer``: its name for the decode engine (push)."""
 
     request: str
     blocks: list[int]
     tokens: int
+    transfer: str = ""
 
 
 @dataclass
@@ -30,3 +32,7 @@ class HMCConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM i
     cancel: list[str] = field(default_factory=list)  # fetches of requests that were aborted
     release: list[Remote] = field(default_factory=list)  # remote requests that are not read
     renew: list[Remote] = field(default_factory=list)  # remote requests that are read later
+    # Push: what this step computes, requests that lost their blocks before it, and requests that are not pushed any more.
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)

@@ -8,15 +8,17 @@ from typing import Any
 from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._params import Remote
 
-__all__ = ["Options"]
+__all__ = ["MODES", "Options"]
 
-_EXTRA = ("host", "kv_lease_duration", "load_timeout", "load_threads")
+_EXTRA = ("mode", "host", "kv_lease_duration", "load_timeout", "load_threads", "push_credits")
+MODES = ("pull", "push")
 
 
 @dataclass(frozen=True)
 class Options:
-    """``port``: of the first worker, as decode engines reach it at ``host``. Seconds."""
+    """``port``: of the first worker, as decode engines reach it at ``host``. ``mode``: one of MODES. Seconds."""
 
+    mode: str
     engine: str
     lends: bool
     fetches: bool
@@ -27,6 +29,7 @@ class Options:
     lease_seconds: float
     load_timeout: float
     load_threads: int
+    push_credits: int
 
     @staticmethod
     def of(transfer: Any, parallel: Any) -> Options:
@@ -40,17 +43,22 @@ class Options:
             lease = float(extra.get("kv_lease_duration", 30))
             timeout = float(extra.get("load_timeout", 120))
             threads = int(extra.get("load_threads", 4))
+            credits = int(extra.get("push_credits", 4))
         except (OverflowError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"kv_connector_extra_config: {error}") from error
-        if not (lease > 0 and timeout > 0 and 1 <= threads <= 256):
+        if not (lease > 0 and timeout > 0 and 1 <= threads <= 256 and 1 <= credits <= 4096):
             raise InvalidArgumentError(
                 f"kv_connector_extra_config: kv_lease_duration {lease} and load_timeout {timeout} must be above 0, "
-                f"load_threads {threads} from 1 to 256"
+                f"load_threads {threads} from 1 to 256, push_credits {credits} from 1 to 4096"
             )
+        mode = extra.get("mode", "pull")
+        if mode not in MODES:
+            raise InvalidArgumentError(f"kv_connector_extra_config: mode {mode!r} is not one of {', '.join(MODES)}")
         host = extra.get("host", "127.0.0.1")
         if not isinstance(host, str) or not host:
             raise InvalidArgumentError(f"kv_connector_extra_config: host {host!r} must be an address, as decode engines reach it")
         return Options(
+            mode=mode,
             engine=transfer.engine_id,
             lends=transfer.is_kv_producer,
             fetches=transfer.is_kv_consumer,
@@ -61,6 +69,7 @@ class Options:
             lease_seconds=lease,
             load_timeout=timeout,
             load_threads=threads,
+            push_credits=credits,
         )
 
     def here(self, request: str) -> Remote:

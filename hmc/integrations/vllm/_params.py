@@ -1,6 +1,7 @@
 """``kv_transfer_params``: what the prefill engine returns with a request, and a proxy hands to the decode engine.
 
-The keys are those of vLLM's NixlConnector, so that its proxies and routers pass them on unchanged.
+The keys are those of vLLM's NixlConnector, so that its proxies and routers pass them on unchanged. A proxy that sends a request to
+both engines at once, for layered push, gives it one ``transfer_id`` for both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["Remote", "asked", "params_of"]
+__all__ = ["Remote", "asked", "params_of", "transfer_of"]
 
 _MOST_CHARACTERS = 1000
 
@@ -20,9 +21,17 @@ def asked(params: Any, name: str) -> bool:
     return isinstance(params, dict) and bool(params.get(name))
 
 
+def transfer_of(params: Any, request: str) -> str:
+    """The name of a prefill request for the decode engine: its ``transfer_id``, or else its own. Raises InvalidArgumentError."""
+    transfer = params.get("transfer_id") or request
+    if not isinstance(transfer, str) or len(transfer) > _MOST_CHARACTERS:
+        raise InvalidArgumentError(f"kv_transfer_params: transfer_id is a text of at most {_MOST_CHARACTERS} characters")
+    return transfer
+
+
 @dataclass(frozen=True)
 class Remote:
-    """A request that a prefill engine keeps."""
+    """A request of a prefill engine. ``engine`` "": whichever is at the address (push)."""
 
     engine: str
     request: str
@@ -32,12 +41,20 @@ class Remote:
     pp_size: int = 1
 
     @staticmethod
-    def of(params: Any) -> Remote | None:
+    def of(params: Any, mode: str = "pull") -> Remote | None:
         """The remote request that the params name, or None where they ask for no remote prefill. Raises InvalidArgumentError."""
         if not asked(params, "do_remote_prefill"):
             return None
+        if params.get("transfer_mode", mode) != mode:
+            raise InvalidArgumentError(
+                f"kv_transfer_params have transfer_mode {params['transfer_mode']!r:.50}, and this engine has mode {mode!r}: give "
+                "both engines the same mode in kv_connector_extra_config"
+            )
+        if mode == "push":
+            transfer = params.get("transfer_id") or params.get("remote_request_id")
+            params = {**params, "remote_request_id": transfer, "remote_engine_id": params.get("remote_engine_id") or ""}
         names = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
-        missing = [name for name in names if not params.get(name)]
+        missing = [name for name in names[mode == "push" :] if not params.get(name)]
         if missing:
             raise InvalidArgumentError(
                 f"kv_transfer_params with do_remote_prefill lack {', '.join(missing)}: pass those that the prefill engine returned"
@@ -65,7 +82,7 @@ class Remote:
         return f"tcp://{host}:{self.port + pp * self.tp_size + tp}"
 
 
-def params_of(remote: Remote, blocks: list[int], tokens: int) -> dict[str, Any]:
+def params_of(remote: Remote, blocks: list[int], tokens: int, mode: str = "pull") -> dict[str, Any]:
     """The params that a prefill engine returns for a request that it keeps: ``tokens`` tokens in its ``blocks``."""
     return {
         "do_remote_prefill": True,
@@ -78,5 +95,5 @@ def params_of(remote: Remote, blocks: list[int], tokens: int) -> dict[str, Any]:
         "tp_size": remote.tp_size,
         "pp_size": remote.pp_size,
         "remote_num_tokens": tokens,
-        "transfer_mode": "pull",
+        "transfer_mode": mode,
     }

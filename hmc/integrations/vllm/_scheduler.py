@@ -14,6 +14,7 @@ from hmc.integrations.vllm._params import Remote, asked, params_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 __all__ = ["Scheduler"]
@@ -21,8 +22,22 @@ __all__ = ["Scheduler"]
 logger = logging.getLogger("vllm.hmc")
 
 
+def aborted(request: Request) -> bool:
+    """Whether a request that has finished was aborted."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.FINISHED_ABORTED)
+
+
+def whole(request: Request) -> bool:
+    """Whether a request that has finished was computed to its end."""
+    from vllm.v1.request import RequestStatus
+
+    return request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
 class Scheduler:
-    """Collects the news of a step. ``block``: tokens of a block. One thread."""
+    """Collects the news of a step, in mode pull. ``block``: tokens of a block. One thread."""
 
     def __init__(self, options: Options, block: int) -> None:
         self._options = options
@@ -38,6 +53,13 @@ class Scheduler:
             return 0, False
         count = len(request.prompt_token_ids or []) - computed
         return (count, True) if count > 0 else (0, False)
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """Nothing: finished requests are read."""
+
+    def pending(self) -> bool:
+        """Whether the engine has to go on stepping, although it has nothing to compute."""
+        return False
 
     def new_request(self, request: Request) -> None:
         """A request has arrived: until it gets blocks, its remote one is renewed."""
@@ -65,29 +87,30 @@ class Scheduler:
 
     def finished(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has finished. True: its blocks stay until the worker returns it; and the params for the decode engine."""
-        from vllm.v1.request import RequestStatus
-
         remote = self._remote(request)
         if self._waiting.pop(request.request_id, None) is not None and remote is not None:
             request.kv_transfer_params["do_remote_prefill"] = False
             self._news.release.append(remote)  # aborted before it got blocks
-        if request.request_id in self._fetching and request.status == RequestStatus.FINISHED_ABORTED:
+        if request.request_id in self._fetching and aborted(request):
             self._news.cancel.append(request.request_id)
         if not asked(request.kv_transfer_params, "do_remote_decode"):
             return False, None
         if not self._options.lends:
             logger.warning("HMC: request %s has do_remote_decode, and kv_role lends nothing: it is not kept", request.request_id)
             return False, None
-        whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not whole or not blocks:
+        return self._prefilled(request, blocks, whole(request) and bool(blocks))
+
+    def _prefilled(self, request: Request, blocks: list[int], good: bool) -> tuple[bool, dict[str, Any] | None]:
+        """A prefill request has ended; ``good``: with blocks that a decode engine can use."""
+        if not good:
             return False, None
         tokens = min(request.num_computed_tokens, len(blocks) * self._block)
         self._news.keep.append(Keep(request.request_id, list(blocks), tokens))
         return True, params_of(self._options.here(request.request_id), list(blocks), tokens)
 
-    def fetched(self, requests: set[str]) -> None:
-        """Fetches have ended in every worker."""
-        self._fetching -= requests
+    def moved(self, fetched: set[str], sent: set[str]) -> None:
+        """Fetches have ended in every worker, and blocks of finished requests are free."""
+        self._fetching -= fetched
 
     def take(self) -> HMCConnectorMetadata:
         """The news since the last call."""
@@ -100,7 +123,7 @@ class Scheduler:
 
     def _remote(self, request: Request) -> Remote | None:
         try:
-            remote = Remote.of(request.kv_transfer_params)
+            remote = Remote.of(request.kv_transfer_params, self._options.mode)
             if remote is not None and not self._options.fetches:
                 raise InvalidArgumentError("it has do_remote_prefill, and kv_role loads nothing")
             return remote

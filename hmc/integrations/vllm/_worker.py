@@ -26,6 +26,8 @@ from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Grid, Source, heads_of
+from hmc.integrations.vllm._receiver import Receiver
+from hmc.integrations.vllm._sender import Sender
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Worker"]
@@ -42,8 +44,9 @@ class Worker:
         self._ctx: hmc.Context | None = None
         self._pools: list[kv.Pool] = []
         self.tally = Tally()
-        self._lender: Lender | None = None
-        self._fetcher: Fetcher | None = None
+        # Prefill and decode side: in mode pull a Lender and a Fetcher, in mode push a Sender and a Receiver.
+        self._lender: Lender | Sender | None = None
+        self._fetcher: Fetcher | Receiver | None = None
 
     def start(self, caches: dict[str, torch.Tensor]) -> None:
         """Registers the layers' caches, after their layout was checked. Raises UnsupportedError."""
@@ -67,26 +70,56 @@ class Worker:
         one = dataclasses.replace(shape, scales=shape.scales[:2])
         probe(lambda cache: describe(backend, [cache], one, dtype), sample, write, one, self._config.model_config.dtype)
         self._ctx = hmc.Context(listen=self._options.address(get_pp_group().rank_in_group, get_tp_group().rank_in_group))
-        self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout, access="r") for cache in described]
-        model = _fingerprint(self._config)
-        if self._options.lends:
-            self._lender = Lender(self._ctx, self._pools, self._options.engine, model, self._options.lease_seconds, self.tally)
-        if self._options.fetches:
-            self._fetcher = Fetcher(
-                self._ctx,
+        push = self._options.mode == "push"
+        access = "rw" if push and self._options.fetches else "r"
+        self._pools = [kv.Pool(self._ctx, cache.arrays, cache.layout, access=access) for cache in described]
+        self._serve(self._ctx, push)
+        layouts = ", ".join(str(cache.layout) for cache in described)
+        logger.info("HMC: mode %s, %s, at %s", self._options.mode, layouts, self._ctx.addresses)
+
+    def _serve(self, ctx: hmc.Context, push: bool) -> None:
+        options, model = self._options, _fingerprint(self._config)
+        if options.lends and push:
+            credits = options.push_credits
+            self._lender = Sender(ctx, self._pools, options.engine, model, options.lease_seconds, credits, self.tally)
+        elif options.lends:
+            self._lender = Lender(ctx, self._pools, options.engine, model, options.lease_seconds, self.tally)
+        if options.fetches:
+            kind = Receiver if push else Fetcher
+            self._fetcher = kind(
+                ctx,
                 self._pools,
                 self._sources,
                 model,
-                timeout=self._options.load_timeout,
-                threads=self._options.load_threads,
+                timeout=options.load_timeout,
+                threads=options.load_threads,
                 tally=self.tally,
                 connected=self._lender.serve if self._lender is not None else lambda peer: None,
             )
-        logger.info("HMC: %s, at %s", ", ".join(str(cache.layout) for cache in described), self._ctx.addresses)
+
+    def begin(self, news: HMCConnectorMetadata) -> None:
+        """A step begins (push). Returns when nothing reads the blocks of preempted requests."""
+        if isinstance(self._lender, Sender):
+            self._lender.begin(news.chunks, news.preempted)
+
+    def saved(self, layer_name: str) -> None:
+        """The step has computed a layer (push). Returns at once."""
+        if isinstance(self._lender, Sender):
+            self._lender.saved(extract_layer_index(layer_name))
+
+    def end(self) -> None:
+        """The step has ended (push). Returns at once."""
+        if isinstance(self._lender, Sender):
+            self._lender.end()
 
     def step(self, news: HMCConnectorMetadata) -> None:
         """Starts what the scheduler's side asks for. Returns at once."""
-        if self._lender is not None:
+        if isinstance(self._lender, Sender):
+            for kept in news.keep:
+                self._lender.keep(kept.request, kept.transfer)
+            for dropped in news.dropped:
+                self._lender.drop(dropped)
+        elif self._lender is not None:
             for kept in news.keep:
                 self._lender.keep(kept.request, kept.blocks, kept.tokens)
         if self._fetcher is None:
