@@ -6,6 +6,7 @@ KVTransferConfig. Commands:
     {"abort": id}               answers nothing
     {"zero": block}             fills a block of every layer's cache with zeros
     {"idle": seconds}           waits until no request has blocks: {"idle": whether}
+    {"preemptions": true}       answers {"preempted": how many requests have lost their blocks}
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Engine:
             say(zeroed=command["zero"])
         elif "idle" in command:
             say(idle=self.idle(command["idle"]))
+        elif "preemptions" in command:
+            say(preempted=sum(one.value for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"))
         else:
             raise ValueError(f"no such command: {command}")
 

@@ -41,6 +41,8 @@ class Engine:
     def __init__(self, model: Path, log: Path, block: int, transfer: dict[str, Any] | None = None, **engine: Any) -> None:
         self.log = log
         self.port = 0 if transfer is None else transfer["kv_port"]
+        self.tp_size: int = engine.get("tensor_parallel_size", 1)
+        self.pp_size: int = engine.get("pipeline_parallel_size", 1)
         options = {
             "engine": {
                 "model": str(model),
@@ -106,6 +108,18 @@ class Engine:
         del params["remote_prefill_cached_tokens"]  # the decode engine would report them as its own
         return params
 
+    def push(self, prompt: list[int], count: int, prefill: Engine, transfer: str) -> tuple[str, str]:
+        """Starts a request here and at a prefill engine at once, as a proxy does for layered push. Returns both ids, ours first."""
+        here = {"do_remote_prefill": True, "transfer_id": transfer, "remote_host": "127.0.0.1", "remote_port": prefill.port}
+        mine = self.start(prompt, count, {**here, "tp_size": prefill.tp_size, "pp_size": prefill.pp_size})
+        return mine, prefill.start(prompt, 1, {"do_remote_decode": True, "transfer_id": transfer})
+
+    def pushed(self, prompt: list[int], count: int, prefill: Engine, transfer: str) -> dict[str, Any]:
+        """What a request answers whose prompt a prefill engine has pushed."""
+        mine, theirs = self.push(prompt, count, prefill, transfer)
+        prefill.result(theirs)
+        return self.result(mine)
+
     def abort(self, name: str) -> None:
         self._tell(abort=name)
 
@@ -117,6 +131,11 @@ class Engine:
         """Whether all blocks have become free within so many seconds. The prefix cache is then empty."""
         self._tell(idle=seconds)
         return bool(self._take("idle", seconds + DEADLINE)["idle"])
+
+    def preemptions(self) -> int:
+        """Requests that have lost their blocks so far. Of an engine with ``disable_log_stats=False``."""
+        self._tell(preemptions=True)
+        return int(self._take("preempted", DEADLINE)["preempted"])
 
     def kill(self) -> None:
         """Kills all of its processes, and waits."""
