@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hmc.errors import InvalidArgumentError, ProtocolError
-from hmc.integrations.vllm._messages import Answer, Ask
+from hmc.integrations.vllm._messages import Answer, Ask, Piece
 from hmc.integrations.vllm._options import Options
-from hmc.integrations.vllm._params import Remote, asked, params_of
+from hmc.integrations.vllm._params import Remote, asked, params_of, transfer_of
 
 # The keys of vLLM's NixlConnector that toy_proxy_server.py and the routers pass on.
 KEYS = {
@@ -104,7 +104,7 @@ def config(extra: dict[str, Any], role: str = "kv_both") -> tuple[Any, Any]:
 
 def test_options_have_defaults_and_a_port_for_each_engine() -> None:
     options = Options.of(*config({}))
-    assert (options.host, options.port, options.lease_seconds) == ("127.0.0.1", 6024, 30)
+    assert (options.mode, options.host, options.port, options.lease_seconds) == ("pull", "127.0.0.1", 6024, 30)
     assert options.address(2, 1) == ["tcp://127.0.0.1:6029"]
     assert Options.of(*config({}, "kv_consumer")).address(0, 0) == []
 
@@ -121,6 +121,10 @@ def test_options_have_defaults_and_a_port_for_each_engine() -> None:
         {"load_threads": 0},
         {"load_threads": float("inf")},
         {"load_timeout": None},
+        {"mode": "shove"},
+        {"mode": ["push"]},
+        {"push_credits": 0},
+        {"push_credits": "many"},
     ],
 )
 def test_wrong_options_are_refused_by_name(extra: dict[str, Any]) -> None:
@@ -160,25 +164,82 @@ def test_a_damaged_question_is_refused(change: dict[str, Any]) -> None:
         Ask.decode(json.dumps(fields).encode())
 
 
+PIECE = Piece(5, 32, 7, 9, (1, 2), (0, 4), "why")
+
+
+def test_pieces_come_back() -> None:
+    assert Piece.decode(PIECE.encode().tobytes()) == PIECE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"offer": -1},
+        {"begin": 0.5},
+        {"tokens": 1 << 62},
+        {"layers": [1]},
+        {"heads": ["a", 1]},
+        {"error": 1},
+        {"x": 1},
+    ],
+)
+def test_a_damaged_piece_is_refused(change: dict[str, Any]) -> None:
+    fields = {**json.loads(PIECE.encode().tobytes()), **change}
+    with pytest.raises(ProtocolError):
+        Piece.decode(json.dumps(fields).encode())
+
+
+PUSHED = {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "10.0.0.1", "remote_port": 5000}
+
+
+def test_push_needs_no_engine_id_and_takes_what_prefill_returns() -> None:
+    assert Remote.of(PUSHED, "push") == Remote("", "t", "10.0.0.1", 5000)
+    assert Remote.of({**PUSHED, "remote_engine_id": "e", "tp_size": 2}, "push") == Remote("e", "t", "10.0.0.1", 5000, 2)
+    assert Remote.of(params_of(REMOTE, [1], 4, "push"), "push") == REMOTE
+    with pytest.raises(InvalidArgumentError, match="remote_engine_id"):
+        Remote.of(PUSHED)
+
+
+@pytest.mark.parametrize("given", ["pull", "push"])
+def test_params_of_the_other_mode_are_refused(given: str) -> None:
+    other = {"pull": "push", "push": "pull"}[given]
+    with pytest.raises(InvalidArgumentError, match="transfer_mode"):
+        Remote.of(params_of(REMOTE, [1], 4, given), other)
+
+
+@pytest.mark.parametrize("wrong", [5, ["t"], "x" * 1001])
+def test_a_wrong_transfer_id_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="transfer_id"):
+        transfer_of({"transfer_id": wrong}, "r")
+    with pytest.raises(InvalidArgumentError):
+        Remote.of({**PUSHED, "transfer_id": wrong}, "push")
+
+
 def test_random_bytes_are_refused() -> None:
     source = random.Random(3)
-    good = ASK.encode().tobytes()
+    for good in (ASK.encode().tobytes(), PIECE.encode().tobytes()):
+        _check_mutations(source, good)
+    answer = b'{"version": 1, "tickets": [%s], "layers": [0, %s], "heads": [0, 1], "error": ""}'
+    for data in (b"", b"\xff", b"[]", b"null", b"[" * 100_000, answer % (b"1", b"1"), answer % (b"", b"1e999")):
+        for what in (Answer, Piece):
+            with pytest.raises(ProtocolError):
+                what.decode(data)
+    for data in (b"[" * 100_000, b'{"version": 1, "what": ' + b'{"a":' * 50_000):
+        with pytest.raises(ProtocolError):
+            Ask.decode(data)
+
+
+def _check_mutations(source: random.Random, good: bytes) -> None:
     for _ in range(2000):
         data = bytearray(good)
         for _ in range(source.randrange(1, 4)):
             data[source.randrange(len(data))] = source.randrange(256)
-        for what in (Ask, Answer):
+        for what in (Ask, Answer, Piece):
             try:
                 what.decode(bytes(data))
             except ProtocolError:
                 continue
-    answer = b'{"version": 1, "tickets": [%s], "layers": [0, %s], "heads": [0, 1], "error": ""}'
-    for data in (b"", b"\xff", b"[]", b"null", b"[" * 100_000, answer % (b"1", b"1"), answer % (b"", b"1e999")):
-        with pytest.raises(ProtocolError):
-            Answer.decode(data)
-    for data in (b"[" * 100_000, b'{"version": 1, "what": ' + b'{"a":' * 50_000):
-        with pytest.raises(ProtocolError):
-            Ask.decode(data)
 
 
 def test_a_message_is_an_array_of_bytes() -> None:

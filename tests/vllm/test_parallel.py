@@ -13,33 +13,43 @@ COUNT = 12
 
 # The second stage of vLLM's CPU runner has no buffers until the model was warmed up, which enforce_eager leaves out.
 WARM = {"enforce_eager": False, "compilation_config": {"mode": 1, "backend": "eager"}}
+STEPS: dict[str, dict[str, Any]] = {"pull": {}, "push": {"max_num_batched_tokens": 128}}
 TWO: dict[str, dict[str, Any]] = {"TP": {"tensor_parallel_size": 2}, "PP": {"pipeline_parallel_size": 2, **WARM}}
 
 
+@pytest.fixture(scope="module", params=["pull", "push"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=["TP", "PP"])
-def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine) -> Iterator[tuple[Engine, Engine]]:
-    """An engine of one worker, and one of two."""
-    two = start(32, distributed_executor_backend="mp", **TWO[request.param])
+def pair(request: pytest.FixtureRequest, start: Callable[..., Engine], one: Engine, mode: str) -> Iterator[tuple[Engine, Engine]]:
+    """An engine of one worker, and one of two. In mode push, prompts are computed in steps of 128 tokens."""
+    two = start(32, extra={"mode": mode}, distributed_executor_backend="mp", **TWO[request.param], **STEPS[mode])
     two.wait_ready()
     yield one, two
     two.close()
 
 
 @pytest.fixture(scope="module")
-def one(start: Callable[..., Engine]) -> Engine:
-    engine = start(64)
+def one(start: Callable[..., Engine], mode: str) -> Iterator[Engine]:
+    engine = start(64, extra={"mode": mode}, **STEPS[mode])
     engine.wait_ready()
-    return engine
+    yield engine
+    engine.close()
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["1 to 2", "2 to 1"])
-def test_another_number_of_workers(pair: tuple[Engine, Engine], order: int) -> None:
+def test_another_number_of_workers(pair: tuple[Engine, Engine], order: int, mode: str) -> None:
     prefill, decode = pair[::order]
     assert prefill.idle()
     assert decode.idle()
     for tokens in (2, 32, 100, 257):
         prompt = random_prompt(tokens, tokens)
-        found = decode.generate(prompt, COUNT, prefill.prefill(prompt))
+        if mode == "push":
+            found = decode.pushed(prompt, COUNT, prefill, f"{order} {tokens}")
+        else:
+            found = decode.generate(prompt, COUNT, prefill.prefill(prompt))
         assert found["tokens"] == pair[0].generate(prompt, COUNT)["tokens"], tokens
         assert found["cached"] == tokens, "decode computed tokens that prefill has"
     assert prefill.idle(10), "a block of prefill is still held"

@@ -24,7 +24,9 @@ class Pair:
 
     def begin(self) -> Engine:
         extra = {"mode": "push", "kv_lease_duration": 2.0}
-        return self._start(32, "kv_producer", self.port, extra, max_num_batched_tokens=CHUNK, disable_log_stats=False)
+        # Prompts are admitted whatever is free, so that some lose their blocks.
+        engine = {"max_num_batched_tokens": CHUNK, "scheduler_reserve_full_isl": False, "disable_log_stats": False}
+        return self._start(32, "kv_producer", self.port, extra, **engine)
 
     def restart(self) -> None:
         self.prefill.close()
@@ -52,7 +54,7 @@ def test_prompts_that_lose_their_blocks_are_pushed(pair: Pair) -> None:
     prompts = [random_prompt(700 + seed, 330) for seed in range(4)]
     expected = [pair.decode.generate(prompt, COUNT)["tokens"] for prompt in prompts]
     assert pair.decode.idle()
-    others = [pair.prefill.start(random_prompt(600 + seed, 250 + 5 * seed), 200) for seed in range(4)]
+    others = [pair.prefill.start(random_prompt(600 + seed, 290), 200) for seed in range(5)]
     begun = [pair.decode.push(prompt, COUNT, pair.prefill, f"preempted {i}") for i, prompt in enumerate(prompts)]
     found = [pair.decode.result(mine) for mine, _ in begun]
     assert [one["tokens"] for one in found] == expected

@@ -12,6 +12,7 @@ from hmc.errors import UnsupportedError
 __all__ = ["findings"]
 
 _TESTED = "0.32.0"
+_PUSH = ("handle_preemptions", "save_kv_layer", "wait_for_save", "has_pending_push_work")
 
 
 def findings() -> list[Finding]:
@@ -31,6 +32,8 @@ def findings() -> list[Finding]:
     except Exception as error:
         return [Finding("vllm", BAD, f"vLLM does not import: {error}", "python -c 'import vllm' says more")]
     found = [_version(str(vllm.__version__)), _connector()]
+    if found[1].level == GOOD:
+        found.append(_modes())
     return [*found, *_layouts()]
 
 
@@ -56,6 +59,18 @@ def _connector() -> Finding:
             "vllm connector", BAD, f"vLLM asks for {', '.join(missing)}", f"use vLLM {_TESTED}: this one has another interface"
         )
     return Finding("vllm connector", GOOD, "it has every method that vLLM asks for")
+
+
+def _modes() -> Finding:
+    """Which values of the option "mode" this vLLM serves: push requires calls that older ones do not make."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    missing = [name for name in _PUSH if not hasattr(KVConnectorBase_V1, name)]
+    if missing:
+        return Finding(
+            "vllm modes", NOTE, f"pull; push requires {', '.join(missing)} of vLLM", f"use vLLM {_TESTED}, or leave the option mode out"
+        )
+    return Finding("vllm modes", GOOD, "pull (the default) and push")
 
 
 def _layouts() -> list[Finding]:
