@@ -68,7 +68,10 @@ def _modes() -> Finding:
     missing = [name for name in _PUSH if not hasattr(KVConnectorBase_V1, name)]
     if missing:
         return Finding(
-            "vllm modes", NOTE, f"pull; push requires {', '.join(missing)} of vLLM", f"use vLLM {_TESTED}, or leave the option mode out"
+            "vllm modes",
+            NOTE,
+            f"pull; push requires {', '.join(missing)} of vLLM",
+            f"use vLLM {_TESTED}, or leave the option mode out",
         )
     return Finding("vllm modes", GOOD, "pull (the default) and push")
 

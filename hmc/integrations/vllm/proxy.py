@@ -1,0 +1,256 @@
+"""A proxy in front of prefill and decode engines: ``python -m hmc.integrations.vllm.proxy``.
+
+It speaks vLLM's OpenAI-compatible HTTP interface to clients and engines. In mode pull it asks a prefill engine, then a decode
+engine with the ``kv_transfer_params`` of the answer. In mode push it asks both at once, so that the prompt's layers travel while
+they are computed. Requires neither vLLM nor torch. It checks nothing and encrypts nothing: it belongs behind a gateway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import itertools
+import json
+import logging
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["Prefill", "Proxy", "main"]
+
+logger = logging.getLogger("hmc.vllm.proxy")
+
+_PIECE = 1 << 16  # bytes that are relayed at a time
+# Of an engine's answer, these are the proxy's own.
+_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prefill engine: ``at`` is HOST:PORT of its HTTP server, the others are those of its KV workers."""
+
+    at: str
+    host: str = "127.0.0.1"
+    port: int = 14579
+    tp_size: int = 1
+    pp_size: int = 1
+
+    @staticmethod
+    def of(text: str) -> Prefill:
+        """From "URL", or "URL,KV_HOST:KV_PORT", or with ",TP,PP" behind it. Raises ValueError."""
+        url, *more = text.split(",")
+        if len(more) > 3:
+            raise ValueError(f"{text!r}: URL,KV_HOST:KV_PORT,TP,PP is expected")
+        host, _, port = (more[0] if more else "127.0.0.1:14579").rpartition(":")
+        tp_size, pp_size = (int(more[i]) if len(more) > i else 1 for i in (1, 2))
+        return Prefill(address_of(url), host.strip("[]"), int(port), tp_size, pp_size)
+
+
+def address_of(url: str) -> str:
+    """HOST:PORT of a URL with a port. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path.strip("/"):
+        raise ValueError(f"{url!r}: http://HOST:PORT is expected")
+    return parts.netloc
+
+
+class _Call:
+    """A request to an engine, which another thread may end."""
+
+    def __init__(self, at: str) -> None:
+        self._connection = http.client.HTTPConnection(at)
+        self._socket: socket.socket | None = None
+
+    def connect(self) -> None:
+        """Connects, so that ``end`` has an effect from now on. Raises OSError."""
+        self._connection.connect()
+        self._socket = self._connection.sock
+
+    def start(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """Sends it, and waits for the head of the answer. Raises OSError, HTTPException."""
+        if self._socket is None:
+            self.connect()
+        self._connection.request(method, path, body, headers)
+        return self._connection.getresponse()
+
+    def end(self) -> None:
+        """Ends it: the engine aborts the request. Any thread; idempotent."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Proxy(ThreadingHTTPServer):
+    """Serves at ``listen`` (host, port); takes the engines in turn. ``serve_forever`` and ``shutdown`` as of any HTTPServer."""
+
+    daemon_threads = True
+
+    def __init__(self, listen: tuple[str, int], prefills: Sequence[Prefill], decodes: Sequence[str], mode: str) -> None:
+        super().__init__(listen, _Handler)
+        self.mode = mode
+        self._lock = threading.Lock()
+        self._turns: tuple[Iterator[Prefill], Iterator[str]] = itertools.cycle(prefills), itertools.cycle(decodes)
+
+    def turn(self) -> tuple[Prefill, str]:
+        """The engines of the next request."""
+        with self._lock:
+            return next(self._turns[0]), next(self._turns[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request of a client."""
+
+    server: Proxy
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+    def do_GET(self) -> None:
+        """Questions such as which models there are go to a decode engine."""
+        call = _Call(self.server.turn()[1])
+        try:
+            self._relay(*self._head(call, "GET", None))
+        except (OSError, http.client.HTTPException) as error:
+            self._fail(error)
+
+    def do_POST(self) -> None:
+        """Generates, or, where the body is none of a generation, goes to a decode engine."""
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            body = json.loads(data)
+        except ValueError:
+            body = None
+        prefill, decode = self.server.turn()
+        try:
+            if not isinstance(body, dict) or not self.path.endswith("/completions"):
+                self._relay(*self._head(_Call(decode), "POST", data))
+            elif self.server.mode == "push":
+                self._push(body, prefill, decode)
+            else:
+                self._pull(body, prefill, decode)
+        except (OSError, http.client.HTTPException) as error:
+            self._fail(error)
+
+    def _pull(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
+        params = self._prefilled(_Call(prefill.at), body, {"do_remote_decode": True})
+        self._relay(*self._head(_Call(decode), "POST", _with(body, params)))
+
+    def _push(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
+        transfer = secrets.token_hex(16)
+        there = {"remote_host": prefill.host, "remote_port": prefill.port, "tp_size": prefill.tp_size, "pp_size": prefill.pp_size}
+        first, second = _Call(prefill.at), _Call(decode)
+        decided = threading.Lock()  # taken by the first of: prefill has failed, decode has answered or failed
+        second.connect()
+
+        def compute() -> None:
+            params = self._prefilled(first, body, {"do_remote_decode": True, "transfer_id": transfer})
+            if params is None and decided.acquire(blocking=False):
+                second.end()  # it would wait for layers that do not come
+
+        threading.Thread(target=compute, daemon=True).start()
+        found = None
+        try:
+            found = self._head(second, "POST", _with(body, {"do_remote_prefill": True, "transfer_id": transfer, **there}))
+        except (OSError, http.client.HTTPException):
+            if decided.acquire(blocking=False):
+                first.end()
+                raise
+        if found is None or not decided.acquire(blocking=False):
+            found = self._head(_Call(decode), "POST", _with(body, None))
+        try:
+            self._relay(*found)
+        finally:
+            first.end()
+
+    def _prefilled(self, call: _Call, body: dict[str, Any], params: dict[str, Any]) -> dict[str, Any] | None:
+        """Lets an engine compute the prompt. Returns the params for the decode engine; None: it failed."""
+        asked = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
+        asked |= {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in asked or name == "max_tokens"}
+        try:
+            answer = call.start("POST", self.path, _with({**asked, "stream": False}, params), self._headers())
+            found = answer.read()
+            if answer.status == 200:
+                return json.loads(found).get("kv_transfer_params") or {}
+            logger.warning("prefill answered %d: %.200s", answer.status, found)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            logger.warning("prefill failed: %r", error)
+        return None
+
+    def _head(self, call: _Call, method: str, body: bytes | None) -> tuple[_Call, http.client.HTTPResponse, bytes]:
+        """Asks an engine, and waits for the first bytes of its answer's body, before which nothing goes to the client."""
+        answer = call.start(method, self.path, body, self._headers())
+        return call, answer, answer.read1(_PIECE)
+
+    def _relay(self, call: _Call, answer: http.client.HTTPResponse, piece: bytes) -> None:
+        """Passes an engine's answer on as it comes. An error of either side ends the other one."""
+        try:
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _HOP:
+                    self.send_header(name, value)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while piece:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                piece = answer.read1(_PIECE)
+            self.wfile.write(b"0\r\n\r\n")
+        except (OSError, http.client.HTTPException) as error:
+            logger.warning("a request ended early: %r", error)
+            self.close_connection = True
+        finally:
+            call.end()
+
+    def _headers(self) -> dict[str, str]:
+        kept = ("authorization", "x-request-id")
+        found = {name: value for name, value in self.headers.items() if name.lower() in kept}
+        return {**found, "Content-Type": "application/json"}
+
+    def _fail(self, error: Exception) -> None:
+        logger.warning("no engine answers: %r", error)
+        with contextlib.suppress(OSError):
+            self.send_error(502, f"no engine answers: {error}")
+
+
+def _with(body: dict[str, Any], params: dict[str, Any] | None) -> bytes:
+    """A body with params for the connector."""
+    return json.dumps({**body, "kv_transfer_params": params} if params else body).encode()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until it is interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m hmc.integrations.vllm.proxy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument(
+        "--prefill",
+        action="append",
+        required=True,
+        metavar="URL[,KV_HOST:KV_PORT[,TP[,PP]]]",
+        help="a prefill engine, for push its kv_port (default: 127.0.0.1:14579), tensor and pipeline parallel sizes; repeat it",
+    )
+    parser.add_argument("--decode", action="append", required=True, metavar="URL", help="a decode engine; repeat it")
+    parser.add_argument("--mode", choices=("pull", "push"), default="pull", help="as the engines have it (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        prefills, decodes = [Prefill.of(text) for text in options.prefill], [address_of(url) for url in options.decode]
+        host, _, port = options.listen.rpartition(":")
+        proxy = Proxy((host, int(port)), prefills, decodes, options.mode)
+    except (OSError, ValueError) as error:
+        print(f"hmc proxy: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    print(f"mode {options.mode}, at http://{host}:{proxy.server_port}", flush=True)
+    with proxy, contextlib.suppress(KeyboardInterrupt):
+        proxy.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""The proxy of the vLLM connector, between a client and HTTP servers in the place of engines."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from hmc.integrations.vllm.proxy import Prefill, Proxy, address_of
+
+Answering = Callable[[dict[str, Any], BaseHTTPRequestHandler], tuple[int, Any]]
+TIMEOUT = 20
+
+
+class FakeEngine(ThreadingHTTPServer):
+    """Keeps what it is asked, and answers as ``answer`` says."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Answering) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.asked: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def at(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections that the proxy ends are no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeEngine
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        self.server.asked.put((self.path, body))
+        status, found = self.server.answer(body, self)
+        if found is None:
+            return  # answered already
+        data = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("X-Engine", "fake")
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def proxied(mode: str, prefill: Answering, decode: Answering) -> Iterator[tuple[FakeEngine, FakeEngine, Proxy]]:
+    first, second = FakeEngine(prefill), FakeEngine(decode)
+    proxy = Proxy(("127.0.0.1", 0), [Prefill(first.at, "10.0.0.1", 5000, 2, 3)], [second.at], mode)
+    threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield first, second, proxy
+    finally:
+        for server in (proxy, first, second):
+            server.shutdown()
+            server.server_close()
+
+
+def ask(proxy: Proxy, path: str = "/v1/completions", **body: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def prefilled(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+    return 200, {"kv_transfer_params": {"do_remote_prefill": True, "remote_request_id": "r"}}
+
+
+def decoded(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+    return 200, {"text": "found", "params": body.get("kv_transfer_params")}
+
+
+def test_pull_asks_prefill_then_decode_with_its_params() -> None:
+    with proxied("pull", prefilled, decoded) as (prefill, decode, proxy):
+        status, found = ask(proxy, prompt=[1, 2], max_tokens=40, stream=False, min_tokens=9, stream_options={"a": 1})
+        assert (status, found["text"]) == (200, "found")
+        path, body = prefill.asked.get(timeout=TIMEOUT)
+        assert path == "/v1/completions"
+        assert body == {"prompt": [1, 2], "max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
+        _, body = decode.asked.get(timeout=TIMEOUT)
+        assert body["kv_transfer_params"] == {"do_remote_prefill": True, "remote_request_id": "r"}
+        assert (body["max_tokens"], body["min_tokens"]) == (40, 9)
+
+
+def test_push_asks_both_at_once_with_one_transfer_id() -> None:
+    met = threading.Barrier(2)
+
+    def wait(then: Answering) -> Answering:
+        def answer(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+            met.wait(TIMEOUT)
+            return then(body, handler)
+
+        return answer
+
+    with proxied("push", wait(prefilled), wait(decoded)) as (prefill, decode, proxy):
+        seen = set()
+        for _ in range(3):
+            assert ask(proxy, "/v1/chat/completions", messages=[], max_completion_tokens=7)[0] == 200
+            _, first = prefill.asked.get(timeout=TIMEOUT)
+            _, second = decode.asked.get(timeout=TIMEOUT)
+            transfer = first["kv_transfer_params"]["transfer_id"]
+            assert first["kv_transfer_params"] == {"do_remote_decode": True, "transfer_id": transfer}
+            assert (first["max_completion_tokens"], second["max_completion_tokens"]) == (1, 7)
+            there = {"remote_host": "10.0.0.1", "remote_port": 5000, "tp_size": 2, "pp_size": 3}
+            assert second["kv_transfer_params"] == {"do_remote_prefill": True, "transfer_id": transfer, **there}
+            seen.add(transfer)
+        assert len(seen) == 3
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+@pytest.mark.parametrize("how", ["an error", "a closed connection", "no server"])
+def test_decode_computes_what_prefill_cannot(mode: str, how: str) -> None:
+    aborted = threading.Event()
+
+    def broken(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        if how == "a closed connection":
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            return 0, None
+        return 500, {"error": "broken"}
+
+    def decode(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        if "kv_transfer_params" not in body:
+            return decoded(body, handler)
+        assert handler.rfile.read(1) == b"", "the proxy ends it"
+        aborted.set()
+        return 0, None
+
+    with proxied(mode, broken, decode) as (prefill, _, proxy):
+        if how == "no server":
+            prefill.shutdown()
+            prefill.server_close()
+        status, found = ask(proxy, prompt=[1], max_tokens=4)
+        assert (status, found) == (200, {"text": "found", "params": None})
+        if mode == "push" and how != "no server":  # then decode may not have got the request yet
+            assert aborted.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_an_error_of_decode_reaches_the_client(mode: str) -> None:
+    with proxied(mode, prefilled, lambda body, handler: (400, {"error": "too long"})) as (_, _, proxy):
+        assert ask(proxy, prompt=[1]) == (400, {"error": "too long"})
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_a_decode_engine_that_is_not_there_is_a_bad_gateway(mode: str) -> None:
+    with proxied(mode, prefilled, decoded) as (_, decode, proxy):
+        decode.shutdown()
+        decode.server_close()
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": [1]}))
+        assert connection.getresponse().status == 502
+        connection.close()
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_pieces_of_a_stream_are_passed_on_as_they_come(mode: str) -> None:
+    next_piece = threading.Semaphore(1)
+
+    def stream(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for number in range(5):
+            assert next_piece.acquire(timeout=TIMEOUT)
+            data = b"data: %d\n\n" % number
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        handler.wfile.write(b"0\r\n\r\n")
+        return 0, None
+
+    with proxied(mode, prefilled, stream) as (_, _, proxy):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": [1], "stream": True}))
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Type") == "text/event-stream"
+        for number in range(5):
+            assert answer.read1(100) == b"data: %d\n\n" % number
+            next_piece.release()
+        assert answer.read() == b""
+        connection.close()
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_a_client_that_leaves_ends_the_request_of_decode(mode: str) -> None:
+    ended = threading.Event()
+
+    def endless(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                handler.wfile.write(b"1\r\nx\r\n")
+                time.sleep(0.01)
+        ended.set()
+        return 0, None
+
+    with proxied(mode, prefilled, endless) as (_, _, proxy):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": [1], "stream": True}))
+        answer = connection.getresponse()
+        assert answer.read1(1) == b"x"
+        answer.close()
+        connection.close()
+        assert ended.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data"), [("GET", "/v1/models", b""), ("POST", "/tokenize", b"{}"), ("POST", "/x", b"5")]
+)
+def test_other_requests_go_to_decode(method: str, path: str, data: bytes) -> None:
+    with proxied("push", prefilled, decoded) as (prefill, decode, proxy):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request(method, path, data)
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("X-Engine")) == (200, "fake") or data == b"5"
+        connection.close()
+        assert decode.asked.get(timeout=TIMEOUT)[0] == path
+        assert prefill.asked.empty()
+
+
+def test_engines_are_named_on_the_command_line() -> None:
+    assert Prefill.of("http://a:8100") == Prefill("a:8100", "127.0.0.1", 14579, 1, 1)
+    assert Prefill.of("http://a:8100,10.0.0.1:6000,2,4") == Prefill("a:8100", "10.0.0.1", 6000, 2, 4)
+    assert Prefill.of("http://a:8100,[fe80::1]:6000").host == "fe80::1"
+    for wrong in ("a:8100", "https://a:1", "http://a", "http://a:1/v1"):
+        with pytest.raises(ValueError, match="http://HOST:PORT"):
+            address_of(wrong)
+    for wrong in ("http://a:1,host", "http://a:1,h:1,x", "http://a:1,h:1,1,1,1"):
+        with pytest.raises(ValueError):
+            Prefill.of(wrong)
+
+
+def test_the_command_says_where_it_listens_and_refuses_what_is_wrong() -> None:
+    command = [sys.executable, "-m", "hmc.integrations.vllm.proxy", "--prefill", "http://127.0.0.1:1", "--mode", "push"]
+    wrong = subprocess.run([*command, "--decode", "nowhere"], timeout=60, check=False, capture_output=True, text=True, cwd="/")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "http://HOST:PORT" in wrong.stderr
+    good = [*command, "--decode", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(good, stdout=subprocess.PIPE, text=True, cwd="/") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("mode push, at http://127.0.0.1:")
+        process.kill()
