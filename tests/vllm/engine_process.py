@@ -6,6 +6,7 @@ KVTransferConfig. Commands:
     {"abort": id}               answers nothing
     {"zero": block}             fills a block of every layer's cache with zeros
     {"idle": seconds}           waits until no request has blocks: {"idle": whether}
+    {"backends": true}          answers torch's backends of the groups of each worker: {"backends": [{"pp": name, ...}, ...]}
     {"preemptions": true}       answers {"preempted": how many requests have lost their blocks}
 """
 
@@ -36,6 +37,16 @@ def zero_block(worker: Any, block: int) -> None:
     """Runs in each worker."""
     for cache in worker.model_runner.kv_caches:
         cache[block].zero_()
+
+
+def backends(worker: Any) -> dict[str, str]:
+    """Runs in each worker."""
+    import torch.distributed as dist
+    from vllm.distributed import parallel_state
+
+    groups = {"pp": parallel_state.get_pp_group(), "tp": parallel_state.get_tp_group(), "world": parallel_state.get_world_group()}
+    found = {name: dist.get_backend(group.device_group) for name, group in groups.items()}
+    return {**found, "pp metadata": dist.get_backend(groups["pp"].cpu_group)}
 
 
 class Engine:
@@ -90,6 +101,8 @@ class Engine:
             say(zeroed=command["zero"])
         elif "idle" in command:
             say(idle=self.idle(command["idle"]))
+        elif "backends" in command:
+            say(backends=self.llm.collective_rpc(backends))
         elif "preemptions" in command:
             say(preempted=sum(one.value for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"))
         else:

@@ -132,6 +132,12 @@ class Engine:
         self._tell(idle=seconds)
         return bool(self._take("idle", seconds + DEADLINE)["idle"])
 
+    def backends(self) -> list[dict[str, str]]:
+        """torch's backends of the groups of each worker."""
+        self._tell(backends=True)
+        found: list[dict[str, str]] = self._take("backends", DEADLINE)["backends"]
+        return found
+
     def preemptions(self) -> int:
         """Requests that have lost their blocks so far. Of an engine with ``disable_log_stats=False``."""
         self._tell(preemptions=True)

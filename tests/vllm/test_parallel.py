@@ -47,7 +47,7 @@ def test_another_number_of_workers(pair: tuple[Engine, Engine], order: int, mode
     for tokens in (2, 32, 100, 257):
         prompt = random_prompt(tokens, tokens)
         if mode == "push":
-            found = decode.pushed(prompt, COUNT, prefill, f"{order} {tokens}")
+            found = decode.pushed(prompt, COUNT, prefill, f"{pair[1].port} {order} {tokens}")
         else:
             found = decode.generate(prompt, COUNT, prefill.prefill(prompt))
         assert found["tokens"] == pair[0].generate(prompt, COUNT)["tokens"], tokens
