@@ -26,6 +26,14 @@ K = "L={layers} | B={blocks} H=4 D=32 N={block} f32"
 V = "L={layers} | B={blocks} H=4 N={block} D=32 f32"
 
 
+SOURCE = [9, 3, 30, 4]  # blocks of prefill
+
+
+def chunk(end: int, tokens: int, blocks: list[int] = SOURCE, name: str = "t") -> Chunk:
+    """A step that computes a prompt of so many tokens as far as ``end``, in mode push."""
+    return Chunk("request " + name, name, blocks[: -(-end // 32)], end, tokens)
+
+
 class Half:
     """A worker's pools and their arrays."""
 
