@@ -49,3 +49,20 @@ def test_another_release_of_vllm_is_refused_by_name_where_groups_cross(tmp_path:
             assert "vLLM 99.1.0" in found["error"]
             assert "0.32.0" in found["error"]
             assert "amd, nvidia" in found["error"]
+
+
+def test_a_vllm_that_makes_its_groups_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed import parallel_state
+
+    from hmc.integrations.vllm import pipeline
+
+    class Other:
+        def __init__(self, groups: list[list[int]]) -> None:
+            self.groups = groups
+
+    made = Other.__init__
+    monkeypatch.setattr(parallel_state, "GroupCoordinator", Other)
+    pipeline.register()
+    assert Other.__init__ is made
+    monkeypatch.delattr(parallel_state, "GroupCoordinator")
+    pipeline.register()

@@ -18,6 +18,7 @@ __all__ = ["SUPPORTED", "register", "vendor"]
 
 #: The releases of vLLM whose groups are known here.
 SUPPORTED = ("0.32.0",)
+_ARGUMENTS = {"group_ranks", "torch_distributed_backend", "use_device_communicator", "group_name"}
 _KEY = "hmc.vllm.vendor"
 _NAME = "hmc"
 
@@ -31,13 +32,18 @@ class _Place:
 
 
 def register() -> None:
-    """Lets the groups that vLLM makes from now on, in this process, cross vendors. Idempotent."""
-    from vllm.distributed.parallel_state import GroupCoordinator
+    """Lets the groups that vLLM makes from now on, in this process, cross vendors. Idempotent.
 
-    original = GroupCoordinator.__init__
-    if getattr(original, "of_hmc", False):
+    Does nothing in a release of vLLM that makes its groups otherwise: engines of one vendor start with any.
+    """
+    try:
+        from vllm.distributed.parallel_state import GroupCoordinator
+    except ImportError:
         return
+    original = GroupCoordinator.__init__
     signature = inspect.signature(original)
+    if getattr(original, "of_hmc", False) or not set(signature.parameters) >= _ARGUMENTS:
+        return
 
     @functools.wraps(original)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
