@@ -220,6 +220,7 @@ Notify notify_of(py::handle object, std::string& payload);  // None, int, or byt
 // ---- one per public header ----
 void bind_errors(py::module_& module);
 void bind_device(py::module_& module);
+void bind_streams(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_buffer(py::module_& module);
 void bind_work(py::module_& module);

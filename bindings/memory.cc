@@ -47,6 +47,19 @@ void bind_memory(py::module_& module) {
       },
       py::arg("target"), "Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.");
   cls.def(
+      "copy_blocks_from",
+      [](const Memory& self, const Memory& source, const py::object& source_offsets, const py::object& target_offsets,
+         ByteCount nbytes) {
+        const Offsets from = offsets_of(source_offsets, "source_offsets"), to = offsets_of(target_offsets, "target_offsets");
+        const ReleasedGil nogil;
+        check(self.copy_blocks_from(source, from.values, to.values, nbytes.value));
+      },
+      py::arg("source"), py::arg("source_offsets"), py::arg("target_offsets"), py::arg("nbytes"),
+      "Copies blocks of nbytes bytes from source_offsets[i] of source (a Memory on any device) to target_offsets[i] here. Blocks "
+      "written do not overlap. Beside a device, CPU memory that HMC allocated is pinned at the first such copy. Returns when all "
+      "are "
+      "there.");
+  cls.def(
       "fill",
       [](const Memory& self, int value) {
         if (value < 0 || value > 255) refuse("fill takes a byte, 0 to 255");
@@ -54,6 +67,9 @@ void bind_memory(py::module_& module) {
         check(self.fill(static_cast<std::uint8_t>(value)));
       },
       py::arg("value"), "Sets every byte.");
+  cls.def_property_readonly(
+      "address", [](const Memory& self) { return reinterpret_cast<std::uintptr_t>(self.data()); },
+      "Where the bytes begin, in the address space of their device; 0 where there are none.");
   cls.def_property_readonly("shareable", &Memory::shareable, "True when peers on the host can map it: HMC allocated it.");
   cls.def("__repr__", [](const Memory& self) {
     return "<hmc.Memory " + std::to_string(self.size()) + " bytes on " + self.device().str() + ">";

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   module.attr("wire_version") = hmc::wire_version;
   hmc::bindings::bind_errors(module);
   hmc::bindings::bind_device(module);
+  hmc::bindings::bind_streams(module);
   hmc::bindings::bind_memory(module);
   hmc::bindings::bind_native(module);
   hmc::bindings::bind_buffer(module);

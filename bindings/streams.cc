@@ -23,7 +23,29 @@ std::string module_root(py::handle object) {
   return name.substr(0, name.find('.'));
 }
 
+// What an array is produced by, or nothing where it is ready.
+std::optional<StreamMark> mark_of_array(const py::object& array) {
+  const MemoryView view = view_of(array, false);
+  if (view.stream == no_stream || view.device.is_cpu()) return std::nullopt;
+  return check(StreamMark::of(view.device, view.stream));
+}
+
 }  // namespace
+
+void bind_streams(py::module_& module) {
+  py::class_<StreamMark>(module, "StreamMark",
+                         "What is queued on a stream when this is made, and no later work. stream: int, framework stream or "
+                         "__cuda_stream__. device: whose it is; a framework's stream says so itself. Any thread.")
+      .def(py::init([](const py::object& stream, const py::object& device) {
+             return check(StreamMark::of(device.is_none() ? stream_device(stream) : device_of(device), stream_of(stream)));
+           }),
+           py::arg("stream"), py::arg("device") = py::none())
+      .def_static("of", mark_of_array, py::arg("array"),
+                  "Of the stream that an array of a device is produced on (torch's or CuPy's current one, or what its "
+                  "__cuda_array_interface__ names); None where nothing says so, and for CPU memory.")
+      .def_property_readonly(
+          "reached", [](const StreamMark& self) { return check(self.reached()); }, "True once that work is over.");
+}
 
 StreamHandle stream_of(py::handle object) {
   if (!object || object.is_none()) return no_stream;

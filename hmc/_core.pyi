@@ -6,6 +6,22 @@ from __future__ import annotations
 import collections.abc
 import typing
 
+class StreamMark:
+    """
+    What is queued on a stream when this is made, and no later work. stream: int, framework stream or __cuda_stream__. device: whose it is; a framework's stream says so itself. Any thread.
+    """
+    def __init__(self, stream: typing.Any, device: typing.Any = None) -> None: ...
+    @staticmethod
+    def of(array: typing.Any) -> StreamMark | None:
+        """
+        Of the stream that an array of a device is produced on (torch's or CuPy's current one, or what its __cuda_array_interface__ names); None where nothing says so, and for CPU memory.
+        """
+    @property
+    def reached(self) -> bool:
+        """
+        True once that work is over.
+        """
+
 class Memory:
     """
     Bytes on one device. Memory(nbytes, device="cpu") allocates (zero-filled on the CPU); slices and exported views share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.
@@ -43,6 +59,12 @@ class Memory:
         """
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
+    def copy_blocks_from(
+        self, source: Memory, source_offsets: typing.Any, target_offsets: typing.Any, nbytes: typing.SupportsIndex
+    ) -> None:
+        """
+        Copies blocks of nbytes bytes from source_offsets[i] of source (a Memory on any device) to target_offsets[i] here. Blocks written do not overlap. Beside a device, CPU memory that HMC allocated is pinned at the first such copy. Returns when all are there.
+        """
     def copy_from(self, source: typing.Any) -> None:
         """
         Copies every byte of source (Memory or array, any device) here. Sizes must be equal. Blocks.
@@ -63,6 +85,11 @@ class Memory:
     def __cuda_array_interface__(self) -> dict[str, typing.Any]:
         """
         The bytes as one-dimensional uint8, version 3 of the protocol; ready, so no stream. Whoever uses it keeps this object. AttributeError where the protocol is not the custom: CPU memory and some vendors'.
+        """
+    @property
+    def address(self) -> int:
+        """
+        Where the bytes begin, in the address space of their device; 0 where there are none.
         """
     @property
     def device(self) -> str:

@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,21 @@ class HMC_API Device {
 using StreamHandle = std::uintptr_t;
 inline constexpr StreamHandle no_stream = 0;
 inline constexpr StreamHandle default_stream = 1;  // the vendor's default stream, whose own handle is null
+
+class StreamPoint;  // of a runtime; defined in the device layer
+
+// What is queued on a stream when this is made, and no later work. Any thread.
+class HMC_API StreamMark {
+ public:
+  // Errors: unsupported (the CPU has no streams), device.
+  static Result<StreamMark> of(const Device& device, StreamHandle stream);
+  // Whether that work is over. Errors: device.
+  [[nodiscard]] Result<bool> reached() const;
+
+ private:
+  explicit StreamMark(std::shared_ptr<StreamPoint> point) noexcept : point_(std::move(point)) {}
+  std::shared_ptr<StreamPoint> point_;
+};
 
 // Returns when what was queued on `stream` before the call is over. Errors: unsupported (the CPU has no streams), device.
 HMC_API Status synchronize_stream(const Device& device, StreamHandle stream);

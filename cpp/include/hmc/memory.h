@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "hmc/device.h"
 #include "hmc/export.h"
@@ -55,6 +56,11 @@ class HMC_API Memory {
   Status copy_to(const Memory& target) const { return target.copy_from(*this); }
   Status copy_from_host(const void* source, std::size_t bytes, std::size_t offset = 0) const;
   Status copy_to_host(void* target, std::size_t bytes, std::size_t offset = 0) const;
+  // Copies blocks of `bytes` bytes from source_offsets[i] of `source` to target_offsets[i] of this; blocking, any two devices.
+  // Blocks written do not overlap each other or the blocks read. Beside a device, CPU memory that HMC allocated is pinned at the
+  // first such copy. Errors also: a block outside its memory, lists of different lengths.
+  Status copy_blocks_from(const Memory& source, std::span<const std::uint64_t> source_offsets,
+                          std::span<const std::uint64_t> target_offsets, std::size_t bytes) const;
   Status fill(std::uint8_t value) const;
 
   // Drops this handle's share. The bytes are freed when nobody else holds them.

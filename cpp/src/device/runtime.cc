@@ -20,10 +20,16 @@ Status BlockingCompletion::wait(DeviceRuntime& runtime) {
 
 namespace {
 
-Status copy_with(DeviceRuntime& runtime, const DeviceSpan& target, const DeviceSpan& source) {
+Status copy_with(DeviceRuntime& runtime, const CopyOp& op) {
   BlockingCompletion done;
-  HMC_TRY(runtime.copy({.target = target, .source = source}, &done));
+  HMC_TRY(runtime.copy(op, &done));
   return done.wait(runtime);
+}
+
+bool between_vendors(const Device& a, const Device& b) { return !a.is_cpu() && !b.is_cpu() && a.vendor() != b.vendor(); }
+
+DeviceSpan block_of(const DeviceSpan& span, std::uint64_t offset, std::size_t bytes) {
+  return {static_cast<std::byte*>(span.data) + offset, bytes, span.device};
 }
 
 // Between two vendors: through host memory, a piece at a time.
@@ -36,8 +42,8 @@ Status copy_staged(const DeviceSpan& target, const DeviceSpan& source) {
   for (std::size_t offset = 0; offset < source.bytes; offset += piece) {
     const std::size_t n = std::min(piece, source.bytes - offset);
     const DeviceSpan middle{stage->span().data, n, Device::cpu()};
-    HMC_TRY(copy_with(*reader, middle, {static_cast<std::byte*>(source.data) + offset, n, source.device}));
-    HMC_TRY(copy_with(*writer, {static_cast<std::byte*>(target.data) + offset, n, target.device}, middle));
+    HMC_TRY(copy_with(*reader, {.target = middle, .source = block_of(source, offset, n)}));
+    HMC_TRY(copy_with(*writer, {.target = block_of(target, offset, n), .source = middle}));
   }
   return {};
 }
@@ -65,17 +71,36 @@ Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source) {
                                               std::to_string(target.bytes) + ": sizes must be equal");
   }
   if (source.bytes == 0) return {};
-  const bool two_vendors = !target.device.is_cpu() && !source.device.is_cpu() && target.device.vendor() != source.device.vendor();
-  if (two_vendors) return copy_staged(target, source);
+  if (between_vendors(target.device, source.device)) return copy_staged(target, source);
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(target.device.is_cpu() ? source.device : target.device));
-  return copy_with(*runtime, target, source);
+  return copy_with(*runtime, {.target = target, .source = source});
 }
 
-Status synchronize_stream(const Device& device, StreamHandle stream) {
+Status copy_blocking(const CopyOp& blocks) {
+  const DeviceSpan &source = blocks.source, &target = blocks.target;
+  if (between_vendors(target.device, source.device)) {
+    for (std::size_t i = 0; i < blocks.blocks; ++i) {
+      HMC_TRY(copy_staged(block_of(target, blocks.target_offsets[i], blocks.block_bytes),
+                          block_of(source, blocks.source_offsets[i], blocks.block_bytes)));
+    }
+    return {};
+  }
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(target.device.is_cpu() ? source.device : target.device));
+  return copy_with(*runtime, blocks);
+}
+
+Result<StreamMark> StreamMark::of(const Device& device, StreamHandle stream) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
-  HMC_ASSIGN(const auto point, runtime->streams().mark(device.index(), stream));
+  HMC_ASSIGN(auto point, runtime->streams().mark(device.index(), stream));
+  return StreamMark(std::move(point));
+}
+
+Result<bool> StreamMark::reached() const { return point_->reached(); }
+
+Status synchronize_stream(const Device& device, StreamHandle stream) {
+  HMC_ASSIGN(const StreamMark mark, StreamMark::of(device, stream));
   while (true) {
-    HMC_ASSIGN(const bool reached, point->reached());
+    HMC_ASSIGN(const bool reached, mark.reached());
     if (reached) return {};
     sched_yield();
   }

@@ -233,5 +233,7 @@ Result<DeviceRuntime*> runtime_for(const Device& device);
 PointerInfo classify_pointer(const void* data, std::size_t bytes);
 // Copies between any two devices, blocking, staging through host memory when no runtime does it directly.
 Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source);
+// The same for the blocks of an operation.
+Status copy_blocking(const CopyOp& blocks);
 
 }  // namespace hmc

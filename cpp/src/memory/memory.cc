@@ -40,6 +40,13 @@ Status check_writable(const Memory& target) {
 
 bool outside(std::size_t offset, std::size_t bytes, std::size_t size) { return offset > size || bytes > size - offset; }
 
+Status check_blocks(const Memory& memory, std::span<const std::uint64_t> offsets, std::size_t bytes) {
+  for (const std::uint64_t offset : offsets) {
+    if (outside(offset, bytes, memory.size())) return out_of_range(offset, bytes, memory.size());
+  }
+  return {};
+}
+
 }  // namespace
 
 Memory::Memory(std::shared_ptr<MemoryBlock> block, std::size_t offset, std::size_t size) noexcept
@@ -88,6 +95,26 @@ bool Memory::read_only() const noexcept { return block_ && block_->read_only(); 
 Status Memory::copy_from(const Memory& source) const {
   HMC_TRY(check_writable(*this));
   return copy_blocking(span_of(*this), span_of(source));
+}
+
+Status Memory::copy_blocks_from(const Memory& source, std::span<const std::uint64_t> source_offsets,
+                                std::span<const std::uint64_t> target_offsets, std::size_t bytes) const {
+  HMC_TRY(check_writable(*this));
+  if (source_offsets.size() != target_offsets.size()) {
+    return Status(Code::invalid_argument, "copying blocks: " + std::to_string(source_offsets.size()) + " source offsets and " +
+                                              std::to_string(target_offsets.size()) + " target offsets; pass as many of each");
+  }
+  if (bytes == 0 || source_offsets.empty()) return {};
+  HMC_TRY(check_blocks(source, source_offsets, bytes));
+  HMC_TRY(check_blocks(*this, target_offsets, bytes));
+  if (!device().is_cpu()) source.block_->pin_for(device());
+  if (!source.device().is_cpu()) block_->pin_for(source.device());
+  return copy_blocking({.target = span_of(*this),
+                        .source = span_of(source),
+                        .source_offsets = source_offsets.data(),
+                        .target_offsets = target_offsets.data(),
+                        .blocks = source_offsets.size(),
+                        .block_bytes = bytes});
 }
 
 Status Memory::copy_from_host(const void* source, std::size_t bytes, std::size_t offset) const {
