@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hmc import layout as layouts
 from hmc._arguments import number
 from hmc._core import Context, Peer
 from hmc._deadline import Deadline
@@ -94,7 +93,6 @@ class Leases:
         self.word_buffer = ctx.buffer(SLOTS * SLOT_WORDS * 8)
         self._rows = self.row_buffer.numpy(dtype=np.uint64, shape=(rows, self.row_words))
         self._words = self.word_buffer.numpy(dtype=np.uint64, shape=(SLOTS, SLOT_WORDS))
-        self._layout = layout
         self._pool = pool
         self._free_rows = deque(range(rows))
         self._free_slots = deque(range(SLOTS))
@@ -119,8 +117,7 @@ class Leases:
         """A lease; ``after`` runs once it has ended, on the thread that ends it."""
         table = None
         if digest:
-            table = layouts.digests(self._layout, self._pool.arrays, blocks, tokens, first=first)
-            table = table.reshape(-1, len(blocks)).T
+            table = self._pool.cache.digests(blocks, tokens, first).reshape(-1, len(blocks)).T
         if len(blocks) > len(self._free_rows) or not self._free_slots:
             self.sweep()
         with self._changed:

@@ -14,7 +14,21 @@ from hmc._core import BlockBatch, Peer
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.layout import Layout, Runs
 
-__all__ = ["CHUNK", "Chunk", "Direct", "InFlight", "Side", "batches", "check_tokens", "chunks", "common", "groups", "side"]
+__all__ = [
+    "CHUNK",
+    "Chunk",
+    "Direct",
+    "InFlight",
+    "Piece",
+    "Side",
+    "batches",
+    "check_tokens",
+    "chunks",
+    "common",
+    "groups",
+    "pieces",
+    "side",
+]
 
 CHUNK = 4 << 20  # bytes of a chunk that is converted
 _BATCH = 64 << 20  # bytes of a batch of runs
@@ -41,6 +55,16 @@ class Chunk:
     packed: Layout  # how the chunk lies in between: as in the remote cache
     near: Side
     far: Side
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of some layers of one cache, and the blocks that they lie in."""
+
+    layers: tuple[int, int]
+    token: int
+    tokens: int
+    side: Side
 
 
 def check_tokens(layout: Layout, blocks: list[int], tokens: int, first: int) -> None:
@@ -159,6 +183,22 @@ def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Itera
                 Side(near.layout, chunk_near, mine % near_size),
                 Side(far.layout, chunk_far, at % size),
             )
+            token += count
+
+
+def pieces(side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> Iterator[Piece]:
+    """A cache's tokens in pieces of about CHUNK bytes, which begin and end with blocks of it."""
+    size = side.layout.block
+    block_bytes = side.layout.packed((layers[0], 1), heads, 1).buffer_bytes
+    blocks = min(max(1, CHUNK // block_bytes), len(side.blocks))
+    step = max(1, CHUNK // (block_bytes * blocks))
+    for layer in range(layers[0], layers[0] + layers[1], step):
+        token = 0
+        while token < tokens:
+            at = side.first + token
+            count = min(tokens - token, blocks * size - at % size)
+            within = side.blocks[at // size : -(-(at + count) // size)]
+            yield Piece((layer, min(step, sum(layers) - layer)), token, count, Side(side.layout, within, at % size))
             token += count
 
 

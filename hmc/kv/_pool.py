@@ -14,8 +14,10 @@ from hmc._arguments import text, whole, wholes
 from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
-from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
+from hmc._streams import wait_for
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.kv._blocks import Blocks, Used
+from hmc.kv._cache import Cache
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases, lasting
 from hmc.kv._listener import Listener
@@ -37,13 +39,18 @@ _MOST_ROWS = 1 << 24
 class Pool(Owned):
     """The KV cache of one engine: its arrays, registered once and in place, and who has which pages.
 
-    ``caches`` is an array, or a list of ``layout.buffers`` arrays, or ConnBuffers; CPU memory, C-contiguous. ``layout`` is a
-    :class:`hmc.layout.Layout`, or its text with the keywords of Layout: ``Pool(ctx, caches, "L | B kv N H D", L=32, B=1024, N=16,
-    H=8, D=128, dtype="bf16")``. ``lease_blocks`` bounds the pages that all leases together have; by default twice the pool's,
-    within 64 MiB of digests. Every peer of the Context may read the pages, and write them unless ``access="r"``.
+    ``caches`` is an array, or a list of ``layout.buffers`` arrays, or ConnBuffers; C-contiguous, in CPU or device memory.
+    ``layout`` is a :class:`hmc.layout.Layout`, or its text with the keywords of Layout: ``Pool(ctx, caches, "L | B kv N H D", L=32,
+    B=1024, N=16, H=8, D=128, dtype="bf16")``. ``lease_blocks`` bounds the pages that all leases together have; by default twice the
+    pool's, within 64 MiB of digests. Every peer of the Context may read the pages, and write them unless ``access="r"``.
 
     The pool's blocks are given to sessions by :meth:`allocate`. An engine that allocates blocks itself passes ``blocks=`` instead.
     Close it before its Context. Any thread.
+
+    Pages of device memory travel from device to device where elements and their order are the same on both sides. Conversions
+    and digests run on the CPU, over copies: ``bytes_converted`` counts the former; ``digest=False`` and ``verify=False`` leave out
+    the latter. Calls with ``stream=`` (a framework's stream; of the pool's device also an int or ``__cuda_stream__``) come after
+    what is queued there. Default: the current stream of torch and CuPy arrays; pages of other arrays must be ready.
     """
 
     def __init__(
@@ -60,19 +67,12 @@ class Pool(Owned):
         if isinstance(layout, Layout) and given:
             raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
         self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
-        self.arrays: list[Any] = list(caches) if isinstance(caches, list | tuple) else [caches]
         self.ctx = ctx
         if lease_blocks is not None:
             lease_blocks = whole("lease_blocks", lease_blocks, 1, _MOST_ROWS)
-        self._check_arrays()
-        self._own = [not isinstance(array, ConnBuffer) for array in self.arrays]
-        self.buffers = [array if isinstance(array, ConnBuffer) else ctx.register(array, access=access) for array in self.arrays]
-        for buffer in self.buffers:
-            if buffer.device != "cpu":
-                raise UnsupportedError(
-                    f"a pool is in CPU memory; an array is on {buffer.device}: keep a copy of its pages on the CPU"
-                )
         self.scratch = Scratch(ctx)
+        self.cache = Cache(ctx, caches, self.layout, access, self.scratch)
+        self.buffers = self.cache.buffers
         self.blocks = Blocks(self.layout.blocks)
         self.counts = Counters()
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
@@ -85,16 +85,6 @@ class Pool(Owned):
         self._closed = self._drained = False
         self._described = self._describe()
         self.id = bytes(self._described.descriptor())
-
-    def _check_arrays(self) -> None:
-        if len(self.arrays) != self.layout.buffers:
-            raise InvalidArgumentError(f"{len(self.arrays)} arrays; the layout {self.layout} has {self.layout.buffers}")
-        for array in self.arrays:
-            nbytes = array.nbytes if hasattr(array, "nbytes") else memoryview(array).nbytes
-            if nbytes < self.layout.buffer_bytes:
-                raise InvalidArgumentError(
-                    f"an array has {nbytes} bytes; the layout {self.layout} requires {self.layout.buffer_bytes}"
-                )
 
     def _describe(self) -> ConnBuffer:
         parts = [self.leases.row_buffer, self.leases.word_buffer, *self.buffers]
@@ -142,6 +132,7 @@ class Pool(Owned):
         peer: Peer | None = None,
         digest: bool = True,
         on_end: Callable[[Lease], None] | None = None,
+        stream: Any = None,
     ) -> Lease:
         """Lets peers read pages of a session for some seconds; ``lease.ticket`` is what they need.
 
@@ -149,7 +140,7 @@ class Pool(Owned):
         lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
         lost, and by ``release()`` or ``free(session)``. Its pages must not change before ``on_end(lease)`` was called; the
         session's own blocks then become free. Errors of ``on_end`` go to ``threading.excepthook``. With ``digest``
-        the pages are read once, here.
+        the pages are read once, here. Waits for what is queued on ``stream``, which writes the pages (see :class:`Pool`).
 
         Raises InvalidArgumentError, OutOfMemoryError (too many leases), ClosedError.
         """
@@ -176,6 +167,7 @@ class Pool(Owned):
                 first = whole("first", first, 0, MAX_TOKENS)
                 tokens = self._tokens(tokens, chosen, first)
                 check_tokens(self.layout, chosen, tokens, first)
+                wait_for(self.cache.marks(stream))
                 lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
         finally:
             known.set()
@@ -194,16 +186,26 @@ class Pool(Owned):
         """
         return self._push(peer, ticket, blocks, session, first, credits, moves=False)
 
-    def migrate(self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None = None, *, session: str, first: int = 0) -> Transfer:
+    def migrate(
+        self,
+        peer: Peer,
+        ticket: bytes,
+        blocks: Sequence[int] | None = None,
+        *,
+        session: str,
+        first: int = 0,
+        stream: Any = None,
+    ) -> Transfer:
         """Moves a session into the pages that a peer's :meth:`receive` offers: pushes all layers, then frees the session here.
 
         The session stays here, whole, unless the peer has accepted and verified every layer. A session that goes on meanwhile
         moves in two steps: first a push of the tokens that are complete, then, when it pauses, ``migrate`` to a ``receive`` that
-        skips these. Raises and fails as :meth:`push`.
+        skips these. Pages are read behind what is queued on ``stream``. Raises and fails as :meth:`push`.
         """
         layers = range(self.layout.layers[0], sum(self.layout.layers))
+        behind = self.cache.marks(stream)
         push = self._push(peer, ticket, blocks, session, first, len(layers), moves=True)
-        push._migrate(layers)
+        push._migrate(layers, behind)
         return push
 
     def _push(
@@ -232,13 +234,14 @@ class Pool(Owned):
         skip: int = 0,
         tokens: int | None = None,
         verify: bool = True,
+        stream: Any = None,
     ) -> Transfer:
         """Reads the pages of a peer's lease into pages of this pool, and converts them where the layouts differ.
 
         ``skip`` leaves out as many tokens at the beginning of the lease (a prefix that is here already), ``tokens`` those behind
         so many. ``blocks`` are those of the tokens that travel, from token ``first`` of the first block on. Default: the session's
         own, of which the first ones hold the prefix. Layers and heads are those that both pools have. The lease ends with the pull,
-        whatever its outcome.
+        whatever its outcome. Pages are written behind what is queued on ``stream`` now.
 
         The Transfer fails with LeaseExpiredError or CorruptError (``verify``) where the pages are not those of the lease, with
         PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
@@ -252,7 +255,7 @@ class Pool(Owned):
         transfer = Transfer(text("session", session), "pull")
         with self.blocks.claim(session) as used:
             target = side(self.layout, self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
-            pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify)
+            pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify, self.cache.marks(stream))
             self._run(transfer, pull.run, used)
         return transfer
 
@@ -267,14 +270,15 @@ class Pool(Owned):
         skip: int = 0,
         verify: bool = True,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Inbox:
         """Offers pages to a peer's :meth:`push`; ``inbox.ticket`` is what it needs. The Inbox ends when all layers have arrived.
 
         ``skip``: tokens of the session that are here already; the push begins behind them. ``tokens`` travel, into ``blocks`` from
         token ``first`` of the first block on. Defaults: the session's own blocks, of which the first ones hold the prefix, and all
-        tokens that fit. ``timeout``: seconds until it ends with HmcTimeoutError by itself. It also fails with CorruptError
-        (``verify``), PeerLostError, HmcCancelledError. The pages then hold garbage. Raises InvalidArgumentError, PeerLostError,
-        ClosedError.
+        tokens that fit. Pages are written behind what is queued on ``stream`` now. ``timeout``: seconds until it ends with
+        HmcTimeoutError by itself. It also fails with CorruptError (``verify``), PeerLostError, HmcCancelledError. The pages then
+        hold garbage. Raises InvalidArgumentError, PeerLostError, ClosedError.
         """
         self._check_open(peer)
         text("session", session)
@@ -285,7 +289,7 @@ class Pool(Owned):
             tokens = self._tokens(tokens, chosen, begin)
             target = side(self.layout, chosen, tokens, begin)
             ticket = Ticket.of_inbox(self.id, self.listener.tag, tokens, target.first, skip, verify, target.blocks)
-            inbox = Inbox(self, peer, ticket, session, target, tokens, verify, deadline)
+            inbox = Inbox(self, peer, ticket, session, target, tokens, verify, deadline, self.cache.marks(stream))
             self._run(inbox, inbox._run, used)
         return inbox
 
@@ -321,8 +325,8 @@ class Pool(Owned):
         self.listener.close()
         with self._lock:
             self._remotes.clear()
-        owned = [buffer for buffer, own in zip(self.buffers, self._own, strict=True) if own]
-        for buffer in [*owned, self._described, self.leases.row_buffer, self.leases.word_buffer]:
+        self.cache.close(deadline)
+        for buffer in [self._described, self.leases.row_buffer, self.leases.word_buffer]:
             buffer.close(deadline.left())
         self.scratch.close()
         self._drained = True

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc import layout as layouts
-from hmc._core import Peer
+from hmc._core import Peer, StreamMark
+from hmc._streams import wait_for
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, StaleBufferError
 from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
 from hmc.kv._remote import RemotePool, finish
@@ -27,7 +28,16 @@ class Pull:
     """One pull, on a thread of its own."""
 
     def __init__(
-        self, pool: Pool, peer: Peer, ticket: Ticket, transfer: Transfer, target: Side, skip: int, tokens: int, verify: bool
+        self,
+        pool: Pool,
+        peer: Peer,
+        ticket: Ticket,
+        transfer: Transfer,
+        target: Side,
+        skip: int,
+        tokens: int,
+        verify: bool,
+        behind: list[StreamMark],
     ) -> None:
         self.pool = pool
         self.peer = peer
@@ -37,6 +47,7 @@ class Pull:
         self.skip = skip
         self.tokens = tokens
         self.verify = verify
+        self.behind = behind
         self.remote: RemotePool | None = None
         self.beats = 0
         self.last_beat = time.monotonic()
@@ -48,6 +59,7 @@ class Pull:
         try:
             remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
             remote.check(self.ticket)
+            wait_for(self.behind, self.transfer._check_cancelled)
             self._move(remote)
             ended = True
         except LeaseExpiredError:
@@ -101,16 +113,7 @@ class Pull:
                 for work in works:
                     drained(work)
             if verify:
-                total += layouts.digest(
-                    target.layout,
-                    self.pool.arrays,
-                    target.blocks,
-                    self.tokens,
-                    first=target.first,
-                    position=self.skip,
-                    layers=group,
-                    heads=heads,
-                )
+                total += self.pool.cache.digest(target, self.tokens, position=self.skip, layers=group, heads=heads)
 
         def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
             for work in item[0]:
@@ -156,19 +159,7 @@ class Pull:
             try:
                 for work in works:
                     finish(work, self.transfer)
-                total += layouts.convert(
-                    chunk.packed,
-                    buffer,
-                    np.arange(len(chunk.far.blocks), dtype=np.uint64),
-                    self.target.layout,
-                    self.pool.arrays,
-                    chunk.near.blocks,
-                    chunk.tokens,
-                    source_first=chunk.far.first,
-                    target_first=chunk.near.first,
-                    position=self.skip + chunk.token,
-                    digest=verify,
-                )
+                total += self.pool.cache.write(chunk, buffer, self.skip + chunk.token, verify)
                 self.bytes_converted += chunk.packed.buffer_bytes
             finally:
                 for work in works:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hmc import layout as layouts
 from hmc._arguments import whole
-from hmc._core import Peer, Work
+from hmc._core import Peer, StreamMark, Work
 from hmc._deadline import Deadline
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
 from hmc.kv._blocks import Used
@@ -32,6 +32,7 @@ __all__ = ["Push"]
 
 _ANSWER = 30.0  # seconds until the receiver has answered the first record
 _LOOK = 0.1  # seconds between two looks whether the receiver's pool is still open
+_COMPLETE = 0.0005  # seconds between two looks whether a layer is complete
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Push(Transfer):
         self._source = source
         self._credits = credits
         self._changed = threading.Condition()
-        # What happens to the push: ("layer", number), ("close", 0), ("cancel", 0), ("record", record or exception).
+        # What happens to the push: ("layer", (number, marks)), ("close", (0, [])), ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._closed = False
         self._moves = moves  # the session that leaves this pool
@@ -69,16 +70,18 @@ class Push(Transfer):
         self._direct: Direct | None = None
         pool.listener.open(peer, ticket.generation, lambda found: self._events.put(("record", found)))
 
-    def ready(self, layer: int, timeout: float | None = None) -> None:
+    def ready(self, layer: int, timeout: float | None = None, *, stream: Any = None) -> None:
         """Sends a layer, of the whole model, whose pages are complete and stay so until the push has ended.
 
-        Returns at once while fewer than ``credits`` layers are not yet acknowledged, else waits. Raises HmcTimeoutError (nothing
-        was sent), and the error of a push that has failed.
+        They are complete when what is queued on ``stream`` now is over: it writes them (see :class:`Pool`). Returns at once while
+        fewer than ``credits`` layers are not yet acknowledged, else waits. Raises HmcTimeoutError (nothing was sent), and the error
+        of a push that has failed.
         """
         self._check_process()
         deadline, layer = Deadline(timeout), whole("layer", layer)
         if common(self._source.layout.layers, (layer, 1))[1] == 0:
             raise InvalidArgumentError(f"layer {layer} is not in {self._source.layout}")
+        behind = self._pool.cache.marks(stream)
         with self._changed:
             while self._credits == 0 and not self.done:
                 left = deadline.left()
@@ -91,7 +94,7 @@ class Push(Transfer):
                 if self._closed:
                     raise InvalidArgumentError("the push is closed")
                 self._credits -= 1
-                self._events.put(("layer", layer))
+                self._events.put(("layer", (layer, behind)))
                 return
         error = self.error()
         raise error if error is not None else InvalidArgumentError("the push has ended")
@@ -122,17 +125,16 @@ class Push(Transfer):
         with contextlib.suppress(HmcError):
             self.wait()
 
-    def _migrate(self, layers: range) -> None:
-        """Sends all layers. The push has a credit for each."""
+    def _migrate(self, layers: range, behind: list[StreamMark]) -> None:
+        """Sends all layers, which are complete behind the marks. The push has a credit for each."""
         for layer in layers:
-            with contextlib.suppress(HmcError):  # raised by wait()
-                self.ready(layer)
+            self._events.put(("layer", (layer, behind)))
         self._finish()
 
     def _finish(self) -> None:
         with self._changed:
             self._closed = True
-            self._events.put(("close", 0))
+            self._events.put(("close", (0, [])))
 
     def _unstarted(self) -> None:
         self._pool.listener.end(self._peer, self._ticket.generation)
@@ -183,35 +185,34 @@ class Push(Transfer):
     def _serve(self, remote: RemotePool) -> None:
         """Sends layers until the receiver has accepted them."""
         until = time.monotonic() + _ANSWER
-        held: deque[tuple[str, int]] | None = deque()  # layers and close, until GO
+        held: deque[tuple[str, tuple[int, list[StreamMark]]]] = deque()  # layers and close, until GO and until they are complete
+        answered = False
         while True:
             try:
-                what, found = self._next(answered=held is None)
+                what, found = self._next(_LOOK if not answered else _COMPLETE if held else None)
             except queue.Empty:
-                self._look(remote, until)
-                continue
+                what = ""
+                if not answered:
+                    self._look(remote, until)
             self._check_cancelled()
-            if what != "record":
-                if held is None:
-                    self._write(remote, what, found)
-                else:
-                    held.append((what, found))
-                continue
-            kind = self._take(found)
-            if kind == ACCEPTED:
-                return
-            if kind == GO:
-                for event in held or ():
-                    self._write(remote, *event)
-                held = None
+            if what == "record":
+                kind = self._take(found)
+                if kind == ACCEPTED:
+                    return
+                answered = answered or kind == GO
+            elif what:
+                held.append((what, found))
+            while answered and held and all(mark.reached for mark in held[0][1][1]):
+                what, (layer, _) = held.popleft()
+                self._write(remote, what, layer)
 
-    def _next(self, answered: bool) -> tuple[str, Any]:
+    def _next(self, timeout: float | None) -> tuple[str, Any]:
         """The next event. While there is none, the travelling layers land."""
         if self._travelling:
             with contextlib.suppress(queue.Empty):
                 return self._events.get_nowait()
             self._land()
-        return self._events.get(timeout=None if answered else _LOOK)
+        return self._events.get(timeout=timeout)
 
     def _look(self, remote: RemotePool, until: float) -> None:
         """Raises where the receiver cannot answer the first record: its pool is closed, or waits for another peer."""
@@ -325,30 +326,12 @@ class Push(Transfer):
         """The digest of a layer as it lies here, or 0 where the receiver does not verify."""
         if not self._ticket.digests:
             return 0
-        return layouts.digest(
-            self._source.layout,
-            self._pool.arrays,
-            self._source.blocks,
-            self._ticket.tokens,
-            first=self._source.first,
-            layers=(layer, 1),
-            heads=heads,
-        )
+        return self._pool.cache.digest(self._source, self._ticket.tokens, layers=(layer, 1), heads=heads)
 
     def _convert(self, chunk: Chunk, buffer: Any) -> int:
         """Converts a chunk into a buffer and returns its digest."""
         packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
-        layouts.convert(
-            chunk.near.layout,
-            self._pool.arrays,
-            chunk.near.blocks,
-            chunk.packed,
-            buffer,
-            packed,
-            chunk.tokens,
-            source_first=chunk.near.first,
-            target_first=chunk.far.first,
-        )
+        self._pool.cache.read(chunk, buffer)
         self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
         if not self._ticket.digests:
             return 0

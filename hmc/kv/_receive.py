@@ -7,10 +7,10 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from hmc import layout as layouts
 from hmc._arguments import whole
-from hmc._core import Peer
+from hmc._core import Peer, StreamMark
 from hmc._deadline import Deadline
+from hmc._streams import wait_for
 from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
 from hmc.kv._moves import Side, common
 from hmc.kv._transfer import Transfer
@@ -29,7 +29,16 @@ class Inbox(Transfer):
     """
 
     def __init__(
-        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, target: Side, tokens: int, verify: bool, deadline: Deadline
+        self,
+        pool: Pool,
+        peer: Peer,
+        ticket: Ticket,
+        session: str,
+        target: Side,
+        tokens: int,
+        verify: bool,
+        deadline: Deadline,
+        behind: list[StreamMark],
     ) -> None:
         super().__init__(session, "receive")
         self.ticket = ticket.encode()
@@ -40,6 +49,7 @@ class Inbox(Transfer):
         self._tokens = tokens
         self._verify = verify
         self._deadline = deadline
+        self._behind = behind
         self._arrived: set[int] = set()
         self._news = threading.Condition()
         # Records, an exception when the peer is lost, None after a cancel.
@@ -180,8 +190,16 @@ class Inbox(Transfer):
                 f"pool has layers {here.layers} and heads {here.heads}"
             )
         self._layers, self._heads = layers, heads
+        try:
+            wait_for(self._behind, self._check_limits)
+        except HmcError as error:
+            return error
         self._send(GO)
         return None
+
+    def _check_limits(self) -> None:
+        if self._cancel.is_set() or self._deadline.left() == 0:
+            raise self._given_up()
 
     def _refuse_further(self) -> None:
         """Answers the records that come after the end, and those that have come already."""
@@ -200,15 +218,7 @@ class Inbox(Transfer):
             )
         if not self._verify:
             return None
-        found = layouts.digest(
-            self._target.layout,
-            self._pool.arrays,
-            self._target.blocks,
-            self._tokens,
-            first=self._target.first,
-            layers=(layer, 1),
-            heads=heads,
-        )
+        found = self._pool.cache.digest(self._target, self._tokens, layers=(layer, 1), heads=heads)
         if found == record.digest:
             return None
         return CorruptError(

@@ -66,7 +66,8 @@ def finish(work: Work, transfer: Transfer | None = None) -> None:
             work.wait(None if transfer is None else 0.05)
         except HmcTimeoutError:
             if work.done:
-                raise
+                work.wait()  # it ended just now, or with a timeout of its own
+                return
             assert transfer is not None
             if transfer._cancel.is_set() and work._withdraw():
                 transfer._check_cancelled()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from device_arrays import DEVICES, array_on, here, registrable, transports_of
 
 import hmc
 from hmc import kv, layout
@@ -16,15 +17,19 @@ DTYPE = {"f16": 2, "bf16": 2, "f32": 4, "f8_e4m3fn": 1}
 
 
 class Side:
-    """A Context with a pool over arrays of its own."""
+    """A Context with a pool over arrays of its own, on the CPU or on a device."""
 
-    def __init__(self, text: str, seed: int, **more: Any) -> None:
+    def __init__(self, text: str, seed: int, device: str = "", **more: Any) -> None:
+        if not device:
+            device = DEVICES[(seed - 1) % len(DEVICES)] if DEVICES else "cpu"
+        if "transports" in more:
+            more["transports"] = transports_of(more["transports"])
         self.ctx = hmc.Context(**more)
         self.layout = Layout(text)
         rng = np.random.default_rng(seed)
-        self.arrays = [rng.integers(0, 256, self.layout.buffer_bytes, dtype=np.uint8) for _ in range(self.layout.buffers)]
+        made = [rng.integers(0, 256, self.layout.buffer_bytes, dtype=np.uint8) for _ in range(self.layout.buffers)]
         if self.layout.dtype != "f8_e4m3fn":  # numbers that a cast keeps apart
-            for array in self.arrays:
+            for array in made:
                 words = array.view({2: np.uint16, 4: np.uint32}[DTYPE[self.layout.dtype]])
                 values = rng.normal(0, 1, words.size).astype(np.float32)
                 if self.layout.dtype == "bf16":
@@ -33,7 +38,8 @@ class Side:
                     words[:] = values.astype(np.float16).view(np.uint16)
                 else:
                     words[:] = values.view(np.uint32)
-        self.pool = kv.Pool(self.ctx, self.arrays, self.layout)
+        self.arrays: list[Any] = [array_on(array, device) for array in made]
+        self.pool = kv.Pool(self.ctx, registrable(self.arrays), self.layout)
 
     def close(self) -> None:
         self.pool.close()
@@ -58,9 +64,9 @@ PAIRS = [
 
 
 @contextmanager
-def connected(prefill: str, decode: str, **more: Any) -> Iterator[tuple[Side, Side, Any, Any]]:
+def connected(prefill: str, decode: str, devices: tuple[str, str] = ("", ""), **more: Any) -> Iterator[tuple[Side, Side, Any, Any]]:
     """Two sides, the peer that the second sees, and the peer that the first sees."""
-    a, b = Side(prefill, 1, **more), Side(decode, 2, **more)
+    a, b = Side(prefill, 1, devices[0], **more), Side(decode, 2, devices[1], **more)
     try:
         to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
         yield a, b, to_a, a.ctx.accept(timeout=20)
@@ -72,11 +78,11 @@ def connected(prefill: str, decode: str, **more: Any) -> Iterator[tuple[Side, Si
 def expected(a: Side, a_blocks: Any, b: Side, b_blocks: Any, tokens: int, **where: int) -> list[Any]:
     """What b's arrays hold after the move, by a conversion without any connection."""
     after = [array.copy() for array in b.arrays]
-    layout.convert(a.layout, a.arrays, a_blocks, b.layout, after, b_blocks, tokens, **where)
+    layout.convert(a.layout, here(a.arrays), a_blocks, b.layout, after, b_blocks, tokens, **where)
     return after
 
 
 def same(b: Side, wanted: list[Any]) -> None:
     """Every byte of b's arrays is as wanted."""
     for found, array in zip(b.arrays, wanted, strict=True):
-        assert np.array_equal(found, array)
+        assert np.array_equal(np.asarray(found), array)

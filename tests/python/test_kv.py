@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_arrays import here
 from kv_sides import PAIRS, Side, expected, same
 
 import hmc
@@ -59,7 +60,7 @@ def test_slices_of_two_cards_make_a_whole(kv_pair: Any) -> None:
         b_to_c = b.ctx.connect(c.ctx.addresses[0], timeout=20)
         blocks = b.pool.allocate("s", 64)
         wanted = expected(a, [5, 1, 2, 0], b, blocks, 64)
-        layout.convert(c.layout, c.arrays, [7, 3], b.layout, wanted, blocks, 64)
+        layout.convert(c.layout, here(c.arrays), [7, 3], b.layout, wanted, blocks, 64)
         pulls = [
             b.pool.pull(b_to_a, a.pool.lease("s", [5, 1, 2, 0]).ticket, session="s"),
             b.pool.pull(b_to_c, c.pool.lease("s", [7, 3]).ticket, session="s"),
@@ -94,8 +95,8 @@ def test_pages_that_change_during_the_lease_are_an_error(kv_pair: Any) -> None:
         lease = a.pool.lease("s", [3, 1], 2 * a.layout.block)
         rng = np.random.default_rng(1)
         # One byte of the leased pages: of those that a digest of the same pages sees.
-        before = layout.digest(a.layout, a.arrays, [3, 1], 2 * a.layout.block)
-        while layout.digest(a.layout, a.arrays, [3, 1], 2 * a.layout.block) == before:
+        before = layout.digest(a.layout, here(a.arrays), [3, 1], 2 * a.layout.block)
+        while layout.digest(a.layout, here(a.arrays), [3, 1], 2 * a.layout.block) == before:
             array = a.arrays[rng.integers(len(a.arrays))]
             array[rng.integers(array.size)] ^= 0x11
         target = b.pool.allocate("s", 2 * a.layout.block)

@@ -233,13 +233,13 @@ def test_the_survivor_serves_others(mine: Any) -> None:
         """
         pool.pull(peer, bytes.fromhex(json.loads(sys.stdin.readline())["ticket"]), list(range(layout.blocks))).wait(20)
         import hashlib
-        say(digest=hashlib.sha256(array.tobytes()).hexdigest())
+        say(digest=hashlib.sha256(np.asarray(array).tobytes()).hexdigest())
         time.sleep(600)
         """,
         HMC_TRANSPORTS=mine.transports,
     )
     survivor.tell(ticket=second.ticket.hex())
-    wanted = np.ascontiguousarray(mine.array.reshape(4, BLOCKS, -1)[:, blocks])
+    wanted = np.ascontiguousarray(np.asarray(mine.array).reshape(4, BLOCKS, -1)[:, blocks])
     assert survivor.read() == {"digest": hashlib.sha256(wanted.tobytes()).hexdigest()}
     assert second.wait(SOON) == "read"
     first.release()

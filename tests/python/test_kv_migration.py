@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_arrays import here
 from kv_sides import PAIRS, PLAIN, TOKEN, TURNED, expected, same
 
 import hmc
@@ -27,7 +28,7 @@ def test_only_missing_blocks_travel(kv_pair: Any, way: str, decode: str, skip: i
     wanted = [array.copy() for array in b.arrays]
     where = {"source_first": skip % 16, "target_first": skip % b.layout.block}
     b_blocks = theirs[skip // b.layout.block :]
-    layout.convert(a.layout, a.arrays, mine[skip // 16 :], b.layout, wanted, b_blocks, tokens - skip, **where)
+    layout.convert(a.layout, here(a.arrays), mine[skip // 16 :], b.layout, wanted, b_blocks, tokens - skip, **where)
     assert any(not np.array_equal(x, y) for x, y in zip(before, wanted, strict=True))
     if way == "pull":
         b.pool.pull(to_a, a.pool.lease("s", tokens=tokens).ticket, session="s", skip=skip).wait(20)
@@ -82,7 +83,7 @@ def test_a_session_goes_on_while_it_migrates(kv_pair: Any) -> None:
     """The engine writes further tokens while those that are complete move; then the rest follows."""
     a, b, to_a, to_b = kv_pair(PLAIN, TURNED)
     mine, theirs = a.pool.allocate("s", 160), b.pool.allocate("s", 160)
-    cache = a.arrays[0].view(np.uint16).reshape(3, 12, 4, 16, 2, 32)
+    cache = here(a.arrays)[0].view(np.uint16).reshape(3, 12, 4, 16, 2, 32)
     stop = threading.Event()
     written = 70
 
@@ -91,6 +92,7 @@ def test_a_session_goes_on_while_it_migrates(kv_pair: Any) -> None:
         rng = np.random.default_rng(8)
         while written < 150 and not stop.is_set():
             cache[:, mine[written // 16], :, written % 16] = rng.integers(0, 1 << 14, (3, 4, 2, 32))
+            a.arrays[0][:] = cache.reshape(-1).view(np.uint8)
             written += 1
             time.sleep(0.001)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_arrays import here
 from kv_sides import PLAIN, TOKEN, TURNED, Side, connected, expected, same
 
 import hmc
@@ -52,7 +53,7 @@ def test_any_split_to_any_split(way: str, sources: list[str], targets: list[str]
                 if overlap(source.layout, target.layout):
                     layout.convert(
                         source.layout,
-                        source.arrays,
+                        here(source.arrays),
                         list(range(-(-tokens // source.layout.block))),
                         target.layout,
                         after,

@@ -1,0 +1,42 @@
+"""Work that is queued on streams of devices and is to be over before HMC looks at an array."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hmc._core import ConnBuffer, Memory, StreamMark
+from hmc.tensors import Tensor
+
+__all__ = ["queued", "wait_for"]
+
+_PAUSE = 0.0005  # seconds between two looks
+
+
+def queued(arrays: Iterable[Any]) -> list[StreamMark]:
+    """What is queued now on the streams that arrays are produced on: torch's and CuPy's current ones, or those they name."""
+    marks, seen = [], set()
+    for array in arrays:
+        if isinstance(array, np.ndarray | Memory | ConnBuffer | Tensor):
+            continue
+        library = type(array).__module__.partition(".")[0]
+        if library in ("torch", "cupy"):  # one current stream for each device
+            key = library, str(array.device)
+            if key in seen:
+                continue
+            seen.add(key)
+        mark = StreamMark.of(array)
+        if mark is not None:
+            marks.append(mark)
+    return marks
+
+
+def wait_for(marks: Sequence[StreamMark], check: Callable[[], None] = lambda: None) -> None:
+    """Returns when the marked work is over. ``check`` raises what ends the wait early."""
+    for mark in marks:
+        while not mark.reached:
+            check()
+            time.sleep(_PAUSE)
