@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from hmc import layout
 from hmc.errors import UnsupportedError
 from hmc.layout import Layout
 
-__all__ = ["Grid"]
+__all__ = ["Band", "Grid"]
 
 _CHUNK = 1024  # bytes at least; a chunk is a quarter of a row: fewer are quicker, more let columns be cut without copies
 _CHUNKS = 4
@@ -29,6 +29,17 @@ _MASK = (1 << 64) - 1
 @functools.lru_cache(maxsize=4096)
 def _layout(text: str) -> Layout:
     return Layout(text)
+
+
+class Band(NamedTuple):
+    """Chunks [first, last) of some rows of a shard, and which of its bytes they are. More than one row: all chunks."""
+
+    row: int
+    rows: int
+    first: int
+    last: int
+    at: int
+    nbytes: int
 
 
 class Grid:
@@ -63,14 +74,30 @@ class Grid:
             rest = (self.columns - whole * self.chunk) * self.itemsize // self.word
             yield _layout(f"L=1 {axes} H=1@{whole} D={rest} {self.dtype}"), (whole - first) * size * self.word
 
+    def bands(self, most: int) -> Iterator[Band]:
+        """The shard in bands of about ``most`` bytes: whole rows, or where a row is longer, whole chunks of one."""
+        row_bytes, size = self.columns * self.itemsize, self.chunk * self.itemsize
+        rows = min(_MOST, max(1, most // max(1, row_bytes)))
+        step = self.chunks if row_bytes <= most else max(1, most // size)
+        for row in range(0, self.rows, rows):
+            for chunk in range(0, self.chunks, step):
+                last, count = min(chunk + step, self.chunks), min(rows, self.rows - row)
+                at = row * row_bytes + chunk * size
+                end = (row + count) * row_bytes if last == self.chunks else at + (last - chunk) * size
+                yield Band(row, count, chunk, last, at, end - at)
+
     def table(self, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """The numbers of a shard, which is ``data``: shape (chunks, rows)."""
-        found = np.zeros((self.chunks, self.rows), np.uint64)
+        return self.table_of(Band(0, self.rows, 0, self.chunks, 0, data.nbytes), data)
+
+    def table_of(self, band: Band, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """The numbers of a band, which is ``data``: shape (chunks, rows)."""
+        found = np.zeros((band.last - band.first, band.rows), np.uint64)
         if found.size == 0:
             return found
         at = 0
-        for described, offset in self._pieces(0, self.chunks, self.columns * self.itemsize, self.rows, True):
-            numbers = layout.digests(described, data[offset:], np.arange(self.rows), self.rows)[0]
+        for described, offset in self._pieces(band.first, band.last, self.columns * self.itemsize, band.rows, True):
+            numbers = layout.digests(described, data[offset:], np.arange(band.rows), band.rows, position=band.row)[0]
             found[at : at + len(numbers)] = numbers
             at += len(numbers)
         return found

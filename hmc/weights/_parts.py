@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from hmc import _core
 from hmc._arguments import whole, wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
-from hmc.tensors import _dtypes, describe
+from hmc.tensors import Tensor, _dtypes, describe
 from hmc.tensors._axes import c_strides
 
-__all__ = ["WORDS", "Part", "address_of", "fused", "part", "parts_of", "shard", "text_bytes"]
+__all__ = ["WORDS", "Part", "Words", "address_of", "fused", "is_dense", "part", "parts_of", "plain", "shard", "text_bytes"]
 
 _MOST = 1 << 62
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
@@ -46,9 +46,9 @@ class Part:
 def part(array: Any, shape: Sequence[int] | None = None, at: Sequence[int] | None = None, dtype: Any = None) -> Part:
     """An array as the part of a tensor of ``shape`` that begins at index ``at``.
 
-    ``array``: of NumPy, torch or another library, in CPU memory. ``shape``: of the whole tensor, default the array's own. ``at``:
-    one index per axis, default all 0. ``dtype``: the element type where the array has another of the same size, such as bfloat16 in
-    an array of uint16. InvalidArgumentError where the array does not lie within the tensor.
+    ``array``: of NumPy, torch or another library, in CPU or device memory, or a hmc.tensors.Tensor. ``shape``: of the whole tensor,
+    default the array's own. ``at``: one index per axis, default all 0. ``dtype``: the element type where the array has another of
+    the same size, such as bfloat16 in an array of uint16. InvalidArgumentError where the array does not lie within the tensor.
     """
     found = describe(array)
     name = found.dtype if dtype is None else _dtypes.name_of(dtype)
@@ -152,24 +152,36 @@ def is_dense(array: Any) -> bool:
     )
 
 
-def words_of(ctx: _core.Context, name: str, one: Part) -> NDArray[Any]:
-    """A writable view of the elements as unsigned words. UnsupportedError where there is none."""
-    array, word = one.array, np.dtype(WORDS[one.itemsize])
-    if isinstance(array, np.ndarray):
-        view: NDArray[Any] = array.view(np.ndarray).view(word)
-        if not view.flags.writeable:
-            raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")
-        return view
-    if not is_dense(array):
-        raise UnsupportedError(f"tensor {name}: a {type(array).__name__} that is not contiguous: pass a contiguous one")
-    try:
-        with ctx.register(detached(array), access="rw") as buffer:  # refuses what is read-only
-            if buffer.device != "cpu":
-                raise UnsupportedError(f"tensor {name} is on {buffer.device}: weights are pulled into CPU memory; pass a CPU array")
-            found: NDArray[Any] = buffer.numpy(word, one.extents)
-            return found
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"tensor {name}: {error}") from None
+class Words:
+    """A target's elements as unsigned words, of which write() replaces all."""
+
+    def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
+        """UnsupportedError where they cannot be written in place, InvalidArgumentError where they must not be."""
+        self.word = np.dtype(WORDS[one.itemsize])
+        self._host: NDArray[Any] | None = None
+        self._memory: _core.Memory | None = None
+        if isinstance(one.array, np.ndarray):
+            self._host = one.array.view(np.ndarray).view(self.word)
+            if not self._host.flags.writeable:
+                raise InvalidArgumentError(f"tensor {name} is read-only: pass a writable array")
+            return
+        if not is_dense(one.array):
+            raise UnsupportedError(f"tensor {name}: a {type(one.array).__name__} that is not contiguous: pass a contiguous one")
+        try:
+            with ctx.register(plain(one.array), access="rw") as buffer:  # refuses what is read-only
+                if buffer.device == "cpu":
+                    self._host = buffer.numpy(self.word, one.extents)
+                else:
+                    self._memory = buffer.memory
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"tensor {name}: {error}") from None
+
+    def write(self, words: NDArray[Any]) -> None:
+        """``words``: of the target's shape; to a device, in C order. Returns when all are in place."""
+        if self._host is not None:
+            np.copyto(self._host.reshape(1) if self._host.ndim == 0 else self._host, words)
+        elif self._memory is not None and words.nbytes:
+            self._memory.copy_blocks_from(_core.Memory.from_array(words), [0], [0], words.nbytes)
 
 
 def address_of(array: Any) -> int | None:
@@ -179,6 +191,8 @@ def address_of(array: Any) -> int | None:
     return int(array.data_ptr()) if callable(getattr(array, "data_ptr", None)) else None
 
 
-def detached(array: Any) -> Any:
-    """A torch tensor's values without its gradient; others as they are."""
+def plain(array: Any) -> Any:
+    """What registers: a torch tensor's values without its gradient, the memory of a Tensor, others as they are."""
+    if isinstance(array, Tensor):
+        return array.memory()
     return array.detach() if getattr(array, "requires_grad", False) is True else array

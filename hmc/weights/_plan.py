@@ -9,6 +9,7 @@ from typing import Any
 
 from hmc._arguments import whole
 from hmc._deadline import Deadline
+from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, InvalidArgumentError
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
@@ -147,6 +148,7 @@ class Plan:
                 raise InvalidArgumentError("commit: the last pull has failed or was committed before; pull() again")
             for sink in self._sinks:
                 sink.check()
+            wait_for(queued(array for sink in self._sinks for array in sink.arrays()))
             self._copy()
             self._epoch, self._pulled = self._pulled, None
             return self._epoch
@@ -203,12 +205,14 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     """Plans how ``target`` is filled from one or more sources, whatever the shardings of both.
 
     ``sources``: what lookup() returned, or publications of this process. Together they have every region of the target; where
-    several have the same one, they share the work. ``target``: by name, writable arrays in CPU memory, or Parts of tensors, as in
-    publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even.
+    several have the same one, they share the work. ``target``: by name, writable arrays in CPU or device memory, or Parts of
+    tensors, as in publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even.
+
+    A pull reads into CPU memory of the plan, as large as the target, where digests are checked and elements are cast. commit()
+    copies from there, to arrays of devices too.
 
     Raises InvalidArgumentError for a tensor that no source has, another shape, and a region that no source has; UnsupportedError
-    for a cast that is not among floating-point types of at most 32 bits, and for device memory; ClosedError for a publication that
-    was closed.
+    for a cast that is not among floating-point types of at most 32 bits; ClosedError for a publication that was closed.
     """
     given = list(sources) if isinstance(sources, list | tuple) else [sources]
     found = []

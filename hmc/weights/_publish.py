@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from hmc._arguments import whole
-from hmc._core import ConnBuffer, Context
+from hmc._core import ConnBuffer, Context, Memory
 from hmc._deadline import Deadline
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
+from hmc._streams import queued, wait_for
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
+from hmc.weights._cells import TASK_BYTES
+from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
-from hmc.weights._parts import Part, address_of, detached, is_dense, parts_of
+from hmc.weights._parts import Part, address_of, is_dense, parts_of, plain
 from hmc.weights._remote import Source
 from hmc.weights._sinks import Quantised
 
@@ -27,11 +30,22 @@ def _registered(ctx: Context, name: str, one: Part) -> ConnBuffer:
         raise InvalidArgumentError(f"tensor {name} is a target's quantised(): publish the array and its scales as two tensors")
     if not is_dense(one.array):
         raise InvalidArgumentError(f"tensor {name} of shape {one.extents} has gaps or permuted axes: pass a contiguous array")
-    buffer = ctx.register(detached(one.array), access="r")
-    if buffer.device != "cpu":
-        buffer.close()
-        raise UnsupportedError(f"tensor {name} is on {buffer.device}: weights are published from CPU memory only; pass a CPU array")
-    return buffer
+    return ctx.register(plain(one.array), access="r")
+
+
+def _table(grid: Grid, buffer: ConnBuffer) -> Any:
+    """The digests of a shard. Of device memory the CPU digests a copy, band by band."""
+    if buffer.device == "cpu":
+        return grid.table(buffer.numpy())
+    found = np.zeros((grid.chunks, grid.rows), np.uint64)
+    copy = Memory(0)
+    for band in grid.bands(TASK_BYTES):
+        if copy.nbytes < band.nbytes:
+            copy = Memory(band.nbytes)
+        copy.copy_blocks_from(buffer.memory, [band.at], [0], band.nbytes)
+        numbers = grid.table_of(band, copy.numpy()[: band.nbytes])
+        found[band.first : band.last, band.row : band.row + band.rows] = numbers
+    return found
 
 
 class Publication:
@@ -96,10 +110,11 @@ class Publication:
         self.ctx.publish(self._published, described)
 
     def _digest(self) -> None:
+        wait_for(queued(plain(array) for _, array, _ in self._places))
         numbers = self._table.numpy(np.uint64)
         for shard in self._shards:
             if shard.table >= 0 and shard.nbytes:
-                found = shard.grid.table(self._arrays[shard.buffer].numpy())
+                found = _table(shard.grid, self._arrays[shard.buffer])
                 numbers[shard.table : shard.table + found.size] = found.reshape(-1)
 
     @property
@@ -115,6 +130,8 @@ class Publication:
     @contextlib.contextmanager
     def update(self, epoch: int) -> Iterator[None]:
         """Change the arrays inside ``with src.update(epoch=step):``; they are digested at its end and are then that epoch.
+
+        Its end waits for the device's work as publish() does.
 
         A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an
         exception in the block the arrays belong to no epoch, until the next update().
@@ -192,11 +209,13 @@ class Publication:
 def publish(ctx: Context, tensors: Mapping[str, Any], epoch: int = 0, name: str = "weights", digest: bool = True) -> Publication:
     """Publishes arrays in place for peers of ``ctx`` to pull.
 
-    ``tensors``: by name, contiguous arrays in CPU memory, or a Part where an array holds a part of a tensor (part(), shard(),
-    fused()), or a list of Parts. The arrays are kept alive, and change only inside update(). ``epoch``: a number that tells
-    versions of the weights apart, such as the training step. ``digest``: computes what ``pull(verify=True)`` checks; reads every
-    byte once. ``name``: what peers look up; one publication of each name per Context.
+    ``tensors``: by name, contiguous arrays in CPU or device memory, or a Part where an array holds a part of a tensor (part(),
+    shard(), fused()), or a list of Parts. The arrays are kept alive, and change only inside update(). ``epoch``: a number that
+    tells versions of the weights apart, such as the training step. ``digest``: computes what ``pull(verify=True)`` checks; the CPU
+    reads every byte once, of device memory a copy. ``name``: what peers look up; one publication of each name per Context.
 
-    Raises InvalidArgumentError for arrays with gaps and a name that is taken, UnsupportedError for device memory.
+    Waits for what is queued on the current streams of torch and CuPy arrays; device arrays of others must be ready.
+
+    Raises InvalidArgumentError for arrays with gaps and a name that is taken.
     """
     return Publication(ctx, tensors, epoch, name, digest)

@@ -57,7 +57,8 @@ class Limits:
                 work.wait(self.left(_SLICE))
             except HmcTimeoutError:
                 if work.done:
-                    raise
+                    work.wait()  # it ended just now, or with a timeout of its own
+                    return
                 self.check()
             else:
                 return

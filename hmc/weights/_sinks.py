@@ -13,7 +13,7 @@ from hmc import _core
 from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.weights._casts import cast_rows
-from hmc.weights._parts import Part, address_of, part, words_of
+from hmc.weights._parts import Part, Words, address_of, part, plain
 
 __all__ = ["Quantised", "Sink", "quantised", "sink_of"]
 
@@ -66,7 +66,7 @@ class Sink:
     """Copies a part from the shadow to its array."""
 
     def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
-        self._words = words_of(ctx, name, one)
+        self._words = Words(ctx, name, one)
         self._places = [(name, one.array, address_of(one.array))]
 
     def check(self) -> None:
@@ -75,11 +75,16 @@ class Sink:
             if address_of(array) != address:
                 raise InvalidArgumentError(f"tensor {name}: its array was resized or moved since plan(); plan again")
 
+    def arrays(self) -> list[Any]:
+        """What commit() writes."""
+        return [plain(array) for _, array, _ in self._places]
+
     def prepare(self, shadow: NDArray[Any]) -> None:
         """At the end of a pull; the array does not change yet."""
 
     def commit(self, shadow: NDArray[Any]) -> None:
-        np.copyto(self._words.reshape(1) if self._words.ndim == 0 else self._words, shadow)
+        """Replaces the array's elements. Work that uses them is over."""
+        self._words.write(shadow)
 
 
 class _QuantisedSink(Sink):
@@ -87,7 +92,7 @@ class _QuantisedSink(Sink):
         super().__init__(ctx, name, one.weight)
         self._name = name
         self._one = one
-        self._scales = words_of(ctx, name, one.scales)
+        self._scales = Words(ctx, name, one.scales)
         self._places = [(name, own.array, address_of(own.array)) for own in (one.weight, one.scales)]
         self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
 
@@ -112,8 +117,8 @@ class _QuantisedSink(Sink):
         cast_rows(kinds, divided.reshape(-1).view(np.uint8), columns, made.reshape(-1), columns, len(values), columns)
 
     def commit(self, shadow: NDArray[Any]) -> None:
-        np.copyto(self._words, self._made[0])
-        np.copyto(self._scales, self._made[1].view(self._scales.dtype))
+        self._words.write(self._made[0])
+        self._scales.write(self._made[1].view(self._scales.word))
 
 
 def sink_of(ctx: _core.Context, name: str, one: Part) -> Sink:

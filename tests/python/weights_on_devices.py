@@ -1,0 +1,130 @@
+"""As a script: weights published on each of the named devices and pulled into each, every byte compared."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+from device_arrays import DeviceArray
+from experts_layer import refused
+from weights_pair import Pair, cast, numbers, random
+
+import hmc
+from hmc import tensors, weights
+from hmc.weights import _cells, _publish
+from hmc.weights._digest import Grid
+
+#: name: (shape, element type). A row that is longer than a band of digests, odd rows, a scalar, no elements.
+MODEL = {
+    "row": ((70_001,), "float32"),
+    "wide": ((3, 9001), "bfloat16"),
+    "odd": ((130, 77), "uint8"),
+    "deep": ((6, 5, 1031), "float16"),
+    "scalar": ((), "float64"),
+    "none": ((0, 5), "int32"),
+}
+WORDS = {"bfloat16": "uint16"}
+
+
+class On:
+    """A typed array on a device or the CPU."""
+
+    def __init__(self, host: Any, dtype: str, device: str) -> None:
+        self.host = np.ascontiguousarray(host)
+        self._bytes = None if device == "cpu" else DeviceArray(self.host, device)
+        self.array: Any = self.host
+        if self._bytes is not None:
+            self.array = tensors.view(self._bytes.memory, dtype, host.shape)
+
+    def set(self, host: Any) -> None:
+        if self._bytes is None:
+            self.host[...] = host
+        elif host.nbytes:
+            self._bytes.memory.copy_from(np.ascontiguousarray(host))
+
+    def bytes(self) -> bytes:
+        return self.host.tobytes() if self._bytes is None else self._bytes.copy().tobytes()
+
+
+def value(name: str, epoch: int) -> Any:
+    shape, dtype = MODEL[name]
+    return random(shape, WORDS.get(dtype, dtype), epoch)
+
+
+def whole(pair: Pair, here: str, there: str) -> None:
+    """Epochs, and a byte that changes outside update()."""
+    held = {name: On(value(name, 1), dtype, here) for name, (_, dtype) in MODEL.items()}
+    target = {name: On(value(name, 0), dtype, there) for name, (_, dtype) in MODEL.items()}
+    given = {name: weights.part(one.array, dtype=MODEL[name][1]) for name, one in held.items()}
+    into = {name: weights.part(one.array, dtype=MODEL[name][1]) for name, one in target.items()}
+    with weights.publish(pair.source_ctx, given, epoch=1, name="model") as source:
+        plan = pair.plan(weights.lookup(pair.ctx, pair.peer, "model", timeout=20), into)
+        for epoch in (1, 2):
+            if epoch == 2:
+                with source.update(2):
+                    for name, one in held.items():
+                        one.set(value(name, 2))
+            plan.pull(timeout=30).wait()
+            for name, one in target.items():
+                assert one.bytes() == value(name, epoch - 1).tobytes(), (name, "before commit", here, there)
+            assert plan.commit() == epoch
+            for name, one in target.items():
+                assert one.bytes() == value(name, epoch).tobytes(), (name, epoch, here, there)
+        spoilt = value("row", 2).copy()
+        spoilt.view(np.uint8)[200_003] ^= 4
+        held["row"].set(spoilt)
+        assert "row" in refused(hmc.CorruptError, lambda: plan.pull(timeout=30).wait())
+        plan.pull(timeout=30, verify=False).wait()
+        plan.commit()
+        assert target["row"].bytes() == spoilt.tobytes()
+
+
+def pieces(pair: Pair, here: str, there: str) -> None:
+    """Shards of another cut, casts, and blocks that are quantised."""
+    array, name = random((64, 333), np.uint16, 5), f"pieces {here} {there}"
+    cut = [On(array[:, :100], "uint16", here), On(array[:, 100:], "uint16", here)]
+    floats = numbers((9, 256), "float32")
+    floats[0, :4] = 0
+    published = {
+        "x": [weights.part(cut[0].array, (64, 333)), weights.part(cut[1].array, (64, 333), (0, 100))],
+        "y": weights.part(On(floats, "float32", here).array, dtype="float32"),
+    }
+    source = pair.publish(published, name)
+    halves = [On(np.zeros((30, 333), np.uint16), "uint16", there), On(np.zeros((34, 333), np.uint16), "uint16", there)]
+    casts = {kind: On(np.zeros((9, 256), np.uint16), kind, there) for kind in ("bfloat16", "float16")}
+    small, scales = On(np.zeros((9, 256), np.uint8), "float8_e4m3fn", there), On(np.zeros((1, 2), np.float32), "float32", there)
+    x = [weights.part(halves[0].array, (64, 333)), weights.part(halves[1].array, (64, 333), (30, 0))]
+    pair.fill(source, {"x": x})
+    assert halves[0].bytes() + halves[1].bytes() == array.tobytes()
+    for kind, one in casts.items():
+        pair.fill(source, {"y": weights.part(one.array, dtype=kind)})
+        assert one.bytes() == cast(floats, "float32", kind).tobytes(), kind
+    host = np.zeros((9, 256), np.uint8), np.zeros((1, 2), np.float32)
+    pair.fill(source, {"y": weights.quantised(*host, dtype="float8_e4m3fn")})
+    pair.fill(source, {"y": weights.quantised(small.array, scales.array, dtype="float8_e4m3fn")})
+    assert host[0].any()
+    assert small.bytes() == host[0].tobytes()
+    assert scales.bytes() == host[1].tobytes()
+
+
+def main(devices: list[str]) -> None:
+    _publish.TASK_BYTES = _cells.TASK_BYTES = 1 << 16  # several bands of digests, several tasks
+    for most in (1 << 10, 1 << 14, 1 << 30):  # bands are the whole shard, each byte once
+        for extents, size in (((70_001,), 4), ((3, 9001), 2), ((130, 77), 1), ((1,), 8)):
+            bands = list(Grid(extents, size).bands(most))
+            assert [band.at for band in bands] == [0, *np.cumsum([band.nbytes for band in bands])[:-1]]
+            assert sum(band.nbytes for band in bands) == int(np.prod(extents)) * size
+    pairs = list(itertools.product(devices, devices))
+    for here, there in pairs:
+        with contextlib.ExitStack() as end:
+            pair = Pair(end)
+            whole(pair, here, there)
+            pieces(pair, here, there)
+    print("pairs:", len(pairs))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
