@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core, tensors
+from hmc._streams import queued, wait_for
 from hmc.errors import InvalidArgumentError
+from hmc.experts._memory import Area
 from hmc.tensors import _dtypes
 
 Bytes = NDArray[np.uint8]
-#: Makes an array like one of the caller's of bytes (rows, row bytes): (bytes, element type, columns) to array.
-Like = Callable[[Bytes, str, int], Any]
+#: Makes an array like one of the caller's of rows: (rows, element type, columns) to array. Rows of a device are not copied.
+Like = Callable[[Area, str, int], Any]
 
 # Types that NumPy does not have: an array of integers of their size stands for them.
 _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
@@ -37,14 +39,16 @@ class Rows:
         self.row_bytes = columns * _dtypes.size_of(dtype)
         self.like = _like_of(array, found.dtype)
         self._host, self._memory = _bytes_of(array, self.row_bytes)
+        self._queued = [] if self._memory is None else queued([array.detach() if _torch_tensor(array) else array])
 
-    def copy_to(self, out: Bytes) -> None:
-        """``out``: (rows, row bytes). Does nothing where the rows are that memory already."""
-        if self._host is None:
-            if self.count:
-                self._memory.copy_to(out)
-        elif self._host.ctypes.data != out.ctypes.data:
-            np.copyto(out, self._host)
+    def copy_to(self, area: Area) -> None:
+        """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory."""
+        if self.count == 0:
+            return
+        wait_for(self._queued)
+        source = _core.Memory.from_array(self._host) if self._memory is None else self._memory
+        if source.address != area.memory.address or source.device != area.memory.device:
+            area.memory.copy_blocks_from(source, [0], [0], area.memory.nbytes)
 
 
 def _torch_tensor(array: Any) -> bool:
@@ -77,31 +81,43 @@ def _like_of(array: Any, dtype: str) -> Like:
     return _tensor_on(str(device))
 
 
-def _numpy(rows: Bytes, dtype: str, columns: int) -> Any:
-    return rows.view(_dtypes.numpy_type(dtype)).reshape(-1, columns)
+def _numpy(rows: Area, dtype: str, columns: int) -> Any:
+    if rows.memory.device != "cpu":
+        return _tensor(rows, dtype, columns)
+    return rows.bytes().view(_dtypes.numpy_type(dtype)).reshape(-1, columns)
 
 
-def _numpy_bits(rows: Bytes, dtype: str, columns: int) -> Any:
-    return rows.view(np.dtype(_BITS.get(dtype, dtype))).reshape(-1, columns)
+def _numpy_bits(rows: Area, dtype: str, columns: int) -> Any:
+    if rows.memory.device != "cpu":
+        return _tensor(rows, dtype, columns)
+    return rows.bytes().view(np.dtype(_BITS.get(dtype, dtype))).reshape(-1, columns)
 
 
 def _torch_on(device: Any) -> Like:
-    def make(rows: Bytes, dtype: str, columns: int) -> Any:
+    def make(rows: Area, dtype: str, columns: int) -> Any:
         torch = sys.modules["torch"]
-        host = torch.from_numpy(rows.reshape(-1)).view(_dtypes.torch_type(dtype)).view(len(rows), columns)
+        if rows.memory.device != "cpu":
+            return _tensor(rows, dtype, columns).torch()
+        host = torch.from_numpy(rows.bytes().reshape(-1)).view(_dtypes.torch_type(dtype)).view(rows.count, columns)
         return host if device.type == "cpu" else host.to(device)
 
     return make
 
 
 def _tensor_on(device: str) -> Like:
-    def make(rows: Bytes, dtype: str, columns: int) -> Any:
-        memory = _core.Memory.from_array(rows) if device == "cpu" else _core.Memory(rows.nbytes, device)
-        if device != "cpu" and rows.nbytes:
-            memory.copy_from(np.ascontiguousarray(rows))
-        return tensors.view(memory, dtype, (len(rows), columns))
+    def make(rows: Area, dtype: str, columns: int) -> Any:
+        if device == "cpu" or rows.memory.device != "cpu":
+            return _tensor(rows, dtype, columns)
+        copy = Area(_core.Memory(rows.memory.nbytes, device), rows.count, rows.row_bytes)
+        if rows.count:
+            copy.memory.copy_blocks_from(rows.memory, [0], [0], rows.memory.nbytes)
+        return _tensor(copy, dtype, columns)
 
     return make
+
+
+def _tensor(rows: Area, dtype: str, columns: int) -> tensors.Tensor:
+    return tensors.view(rows.memory, dtype, (rows.count, columns))
 
 
 def _numpy_of(array: Any) -> NDArray[Any]:

@@ -34,6 +34,8 @@ class Buffer:
     - ``tokens``: largest number of tokens of a rank in one call. ``topk``: largest number of experts of a token, default 8.
     - ``dtype``: "bfloat16", "float16", "float32", or "float8_e4m3fn" with a float32 scale for each 128 columns.
     - ``combine_dtype``: of the experts' results; default as ``dtype``, bfloat16 for fp8.
+    - ``device``: of the rows of this rank, which may differ from rank to rank, such as "cuda:0". Rows travel between the ranks'
+      devices; the CPU gathers and sums the results.
     - ``once``: False: x2 has a row for each token and expert. True: for each token and rank, which moves fewer bytes; the rank
       returns one weighted sum for it.
 
@@ -55,6 +57,7 @@ class Buffer:
         dtype: Any = "bfloat16",
         combine_dtype: Any = None,
         once: bool = False,
+        device: Any = "cpu",
         timeout: float | None = 60.0,
     ) -> None:
         deadline = Deadline(timeout)
@@ -65,7 +68,7 @@ class Buffer:
         self._shape = Shape.of(comm.size, experts, hidden, tokens, topk, dtype, combine_dtype, once)
         own = comm.split(0, timeout=deadline.left())
         assert own is not None
-        self._fabric = Fabric(own, self._shape, deadline)
+        self._fabric = Fabric(own, self._shape, str(device), deadline)
         self._lock = threading.Lock()
         self._number = 0
         self._open: dict[int, Handle] = {}
@@ -104,8 +107,10 @@ class Buffer:
 
         x2 has the rows that this rank's experts take, grouped by expert (``handle.rows(e)``), then by source rank and token. With
         ``once`` it has each token once, by source rank and token, and ``handle.experts`` and ``handle.weights`` say what it takes.
-        x2 is an array like x: of NumPy, of torch, or a Tensor; for fp8 a pair. In CPU memory it belongs to the Buffer, and the
-        second dispatch after this one overwrites it. Rows of device memory pass through CPU memory, and x2 is a copy.
+        x2 is an array like x: of NumPy, of torch, or a Tensor; for fp8 a pair. It lies on the Buffer's ``device`` (a Tensor there,
+        where x is of NumPy), belongs to the Buffer, and the second dispatch after this one overwrites it. From a Buffer on the CPU
+        x2 is a copy on the device of x. Rows of torch and CuPy are read behind what is queued on their current streams; device
+        memory of others must be ready.
 
         At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
         :meth:`resume` continues. InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
@@ -142,14 +147,14 @@ class Buffer:
         for (what, *_), part in zip(parts, rows, strict=True):
             if part.count != tokens:
                 raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
-        for part, staged in zip(rows, self._fabric.stage(number), strict=False):
-            part.copy_to(staged[:tokens])
+        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=False):
+            part.copy_to(staged)
         return rows[0].like
 
     def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
         """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
 
-        CPU memory, like x2; in device memory a copy, which combine() copies back. Waits for a call of another thread.
+        Where x2 is a copy on a device, so is this, and combine() copies it back. Waits for a call of another thread.
         InvalidArgumentError, ClosedError, HmcTimeoutError.
         """
         return self._in_turn(Deadline(timeout), lambda: self._results(handle))
@@ -168,7 +173,7 @@ class Buffer:
 
         Sums are in float32, in the order of the choices (with ``once``: of the ranks), whatever arrives first. Without ``once``
         equal results give equal bytes on any number of ranks. Missing results count as 0; ``handle.lost`` names them. y is a new
-        array like ``results``.
+        array like ``results``, on their device.
 
         Of two handles the older one comes first. HmcTimeoutError names the ranks that have not called combine; :meth:`resume`
         continues. Errors as dispatch.

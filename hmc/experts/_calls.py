@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from hmc import _core
 from hmc._deadline import Deadline
 from hmc.errors import HmcError, HmcTimeoutError, ProtocolError, TransportError
-from hmc.experts._arrays import Bytes, Like, Rows
+from hmc.experts._arrays import Like, Rows
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
 from hmc.experts._handle import Handle, Routes, State
 from hmc.experts._headers import Results, Words, read_combine, read_dispatch, write_combine, write_dispatch
 from hmc.experts._interrupts import record
-from hmc.experts._memory import Growing, offsets
+from hmc.experts._memory import Area, Growing, offsets
 from hmc.experts._peers import Outcome, names
 from hmc.experts._routing import Ints, Received, Sent, by_rank, pack_facts, rows_of, unpack_facts
 
@@ -179,10 +179,10 @@ class Dispatch(Call):
         experts = fabric.shape.experts_of(fabric.peers.rank)
         self._counts = np.zeros((fabric.shape.ranks, len(experts)), np.int64)
         self._facts: dict[int, Any] = {}
-        self._rows: Bytes | None = None
-        self._scales: Bytes | None = None
+        self._rows: Area | None = None
+        self._scales: Area | None = None
         self._into: list[_core.ConnBuffer] = []
-        self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self._copies: list[tuple[Ints, Ints]] = []
 
     def write(self, rank: int) -> int:
         routes = self.handle._routes
@@ -224,7 +224,7 @@ class Dispatch(Call):
         if not self.fabric.mapped[rank]:  # every token by the network once
             once, first, which = np.unique(tokens, return_index=True, return_inverse=True)
             repeated = np.delete(np.arange(len(tokens)), first)
-            self._copies.append((rows[repeated], rows[first[which[repeated]]]))
+            self._copies.append((rows[first[which[repeated]]], rows[repeated]))
             tokens, rows = once, rows[first]
         shape, base = self.fabric.shape, self.fabric.staging_base(self.number)
         found = [self._blocks(rank, self._into[0], rows, tokens, shape.row_bytes, base)]
@@ -244,12 +244,11 @@ class Dispatch(Call):
         assert self._rows is not None
         parts = [self._rows] if self._scales is None else [self._rows, self._scales]
         for part in parts:
-            for to, source in self._copies:
-                for target, origin in zip(to.tolist(), source.tolist(), strict=True):
-                    part[target] = part[origin]
+            for sources, targets in self._copies:
+                part.repeat(sources, targets)
         for rank in set(self._came) - set(ranks):
             rows = self.handle._received.rows_of(rank)
-            self._rows[rows] = 0
+            self._rows.clear(rows)
             if self.fabric.agreed.once:
                 self.handle._experts[rows] = -1
         self.handle._partners = ranks
@@ -273,7 +272,7 @@ class Combine(Call):
         self._like: Like = handle._like if results is None else results.like
         self._headers: dict[int, Results] = {}
         self._staged = False
-        self._rows: Bytes | None = None
+        self._rows: Area | None = None
         self._into: _core.ConnBuffer | None = None
 
     def _send(self) -> None:
@@ -325,14 +324,15 @@ class Combine(Call):
         routes = handle._routes
         tokens = len(routes.sent_ids)
         assert self._rows is not None
-        rows = self._rows.copy() if self.disturbed else self._rows
+        rows = self._rows.bytes().copy() if self.disturbed else self._rows.bytes()
         unused = routes.sent_ids < 0
         for rank in handle._missing:
             unused.reshape(-1)[routes.sent.to(rank)] = True
         rows[unused.reshape(-1)] = 0
         weights = np.where(unused, np.float32(0), routes.sent_weights)
-        y = np.empty((tokens, shape.result_bytes), np.uint8)
-        _core.weighted_sum(y, rows, weights, shape.combine_dtype)
+        memory = _core.Memory.from_array(np.empty(tokens * shape.result_bytes, np.uint8))
+        y = Area(memory, tokens, shape.result_bytes)
+        _core.weighted_sum(y.memory, rows, weights, shape.combine_dtype)
         return self._like(y, shape.combine_dtype, shape.hidden)
 
 

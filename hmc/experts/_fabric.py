@@ -21,10 +21,9 @@ import numpy as np
 from hmc import _core
 from hmc._deadline import Deadline
 from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
-from hmc.experts._arrays import Bytes
 from hmc.experts._headers import Words, combine_words, dispatch_words
 from hmc.experts._interrupts import record
-from hmc.experts._memory import Growing
+from hmc.experts._memory import Area, Growing
 from hmc.experts._peers import Peers
 from hmc.experts._shape import Shape
 
@@ -52,7 +51,7 @@ def masked_by(rank: int) -> PeerLostError:
 class Fabric:
     """One thread at a time."""
 
-    def __init__(self, comm: _core.Communicator, agreed: Shape, deadline: Deadline) -> None:
+    def __init__(self, comm: _core.Communicator, agreed: Shape, device: str, deadline: Deadline) -> None:
         self.comm = comm
         self.peers = Peers(comm)
         self._agree(agreed, deadline)
@@ -66,14 +65,14 @@ class Fabric:
         self._out_words: Words = self._outbox.numpy(np.int64)
         self._in_words: Words = self._window.numpy(np.int64)
         self._windows = comm.exchange(self._window, timeout=deadline.left())
-        self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes))
-        self._staged: Bytes = self.staging.numpy()
+        self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes), device=device)
         self.stagings = comm.exchange(self.staging, timeout=deadline.left())
-        self.rows = [Growing(comm) for _ in range(SLOTS)]
-        self.scales = [Growing(comm) for _ in range(SLOTS)]
-        self.results = [Growing(comm) for _ in range(SLOTS)]
-        self.gathered = Growing(comm)
-        self.mapped = [comm.path(rank, timeout=deadline.left()).transport in ("shm", "local") for rank in range(shape.ranks)]
+        self.rows = [Growing(comm, device) for _ in range(SLOTS)]
+        self.scales = [Growing(comm, device) for _ in range(SLOTS)]
+        self.results = [Growing(comm, device) for _ in range(SLOTS)]
+        self.gathered = Growing(comm)  # what the CPU sums
+        paths = [comm.path(rank, device, there.device, deadline.left()) for rank, there in enumerate(self.stagings)]
+        self.mapped = [path.transport in ("shm", "local", "ipc") for path in paths]
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
 
     def _agree(self, shape: Shape, deadline: Deadline) -> None:
@@ -136,13 +135,11 @@ class Fabric:
 
     # ---- rows ----
 
-    def stage(self, number: int) -> tuple[Bytes, Bytes]:
-        """(rows, scales) of this rank, as bytes of shape (tokens, ...)."""
+    def stage(self, number: int, tokens: int) -> tuple[Area, Area]:
+        """(rows, scales) of so many tokens of this rank."""
         shape, first = self.shape, self.staging_base(number)
-        middle = first + shape.tokens * shape.row_bytes
-        rows = self._staged[first:middle].reshape(shape.tokens, -1)
-        scales = self._staged[middle : middle + shape.tokens * shape.scale_bytes].reshape(shape.tokens, shape.scale_bytes)
-        return rows, scales
+        middle, memory = first + shape.tokens * shape.row_bytes, self.staging.memory
+        return Area(memory[first:], tokens, shape.row_bytes), Area(memory[middle:], tokens, shape.scale_bytes)
 
     def staging_base(self, number: int) -> int:
         return number % SLOTS * self.shape.tokens * (self.shape.row_bytes + self.shape.scale_bytes)

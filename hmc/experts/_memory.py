@@ -13,17 +13,37 @@ from hmc._deadline import Deadline
 _PAGE = 4096
 
 
+class Area:
+    """Rows in registered memory, in C order."""
+
+    def __init__(self, memory: _core.Memory, count: int, row_bytes: int) -> None:
+        self.memory = memory[: count * row_bytes]
+        self.count = count
+        self.row_bytes = row_bytes
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """As an array of shape (count, row_bytes), without a copy. CPU memory only (BufferError)."""
+        found: NDArray[np.uint8] = self.memory.numpy().reshape(self.count, self.row_bytes)
+        return found
+
+    def repeat(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Copies rows to others."""
+        self.memory.copy_blocks_from(self.memory, sources * self.row_bytes, targets * self.row_bytes, self.row_bytes)
+
+    def clear(self, rows: NDArray[np.int64]) -> None:
+        """Zeroes rows."""
+        zeros = _core.Memory(self.row_bytes)
+        self.memory.copy_blocks_from(zeros, np.zeros(len(rows), np.int64), rows * self.row_bytes, self.row_bytes)
+
+
 class Growing:
-    """A ConnBuffer of CPU memory, replaced by a larger one on demand. Old ones stay registered until close().
+    """A ConnBuffer, replaced by a larger one on demand. Old ones stay registered until close(). One thread at a time."""
 
-    One thread at a time.
-    """
-
-    def __init__(self, comm: _core.Communicator, nbytes: int = 0) -> None:
+    def __init__(self, comm: _core.Communicator, device: str = "cpu") -> None:
         self._comm = comm
+        self._device = device
         self._old: list[_core.ConnBuffer] = []
-        self.buffer = comm.buffer(max(_PAGE, nbytes))
-        self._bytes: NDArray[np.uint8] = self.buffer.numpy()
+        self.buffer = comm.buffer(_PAGE, device=device)
 
     def ensure(self, nbytes: int) -> _core.ConnBuffer:
         """The buffer, with at least so many bytes. OutOfMemoryError."""
@@ -31,10 +51,9 @@ class Growing:
             self._replace(max(nbytes, 2 * self.buffer.nbytes))
         return self.buffer
 
-    def rows(self, count: int, row_bytes: int) -> NDArray[np.uint8]:
-        """The first rows, as bytes of shape (count, row_bytes), without a copy."""
-        self.ensure(count * row_bytes)
-        return self._bytes[: count * row_bytes].reshape(count, row_bytes)
+    def rows(self, count: int, row_bytes: int) -> Area:
+        """The first rows."""
+        return Area(self.ensure(count * row_bytes).memory, count, row_bytes)
 
     def retire(self) -> None:
         """Takes other memory from now on: a transfer that cannot be stopped may still write into this."""
@@ -42,8 +61,7 @@ class Growing:
 
     def _replace(self, nbytes: int) -> None:
         self._old.append(self.buffer)
-        self.buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE)
-        self._bytes = self.buffer.numpy()
+        self.buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
 
     def close(self, deadline: Deadline) -> None:
         """HmcTimeoutError where a peer may still read or write; HMC keeps the pages until then."""
