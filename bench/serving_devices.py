@@ -39,7 +39,7 @@ SMALL = [
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f8_e4m3fn": torch.float8_e4m3fn}
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=32)
 def cache(described: Layout, seed: int) -> Any:
     """A cache in CPU memory, of normal numbers. Not to be changed."""
     count = described.buffer_bytes // {"bf16": 2, "f16": 2, "f32": 4, "f8_e4m3fn": 1}[described.dtype]

@@ -166,6 +166,22 @@ TEST(Memory, HostCopies) {
   EXPECT_EQ(memory.copy_to_host(back.data(), 500, 501).code(), Code::invalid_argument);
 }
 
+TEST(Memory, CopiesBlocks) {
+  const auto source = *Memory::allocate(3000), target = *Memory::allocate(2000);
+  for (std::size_t i = 0; i < 3000; ++i) bytes_of(source)[i] = static_cast<std::byte>(i * 7 + i / 256);
+  const std::vector<std::uint64_t> from{2667, 0, 1111}, to{5, 1667, 801};
+  HMC_ASSERT_OK(target.copy_blocks_from(source, from, to, 333));
+  std::vector<std::byte> wanted(2000);
+  for (std::size_t i = 0; i < from.size(); ++i) std::memcpy(&wanted[to[i]], &bytes_of(source)[from[i]], 333);
+  EXPECT_EQ(std::memcmp(target.data(), wanted.data(), wanted.size()), 0);
+  EXPECT_EQ(target.copy_blocks_from(source, from, std::vector<std::uint64_t>{0, 1}, 1).code(), Code::invalid_argument);
+  EXPECT_EQ(target.copy_blocks_from(source, from, to, 334).code(), Code::invalid_argument);
+  EXPECT_EQ(target.copy_blocks_from(source, to, from, 1).code(), Code::invalid_argument);
+  HMC_ASSERT_OK(target.copy_blocks_from(source, from, from, 0));
+  HMC_ASSERT_OK(target.copy_blocks_from(source, {}, {}, 333));
+  EXPECT_EQ(std::memcmp(target.data(), wanted.data(), wanted.size()), 0);
+}
+
 TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
   const Memory memory = *Memory::allocate(5000);
   testing::fill_pattern(bytes_of(memory), 3);
