@@ -240,6 +240,7 @@ def worker(devices: list[str], tokens: int, repeat: int) -> dict[str, Any]:
                 "tokens_of_experts": layer(rank, mine, mine) + layer(rank, mine, "cpu"),
             }
             found[name]["path"] = str(comm.path(1 - comm.rank, mine, pair[1 - comm.rank])).partition("\n")[0]
+            found[name]["card"] = torch.cuda.get_device_name(mine) if mine.startswith("cuda") else "cpu"
             found[name]["seconds"] = round(time.perf_counter() - begin, 1)
             comm.barrier(timeout=60)
     return found

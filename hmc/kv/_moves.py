@@ -125,11 +125,11 @@ def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int]) -> l
     )
 
 
-def groups(layout: Layout, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The layers in groups of about CHUNK bytes, so that one is checked while the next one travels."""
+def groups(layout: Layout, tokens: int, layers: tuple[int, int], *, checked: bool) -> Iterator[tuple[int, int]]:
+    """The layers in groups: where they are checked of about CHUNK bytes, so that one is checked while the next one travels."""
     first, count = layers
     per_layer = layout.packed((first, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
-    step = max(1, CHUNK // per_layer)
+    step = max(1, (CHUNK if checked else _BATCH) // per_layer)
     for layer in range(first, first + count, step):
         yield layer, min(step, first + count - layer)
 

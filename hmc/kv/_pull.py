@@ -123,7 +123,7 @@ class Pull:
         direct = Direct(source, target, self.tokens)
         convert = (0, 0)  # layers without runs that are long enough
         try:
-            for group in groups(target.layout, self.tokens, layers):
+            for group in groups(target.layout, self.tokens, layers, checked=verify):
                 self.transfer._check_cancelled()
                 runs = direct.runs(group)
                 if runs is None:
