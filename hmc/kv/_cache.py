@@ -1,24 +1,26 @@
 """A pool's arrays, and what the CPU computes of them: digests, and conversions to and from chunks.
 
-Of arrays in device memory the CPU reads and writes copies, in pieces of about CHUNK bytes. Runs of these pieces that are short are
-gathered and scattered on the device, so that one copy crosses to the CPU.
+Of arrays in device memory the CPU reads and writes copies, in pieces of about CHUNK bytes. The next piece is copied while one is
+digested. Short runs are gathered and scattered on the device, so that one copy crosses to the CPU.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hmc import layout as layouts
 from hmc._core import ConnBuffer, Context, Memory, StreamMark
 from hmc._deadline import Deadline
+from hmc._process import start_thread
 from hmc._streams import queued
 from hmc.errors import InvalidArgumentError
-from hmc.kv._moves import Chunk, Side, pieces
+from hmc.kv._moves import Chunk, Piece, Side, pieces
 from hmc.kv._remote import Scratch
 from hmc.layout import Layout
 from hmc.tensors import Tensor
@@ -28,6 +30,14 @@ __all__ = ["Cache"]
 _ALONE = 256 << 10  # bytes; runs from this length on are copied between device and CPU one by one
 _MOST_SPARE = 4
 _MASK = (1 << 64) - 1
+
+
+class _Copy(NamedTuple):
+    """Some tokens in CPU memory."""
+
+    layout: Layout
+    bytes: ConnBuffer
+    blocks: Any  # their numbers in the copy
 
 
 class _Images:
@@ -104,9 +114,11 @@ class Cache:
                 self.layout, self.buffers, side.blocks, tokens, first=side.first, position=position, layers=layers, heads=heads
             )
         total = 0
-        for piece in pieces(side, tokens, layers, heads):
-            with self._copied(piece.side, piece.tokens, piece.layers, heads) as (packed, copy, blocks):
-                total += layouts.digest(packed, copy, blocks, piece.tokens, first=piece.side.first, position=position + piece.token)
+        with closing(self._copies(side, tokens, layers, heads)) as copies:
+            for piece, copy in copies:
+                total += layouts.digest(
+                    copy.layout, copy.bytes, copy.blocks, piece.tokens, first=piece.side.first, position=position + piece.token
+                )
         return total & _MASK
 
     def digests(self, blocks: Sequence[int], tokens: int, first: int) -> Any:
@@ -116,11 +128,11 @@ class Cache:
             return layouts.digests(whole, self.buffers, blocks, tokens, first=first)
         table = np.zeros((whole.layers[1], whole.heads[1], len(blocks)), np.uint64)
         side = Side(whole, np.array(blocks, np.uint64), first)
-        for piece in pieces(side, tokens, whole.layers, whole.heads):
-            layer, block = piece.layers[0] - whole.layers[0], (first + piece.token) // whole.block
-            with self._copied(piece.side, piece.tokens, piece.layers, whole.heads) as (packed, copy, order):
-                table[layer : layer + piece.layers[1], :, block : block + len(order)] = layouts.digests(
-                    packed, copy, order, piece.tokens, first=piece.side.first, position=piece.token
+        with closing(self._copies(side, tokens, whole.layers, whole.heads)) as copies:
+            for piece, copy in copies:
+                layer, block = piece.layers[0] - whole.layers[0], (first + piece.token) // whole.block
+                table[layer : layer + piece.layers[1], :, block : block + len(copy.blocks)] = layouts.digests(
+                    copy.layout, copy.bytes, copy.blocks, piece.tokens, first=piece.side.first, position=piece.token
                 )
         return table
 
@@ -132,8 +144,11 @@ class Cache:
         if self.on_cpu:
             layouts.convert(self.layout, self.buffers, near.blocks, chunk.packed, into, packed, chunk.tokens, **where)
             return
-        with self._copied(near, chunk.tokens, chunk.packed.layers, chunk.packed.heads) as (described, copy, blocks):
-            layouts.convert(described, copy, blocks, chunk.packed, into, packed, chunk.tokens, **where)
+        copy = self._copy(near, chunk.tokens, chunk.packed.layers, chunk.packed.heads)
+        try:
+            layouts.convert(copy.layout, copy.bytes, copy.blocks, chunk.packed, into, packed, chunk.tokens, **where)
+        finally:
+            self._scratch.give(copy.bytes)
 
     def write(self, chunk: Chunk, source: ConnBuffer, position: int, digest: bool) -> int:
         """Converts the tokens of a chunk from ``source`` into the arrays. Returns the digest of what was read, or 0."""
@@ -162,19 +177,58 @@ class Cache:
         """How a copy of some blocks lies in CPU memory, and their numbers there."""
         return self.layout.packed(layers, heads, len(side.blocks)), np.arange(len(side.blocks), dtype=np.uint64)
 
-    @contextmanager
-    def _copied(
-        self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]
-    ) -> Iterator[tuple[Layout, ConnBuffer, Any]]:
-        """A copy of some tokens in CPU memory: its layout, its bytes, its blocks."""
+    def _copy(self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> _Copy:
+        """A copy of some tokens. Its user gives its bytes back."""
         packed, blocks = self._packed(side, layers, heads)
         copy = self._scratch.take(packed.buffer_bytes)
         try:
             runs = layouts.runs(self.layout, side.blocks, packed, blocks, tokens, source_first=side.first, target_first=side.first)
             self._gather(runs, copy.memory[: packed.buffer_bytes])
-            yield packed, copy, blocks
-        finally:
+        except BaseException:
             self._scratch.give(copy)
+            raise
+        return _Copy(packed, copy, blocks)
+
+    def _copies(
+        self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]
+    ) -> Generator[tuple[Piece, _Copy], None, None]:
+        """Copies of some tokens, piece by piece. Another thread copies the next one while the caller uses one. To be closed."""
+        todo = list(pieces(side, tokens, layers, heads))
+        made: queue.SimpleQueue[_Copy | BaseException] = queue.SimpleQueue()
+        room, stopped = threading.Semaphore(2), threading.Event()
+
+        def run() -> None:
+            try:
+                for piece in todo:
+                    room.acquire()
+                    if stopped.is_set():
+                        return
+                    made.put(self._copy(piece.side, piece.tokens, piece.layers, heads))
+            except BaseException as error:
+                made.put(error)
+
+        thread = start_thread(run, "hmc.kv copies") if len(todo) > 1 else None
+        if thread is None:
+            run()
+        try:
+            for piece in todo:
+                found = made.get()
+                if isinstance(found, BaseException):
+                    raise found
+                try:
+                    yield piece, found
+                finally:
+                    self._scratch.give(found.bytes)
+                    room.release()
+        finally:
+            stopped.set()
+            room.release()
+            if thread is not None:
+                thread.join()
+            while not made.empty():
+                left = made.get()
+                if isinstance(left, _Copy):
+                    self._scratch.give(left.bytes)
 
     def _gather(self, runs: list[layouts.Runs], into: Memory) -> None:
         if self._images is None or min(run.nbytes for run in runs) >= _ALONE:

@@ -199,3 +199,53 @@ def test_a_number_does_not_say_whose_stream_it_is(run_script: Callable[..., str]
     print("refused")
     """
     assert "refused" in run_script(source, {})
+
+
+PIECES = """
+import threading
+from hmc import kv, layout
+from hmc.kv import _cache, _moves
+from hmc.kv._moves import side
+from kv_sides import Side
+
+for chunk in (1, 10_000, 1 << 30):  # piece by piece, some together, in one
+    _moves.CHUNK = chunk
+    for text in ("L=3@1 | B=12 kv N=16 H=4@2 D=33 f16", "L=4 B=12 H=3 N=5 (kv D=8) f32", "L=2 B=7 kv H=4 D=32/8 N=16 8 bf16"):
+        a, b = Side(text, 1, "cuda:1"), Side(text, 1, "cpu")
+        blocks, first = [5, 1, 6, 2], 2 * a.layout.block - 3
+        tokens = 2 * a.layout.block + 1
+        layers, heads = (a.layout.layers[0] + 1, 1), (a.layout.heads[0] + 1, 2)
+        found, wanted = (
+            one.pool.cache.digest(side(one.layout, blocks, tokens, first), tokens, position=9, layers=layers, heads=heads)
+            for one in (a, b)
+        )
+        assert found == wanted
+        found, wanted = (one.pool.cache.digests(blocks, tokens, first) for one in (a, b))
+        assert np.array_equal(found, wanted) and found.any()
+        if chunk == 1:
+            a.pool.cache.digests(blocks, tokens, first)
+            spare = a.pool.scratch.spare
+
+            def fail(*given, **more):
+                raise MemoryError
+
+            for name in ("digest", "runs"):  # the digest of a piece, and the copy of one
+                real = getattr(layout, name)
+                setattr(layout, name, fail)
+                try:
+                    a.pool.cache.digest(side(a.layout, blocks, tokens, first), tokens, layers=layers, heads=heads)
+                except MemoryError:
+                    pass
+                else:
+                    raise AssertionError(name)
+                setattr(layout, name, real)
+                assert a.pool.scratch.spare == spare
+                assert not [thread for thread in threading.enumerate() if thread.name == "hmc.kv copies"]
+        a.close()
+        b.close()
+print("equal")
+"""
+
+
+def test_digests_of_device_memory_in_pieces(run_script: Callable[..., str]) -> None:
+    assert "equal" in run_script(PIECES, dict(hmc.testing.environment("cuda")))
