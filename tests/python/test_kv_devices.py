@@ -37,6 +37,7 @@ ONE_PROCESS = ["test_kv.py", "test_kv_migration.py", "test_kv_sessions.py::test_
 TWO_PROCESSES = ["test_kv_processes.py", "test_kv_killed.py"]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("tests", "devices"),
     [
@@ -57,7 +58,7 @@ def test_the_tests_of_kv_on_devices(tests: list[str], devices: str) -> None:
         "-p",
         "no:cacheprovider",
         *tests,
-        timeout=280,
+        timeout=580,
         **hmc.testing.environment(),
         HMC_TEST_DEVICES=devices,
     )
@@ -65,6 +66,7 @@ def test_the_tests_of_kv_on_devices(tests: list[str], devices: str) -> None:
     assert "skipped" not in out
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("carried", [{}, {"HMC_TRANSPORTS": "tcp,staging,ipc", "HMC_STAGING_SHARED": "0"}], ids=["shm", "tcp"])
 def test_every_pair_of_simulated_vendors(carried: dict[str, str]) -> None:
     devices = ["cpu", *SIMULATED]

@@ -16,7 +16,7 @@ import hmc.testing
 @pytest.mark.parametrize("number", range(len(SIMULATED)))
 def test_pairs_of_simulated_vendors(number: int) -> None:
     here, there = SIMULATED[number], SIMULATED[(number + 1) % len(SIMULATED)]
-    out = run_python("weights_on_devices.py", "cpu", here, there, timeout=280, **hmc.testing.environment())
+    out = run_python("weights_on_devices.py", "cpu", here, there, timeout=110, **hmc.testing.environment())
     assert "pairs: 9" in out
 
 
@@ -24,7 +24,7 @@ def test_every_pair_of_real_devices() -> None:
     devices = hmc.devices()
     if devices == ["cpu"]:
         pytest.skip("this machine has no accelerator that HMC can use")
-    assert f"pairs: {len(devices) ** 2}" in run_python("weights_on_devices.py", *devices, timeout=280)
+    assert f"pairs: {len(devices) ** 2}" in run_python("weights_on_devices.py", *devices, timeout=110)
 
 
 STREAMS = """
