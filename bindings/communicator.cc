@@ -340,9 +340,8 @@ void bind_communicator(py::module_& module) {
             check(self.close(deadline));
           },
           py::arg("timeout") = 5.0,
-          "Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from "
-          "it. "
-          "Idempotent.")
+          "Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() "
+          "and grow() made from it. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](const Communicator& self, const py::args&) {
@@ -360,7 +359,7 @@ void bind_communicator(py::module_& module) {
               "comes from it. "
               "algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. "
               "Several local Members: all_to_all({member: (out, inp), ...}). Collective.");
-  bind_groups(comm);
+  bind_groups(module, comm);
   bind_reductions(member, comm);
   bind_plans(member, comm);
   bind_batch(module, member, comm);

@@ -1,8 +1,10 @@
-// Communicators made from a Communicator: split(), shrink() and subgroup().
+// Communicators made from a Communicator: split(), shrink(), grow(), join() and subgroup().
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "context_options.h"
 #include "members.h"
 
 namespace hmc::bindings {
@@ -24,9 +26,23 @@ std::vector<int> one_per_member(const py::object& value, const char* name, int f
   return all;
 }
 
+py::object join(const std::string& invitation, const py::object& devices, double timeout, const py::kwargs& settings) {
+  JoinOptions options;
+  Callbacks callbacks;
+  if (!devices.is_none()) {
+    for (const py::handle device : devices) options.devices.push_back(device_of(device));
+  }
+  options.timeout_seconds = timeout;
+  options.context = context_options(settings, callbacks);
+  py::object made = py::cast(interruptible([&] { return Communicator::join(invitation, options); }));
+  show_callbacks(made, std::move(callbacks));
+  return made;
+}
+
 }  // namespace
 
-void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm) {
+void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolder>& comm) {
+  module.def("join", join, py::arg("invitation"), py::arg("devices") = py::none(), py::arg("timeout") = 60.0);
   comm.def(
           "split",
           [](const Communicator& self, const py::object& color, const py::object& key,
@@ -52,7 +68,28 @@ void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm) {
           "once "
           "per process, and gets the same ranks or an error. HmcTimeoutError names a rank that did not come.")
       .def_property_readonly("old_ranks", &Communicator::old_ranks,
-                             "By rank: the rank in the Communicator that this one was made from by shrink() or split().")
+                             "By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 "
+                             "for newcomers.")
+      .def(
+          "invite",
+          [](const Communicator& self, const py::object& processes) {
+            const int count = int_of(processes, "processes");
+            const ReleasedGil nogil;
+            return check(self.invite(count));
+          },
+          py::arg("processes") = 1,
+          "The text that this many processes pass to hmc.join(), for the next grow(). A secret; the job key is not in it. It ends "
+          "with grow(), or with another invite(). Rank 0 only.")
+      .def(
+          "grow",
+          [](const Communicator& self, const std::optional<double>& timeout) {
+            const Deadline deadline = deadline_of(timeout);
+            return interruptible([&] { return self.grow(deadline); });
+          },
+          py::arg("timeout") = py::none(),
+          "Newcomers join: rank 0 has called invite(), every rank calls grow(), once per process, and each invited process calls "
+          "hmc.join(). All get the same new Communicator, or an error: the ranks of this one as before, then the newcomers, in the "
+          "order in which they came. HmcTimeoutError names what is missing; PeerLostError: a rank or a newcomer died.")
       .def(
           "subgroup",
           [](const Communicator& self, const std::vector<int>& ranks, std::uint32_t number) {

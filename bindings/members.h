@@ -48,8 +48,8 @@ class LayoutArrays {
 // {member: ...} forms of the Communicator's collectives, and topology().
 using CommunicatorHolder = std::unique_ptr<Communicator, WithoutGil<Communicator>>;  // its end may close
 void bind_members(py::class_<Communicator, CommunicatorHolder>& comm);
-// split(), shrink() and subgroup().
-void bind_groups(py::class_<Communicator, CommunicatorHolder>& comm);
+// split(), shrink(), grow() and subgroup(), and join().
+void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolder>& comm);
 // The collectives that reduce, and those with a root.
 void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 // Batch, and batch().

@@ -1,6 +1,6 @@
 """HMC moves bytes between any two memories of a cluster, and says by which path and why.
 
-Start with :func:`init` (ranks) or :class:`Context` (serving). Sizes are bytes, times are seconds, ``timeout=None`` means for ever.
+Start with :func:`init` (ranks), :func:`join` (a job that runs) or :class:`Context` (serving). Sizes are bytes, times are seconds, ``timeout=None`` means for ever.
 Errors are in :mod:`hmc.errors`. Every object may be used from any thread; none survives a ``fork()``.
 """
 
@@ -127,6 +127,7 @@ __all__ = [
     "devices",
     "info",
     "init",
+    "join",
     "keygen",
     "plan_collective",
     "plan_islands",
@@ -169,6 +170,25 @@ def init(
         timeout=timeout,
         **context,
     )
+
+
+def join(
+    invitation: str,
+    *,
+    devices: Sequence[str] | None = None,
+    timeout: float = 60.0,
+    **context: Any,
+) -> Communicator:
+    """Joins a Communicator that grows, with the text that :meth:`Communicator.invite` returned on its rank 0.
+
+    The processes of the Communicator call ``grow()``. Returns their new Communicator, in which this process has the last ranks.
+    ``devices`` are the Members that this process brings, default one CPU Member. ``timeout`` is for everybody to arrive, in seconds.
+    Further keywords are those of :class:`Context`; the job key, if the job has one, is not in the invitation.
+
+    Raises AuthenticationError (the invitation was used, replaced or forged; another job key), HmcTimeoutError, PeerLostError (a
+    process of the Communicator died), InvalidArgumentError (not an invitation).
+    """
+    return _core.join(invitation, devices=devices, timeout=timeout, **context)
 
 
 def spawn(

@@ -1823,7 +1823,7 @@ class Communicator:
         """
     def close(self, timeout: float | None = 5.0) -> None:
         """
-        Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from it. Idempotent.
+        Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() and grow() made from it. Idempotent.
         """
     def device(self, rank: typing.SupportsIndex) -> str:
         """
@@ -1932,6 +1932,14 @@ class Communicator:
         """
         Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
         """
+    def invite(self, processes: typing.SupportsInt = 1) -> str:
+        """
+        The text that this many processes pass to hmc.join(), for the next grow(). A secret; the job key is not in it. It ends with grow(), or with another invite(). Rank 0 only.
+        """
+    def grow(self, timeout: float | None = None) -> Communicator:
+        """
+        Newcomers join: rank 0 has called invite(), every rank calls grow(), once per process, and each invited process calls hmc.join(). All get the same new Communicator, or an error: the ranks of this one as before, then the newcomers, in the order in which they came. HmcTimeoutError names what is missing; PeerLostError: a rank or a newcomer died.
+        """
     def shrink(self, timeout: float | None = None) -> Communicator:
         """
         After a loss or an abort: the ranks that are left form a new Communicator, ranked as before. Each of them calls it, once per process, and gets the same ranks or an error. HmcTimeoutError names a rank that did not come.
@@ -1970,7 +1978,7 @@ class Communicator:
     @property
     def old_ranks(self) -> list[int]:
         """
-        By rank: the rank in the Communicator that this one was made from by shrink() or split().
+        By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 for newcomers.
         """
     @property
     def rank(self) -> int:
@@ -2000,6 +2008,12 @@ def init(
     rendezvous: str = "",
     devices: typing.Any = None,
     topology: Topology | None = None,
+    timeout: float = 60.0,
+    **kwargs: typing.Any,
+) -> Communicator: ...
+def join(
+    invitation: str,
+    devices: typing.Any = None,
     timeout: float = 60.0,
     **kwargs: typing.Any,
 ) -> Communicator: ...

@@ -65,12 +65,26 @@ void shrink(ByteSpan in) {
   check(m->reason.ok() != explains);
 }
 
+void grow(ByteSpan in) {
+  settles(in, job::decode_grow);
+  const auto m = job::decode_grow(in);
+  if (m) check(m->reason.ok() != (m->kind == job::GrowKind::give_up) && m->value.size() <= max_bootstrap_value);
+}
+
+void table(ByteSpan in) {
+  settles(in, job::decode_table);
+  const auto m = job::decode_table(in);
+  if (!m) return;
+  check(m->status.ok() != m->processes.empty() && m->old_size <= m->owners.size());
+  for (const std::uint32_t owner : m->owners) check(owner < m->processes.size());
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const ByteSpan in = std::as_bytes(std::span(data + 1, size - 1));
-  switch (data[0] % 8) {
+  switch (data[0] % 11) {
     case 0:
       same(in, job::decode_arrival);
       break;
@@ -92,8 +106,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 6:
       same(in, job::decode_wish);
       break;
-    default:
+    case 7:
       shrink(in);
+      break;
+    case 8:
+      grow(in);
+      break;
+    case 9:
+      same(in, job::decode_application);
+      break;
+    default:
+      table(in);
       break;
   }
   return 0;

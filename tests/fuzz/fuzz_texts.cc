@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "collective/invitation.h"
 #include "collective/launch.h"
 #include "collective/rendezvous.h"
 #include "comm/routing/filter.h"
@@ -109,12 +110,19 @@ void topology(std::string_view text) {
   check(second.ok() && *second == *first && second->str() == first->str());
 }
 
+void invitation(std::string_view text) {
+  const auto first = Invitation::parse(text);
+  if (!first.ok()) return check(first.status().code() == Code::invalid_argument);
+  const auto second = Invitation::parse(first->str());
+  check(second.ok() && second->str() == first->str() && second->ticket == first->ticket);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 6) {
+  switch (data[0] % 7) {
     case 0:
       device(text);
       break;
@@ -130,8 +138,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 4:
       launcher(text);
       break;
-    default:
+    case 5:
       topology(text);
+      break;
+    default:
+      invitation(text);
       break;
   }
   return 0;

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import hmc
 from conftest import pattern
-from survivors import all_pids, check_collectives, end, messages_go_on, refusal
+from survivors import all_pids, check_collectives, end, give, messages_go_on, old_job, refusal, take
 """
 
 
@@ -49,6 +50,28 @@ def run_survivors(source: str, ranks: int, living: Sequence[int], folder: Path, 
 
 
 # ---- in the job ----
+
+
+def old_job(ranks: int) -> hmc.Communicator | None:
+    """The job that the first ``ranks`` processes form; None in the others."""
+    rank = int(os.environ["HMC_RANK"])
+    return hmc.init(rank=rank, size=ranks, timeout=60) if rank < ranks else None
+
+
+def give(name: str, text: str = "") -> None:
+    """For take() in any process of the job, by a file beside the script."""
+    path = Path(sys.argv[0]).with_name(name)
+    path.with_suffix(".part").write_text(text)
+    path.with_suffix(".part").rename(path)
+
+
+def take(name: str) -> str:
+    path = Path(sys.argv[0]).with_name(name)
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.002)
+    return path.read_text()
 
 
 def all_pids(comm: hmc.Communicator) -> list[int]:

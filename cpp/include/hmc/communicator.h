@@ -40,6 +40,13 @@ struct InitOptions {
   double timeout_seconds = 60;  // for everybody to arrive
 };
 
+// How a process joins a Communicator that grows.
+struct JoinOptions {
+  std::vector<Device> devices;  // the Members that this process brings; default: one CPU Member
+  ContextOptions context;       // the job key, if the job has one, is not in the invitation
+  double timeout_seconds = 60;  // for the others to arrive
+};
+
 // One card (or the CPU) in a Communicator: every rank-addressed call. Buffer sizes are in bytes.
 // Blocking calls take a deadline; after a timeout of a collective the Communicator is unusable on this rank (error: closed).
 // Errors besides those named: invalid_argument (a rank, tag, size or buffer that does not fit, an empty handle), peer_lost (a rank
@@ -281,10 +288,29 @@ class HMC_API Communicator {
   // two are closed in any order. Errors: timeout, which names a rank that did not come (all ranks that wait for it fail), cancelled
   // (another rank was interrupted), peer_lost (the others count this rank as lost).
   [[nodiscard]] Result<Communicator> shrink(Deadline deadline = Deadline::never()) const;
-  // By rank: the rank in the Communicator that this one was made from by shrink() or split(); of init(), the rank itself.
+
+  // Newcomers join: rank 0 invites, every rank calls grow(), and as many processes as were invited call join(). All get the same
+  // new Communicator: the ranks of this one in their order, then those of the newcomers, each process's together, in the order in
+  // which they came. This one is unchanged, and the two are closed in any order.
+  // For the next grow(): the text that newcomers pass to join(), by whatever way it reaches them. A secret: whoever has it, and the
+  // job key, is taken for one of the `processes` that may come. It ends with grow(), or with another invite(). Rank 0 only.
+  // Errors: invalid_argument (another rank, the number), closed.
+  [[nodiscard]] Result<std::string> invite(int processes = 1) const;
+  // Every rank calls it, once per process; waits for the newcomers. All get the same group, or an error. Errors: timeout, which
+  // names what is missing (the first deadline of a rank ends it on all), peer_lost (a rank or a newcomer died; shrink() first),
+  // cancelled (another rank was interrupted, or this Communicator was aborted), invalid_argument (no invitation).
+  // A Topology of InitOptions does not hold for the new Communicator; islands are found from devices and hosts.
+  [[nodiscard]] Result<Communicator> grow(Deadline deadline = Deadline::never()) const;
+  // Of a newcomer. Its Context closes as that of init(). Errors: those of grow(); authentication (no such invitation, another job
+  // key, or none where one is needed), invalid_argument (no invitation's text), unsupported (no such device), protocol (another
+  // version).
+  static Result<Communicator> join(std::string_view invitation, const JoinOptions& options = {});
+  // By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 for newcomers; of init(),
+  // the rank itself.
   [[nodiscard]] std::vector<int> old_ranks() const;
 
-  // Leaves the group. The Context closes with the Communicator of init(), or with the last of those that shrink() made from it.
+  // Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() and
+  // grow() made from it.
   // Idempotent. Errors: timeout.
   Status close(Deadline deadline = Deadline::after_seconds(5)) const;
   [[nodiscard]] const std::shared_ptr<CommunicatorState>& state() const noexcept { return state_; }

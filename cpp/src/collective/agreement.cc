@@ -1,6 +1,7 @@
 #include "collective/agreement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace hmc {
@@ -27,6 +28,10 @@ std::vector<std::uint32_t> Agreement::others_without(const std::set<std::uint32_
 }
 
 bool Agreement::includes_self(const job::Shrink& message) const { return std::ranges::binary_search(message.processes, self_); }
+
+void Agreement::extend(std::uint32_t count) {
+  for (std::uint32_t i = 0; i < count; ++i) processes_.push_back(processes_.back() + 1);
+}
 
 void Agreement::begin() {
   if (state_ != State::waiting) return;
@@ -155,12 +160,15 @@ void Agreement::prepared(const Roster& roster, bool done) {
 void Agreement::commit(Roster roster) {
   state_ = State::committed;
   roster_ = std::move(roster);
-  // Those who may not know of it: the ones that wait for this process.
+  for (const std::uint32_t process : waiting_for_self()) tell_commit(process);  // who may not know of it
+}
+
+std::vector<std::uint32_t> Agreement::waiting_for_self() const {
   std::set<std::uint32_t> waiting = joined_;
   waiting.insert(asked_by_.begin(), asked_by_.end());
-  for (const std::uint32_t process : waiting) {
-    if (lives(process)) tell_commit(process);
-  }
+  std::vector<std::uint32_t> living;
+  std::ranges::copy_if(waiting, std::back_inserter(living), [this](std::uint32_t process) { return lives(process); });
+  return living;
 }
 
 void Agreement::tell_commit(std::uint32_t process) {
@@ -189,6 +197,11 @@ void Agreement::fail(const Status& reason) {
 }
 
 void Agreement::give_up(const Status& reason) {
+  if (state_ == State::waiting) {
+    fail(reason);
+    for (const std::uint32_t process : waiting_for_self()) host_.send(process, {Kind::give_up, reason});
+    return;
+  }
   if (state_ != State::open) return;
   const std::uint32_t chosen = coordinator();
   fail(reason);

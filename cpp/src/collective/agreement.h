@@ -53,13 +53,15 @@ class Agreement {
   // `processes`: of the group, ascending, with `self` among them. `host` outlives this.
   Agreement(Host& host, std::uint32_t self, std::vector<std::uint32_t> processes);
 
+  // Before begin(): `count` further processes take part, numbered behind the others.
+  void extend(std::uint32_t count);
   void begin();
   void on_message(std::uint32_t from, const job::Shrink& message);
   // A process is not alive any more.
   void on_gone() { step(); }
   // The caller's deadline is near: asks the coordinator who is missing, for awaited().
   void ask_who_is_missing();
-  // Fails with `reason` unless it is over, and tells the others, who fail too.
+  // Fails with `reason` unless it is over, and tells the others, who fail too. Before begin(): those who wait for this process.
   void give_up(const Status& reason);
   // Fails with `reason` unless it is over.
   void fail(const Status& reason);
@@ -88,6 +90,7 @@ class Agreement {
   [[nodiscard]] bool is_own(const std::optional<Proposal>& proposal) const { return proposal && proposal->from == self_; }
   [[nodiscard]] bool includes_self(const job::Shrink& message) const;
   [[nodiscard]] std::vector<std::uint32_t> others_without(const std::set<std::uint32_t>& named) const;
+  [[nodiscard]] std::vector<std::uint32_t> waiting_for_self() const;
   void answer(std::uint32_t from, const job::Shrink& message);
   void step();
   void step_once();
@@ -98,7 +101,7 @@ class Agreement {
 
   Host& host_;
   const std::uint32_t self_;
-  const std::vector<std::uint32_t> processes_;
+  std::vector<std::uint32_t> processes_;
   State state_ = State::waiting;
   std::optional<std::uint32_t> joined_at_;  // the coordinator that knows of this process
   std::set<std::uint32_t> joined_;          // processes that count this one as the coordinator

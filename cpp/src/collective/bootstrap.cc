@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "collective/entering.h"
 #include "collective/interruption.h"
 
 namespace hmc {
@@ -11,13 +12,6 @@ namespace {
 
 // An arrival is repeated while there is no answer: the board may not have been up when the first one came.
 constexpr auto repeat_every = std::chrono::milliseconds(500);
-
-// The board answers a little before its asker gives up, so that the answer (who is missing) still arrives.
-std::uint32_t wait_ms(Deadline deadline) {
-  const int left = deadline.poll_timeout_ms();
-  if (left < 0) return 0;
-  return static_cast<std::uint32_t>(std::max({left - 200, left * 4 / 5, 1}));
-}
 
 }  // namespace
 

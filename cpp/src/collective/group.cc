@@ -39,7 +39,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
 }
 
 std::string Group::describe(std::uint32_t r) const {
-  return "rank " + std::to_string(r) + " (" + world_->processes()[ranks_[r].process].name + ")";
+  return "rank " + std::to_string(r) + " (" + ranks_[r].identity->name + ")";
 }
 
 Status Group::open() const {

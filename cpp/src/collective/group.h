@@ -24,10 +24,14 @@ namespace hmc {
 class CollectiveWork;
 
 struct RankInfo {
+  static constexpr std::uint32_t newcomer = ~std::uint32_t{0};
+
   std::shared_ptr<PeerState> peer;
-  std::uint32_t process = 0;  // in World::processes()
+  std::uint32_t process = 0;  // in World::processes() of this process: others may number them differently
   Device device;
-  std::uint32_t origin = 0;  // the rank in the group that this one was made from; in the world, the rank itself
+  std::uint32_t origin = 0;  // the rank in the group that this one was made from; in the world, the rank itself; or newcomer
+  std::shared_ptr<const ProcessIdentity> identity;
+  int written = -1;  // its process in World::written(); -1: not written down there
 };
 
 class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
@@ -69,6 +73,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
+  // ok, or why a rank aborted it.
+  [[nodiscard]] Status aborted() const { return broken_ && broken_->aborts() ? broken_->reason : Status(); }
   // A process died, or said goodbye.
   void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?

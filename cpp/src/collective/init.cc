@@ -6,6 +6,7 @@
 
 #include "collective/bootstrap.h"
 #include "collective/communicator_state.h"
+#include "collective/entering.h"
 #include "collective/interruption.h"
 #include "collective/launch.h"
 #include "collective/records.h"
@@ -16,23 +17,6 @@ namespace {
 
 constexpr std::uint32_t round_register = 0;  // values: Registration
 constexpr std::uint32_t round_ready = 1;     // everybody knows everybody: messages may come
-
-Status check_devices(const std::vector<Device>& devices) {
-  if (devices.size() > job::max_devices) {
-    return {Code::invalid_argument,
-            "a process brings at most " + std::to_string(job::max_devices) + " devices, not " + std::to_string(devices.size())};
-  }
-  if (std::all_of(devices.begin(), devices.end(), [](const Device& device) { return device.is_cpu(); })) return {};
-  const auto usable = list_devices();
-  for (const auto& device : devices) {
-    if (std::any_of(usable.begin(), usable.end(), [&](const DeviceInfo& info) { return info.device == device; })) continue;
-    std::string names;
-    for (const auto& info : usable) names += (names.empty() ? "" : ", ") + info.device.str();
-    return {Code::unsupported,
-            "there is no device " + device.str() + " in this process; usable: " + names + " (`hmc info` says why)"};
-  }
-  return {};
-}
 
 // What `options` ask for, plus where the others of the job must be able to come from.
 Result<ContextOptions> context_options(const InitOptions& options, const LaunchInfo& launch) {
@@ -76,14 +60,6 @@ Status check_same(const Topology& written, const std::vector<job::Registration>&
   return {};
 }
 
-// Closing notifies the others, which a stopped one does not acknowledge. So it ends with the job's deadline, or shortly after.
-Deadline closing_deadline(Deadline deadline) {
-  constexpr double usual_seconds = 5;
-  constexpr double least_seconds = 0.25;
-  const Deadline usual = Deadline::after_seconds(usual_seconds), least = Deadline::after_seconds(least_seconds);
-  return Deadline::at(std::clamp(deadline.when(), least.when(), usual.when()));
-}
-
 bool worth_retrying(Code code) {
   // Nobody there yet, or a socket that a dead job left: process 0 may come last.
   return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block ||
@@ -92,22 +68,20 @@ bool worth_retrying(Code code) {
 
 class Gathering {
  public:
-  Gathering(Context context, const LaunchInfo& launch, Deadline deadline)
+  Gathering(Context context, const LaunchInfo& launch, const std::vector<Device>& devices, Deadline deadline)
       : context_(std::move(context)),
         launch_(launch),
         deadline_(deadline),
-        world_(std::make_shared<World>(*context_.state(), context_.state()->engine())),
+        world_(std::make_shared<World>(*context_.state(),
+                                       registration(context_, devices, launch_.rendezvous, launch_.rank == 0, deadline_))),
         bootstrap_(std::make_shared<Bootstrap>(*context_.state(), static_cast<std::uint32_t>(launch.rank),
                                                static_cast<std::uint32_t>(launch.size))) {}
 
-  Result<Communicator> form(const std::vector<Device>& devices, const std::optional<Topology>& written) {
+  Result<Communicator> form(const std::optional<Topology>& written) {
     world_->set_bootstrap(bootstrap_);
     World::attach(world_);
-    ContextState& state = *context_.state();
-    const job::Registration own{state.id(), context_.name(), kernel_id(),
-                                reachable_addresses(context_.addresses(), launch_.rendezvous, launch_.rank == 0, deadline_),
-                                devices};
-    HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(encode(own)) : visit(encode(own)));
+    const Bytes own = encode(world_->own());
+    HMC_ASSIGN(const auto values, launch_.rank == 0 ? host(own) : visit(own));
     std::vector<job::Registration> table;
     for (std::uint32_t i = 0; i < values.size(); ++i) {
       auto registration = job::decode_registration(values[i]);
@@ -176,27 +150,19 @@ class Gathering {
   }
 
   std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table, const std::optional<Topology>& written) {
-    const auto me = static_cast<std::uint32_t>(launch_.rank);
-    ContextState& state = *context_.state();
-    std::vector<Process> processes;
     std::vector<RankInfo> ranks;
     std::vector<std::uint32_t> local;
-    const auto lock = state.engine()->lock();
-    for (std::uint32_t i = 0; i < table.size(); ++i) {
-      const job::Registration& entry = table[i];
-      auto addresses = entry.addresses;
-      // Elsewhere a Unix path names something else, or nothing.
-      if (entry.kernel != table[me].kernel)
-        std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
-      const auto peer = i == me ? state.self() : state.expect_peer(entry.id, std::move(addresses), entry.name);
-      const auto host = std::ranges::find(table, entry.kernel, &job::Registration::kernel) - table.begin();
-      processes.push_back({entry.id, entry.name, peer, false, static_cast<std::uint32_t>(host)});
+    const auto lock = context_.state()->engine()->lock();
+    world_->set_written(written);
+    for (const job::Registration& entry : table) {
+      const std::uint32_t number = world_->meet(entry);
+      const Process& process = world_->processes()[number];
       for (const auto& device : entry.devices) {
-        if (i == me) local.push_back(static_cast<std::uint32_t>(ranks.size()));
-        ranks.push_back({peer, i, device, static_cast<std::uint32_t>(ranks.size())});
+        const auto rank = static_cast<std::uint32_t>(ranks.size());
+        if (process.peer->is_self()) local.push_back(rank);
+        ranks.push_back({process.peer, number, device, rank, process.identity, static_cast<int>(number)});
       }
     }
-    world_->set_processes(std::move(processes), written);
     return std::make_shared<Group>(world_, table[0].id[0], world_scope, std::move(ranks), std::move(local));
   }
 
@@ -223,7 +189,7 @@ Result<Communicator> Communicator::init(const InitOptions& options) {
   HMC_ASSIGN(const ContextOptions with, context_options(options, launch));
   auto context = Context::create(with);
   if (!context) return context.status().with_context("rank " + std::to_string(launch.rank));
-  auto communicator = Gathering(*context, launch, deadline).form(devices, options.topology);
+  auto communicator = Gathering(*context, launch, devices, deadline).form(options.topology);
   if (!communicator) static_cast<void>(context->close(closing_deadline(deadline)));
   return communicator;
 }

@@ -15,8 +15,9 @@ std::vector<const TopologyCard*> written_cards(const Group& group) {
   std::set<const TopologyCard*> taken;
   for (std::uint32_t r = 0; r < group.size(); ++r) {
     const RankInfo& rank = group.rank(r);
+    if (rank.written < 0) continue;
     for (const TopologyCard& card : written->cards) {
-      if (card.process != static_cast<int>(rank.process) || card.device != rank.device || !taken.insert(&card).second) continue;
+      if (card.process != rank.written || card.device != rank.device || !taken.insert(&card).second) continue;
       cards[r] = &card;
       break;
     }
@@ -26,12 +27,11 @@ std::vector<const TopologyCard*> written_cards(const Group& group) {
 
 std::vector<std::uint32_t> hosts_of(const Group& group) {
   const auto cards = written_cards(group);
-  std::map<std::pair<std::string, std::uint32_t>, std::uint32_t> known;  // a name that is written down, or a kernel
+  std::map<std::pair<std::string, std::string>, std::uint32_t> known;  // a name that is written down, or a kernel
   std::vector<std::uint32_t> hosts;
-  const auto lock = group.engine()->lock();
   for (std::uint32_t r = 0; r < group.size(); ++r) {
-    const std::uint32_t kernel = group.world()->processes()[group.rank(r).process].host;
-    const auto key = cards[r] != nullptr ? std::pair(cards[r]->host, 0U) : std::pair(std::string(), kernel);
+    const auto key = cards[r] != nullptr ? std::pair(cards[r]->host, std::string())
+                                         : std::pair(std::string(), group.rank(r).identity->kernel);
     hosts.push_back(known.emplace(key, static_cast<std::uint32_t>(known.size())).first->second);
   }
   return hosts;

@@ -17,6 +17,12 @@ std::uint8_t number(Code code) { return static_cast<std::uint8_t>(code); }
 
 bool known(std::uint8_t code) { return code <= number(Code::protocol); }
 
+// Never ok; a code that this library does not know is read as `protocol`.
+Status error_of(std::uint8_t code, std::string text) {
+  const bool error = known(code) && code != number(Code::ok);
+  return {error ? static_cast<Code>(code) : Code::protocol, std::move(text)};
+}
+
 }  // namespace
 
 Bytes encode(const Arrival& m) {
@@ -126,8 +132,7 @@ std::optional<Breakage> decode_breakage(ByteSpan in) {
   const std::uint8_t code = reader.u8();
   std::string text = reader.text(max_reason);
   if (!reader.finish()) return std::nullopt;
-  const bool error = known(code) && code != number(Code::ok);
-  m.reason = Status(error ? static_cast<Code>(code) : Code::protocol, std::move(text));
+  m.reason = error_of(code, std::move(text));
   return m;
 }
 
@@ -215,10 +220,102 @@ std::optional<Shrink> decode_shrink(ByteSpan in) {
   std::string text = reader.text(max_reason);
   if (!reader.finish() || kind < 1 || kind > static_cast<std::uint8_t>(ShrinkKind::give_up)) return std::nullopt;
   m.kind = static_cast<ShrinkKind>(kind);
-  if (m.kind == ShrinkKind::refuse || m.kind == ShrinkKind::give_up) {
-    const bool error = known(code) && code != number(Code::ok);
-    m.reason = Status(error ? static_cast<Code>(code) : Code::protocol, std::move(text));
+  if (m.kind == ShrinkKind::refuse || m.kind == ShrinkKind::give_up) m.reason = error_of(code, std::move(text));
+  return m;
+}
+
+Bytes encode(const Grow& m) {
+  Bytes out;
+  WireWriter writer(out);
+  writer.u8(static_cast<std::uint8_t>(m.kind)).u64(m.group_id).u32(m.instance).u32(m.wait_ms).bytes(m.value);
+  writer.u8(number(m.reason.code())).text(cut(m.reason.message(), max_reason));
+  return out;
+}
+
+std::optional<Grow> decode_grow(ByteSpan in) {
+  WireReader reader(in);
+  Grow m;
+  const std::uint8_t kind = reader.u8();
+  m.group_id = reader.u64();
+  m.instance = reader.u32();
+  m.wait_ms = reader.u32();
+  const ByteSpan value = reader.bytes(max_bootstrap_value);
+  const std::uint8_t code = reader.u8();
+  std::string text = reader.text(max_reason);
+  if (!reader.finish() || kind < 1 || kind > static_cast<std::uint8_t>(GrowKind::give_up)) return std::nullopt;
+  m.kind = static_cast<GrowKind>(kind);
+  m.value.assign(value.begin(), value.end());
+  if (m.kind == GrowKind::give_up) m.reason = error_of(code, std::move(text));
+  return m;
+}
+
+Bytes encode(const Application& m) {
+  Bytes out;
+  WireWriter(out).raw(m.ticket).u32(m.wait_ms).bytes(m.value);
+  return out;
+}
+
+std::optional<Application> decode_application(ByteSpan in) {
+  WireReader reader(in);
+  Application m;
+  const ByteSpan ticket = reader.raw(m.ticket.size());
+  if (ticket.size() != m.ticket.size()) return std::nullopt;
+  std::ranges::copy(ticket, m.ticket.begin());
+  m.wait_ms = reader.u32();
+  const ByteSpan value = reader.bytes(max_bootstrap_value);
+  if (!reader.finish()) return std::nullopt;
+  m.value.assign(value.begin(), value.end());
+  return m;
+}
+
+Bytes encode(const Table& m) {
+  Bytes out;
+  WireWriter writer(out);
+  writer.u64(m.group_id).u32(m.instance).u32(m.old_size).u8(number(m.status.code())).text(cut(m.status.message(), max_reason));
+  writer.u32(static_cast<std::uint32_t>(m.processes.size()));
+  for (const Registration& process : m.processes) writer.bytes(encode(process));
+  writer.u32(static_cast<std::uint32_t>(m.owners.size()));
+  for (const std::uint32_t owner : m.owners) writer.u32(owner);
+  return out;
+}
+
+namespace {
+
+// Every process has at least one rank, one for each of its devices.
+bool owns_all(const Table& m) {
+  std::vector<std::size_t> ranks(m.processes.size(), 0);
+  for (const std::uint32_t owner : m.owners) {
+    if (owner >= ranks.size()) return false;
+    ++ranks[owner];
   }
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != m.processes[i].devices.size()) return false;
+  }
+  return m.old_size <= m.owners.size();
+}
+
+}  // namespace
+
+std::optional<Table> decode_table(ByteSpan in) {
+  WireReader reader(in);
+  Table m;
+  m.group_id = reader.u64();
+  m.instance = reader.u32();
+  m.old_size = reader.u32();
+  const std::uint8_t code = reader.u8();
+  std::string text = reader.text(max_reason);
+  if (code != number(Code::ok)) m.status = error_of(code, std::move(text));
+  const std::uint32_t processes = reader.u32();
+  if (processes > max_processes) return std::nullopt;
+  for (std::uint32_t i = 0; i < processes && reader.ok(); ++i) {
+    auto process = decode_registration(reader.bytes(max_bootstrap_value));
+    if (!process) return std::nullopt;
+    m.processes.push_back(std::move(*process));
+  }
+  const std::uint32_t ranks = reader.u32();
+  if (ranks > max_processes * max_devices) return std::nullopt;
+  for (std::uint32_t i = 0; i < ranks && reader.ok(); ++i) m.owners.push_back(reader.u32());
+  if (!reader.finish() || !owns_all(m) || m.status.ok() == m.processes.empty()) return std::nullopt;
   return m;
 }
 

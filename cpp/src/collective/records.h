@@ -2,6 +2,7 @@
 // Every decoder takes untrusted bytes, bounds each length, and answers nullopt for anything that is not exactly one record.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -118,6 +119,48 @@ struct Shrink {
 };
 Bytes encode(const Shrink& m);
 std::optional<Shrink> decode_shrink(ByteSpan in);
+
+// What processes of a group say to each other while it grows (collective/growths.h).
+enum class GrowKind : std::uint8_t {
+  ask = 1,  // by the coordinator: the call waits for you
+  join,     // `value`: the sender's Registration, with the devices of its ranks
+  left,     // the sender closed its Communicator
+  give_up,  // `reason`: the growth fails everywhere
+};
+struct Grow {
+  GrowKind kind = GrowKind::ask;
+  std::uint64_t group_id = 0;  // of the group that grows
+  std::uint32_t instance = 0;  // which growth of it, from 0
+  std::uint32_t wait_ms = 0;   // of join: until the sender gives up; 0: never
+  Bytes value = {};
+  Status reason = {};  // of give_up: never ok
+};
+Bytes encode(const Grow& m);
+std::optional<Grow> decode_grow(ByteSpan in);
+
+// The secret of an invitation.
+using Ticket = std::array<std::byte, 32>;
+
+// A newcomer applies at the process that invited it.
+struct Application {
+  Ticket ticket{};
+  std::uint32_t wait_ms = 0;  // until the sender gives up; 0: never
+  Bytes value = {};           // its Registration
+};
+Bytes encode(const Application& m);
+std::optional<Application> decode_application(ByteSpan in);
+
+// The answer to join and Application: who forms the new group, or why there is none.
+struct Table {
+  std::uint64_t group_id = 0;  // of the group that grows
+  std::uint32_t instance = 0;
+  std::uint32_t old_size = 0;  // ranks; those of newcomers follow
+  Status status = {};
+  std::vector<Registration> processes = {};  // by number: those of the group by their first rank, then the newcomers
+  std::vector<std::uint32_t> owners = {};    // by rank: a number; the ranks of a process take its devices in turn
+};
+Bytes encode(const Table& m);
+std::optional<Table> decode_table(ByteSpan in);
 
 }  // namespace job
 }  // namespace hmc

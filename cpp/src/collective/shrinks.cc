@@ -1,6 +1,7 @@
 #include "collective/shrinks.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "collective/group.h"
@@ -13,25 +14,50 @@ namespace {
 // Calls of shrink() by which another process may be ahead of this one.
 constexpr std::uint32_t max_ahead = 64;
 
-std::vector<std::uint32_t> processes_of(const Group& group) {
-  std::set<std::uint32_t> processes;
-  for (std::uint32_t r = 0; r < group.size(); ++r) processes.insert(group.rank(r).process);
-  return {processes.begin(), processes.end()};
+// 0, 1, ... for each.
+std::vector<std::uint32_t> numbers_of(const std::vector<std::uint32_t>& processes) {
+  std::vector<std::uint32_t> numbers(processes.size());
+  std::iota(numbers.begin(), numbers.end(), 0U);
+  return numbers;
+}
+
+std::uint32_t own_number(const World& world, const std::vector<std::uint32_t>& processes) {
+  const auto self = std::ranges::find_if(processes, [&](auto process) { return world.processes()[process].peer->is_self(); });
+  return static_cast<std::uint32_t>(self - processes.begin());
 }
 
 }  // namespace
 
-Shrinking::Shrinking(World& world, const Group& group, std::uint32_t instance)
+std::vector<std::uint32_t> processes_of(const Group& group) {
+  std::set<std::uint32_t> seen;
+  std::vector<std::uint32_t> processes;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    if (seen.insert(group.rank(r).process).second) processes.push_back(group.rank(r).process);
+  }
+  return processes;
+}
+
+Shrinking::Shrinking(World& world, std::uint64_t group_id, std::uint32_t instance, std::vector<std::uint32_t> processes)
     : world_(world),
-      group_id_(group.id()),
+      group_id_(group_id),
       instance_(instance),
-      processes_(processes_of(group)),
-      agreement_(*this, group.rank(group.local().front()).process, processes_) {}
+      processes_(std::move(processes)),
+      agreement_(*this, own_number(world, processes_), numbers_of(processes_)) {}
+
+void Shrinking::extend(std::span<const std::uint32_t> processes) {
+  processes_.insert(processes_.end(), processes.begin(), processes.end());
+  agreement_.extend(static_cast<std::uint32_t>(processes.size()));
+}
+
+std::optional<std::uint32_t> Shrinking::number_of(std::uint32_t process) const noexcept {
+  const auto found = std::ranges::find(processes_, process);
+  return found == processes_.end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found - processes_.begin()));
+}
 
 std::uint64_t Shrinking::new_id(const Roster& roster) const noexcept { return child_id(group_id_, roster.scope, -1); }
 
 bool Shrinking::alive(std::uint32_t process) const {
-  const Process& which = world_.processes()[process];
+  const Process& which = world_.processes()[processes_[process]];
   const PeerPhase phase = which.peer->phase();
   return !which.lost && phase != PeerPhase::lost && phase != PeerPhase::closed;
 }
@@ -43,7 +69,7 @@ Bytes Shrinking::signed_of(job::Shrink message) const {
 }
 
 void Shrinking::send(std::uint32_t process, job::Shrink message) {
-  const auto& peer = world_.processes()[process].peer;
+  const auto peer = world_.processes()[processes_[process]].peer;
   peer->when_ready([peer, bytes = signed_of(std::move(message))](const Status& ready) {
     if (ready.ok()) static_cast<void>(peer->send_control(control_shrink, bytes));  // its end is noticed by itself
   });
@@ -52,7 +78,7 @@ void Shrinking::send(std::uint32_t process, job::Shrink message) {
 void Shrinking::spread(job::Shrink message) {
   const Bytes bytes = signed_of(std::move(message));
   for (const std::uint32_t process : processes_) {
-    const auto& peer = world_.processes()[process].peer;
+    const auto peer = world_.processes()[process].peer;
     if (!peer->is_self() && peer->phase() == PeerPhase::ready) static_cast<void>(peer->send_control(control_shrink, bytes));
   }
 }
@@ -66,9 +92,16 @@ void Shrinking::incomplete(const Status& reason) {
 std::shared_ptr<Shrinking> Shrinks::begin(const Group& group) {
   const Key key{group.id(), begun_[group.id()]++};
   auto& found = all_[key];
-  if (!found) found = std::make_shared<Shrinking>(world_, group, key.second);
+  if (!found) found = std::make_shared<Shrinking>(world_, group.id(), key.second, processes_of(group));
   if (!expelled_.ok()) found->agreement().fail(expelled_);
   found->agreement().begin();
+  return found;
+}
+
+std::shared_ptr<Shrinking> Shrinks::expect(std::uint64_t id, std::vector<std::uint32_t> processes) {
+  auto& found = all_[{id, 0}];
+  if (!found) found = std::make_shared<Shrinking>(world_, id, 0, std::move(processes));
+  if (!expelled_.ok()) found->agreement().fail(expelled_);
   return found;
 }
 
@@ -87,10 +120,10 @@ void Shrinks::on_message(std::uint32_t from, ByteSpan payload) {
       static_cast<void>(world_.processes()[from].peer->send_control(control_shrink, encode(answer)));
       return;
     }
-    found = all_.emplace(key, std::make_shared<Shrinking>(world_, *group, message->instance)).first;
+    found = all_.emplace(key, std::make_shared<Shrinking>(world_, group->id(), message->instance, processes_of(*group))).first;
   }
   const auto keep = found->second;
-  keep->agreement().on_message(from, *message);
+  if (const auto number = keep->number_of(from)) keep->agreement().on_message(*number, *message);
   world_.engine()->wake_waiters();
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20,12 +22,21 @@ class World;
 
 inline constexpr MessageType control_shrink = 214;  // job::Shrink
 
-// One shrink of one group. Engine lock held throughout.
+// The processes of a group in World, each once, in the order of their first ranks: their places are the numbers that an Agreement
+// has for them, which are the same everywhere.
+std::vector<std::uint32_t> processes_of(const Group& group);
+
+// One shrink of one group, or the agreement of a growth. Engine lock held throughout.
 class Shrinking final : private Agreement::Host {
  public:
-  Shrinking(World& world, const Group& group, std::uint32_t instance);
+  // `processes`: of the group, as processes_of().
+  Shrinking(World& world, std::uint64_t group_id, std::uint32_t instance, std::vector<std::uint32_t> processes);
 
   [[nodiscard]] Agreement& agreement() noexcept { return agreement_; }
+  // Before the agreement begins: processes that come after the others.
+  void extend(std::span<const std::uint32_t> processes);
+  // The number of a process of World in the Agreement; none: it is not of the group.
+  [[nodiscard]] std::optional<std::uint32_t> number_of(std::uint32_t process) const noexcept;
   // The id of the new group whose processes are `roster`.
   [[nodiscard]] std::uint64_t new_id(const Roster& roster) const noexcept;
 
@@ -40,7 +51,7 @@ class Shrinking final : private Agreement::Host {
   World& world_;
   const std::uint64_t group_id_;
   const std::uint32_t instance_;
-  const std::vector<std::uint32_t> processes_;
+  std::vector<std::uint32_t> processes_;  // by number
   Agreement agreement_;
 };
 
@@ -51,6 +62,8 @@ class Shrinks {
 
   // The next shrink of `group`, begun here.
   std::shared_ptr<Shrinking> begin(const Group& group);
+  // The agreement of a growth, which others may begin before this process does.
+  std::shared_ptr<Shrinking> expect(std::uint64_t id, std::vector<std::uint32_t> processes);
   void on_message(std::uint32_t from, ByteSpan payload);
   // A process has died or closed.
   void on_gone();

@@ -48,7 +48,8 @@ Place place(const std::string& kernel, const TopologyCard& card) {
 class Picture {
  public:
   explicit Picture(const Group& group) : group_(group), given_(written_cards(group)) {
-    if (const auto& written = group.world()->written()) written_ = *written;
+    const auto is_given = [](const TopologyCard* card) { return card != nullptr; };
+    if (std::ranges::any_of(given_, is_given)) written_ = *group.world()->written();
   }
 
   // Ranks in order.

@@ -23,11 +23,17 @@ void World::attach(const std::shared_ptr<World>& world) {
   world->context_.group_events().watch_peers([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
 }
 
-void World::set_processes(std::vector<Process> processes, std::optional<Topology> written) {
-  written_ = std::move(written);
-  processes_ = std::move(processes);
-  index_.clear();
-  for (std::size_t i = 0; i < processes_.size(); ++i) index_.emplace(processes_[i].peer.get(), i);
+std::uint32_t World::meet(const job::Registration& process) {
+  const auto known = std::ranges::find(processes_, process.id, &Process::id);
+  if (known != processes_.end()) return static_cast<std::uint32_t>(known - processes_.begin());
+  auto addresses = process.addresses;
+  // Elsewhere a Unix path names something else, or nothing.
+  if (process.kernel != own_.kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
+  const auto peer = process.id == own_.id ? context_.self() : context_.expect_peer(process.id, std::move(addresses), process.name);
+  const auto number = static_cast<std::uint32_t>(processes_.size());
+  processes_.push_back({process.id, std::make_shared<ProcessIdentity>(process.name, process.kernel), peer});
+  index_.emplace(peer.get(), number);
+  return number;
 }
 
 void World::add(Group& group) { groups_.push_back(&group); }
@@ -46,11 +52,20 @@ bool World::ends_context(const Group& closed) const noexcept {
   return keeps(closed) && std::ranges::none_of(groups_, [&](const Group* group) { return keeps(*group); });
 }
 
-void World::remove(Group& group) { std::erase(groups_, &group); }
+void World::remove(Group& group) {
+  std::erase(groups_, &group);
+  growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
+}
+
+std::optional<std::uint32_t> World::number_of(const PeerState& peer) const noexcept {
+  const auto found = index_.find(&peer);
+  return found == index_.end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found->second));
+}
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   const bool open = peer.phase() != PeerPhase::closed;
   if (open && bootstrap_ && bootstrap_->on_message(peer, type, payload)) return;
+  if (growths_.on_message(peer, type, payload)) return;
   // Not of this job: a serving peer of the same Context. The first segment may come before the table of the job.
   if (!index_.contains(&peer) && !(processes_.empty() && type == control_segment)) return;
   if (type == control_process_lost) {
@@ -66,6 +81,7 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
 
 void World::on_gone(PeerState& peer, const Status& reason) {
   if (bootstrap_) bootstrap_->on_peer_gone(peer, reason);
+  growths_.on_peer_gone(peer, reason);
   const auto found = index_.find(&peer);
   if (found == index_.end()) return;
   offers_.on_peer_gone(peer);
@@ -78,14 +94,15 @@ void World::on_gone(PeerState& peer, const Status& reason) {
 }
 
 void World::on_lost(std::size_t process, const Status& reason, bool told) {
-  Process& which = processes_[process];
-  if (std::exchange(which.lost, true)) return;
-  broadcast(control_process_lost, encode(job::ProcessLost{which.id, std::string(reason.message())}));
+  if (std::exchange(processes_[process].lost, true)) return;
+  const auto peer = processes_[process].peer;
+  broadcast(control_process_lost, encode(job::ProcessLost{processes_[process].id, std::string(reason.message())}));
   // Nobody here would notice: what waits for it would wait for a connection that cannot come about.
-  const PeerPhase phase = which.peer->phase();
-  if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) which.peer->fail(reason);
+  const PeerPhase phase = peer->phase();
+  if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) peer->fail(reason);
   for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(process), reason);
   shrinks_.on_gone();
+  growths_.on_lost();
 }
 
 void World::read_lost(ByteSpan payload) {
@@ -95,7 +112,11 @@ void World::read_lost(ByteSpan payload) {
       std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == lost->id; });
   if (found == processes_.end()) return;
   Status reason(Code::peer_lost, std::move(lost->reason));
-  if (found->peer->is_self()) return shrinks_.on_expelled(reason.with_context("the other ranks count this one as lost"));
+  if (found->peer->is_self()) {
+    const Status expelled = reason.with_context("the other ranks count this one as lost");
+    growths_.end_all(expelled);
+    return shrinks_.on_expelled(expelled);
+  }
   on_lost(static_cast<std::size_t>(found - processes_.begin()), reason, true);
 }
 
@@ -119,10 +140,11 @@ void World::read_broken(ByteSpan payload) {
 void World::broke(const job::Breakage& breakage) {
   tell_broken(breakage);
   if (Group* const group = find(breakage.group_id)) group->heard_broken(breakage);
+  if (breakage.aborts()) growths_.end(breakage.group_id, breakage.reason);
 }
 
 void World::broadcast(MessageType type, ByteSpan payload) {
-  for (const Process& process : processes_) {
+  for (const Process& process : std::vector(processes_)) {
     if (process.peer->is_self() || process.peer->phase() != PeerPhase::ready) continue;
     static_cast<void>(process.peer->send_control(type, payload));  // a peer that is gone needs no news
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/fused/offers.h"
+#include "collective/growths.h"
 #include "collective/records.h"
 #include "collective/shrinks.h"
 #include "comm/context_state.h"
@@ -33,29 +34,41 @@ inline constexpr MessageType control_segment = 213;       // of a group's fused 
 inline constexpr std::uint32_t collective_scope_bit = 0x80000000U;
 inline constexpr std::uint32_t world_scope = 1;
 
-struct Process {
-  ContextId id{};
+// What a process says of itself. Constant.
+struct ProcessIdentity {
   std::string name;
-  std::shared_ptr<PeerState> peer;
-  bool lost = false;
-  std::uint32_t host = 0;  // the number of the first process on its kernel; constant
+  std::string kernel;  // of its host (kernel_id())
 };
 
-// Every member with the engine lock held. Owned by the Communicators of one init() and by the Context's handlers; the Context
-// outlives every call, because it makes them.
-class World {
+struct Process {
+  ContextId id{};
+  std::shared_ptr<const ProcessIdentity> identity;
+  std::shared_ptr<PeerState> peer;
+  bool lost = false;
+};
+
+// Every member with the engine lock held. Owned by the Communicators of one init() or join() and by the Context's handlers; the
+// Context outlives every call, because it makes them.
+class World : public std::enable_shared_from_this<World> {
  public:
-  World(ContextState& context, std::shared_ptr<Engine> engine) : context_(context), engine_(std::move(engine)), offers_(context) {}
+  // `own`: what this process registers, `context` and its addresses.
+  World(ContextState& context, job::Registration own)
+      : context_(context), engine_(context.engine()), own_(std::move(own)), offers_(context) {}
   // Sends control messages and deaths of `context` here.
   static void attach(const std::shared_ptr<World>& world);
 
   [[nodiscard]] ContextState& context() noexcept { return context_; }
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
+  [[nodiscard]] const job::Registration& own() const noexcept { return own_; }  // constant: any thread
+  // Grows: numbers stay, references do not.
   [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
   // What the application wrote down, if it did; constant once the job is complete. Any thread.
   [[nodiscard]] const std::optional<Topology>& written() const noexcept { return written_; }
-  // Once, when the job is complete.
-  void set_processes(std::vector<Process> processes, std::optional<Topology> written);
+  void set_written(std::optional<Topology> written) { written_ = std::move(written); }
+  // The number of that process here: of those that init() found, the rank that was given to it.
+  std::uint32_t meet(const job::Registration& process);
+  // Nothing: not of this job.
+  [[nodiscard]] std::optional<std::uint32_t> number_of(const PeerState& peer) const noexcept;
   void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
   // Any thread.
   [[nodiscard]] fused::Offers& offers() noexcept { return offers_; }
@@ -68,9 +81,11 @@ class World {
   // The group with that id that is open here, if any.
   [[nodiscard]] Group* find(std::uint64_t group_id) const noexcept;
   [[nodiscard]] Shrinks& shrinks() noexcept { return shrinks_; }
-  // The Context ends with the last open Communicator of the world's group and of those made from it by shrink(). `group_id`: of a
-  // group made from `old`.
+  [[nodiscard]] Growths& growths() noexcept { return growths_; }
+  // The Context ends with the last open Communicator of the world's group and of those made from it by shrink() and grow().
+  // `group_id`: of a group made from `old`, or joined.
   void keep_context(std::uint64_t group_id, const Group& old);
+  void keep_context(std::uint64_t group_id) { keepers_.insert(group_id); }
   [[nodiscard]] bool ends_context(const Group& closed) const noexcept;
 
   // A group broke: tells the others, and the group if it is open here.
@@ -90,6 +105,7 @@ class World {
 
   ContextState& context_;
   std::shared_ptr<Engine> engine_;
+  const job::Registration own_;
   std::shared_ptr<Bootstrap> bootstrap_;
   fused::Offers offers_;
   std::vector<Process> processes_;
@@ -98,6 +114,7 @@ class World {
   std::vector<Group*> groups_;
   std::unordered_set<std::uint64_t> keepers_;  // ids of groups
   Shrinks shrinks_{*this};
+  Growths growths_{*this};
   std::unordered_set<std::uint64_t> told_broken_;  // ids of groups; their complements where they were aborted
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };

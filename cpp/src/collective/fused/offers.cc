@@ -15,9 +15,8 @@ namespace {
 constexpr std::size_t max_received = 256;  // splits at a time, of all peers
 
 bool on_one_host(const Group& group) {
-  const auto host = [&](std::uint32_t r) { return group.world()->processes()[group.rank(r).process].host; };
   for (std::uint32_t r = 1; r < group.size(); ++r) {
-    if (host(r) != host(0)) return false;
+    if (group.rank(r).identity->kernel != group.rank(0).identity->kernel) return false;
   }
   return true;
 }

@@ -1,0 +1,418 @@
+"""Communicator.grow() and hmc.join(): newcomers that come, die, are late or forged. All get the same Communicator, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from survivors import check_collectives, refusal, run_survivors
+
+import hmc
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("old", "newcomers"), [(1, 1), (1, 3), (2, 1), (3, 2)])
+def test_newcomers_have_the_last_ranks(old: int, newcomers: int, transport: str, tmp_path: Path) -> None:
+    source = f"""
+    rank = int(os.environ["HMC_RANK"])
+    os.environ["HMC_TRANSPORTS"] = {transport!r}
+    comm = old_job({old})
+    if comm is None:
+        new = hmc.join(take("invitation"), timeout=60)
+        assert new.rank >= {old}
+    else:
+        if rank == 0:
+            give("invitation", comm.invite({newcomers}))
+        new = comm.grow(timeout=60)
+        assert new.rank == rank
+    assert new.size == {old + newcomers}
+    assert new.old_ranks == [*range({old})] + [-1] * {newcomers}
+    assert new.lost == []
+    check_collectives(new)
+    assert len(new.islands()) == 1
+    assert new.plan("all_reduce", 1 << 20).algorithm
+    assert len([card for card in new.topology(timeout=60).cards if card.process >= 0]) == new.size
+    if comm:
+        check_collectives(comm, seed=1)
+    messages_go_on(new, range(new.size), seed=2)
+    end()
+    """
+    run_survivors(source, old + newcomers, range(old + newcomers), tmp_path, timeout=90)
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_dead_rank_is_replaced(dead: int, tmp_path: Path) -> None:
+    living = [rank for rank in range(4) if rank != dead]
+    source = f"""
+    rank = int(os.environ["HMC_RANK"])
+    comm = old_job(3)
+    if comm is None:
+        new = hmc.join(take("invitation"), timeout=60)
+    else:
+        comm.barrier(timeout=60)
+        if rank == {dead}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        refusal(hmc.PeerLostError, comm.barrier, timeout=60)
+        if rank == 0:
+            comm.invite()
+        assert "rank {dead} (" in refusal(hmc.PeerLostError, comm.grow, timeout=60)
+        left = comm.shrink(timeout=60)
+        if left.rank == 0:
+            give("invitation", left.invite())
+        else:
+            assert "rank 0" in refusal(hmc.InvalidArgumentError, left.invite)
+        new = left.grow(timeout=60)
+        left.close()
+        comm.close()
+    assert (new.size, new.old_ranks) == (3, [0, 1, -1])
+    summed = np.full(100_001, float(new.rank + 1))
+    new.all_reduce(summed, timeout=60)
+    assert (summed == 6).all()
+    check_collectives(new)
+    end()
+    """
+    run_survivors(source, 4, living, tmp_path, timeout=90)
+
+
+def test_rounds_of_losses_and_newcomers_beside_traffic(tmp_path: Path) -> None:
+    """20 rounds: a rank dies amid all_reduce and messages, the others shrink and grow by one."""
+    rounds = 20
+    source = f"""
+    rank = int(os.environ["HMC_RANK"])
+    comm = old_job(3)
+    began = 0
+    if comm is None:
+        began = rank - 3  # the round in which this process comes
+        comm = hmc.join(take(f"invitation {{began}}"), timeout=90)
+    for number in range(began, {rounds}):
+        if comm.size == 3 and number > began or rank < 3 and number == 0:
+            victim = (number * 2) % 3
+            works = [comm.irecv(np.zeros(70_001), r, tag=number) for r in range(3)]
+            works += [comm.isend(np.arange(70_001.0) + comm.rank, r, tag=number) for r in range(3)]
+            hmc.wait_all(works, timeout=60)
+            if comm.rank == victim:
+                threading.Timer(0.005, os.kill, [os.getpid(), signal.SIGKILL]).start()
+            def until_it_fails():
+                for step in range(10**9):
+                    summed = np.full(1 + step * 97 % 9001, comm.rank + 1.0)
+                    comm.all_reduce(summed, timeout=60)
+                    assert (summed == 6).all()
+            refusal(hmc.HmcError, until_it_fails)
+            older, left = comm, comm.shrink(timeout=60)
+            while left.size > 2:
+                refusal(hmc.HmcError, lambda: [left.barrier(timeout=60) for _ in range(10**9)])
+                left = left.shrink(timeout=60)
+            if left.rank == 0:
+                give(f"invitation {{number}}", left.invite())
+            comm = left.grow(timeout=60)
+            older.close()
+            left.close()
+        assert comm.old_ranks == [0, 1, -1]
+        check = np.full(5, comm.rank + 1.0)
+        comm.all_reduce(check, timeout=60)
+        assert (check == 6).all()
+    check_collectives(comm)
+    end()
+    """
+    # Who lives at the end: the process of each rank, round by round.
+    ranks = [0, 1, 2]
+    for number in range(rounds):
+        del ranks[(number * 2) % 3]
+        ranks.append(3 + number)
+    run_survivors(source, 3 + rounds, ranks, tmp_path, timeout=240)
+
+
+def test_several_members_of_each_process(tmp_path: Path) -> None:
+    source = """
+    rank = int(os.environ["HMC_RANK"])
+    if rank == 2:
+        new = hmc.join(take("invitation"), devices=["cpu"] * 3, timeout=60)
+        assert [member.rank for member in new.local] == [3, 4, 5]
+    else:
+        comm = hmc.init(rank=rank, size=2, devices=["cpu"] * (1 + rank), timeout=60)
+        if rank == 0:
+            give("invitation", comm.invite())
+        new = comm.grow(timeout=60)
+    assert new.old_ranks == [0, 1, 2, -1, -1, -1]
+    arrays = {member: (np.zeros(1000), np.full(1000, 10.0 ** member.rank)) for member in new.local}
+    new.all_reduce(arrays, timeout=60)
+    assert all((out == 111_111).all() for out, _ in arrays.values())
+    new.barrier(timeout=60)
+    end()
+    """
+    run_survivors(source, 3, range(3), tmp_path)
+
+
+# ---- bad days ----
+
+FAILS = """
+rank = int(os.environ["HMC_RANK"])
+comm = old_job(3)
+if comm:
+    messages_go_on(comm, range(3))
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_newcomer_that_never_comes(late: int, tmp_path: Path) -> None:
+    """The first deadline ends it on all ranks, with what is missing. The old Communicator stays, and grows later."""
+    source = FAILS + f"""
+    if comm is None:
+        new = hmc.join(take("invitation"), timeout=60)
+    else:
+        if rank == 0:
+            comm.invite(2)
+        said = refusal(hmc.HmcTimeoutError, comm.grow, timeout=2 if rank == {late} else 60)
+        assert "2 of 2 invited processes to join" in said and "rank {late} (" in said, said
+        check_collectives(comm)
+        if rank == 0:
+            give("invitation", comm.invite())
+        new = comm.grow(timeout=60)
+    check_collectives(new)
+    end()
+    """
+    run_survivors(source, 4, range(4), tmp_path)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_does_not_call(missing: int, tmp_path: Path) -> None:
+    source = FAILS + f"""
+    if comm is None:
+        said = refusal(hmc.HmcTimeoutError, hmc.join, take("invitation"), timeout=60)
+        assert "rank {missing} (" in said or {missing} == 0 and "rank 0 to call grow()" in said, said
+    else:
+        if rank == 0:
+            give("invitation", comm.invite())
+        if rank != {missing}:
+            said = refusal(hmc.HmcTimeoutError, comm.grow, timeout=3)
+            assert "rank {missing} (" in said and "to call grow()" in said, said
+        check_collectives(comm)
+        if rank == {missing}:
+            assert "deadline" in refusal(hmc.HmcTimeoutError, comm.grow, timeout=60)  # of the others
+        check_collectives(comm, seed=1)
+    end()
+    """
+    run_survivors(source, 4, range(4), tmp_path)
+
+
+@pytest.mark.parametrize("waits", ["before", "after"])
+def test_a_newcomer_whose_deadline_passes_may_come_again(waits: str, tmp_path: Path) -> None:
+    source = FAILS + f"""
+    if comm is None:
+        invitation = take("invitation")
+        said = refusal(hmc.HmcTimeoutError, hmc.join, invitation, timeout=1)
+        assert "deadline passed waiting for" in said and "rank " in said, said
+        give("late")
+        new = hmc.join(invitation, timeout=60)
+    else:
+        if rank == 0:
+            give("invitation", comm.invite())
+        if rank == 2 or {waits!r} == "before":
+            take("late")
+        new = comm.grow(timeout=60)
+    check_collectives(new)
+    end()
+    """
+    run_survivors(source, 4, range(4), tmp_path)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize("delay_ms", [0.0, 1, 3, 8, 20])
+def test_a_process_that_dies_amid(victim: int, delay_ms: float, tmp_path: Path) -> None:
+    """All the others get PeerLostError; or all get the new Communicator, which counts it as lost."""
+    living = [rank for rank in range(5) if rank != victim]
+    source = FAILS + f"""
+    def die():
+        end = time.perf_counter() + {delay_ms / 1000}
+        while time.perf_counter() < end:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        give("invitation", comm.invite(2))
+    invitation = take("invitation")
+    if rank == {victim}:
+        threading.Thread(target=die).start()
+    try:
+        new = comm.grow(timeout=60) if comm else hmc.join(invitation, timeout=60)
+    except hmc.HmcError as error:
+        # A newcomer that comes after the end of the invitation is refused.
+        assert isinstance(error, hmc.PeerLostError) or rank > 2 and isinstance(error, (hmc.AuthenticationError, hmc.TransportError)), error
+        print("lost", flush=True)
+    else:
+        print("grown", flush=True)
+        refusal(hmc.HmcError, lambda: [new.barrier(timeout=60) for _ in range(10**9)])
+        left = new.shrink(timeout=60)
+        assert left.size == 4
+        check_collectives(left)
+    if rank == {victim}:
+        time.sleep(60)
+    if comm:
+        left = comm.shrink(timeout=60)
+        assert left.size == {3 if victim > 2 else 2}
+        check_collectives(left)
+    end()
+    """
+    printed = run_survivors(source, 5, living, tmp_path, timeout=120)
+    assert len({tuple(lines) for lines in printed.values()}) == 1, printed
+
+
+def test_a_stopped_newcomer_is_the_others_deadline(tmp_path: Path) -> None:
+    source = FAILS + """
+    if comm is None:
+        give("pid", str(os.getpid()))
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGSTOP]).start()
+        hmc.join(take("invitation"), timeout=60)
+    if rank == 0:
+        pid = int(take("pid"))
+        give("invitation", comm.invite())
+        while b"(python) T" not in pathlib.Path(f"/proc/{pid}/stat").read_bytes():
+            time.sleep(0.01)
+        give("stopped")
+    take("stopped")
+    said = refusal(hmc.HmcTimeoutError, comm.grow, timeout=4)
+    assert "deadline" in said, said
+    check_collectives(comm)
+    end(*([pid] if rank == 0 else []))
+    """
+    run_survivors("import pathlib\n" + source, 4, range(3), tmp_path)
+
+
+def test_ctrl_c_ends_it_everywhere(tmp_path: Path) -> None:
+    source = FAILS + """
+    if comm is None:
+        assert "interrupted" in refusal(hmc.HmcCancelledError, hmc.join, take("invitation"), timeout=60)
+        end()
+    if rank == 0:
+        give("invitation", comm.invite(2))
+    if rank == 1:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        try:
+            comm.grow(timeout=60)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("not interrupted")
+    else:
+        said = refusal(hmc.HmcCancelledError, comm.grow, timeout=60)
+        assert "rank 1 (" in said and "interrupted" in said, said
+    check_collectives(comm)
+    end()
+    """
+    run_survivors(source, 4, range(4), tmp_path)
+
+
+@pytest.mark.parametrize("aborts", [0, 2])
+def test_an_abort_ends_it_everywhere(aborts: int, tmp_path: Path) -> None:
+    source = FAILS + f"""
+    if comm is None:
+        assert "enough" in refusal(hmc.HmcCancelledError, hmc.join, take("invitation"), timeout=60)
+        end()
+    if rank == 0:
+        give("invitation", comm.invite(2))
+    if rank == {aborts}:
+        threading.Timer(1, comm.abort, ["enough"]).start()
+    said = refusal(hmc.HmcCancelledError, comm.grow, timeout=60)
+    assert "rank {aborts} (" in said and "enough" in said, said
+    assert "enough" in refusal(hmc.HmcCancelledError, comm.grow, timeout=60)
+    check_collectives(comm.shrink(timeout=60))
+    end()
+    """
+    run_survivors(source, 4, range(4), tmp_path)
+
+
+def test_a_rank_that_closed_its_communicator(tmp_path: Path) -> None:
+    source = FAILS + """
+    part = comm.split(0, timeout=60)
+    if rank == 2:
+        part.close()
+    messages_go_on(comm, range(3), seed=1)
+    if rank == 0:
+        part.invite()
+    if rank != 2:
+        assert "rank 2 (" in refusal(hmc.ClosedError, part.grow, timeout=60)
+    messages_go_on(comm, range(3), seed=2)
+    end()
+    """
+    run_survivors(source, 3, range(3), tmp_path)
+
+
+# ---- who may join ----
+
+
+def test_a_forged_or_used_invitation_is_refused(tmp_path: Path) -> None:
+    source = """
+    rank = int(os.environ["HMC_RANK"])
+    comm = old_job(1)
+    if comm:
+        replaced = comm.invite()
+        give("replaced", replaced)
+        invitation = comm.invite()
+        assert replaced != invitation
+        give("invitation", invitation)
+        new = comm.grow(timeout=60)
+        check_collectives(new)
+        give("grown")
+        take("refused")
+        new.barrier(timeout=60)
+    elif rank == 1:
+        invitation = take("invitation")
+        for forged in (take("replaced"), invitation[:9] + "00" * 32 + invitation[73:], invitation[:72] + ("0" if invitation[72] != "0" else "1") + invitation[73:]):
+            assert "no such invitation" in refusal(hmc.AuthenticationError, hmc.join, forged, timeout=60)
+        give("forgeries")
+        new = hmc.join(invitation, timeout=60)
+        check_collectives(new)
+        new.barrier(timeout=60)
+    else:
+        take("grown")
+        for _ in range(2):
+            assert "no such invitation" in refusal(hmc.AuthenticationError, hmc.join, take("invitation"), timeout=60)
+        give("refused")
+    end()
+    """
+    run_survivors(source, 3, range(3), tmp_path)
+
+
+def test_the_job_key_is_required_besides(tmp_path: Path) -> None:
+    source = """
+    rank = int(os.environ["HMC_RANK"])
+    if rank == 0:
+        comm = hmc.init(rank=0, size=1, key=hmc.keygen(), listen="tcp://127.0.0.1:0", timeout=60)
+        give("invitation", comm.invite())
+        refusal(hmc.HmcTimeoutError, comm.grow, timeout=4)
+        give("key", key := hmc.keygen())
+        comm.close()
+        comm = hmc.init(rank=0, size=1, key=key, listen="tcp://127.0.0.1:0", timeout=60)
+        give("second", comm.invite())
+        check_collectives(comm.grow(timeout=60))
+    else:
+        invitation = take("invitation")
+        refusal(hmc.AuthenticationError, hmc.join, invitation, timeout=30)
+        refusal(hmc.AuthenticationError, hmc.join, invitation, key=hmc.keygen(), timeout=30)
+        check_collectives(hmc.join(take("second"), key=take("key"), timeout=60))
+    end()
+    """
+    run_survivors(source, 2, range(2), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "hmcjoin1-", "hmcjoin1-zz", "hmcjoin1-" + "00" * 40, "hmc1-abc", "x" * 100_000])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match="not an invitation"):
+        hmc.join(text, timeout=5)
+
+
+def test_arguments() -> None:
+    with hmc.init(rank=0, size=1) as comm:
+        for count in (0, -1, 1 << 20):
+            with pytest.raises(hmc.InvalidArgumentError, match="processes"):
+                comm.invite(count)
+        with pytest.raises(hmc.InvalidArgumentError, match="call invite"):
+            comm.grow(timeout=5)
+        with pytest.raises(hmc.UnsupportedError, match="cuda:99"):
+            hmc.join(comm.invite(), devices=["cuda:99"], timeout=5)
+        check_collectives(comm)
+        invitation = comm.invite()
+    with pytest.raises(hmc.HmcError):
+        hmc.join(invitation, timeout=5)
+    assert "closed" in refusal(hmc.ClosedError, comm.grow, timeout=5)
+    assert "closed" in refusal(hmc.ClosedError, comm.invite)
