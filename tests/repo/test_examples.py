@@ -33,6 +33,7 @@ OPTIONS = {
     "pages_by_index.py": ["-n", "2"],
     "train_two_islands.py": ["-n", "2", "--simulate", "cuda,rocm"],
     "shrink_after_loss.py": [],
+    "replace_after_loss.py": [],
     "weights.py": [],
     "experts.py": [],
 }
