@@ -1,7 +1,8 @@
 """HMC moves bytes between any two memories of a cluster, and says by which path and why.
 
-Start with :func:`init` (ranks), :func:`join` (a job that runs) or :class:`Context` (serving). Sizes are bytes, times are seconds, ``timeout=None`` means for ever.
-Errors are in :mod:`hmc.errors`. Every object may be used from any thread; none survives a ``fork()``.
+Start with :func:`init` (ranks), :func:`join` (ranks of a job that runs) or :class:`Context` (serving). Sizes are bytes, times are
+seconds, ``timeout=None`` means for ever. Errors are in :mod:`hmc.errors`. Every object may be used from any thread; none survives a
+``fork()``.
 """
 
 from __future__ import annotations
@@ -182,8 +183,8 @@ def join(
     """Joins a Communicator that grows, with the text that :meth:`Communicator.invite` returned on its rank 0.
 
     The processes of the Communicator call ``grow()``. Returns their new Communicator, in which this process has the last ranks.
-    ``devices`` are the Members that this process brings, default one CPU Member. ``timeout`` is for everybody to arrive, in seconds.
-    Further keywords are those of :class:`Context`; the job key, if the job has one, is not in the invitation.
+    ``devices`` are the Members that this process brings, default one CPU Member. ``timeout`` is for everybody to arrive, in
+    seconds. Further keywords are those of :class:`Context`; the job key, if the job has one, is not in the invitation.
 
     Raises AuthenticationError (the invitation was used, replaced or forged; another job key), HmcTimeoutError, PeerLostError (a
     process of the Communicator died), InvalidArgumentError (not an invitation).

@@ -18,7 +18,7 @@ void abort_group(Group& group, std::uint32_t rank, std::string_view reason) {
   // A rank whose only connections are to dead or stopped ranks would not be told otherwise.
   for (const auto& [peer, owned] : group.owners().all()) {
     const auto& other = group.rank(owned.first).peer;
-    if (other->phase() == PeerPhase::idle || other->phase() == PeerPhase::connecting) World::send_broken(other, breakage);
+    if (other->phase() == PeerPhase::idle || other->phase() == PeerPhase::connecting) send_broken(other, breakage);
   }
 }
 

@@ -45,7 +45,7 @@ std::shared_ptr<Group> make_group(const Group& old, const Shrinking& shrinking, 
   {
     const auto lock = old.engine()->lock();
     if (!old.world()->reserve_scope(roster.scope)) return nullptr;
-    old.world()->keep_context(id, old);
+    old.world()->keep_context(id, &old);
   }
   std::vector<RankInfo> ranks;
   std::vector<std::uint32_t> local;

@@ -1,12 +1,22 @@
 #include "collective/agreement.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace hmc {
 
 using Kind = job::ShrinkKind;
+
+namespace {
+
+bool includes(const job::Shrink& message, std::uint32_t process) { return std::ranges::binary_search(message.processes, process); }
+
+std::set<std::uint32_t> united(std::set<std::uint32_t> a, const std::set<std::uint32_t>& b) {
+  a.insert(b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
 
 Agreement::Agreement(Host& host, std::uint32_t self, std::vector<std::uint32_t> processes)
     : host_(host), self_(self), processes_(std::move(processes)) {}
@@ -26,8 +36,6 @@ std::vector<std::uint32_t> Agreement::others_without(const std::set<std::uint32_
   }
   return found;
 }
-
-bool Agreement::includes_self(const job::Shrink& message) const { return std::ranges::binary_search(message.processes, self_); }
 
 void Agreement::extend(std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) processes_.push_back(processes_.back() + 1);
@@ -55,7 +63,7 @@ void Agreement::on_message(std::uint32_t from, const job::Shrink& message) {
       if (!joined_.insert(from).second) return tell_missing(from);
       return step();
     case Kind::propose:
-      if (state_ != State::open || from != coordinator() || !includes_self(message)) return;
+      if (state_ != State::open || from != coordinator() || !includes(message, self_)) return;
       proposal_ = Proposal{from, message.attempt, {message.processes, message.scope}, false, {}};
       return;
     case Kind::accept:
@@ -68,7 +76,7 @@ void Agreement::on_message(std::uint32_t from, const job::Shrink& message) {
       return step();
     case Kind::commit:
       if (state_ != State::open) return;
-      if (!includes_self(message)) return fail(Status(Code::peer_lost, "the other ranks went on without this one"));
+      if (!includes(message, self_)) return fail(Status(Code::peer_lost, "the other ranks went on without this one"));
       return commit({message.processes, message.scope});
     case Kind::awaiting:
       if (state_ == State::open && from == coordinator()) missing_ = message.processes;
@@ -160,15 +168,10 @@ void Agreement::prepared(const Roster& roster, bool done) {
 void Agreement::commit(Roster roster) {
   state_ = State::committed;
   roster_ = std::move(roster);
-  for (const std::uint32_t process : waiting_for_self()) tell_commit(process);  // who may not know of it
-}
-
-std::vector<std::uint32_t> Agreement::waiting_for_self() const {
-  std::set<std::uint32_t> waiting = joined_;
-  waiting.insert(asked_by_.begin(), asked_by_.end());
-  std::vector<std::uint32_t> living;
-  std::ranges::copy_if(waiting, std::back_inserter(living), [this](std::uint32_t process) { return lives(process); });
-  return living;
+  // Those who may not know of it: the ones that wait for this process.
+  for (const std::uint32_t process : united(joined_, asked_by_)) {
+    if (lives(process)) tell_commit(process);
+  }
 }
 
 void Agreement::tell_commit(std::uint32_t process) {
@@ -199,7 +202,9 @@ void Agreement::fail(const Status& reason) {
 void Agreement::give_up(const Status& reason) {
   if (state_ == State::waiting) {
     fail(reason);
-    for (const std::uint32_t process : waiting_for_self()) host_.send(process, {Kind::give_up, reason});
+    for (const std::uint32_t process : united(joined_, asked_by_)) {
+      if (lives(process)) host_.send(process, {Kind::give_up, reason});
+    }
     return;
   }
   if (state_ != State::open) return;

@@ -88,9 +88,7 @@ class Agreement {
   [[nodiscard]] bool lives(std::uint32_t process) const;
   [[nodiscard]] std::uint32_t coordinator() const;
   [[nodiscard]] bool is_own(const std::optional<Proposal>& proposal) const { return proposal && proposal->from == self_; }
-  [[nodiscard]] bool includes_self(const job::Shrink& message) const;
   [[nodiscard]] std::vector<std::uint32_t> others_without(const std::set<std::uint32_t>& named) const;
-  [[nodiscard]] std::vector<std::uint32_t> waiting_for_self() const;
   void answer(std::uint32_t from, const job::Shrink& message);
   void step();
   void step_once();

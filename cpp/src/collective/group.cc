@@ -38,9 +38,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
   for (std::uint32_t r = 0; r < ranks_.size(); ++r) owners_.add(ranks_[r].peer.get(), r);
 }
 
-std::string Group::describe(std::uint32_t r) const {
-  return "rank " + std::to_string(r) + " (" + ranks_[r].identity->name + ")";
-}
+std::string Group::describe(std::uint32_t r) const { return "rank " + std::to_string(r) + " (" + ranks_[r].identity->name + ")"; }
 
 Status Group::open() const {
   if (closed_.load(std::memory_order_relaxed)) return closed_status();
@@ -120,7 +118,7 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
   for (const std::uint32_t r : waiting) {
     const auto& peer = ranks_[r].peer;
     if (peer->is_self() || (peer->phase() != PeerPhase::idle && peer->phase() != PeerPhase::connecting)) continue;
-    World::send_broken(peer, told);
+    send_broken(peer, told);
   }
   running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() >= sequence; }, reason);
 }

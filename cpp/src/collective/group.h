@@ -73,8 +73,6 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
-  // ok, or why a rank aborted it.
-  [[nodiscard]] Status aborted() const { return broken_ && broken_->aborts() ? broken_->reason : Status(); }
   // A process died, or said goodbye.
   void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?

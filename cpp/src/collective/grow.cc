@@ -33,7 +33,7 @@ class Newcomer {
   Newcomer(Context context, job::Registration own, Deadline deadline)
       : context_(std::move(context)),
         deadline_(deadline),
-        world_(std::make_shared<World>(*context_.state(), std::move(own))) {}
+        world_(std::make_shared<World>(*context_.state(), std::move(own), std::nullopt)) {}
 
   Result<Communicator> join(const Invitation& invitation, const std::string& address) {
     World::attach(world_);
@@ -87,15 +87,17 @@ Result<std::string> Communicator::invite(int processes) const {
   HMC_TRY(check(*this));
   const auto& group = state_->group;
   if (processes < 1 || static_cast<std::uint32_t>(processes) > max_processes)
-    return Status(Code::invalid_argument, "invite: 1 to " + std::to_string(max_processes) + " processes, not " + std::to_string(processes));
+    return Status(Code::invalid_argument,
+                  "invite: 1 to " + std::to_string(max_processes) + " processes, not " + std::to_string(processes));
   if (!group->rank(0).peer->is_self()) {
-    return Status(Code::invalid_argument, "invite: " + group->describe(group->local().front()) + " is not rank 0, which invites; it can " +
-                                              "send the invitation to other ranks");
+    return Status(Code::invalid_argument, "invite: " + group->describe(group->local().front()) +
+                                              " is not rank 0, which invites; it can " + "send the invitation to other ranks");
   }
   HMC_TRY(group->open());
   const job::Registration& own = group->world()->own();
   const auto lock = group->engine()->lock();
-  return Invitation{group->world()->growths().invite(*group, static_cast<std::uint32_t>(processes)), own.name, own.kernel, own.addresses}
+  return Invitation{group->world()->growths().invite(*group, static_cast<std::uint32_t>(processes)), own.name, own.kernel,
+                    own.addresses}
       .str();
 }
 
@@ -107,7 +109,6 @@ Result<Communicator> Communicator::grow(Deadline deadline) const {
   std::shared_ptr<Growing> growing;
   {
     const auto lock = engine->lock();
-    if (const Status aborted = group->aborted(); !aborted.ok()) return aborted.with_context("grow");
     growing = growths.begin(*group, wait_ms(deadline));
   }
   if (!engine->drive(deadline, [&growing] { return growing->over(); })) {

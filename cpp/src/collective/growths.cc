@@ -35,6 +35,13 @@ void refuse(PeerState& peer, const Status& reason, std::uint64_t group_id = 0, s
   answer(peer, {group_id, instance, 0, reason, {}, {}});
 }
 
+// Nothing: not of this job.
+std::optional<std::uint32_t> number_of(const World& world, const PeerState& peer) {
+  const auto& processes = world.processes();
+  const auto found = std::ranges::find(processes, &peer, [](const Process& process) { return process.peer.get(); });
+  return found == processes.end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found - processes.begin()));
+}
+
 void tell(const std::shared_ptr<PeerState>& peer, const job::Grow& message) {
   peer->when_ready([peer, bytes = encode(message)](const Status& ready) {
     if (ready.ok()) static_cast<void>(peer->send_control(control_grow, bytes));  // its end is noticed by itself
@@ -75,6 +82,10 @@ std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_m
   growing->called_ = true;
   if (growing->over()) {
     revoke(group.id(), growing->failure());  // it was made for this growth
+    return growing;
+  }
+  if (const auto aborted = aborted_.find(group.id()); aborted != aborted_.end()) {
+    fail(*growing, aborted->second);
     return growing;
   }
   const auto self = std::ranges::find_if(growing->processes_, [&](auto p) { return world_.processes()[p].peer->is_self(); });
@@ -128,7 +139,7 @@ bool Growths::on_message(PeerState& peer, MessageType type, ByteSpan payload) {
 }
 
 void Growths::on_grow(PeerState& peer, const job::Grow& message) {
-  const auto from = world_.number_of(peer);
+  const auto from = number_of(world_, peer);
   if (!from) return;
   std::shared_ptr<Growing> growing;
   if (const auto found = all_.find({message.group_id, message.instance}); found != all_.end()) {
@@ -178,17 +189,19 @@ void Growths::join(Growing& growing, std::uint32_t number, std::uint32_t wait_ms
 }
 
 void Growths::on_application(PeerState& peer, const job::Application& application) {
-  const auto found = std::ranges::find_if(invitations_, [&](const auto& one) { return same(one.second.ticket, application.ticket); });
+  const auto found =
+      std::ranges::find_if(invitations_, [&](const auto& one) { return same(one.second.ticket, application.ticket); });
   if (found == invitations_.end()) {
-    return refuse(peer, Status(Code::authentication, "this process knows no such invitation: it is forged, has been used, or has "
-                                                     "ended with its grow(); ask for another one"));
+    return refuse(peer, Status(Code::authentication,
+                               "this process knows no such invitation: it is forged, has been used, or has "
+                               "ended with its grow(); ask for another one"));
   }
   auto& [group_id, invitation] = *found;
   const Group* const group = world_.find(group_id);
   auto registration = job::decode_registration(application.value);
   if (group == nullptr || !registration || registration->id != peer.identity().context_id)
     return refuse(peer, Status(Code::protocol, "malformed application"));
-  if (world_.number_of(peer)) return refuse(peer, Status(Code::invalid_argument, "this Context is one of the job already"));
+  if (number_of(world_, peer)) return refuse(peer, Status(Code::invalid_argument, "this Context is one of the job already"));
   if (std::ranges::any_of(invitation.applicants, [&](const Applicant& known) { return known.peer.get() == &peer; })) return;
   if (invitation.applicants.size() == invitation.count) {
     return refuse(peer, Status(Code::authentication, "the invitation is for " + std::to_string(invitation.count) +
@@ -240,7 +253,8 @@ void Growths::settle(Growing& growing) {
   if (const Status why = unable(growing); !why.ok()) return fail(growing, why);
   const auto found = invitations_.find(growing.group_id_);
   if (growing.coordinator_ || !growing.called_ || found == invitations_.end()) return;
-  if (!std::ranges::all_of(growing.joined_, &Growing::Joined::here) || found->second.applicants.size() < found->second.count) return;
+  if (!std::ranges::all_of(growing.joined_, &Growing::Joined::here) || found->second.applicants.size() < found->second.count)
+    return;
   assemble(growing, found->second);
 }
 
@@ -257,7 +271,8 @@ Status Growths::unable(const Growing& growing) const {
 }
 
 void Growths::assemble(Growing& growing, Invited& invitation) {
-  job::Table table{growing.group_id_, growing.instance_, static_cast<std::uint32_t>(growing.owners_.size()), {}, {}, growing.owners_};
+  job::Table table{growing.group_id_, growing.instance_, static_cast<std::uint32_t>(growing.owners_.size()), {}, {},
+                   growing.owners_};
   for (std::size_t i = 0; i < growing.joined_.size(); ++i) {
     auto registration = job::decode_registration(growing.joined_[i].value);
     if (!registration || registration->id != world_.processes()[growing.processes_[i]].id)
@@ -311,11 +326,7 @@ void Growths::form(Growing& growing, const job::Table& table) {
   if (local.empty() || distinct.size() != processes.size() || !extends)
     return fail(growing, Status(Code::protocol, "the coordinator sent a table of another group"));
   const std::uint64_t id = child_id(growing.group_id_, growing.instance_, grows);
-  if (const Group* const old = world_.find(growing.group_id_)) {
-    world_.keep_context(id, *old);
-  } else {
-    world_.keep_context(id);
-  }
+  world_.keep_context(id, world_.find(growing.group_id_));
   if (growing.shrinking_) {
     growing.shrinking_->extend(std::span(processes).subspan(growing.processes_.size()));
   } else {
@@ -400,6 +411,7 @@ void Growths::end(std::uint64_t group_id, const Status& reason) {
     if (growing->assembled_) growing->shrinking_->agreement().give_up(reason);
   }
   revoke(group_id, reason);
+  if (reason.code() != Code::closed) aborted_.emplace(group_id, reason);
 }
 
 void Growths::end_all(const Status& reason) {

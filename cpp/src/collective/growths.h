@@ -45,12 +45,12 @@ class Growing {
 
   std::uint64_t group_id_ = 0;
   std::uint32_t instance_ = 0;
-  std::vector<std::uint32_t> processes_;     // of the group that grows, in World, by number
-  std::vector<std::uint32_t> owners_;        // by rank of that group: a number
-  std::vector<std::string> names_;           // by number, for errors
-  std::vector<Joined> joined_;               // by number; coordinator
-  bool called_ = false;                      // in this process
-  std::shared_ptr<PeerState> coordinator_;   // null: this process
+  std::vector<std::uint32_t> processes_;    // of the group that grows, in World, by number
+  std::vector<std::uint32_t> owners_;       // by rank of that group: a number
+  std::vector<std::string> names_;          // by number, for errors
+  std::vector<Joined> joined_;              // by number; coordinator
+  bool called_ = false;                     // in this process
+  std::shared_ptr<PeerState> coordinator_;  // null: this process
   std::shared_ptr<Shrinking> shrinking_;
   std::shared_ptr<Group> group_;
   bool assembled_ = false;
@@ -77,7 +77,7 @@ class Growths {
   void on_peer_gone(PeerState& peer, const Status& reason);
   // A process of the World has died.
   void on_lost();
-  // The group takes part in no growth any more, or none does.
+  // The group, or none, takes part in a growth any more.
   void end(std::uint64_t group_id, const Status& reason);
   void end_all(const Status& reason);
 
@@ -111,9 +111,10 @@ class Growths {
 
   World& world_;
   std::map<Key, std::shared_ptr<Growing>> all_;
-  std::map<std::uint64_t, std::uint32_t> begun_;         // growths of a group
-  std::map<std::uint64_t, Invited> invitations_;      // by group
-  std::shared_ptr<Growing> applied_;                     // of a newcomer, until it has the table
+  std::map<std::uint64_t, std::uint32_t> begun_;  // growths of a group
+  std::map<std::uint64_t, Invited> invitations_;  // by group
+  std::map<std::uint64_t, Status> aborted_;       // groups
+  std::shared_ptr<Growing> applied_;              // of a newcomer, until it has the table
 };
 
 }  // namespace hmc

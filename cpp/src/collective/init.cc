@@ -68,16 +68,17 @@ bool worth_retrying(Code code) {
 
 class Gathering {
  public:
-  Gathering(Context context, const LaunchInfo& launch, const std::vector<Device>& devices, Deadline deadline)
+  Gathering(Context context, const LaunchInfo& launch, const std::vector<Device>& devices, const std::optional<Topology>& written,
+            Deadline deadline)
       : context_(std::move(context)),
         launch_(launch),
         deadline_(deadline),
         world_(std::make_shared<World>(*context_.state(),
-                                       registration(context_, devices, launch_.rendezvous, launch_.rank == 0, deadline_))),
+                                       registration(context_, devices, launch_.rendezvous, launch_.rank == 0, deadline_), written)),
         bootstrap_(std::make_shared<Bootstrap>(*context_.state(), static_cast<std::uint32_t>(launch.rank),
                                                static_cast<std::uint32_t>(launch.size))) {}
 
-  Result<Communicator> form(const std::optional<Topology>& written) {
+  Result<Communicator> form() {
     world_->set_bootstrap(bootstrap_);
     World::attach(world_);
     const Bytes own = encode(world_->own());
@@ -88,8 +89,8 @@ class Gathering {
       if (!registration) return Status(Code::protocol, "rank " + std::to_string(i) + " registered with malformed data");
       table.push_back(std::move(*registration));
     }
-    if (written) HMC_TRY(check_same(*written, table));
-    const auto group = make_group(table, written);
+    if (const auto& written = world_->written()) HMC_TRY(check_same(*written, table));
+    const auto group = make_group(table);
     Communicator communicator = make_communicator(context_, group);
     if (const Status ready = get_ready(*group); !ready.ok()) {
       static_cast<void>(communicator.close(closing_deadline(deadline_)));
@@ -149,11 +150,10 @@ class Gathering {
     return bootstrap_->gather(round_register, value, board_, deadline_);
   }
 
-  std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table, const std::optional<Topology>& written) {
+  std::shared_ptr<Group> make_group(const std::vector<job::Registration>& table) {
     std::vector<RankInfo> ranks;
     std::vector<std::uint32_t> local;
     const auto lock = context_.state()->engine()->lock();
-    world_->set_written(written);
     for (const job::Registration& entry : table) {
       const std::uint32_t number = world_->meet(entry);
       const Process& process = world_->processes()[number];
@@ -189,7 +189,7 @@ Result<Communicator> Communicator::init(const InitOptions& options) {
   HMC_ASSIGN(const ContextOptions with, context_options(options, launch));
   auto context = Context::create(with);
   if (!context) return context.status().with_context("rank " + std::to_string(launch.rank));
-  auto communicator = Gathering(*context, launch, devices, deadline).form(options.topology);
+  auto communicator = Gathering(*context, launch, devices, options.topology, deadline).form();
   if (!communicator) static_cast<void>(context->close(closing_deadline(deadline)));
   return communicator;
 }

@@ -30,8 +30,8 @@ std::vector<std::uint32_t> hosts_of(const Group& group) {
   std::map<std::pair<std::string, std::string>, std::uint32_t> known;  // a name that is written down, or a kernel
   std::vector<std::uint32_t> hosts;
   for (std::uint32_t r = 0; r < group.size(); ++r) {
-    const auto key = cards[r] != nullptr ? std::pair(cards[r]->host, std::string())
-                                         : std::pair(std::string(), group.rank(r).identity->kernel);
+    const auto key =
+        cards[r] != nullptr ? std::pair(cards[r]->host, std::string()) : std::pair(std::string(), group.rank(r).identity->kernel);
     hosts.push_back(known.emplace(key, static_cast<std::uint32_t>(known.size())).first->second);
   }
   return hosts;

@@ -43,8 +43,8 @@ Group* World::find(std::uint64_t group_id) const noexcept {
   return found == groups_.end() ? nullptr : *found;
 }
 
-void World::keep_context(std::uint64_t group_id, const Group& old) {
-  if (old.scope() == world_scope || keepers_.contains(old.id())) keepers_.insert(group_id);
+void World::keep_context(std::uint64_t group_id, const Group* old) {
+  if (old == nullptr || old->scope() == world_scope || keepers_.contains(old->id())) keepers_.insert(group_id);
 }
 
 bool World::ends_context(const Group& closed) const noexcept {
@@ -55,11 +55,6 @@ bool World::ends_context(const Group& closed) const noexcept {
 void World::remove(Group& group) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
-}
-
-std::optional<std::uint32_t> World::number_of(const PeerState& peer) const noexcept {
-  const auto found = index_.find(&peer);
-  return found == index_.end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found->second));
 }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
@@ -125,7 +120,7 @@ void World::tell_broken(const job::Breakage& breakage) {
   if (told_broken_.insert(key).second) broadcast(control_group_broken, encode(breakage));
 }
 
-void World::send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage) {
+void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage) {
   peer->when_ready([peer, message = encode(breakage)](const Status& ready) {
     if (ready.ok()) static_cast<void>(peer->send_control(control_group_broken, message));  // a peer that is gone needs no news
   });

@@ -51,9 +51,9 @@ struct Process {
 // Context outlives every call, because it makes them.
 class World : public std::enable_shared_from_this<World> {
  public:
-  // `own`: what this process registers, `context` and its addresses.
-  World(ContextState& context, job::Registration own)
-      : context_(context), engine_(context.engine()), own_(std::move(own)), offers_(context) {}
+  // `own`: what this process says of itself. `written`: what the application wrote down.
+  World(ContextState& context, job::Registration own, std::optional<Topology> written)
+      : context_(context), engine_(context.engine()), own_(std::move(own)), offers_(context), written_(std::move(written)) {}
   // Sends control messages and deaths of `context` here.
   static void attach(const std::shared_ptr<World>& world);
 
@@ -62,13 +62,10 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] const job::Registration& own() const noexcept { return own_; }  // constant: any thread
   // Grows: numbers stay, references do not.
   [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
-  // What the application wrote down, if it did; constant once the job is complete. Any thread.
+  // What the application wrote down, if it did. Any thread.
   [[nodiscard]] const std::optional<Topology>& written() const noexcept { return written_; }
-  void set_written(std::optional<Topology> written) { written_ = std::move(written); }
   // The number of that process here: of those that init() found, the rank that was given to it.
   std::uint32_t meet(const job::Registration& process);
-  // Nothing: not of this job.
-  [[nodiscard]] std::optional<std::uint32_t> number_of(const PeerState& peer) const noexcept;
   void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
   // Any thread.
   [[nodiscard]] fused::Offers& offers() noexcept { return offers_; }
@@ -83,17 +80,14 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] Shrinks& shrinks() noexcept { return shrinks_; }
   [[nodiscard]] Growths& growths() noexcept { return growths_; }
   // The Context ends with the last open Communicator of the world's group and of those made from it by shrink() and grow().
-  // `group_id`: of a group made from `old`, or joined.
-  void keep_context(std::uint64_t group_id, const Group& old);
-  void keep_context(std::uint64_t group_id) { keepers_.insert(group_id); }
+  // `group_id`: of a group made from `old`; null: of one that this process joins.
+  void keep_context(std::uint64_t group_id, const Group* old);
   [[nodiscard]] bool ends_context(const Group& closed) const noexcept;
 
   // A group broke: tells the others, and the group if it is open here.
   void broke(const job::Breakage& breakage);
   // Tells whoever is connected that a group broke, or was aborted, once for each (others forward it once each).
   void tell_broken(const job::Breakage& breakage);
-  // Tells `peer` once it is connected, and connects to it if need be.
-  static void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage);
 
  private:
   void on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
@@ -109,7 +103,7 @@ class World : public std::enable_shared_from_this<World> {
   std::shared_ptr<Bootstrap> bootstrap_;
   fused::Offers offers_;
   std::vector<Process> processes_;
-  std::optional<Topology> written_;
+  const std::optional<Topology> written_;
   std::unordered_map<const PeerState*, std::size_t> index_;
   std::vector<Group*> groups_;
   std::unordered_set<std::uint64_t> keepers_;  // ids of groups
@@ -118,5 +112,8 @@ class World : public std::enable_shared_from_this<World> {
   std::unordered_set<std::uint64_t> told_broken_;  // ids of groups; their complements where they were aborted
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };
+
+// Tells `peer` once it is connected, and connects to it if need be.
+void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage);
 
 }  // namespace hmc
