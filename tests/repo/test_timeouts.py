@@ -28,6 +28,7 @@ EXCEPTIONS = {
     ),
     **dict.fromkeys(("publish", "unpublish", "progress", "counters", "peers", "parse", "self", "device", "local", "memory"), LOCAL),
     "subgroup": "joins the group here; sends nothing",
+    "invite": "draws a ticket here; sends nothing",
     **dict.fromkeys(("status", "error", "info", "add_done_callback", "then", "watch", "drain", "fileno", "take"), LOCAL),
     **dict.fromkeys(("generate_job_key", "list_settings", "detect_launch", "plan", "islands"), LOCAL),
     "create": "starts this Context or queue; no peer is asked",
