@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from survivors import check_collectives, refusal, run_survivors
+from conftest import HMC
+from hosts import Hosts, wait_all
+from survivors import PRELUDE, check_collectives, refusal, run_survivors
 
 import hmc
 
@@ -223,3 +226,40 @@ def test_arguments() -> None:
         hmc.join(invitation, timeout=5)
     assert "closed" in refusal(hmc.ClosedError, comm.grow, timeout=5)
     assert "closed" in refusal(hmc.ClosedError, comm.invite)
+
+
+# ---- over hosts ----
+
+OLD = """
+with hmc.init(timeout=60, **SETTINGS) as comm:
+    if comm.rank == 0:
+        pathlib.Path(sys.argv[1]).with_suffix(".part").write_text(comm.invite())
+        pathlib.Path(sys.argv[1]).with_suffix(".part").rename(sys.argv[1])
+    with comm.grow(timeout=60) as new:
+        check_collectives(new)
+        new.barrier(timeout=60)
+print("survived")
+"""
+NEW = """
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+with hmc.join(pathlib.Path(sys.argv[1]).read_text(), timeout=60) as new:
+    check_collectives(new)
+    new.barrier(timeout=60)
+print("survived")
+"""
+
+
+@pytest.mark.parametrize("old", [1, 2])
+def test_newcomers_of_another_host(old: int, hosts: Hosts, tmp_path: Path) -> None:
+    """They come to the rendezvous of the job; or to the port that a process listens at that was alone."""
+    key = hmc.keygen()
+    settings = {"listen": "tcp://[::]:0"} if old == 1 else {}
+    script, newcomer, invitation = tmp_path / "old.py", tmp_path / "new.py", tmp_path / "invitation"
+    script.write_text(PRELUDE + "import pathlib\n" + OLD.replace("SETTINGS", repr(settings)))
+    newcomer.write_text(PRELUDE + "import pathlib\n" + NEW)
+    line = ["--rendezvous", f"tcp://{hosts[0].address}:7700", "-n", str(old), str(script), str(invitation)]
+    job = hosts[0].start(*HMC, "run", *line, HMC_JOB_KEY=key)
+    joins = hosts[1].start(sys.executable, str(newcomer), str(invitation), HMC_JOB_KEY=key)
+    for status, output in wait_all([job, joins]):
+        assert (status, output.splitlines()[-1:]) == (0, ["survived"]), output

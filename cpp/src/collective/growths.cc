@@ -7,7 +7,6 @@
 #include <set>
 #include <span>
 
-#include "base/random.h"
 #include "collective/group.h"
 #include "collective/group_numbers.h"
 #include "collective/world.h"
@@ -19,13 +18,6 @@ constexpr std::uint32_t max_ahead = 64;  // calls of grow() by which another pro
 constexpr int grows = -2;                // child_id(): of a growth
 
 bool ended(const PeerState& peer) { return peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed; }
-
-// Takes the same time wherever they differ.
-bool same(const job::Ticket& a, const job::Ticket& b) {
-  std::byte differences{};
-  for (std::size_t i = 0; i < a.size(); ++i) differences |= a[i] ^ b[i];
-  return differences == std::byte{0};
-}
 
 void answer(PeerState& peer, const job::Table& table) {
   static_cast<void>(peer.send_control(control_table, encode(table)));  // its end is noticed by itself
@@ -52,10 +44,7 @@ void tell(const std::shared_ptr<PeerState>& peer, const job::Grow& message) {
 
 job::Ticket Growths::invite(const Group& group, std::uint32_t count) {
   revoke(group.id(), Status(Code::authentication, "the invitation was replaced by another one"));
-  Invited& invitation = invitations_[group.id()];
-  invitation.count = count;
-  random_bytes(invitation.ticket);
-  return invitation.ticket;
+  return invitations_.issue(group.id(), count);
 }
 
 std::shared_ptr<Growing> Growths::open(const Group& group, std::uint32_t instance) {
@@ -99,7 +88,7 @@ std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_m
     settle(*growing);
     return growing;
   }
-  if (!invitations_.contains(group.id())) {
+  if (!invitations_.has(group.id())) {
     fail(*growing, Status(Code::invalid_argument, "there is no invitation: call invite() on rank 0 before grow()"));
     return growing;
   }
@@ -189,22 +178,21 @@ void Growths::join(Growing& growing, std::uint32_t number, std::uint32_t wait_ms
 }
 
 void Growths::on_application(PeerState& peer, const job::Application& application) {
-  const auto found =
-      std::ranges::find_if(invitations_, [&](const auto& one) { return same(one.second.ticket, application.ticket); });
-  if (found == invitations_.end()) {
+  const auto admits = invitations_.group_of(application.ticket);
+  if (!admits) {
     return refuse(peer, Status(Code::authentication,
-                               "this process knows no such invitation: it is forged, has been used, or has "
-                               "ended with its grow(); ask for another one"));
+                               "this process knows no such invitation: it is forged, has been used, or has ended with its grow(); "
+                               "ask for another one"));
   }
-  auto& [group_id, invitation] = *found;
+  const std::uint64_t group_id = *admits;
   const Group* const group = world_.find(group_id);
   auto registration = job::decode_registration(application.value);
   if (group == nullptr || !registration || registration->id != peer.identity().context_id)
     return refuse(peer, Status(Code::protocol, "malformed application"));
   if (number_of(world_, peer)) return refuse(peer, Status(Code::invalid_argument, "this Context is one of the job already"));
-  if (std::ranges::any_of(invitation.applicants, [&](const Applicant& known) { return known.peer.get() == &peer; })) return;
-  if (invitation.applicants.size() == invitation.count) {
-    return refuse(peer, Status(Code::authentication, "the invitation is for " + std::to_string(invitation.count) +
+  if (!invitations_.groups_of(peer).empty()) return;  // has come already
+  if (invitations_.full(group_id)) {
+    return refuse(peer, Status(Code::authentication, "the invitation is for " + std::to_string(invitations_.count(group_id)) +
                                                          " processes, and all of them have come"));
   }
   Applicant applicant{peer.shared_from_this(), std::move(*registration), 0};
@@ -212,13 +200,13 @@ void Growths::on_application(PeerState& peer, const job::Application& applicatio
     applicant.timer = after(application.wait_ms, [id = group_id, weak = peer.weak_from_this()](Growths& growths) {
       const auto sender = weak.lock();
       if (!sender) return;
-      growths.withdraw(id, *sender);
+      growths.invitations_.withdraw(id, *sender);
       const auto growing = growths.pending(id);
       const std::string text = growing ? growths.awaited(*growing) : "rank 0 to call grow()";
       refuse(*sender, Status(Code::timeout, "the deadline passed waiting for " + text));
     });
   }
-  invitation.applicants.push_back(std::move(applicant));
+  invitations_.admit(group_id, std::move(applicant));
   if (const auto growing = pending(group_id)) settle(*growing);
 }
 
@@ -251,11 +239,8 @@ void Growths::on_table(PeerState& peer, const job::Table& table) {
 void Growths::settle(Growing& growing) {
   if (growing.over()) return;
   if (const Status why = unable(growing); !why.ok()) return fail(growing, why);
-  const auto found = invitations_.find(growing.group_id_);
-  if (growing.coordinator_ || !growing.called_ || found == invitations_.end()) return;
-  if (!std::ranges::all_of(growing.joined_, &Growing::Joined::here) || found->second.applicants.size() < found->second.count)
-    return;
-  assemble(growing, found->second);
+  if (growing.coordinator_ || !growing.called_ || !invitations_.has(growing.group_id_)) return;
+  if (std::ranges::all_of(growing.joined_, &Growing::Joined::here) && invitations_.full(growing.group_id_)) assemble(growing);
 }
 
 // ok, or which process of the group is dead.
@@ -270,7 +255,7 @@ Status Growths::unable(const Growing& growing) const {
   return {};
 }
 
-void Growths::assemble(Growing& growing, Invited& invitation) {
+void Growths::assemble(Growing& growing) {
   job::Table table{growing.group_id_, growing.instance_, static_cast<std::uint32_t>(growing.owners_.size()), {}, {},
                    growing.owners_};
   for (std::size_t i = 0; i < growing.joined_.size(); ++i) {
@@ -279,7 +264,7 @@ void Growths::assemble(Growing& growing, Invited& invitation) {
       return fail(growing, Status(Code::protocol, growing.names_[i] + " joined with malformed data"));
     table.processes.push_back(std::move(*registration));
   }
-  for (const Applicant& applicant : invitation.applicants) {
+  for (const Applicant& applicant : invitations_.applicants(growing.group_id_)) {
     const auto number = static_cast<std::uint32_t>(table.processes.size());
     table.owners.insert(table.owners.end(), applicant.registration.devices.size(), number);
     table.processes.push_back(applicant.registration);
@@ -298,11 +283,8 @@ void Growths::assemble(Growing& growing, Invited& invitation) {
     const auto peer = world_.processes()[growing.processes_[i]].peer;
     if (!peer->is_self()) static_cast<void>(peer->send_control(control_table, message));  // its end is noticed by itself
   }
-  const auto used = invitations_.extract(growing.group_id_);
-  for (const Applicant& applicant : used.mapped().applicants) {
-    if (applicant.timer != 0) world_.engine()->cancel_timer(applicant.timer);
+  for (const Applicant& applicant : invitations_.take(growing.group_id_))
     static_cast<void>(applicant.peer->send_control(control_table, message));
-  }
   world_.engine()->wake_waiters();
 }
 
@@ -363,23 +345,9 @@ void Growths::fail(Growing& growing, const Status& reason) {
 
 // Ends the invitation to the group, with that answer to those who have come.
 void Growths::revoke(std::uint64_t group_id, const Status& reason) {
-  const auto revoked = invitations_.extract(group_id);
-  if (!revoked) return;
-  for (const Applicant& applicant : revoked.mapped().applicants) {
-    if (applicant.timer != 0) world_.engine()->cancel_timer(applicant.timer);
+  for (const Applicant& applicant : invitations_.take(group_id)) {
     if (!ended(*applicant.peer)) refuse(*applicant.peer, reason);
   }
-}
-
-// Another process may come in its place.
-void Growths::withdraw(std::uint64_t group_id, const PeerState& peer) {
-  const auto found = invitations_.find(group_id);
-  if (found == invitations_.end()) return;
-  std::erase_if(found->second.applicants, [&](const Applicant& applicant) {
-    if (applicant.peer.get() != &peer) return false;
-    if (applicant.timer != 0) world_.engine()->cancel_timer(applicant.timer);
-    return true;
-  });
 }
 
 void Growths::on_peer_gone(PeerState& peer, const Status& reason) {
@@ -387,9 +355,8 @@ void Growths::on_peer_gone(PeerState& peer, const Status& reason) {
     std::exchange(applied_, nullptr)->failure_ = reason.with_context("the process that sent the invitation");
     world_.engine()->wake_waiters();
   }
-  for (auto& [group_id, invitation] : std::map(invitations_)) {
-    if (std::ranges::none_of(invitation.applicants, [&](const Applicant& a) { return a.peer.get() == &peer; })) continue;
-    withdraw(group_id, peer);
+  for (const std::uint64_t group_id : invitations_.groups_of(peer)) {
+    invitations_.withdraw(group_id, peer);
     // One that said goodbye may come again; one that died takes the growth with it.
     for (const auto& [key, growing] : std::map(all_)) {
       if (key.first == group_id && growing->called_ && reason.code() != Code::closed)
@@ -426,9 +393,10 @@ std::string Growths::awaited(const Growing& growing) const {
   for (std::size_t i = 0; i < growing.joined_.size(); ++i) {
     if (!growing.joined_[i].here) add(growing.names_[i] + " to call grow()");
   }
-  if (const auto found = invitations_.find(growing.group_id_); found != invitations_.end()) {
-    const std::size_t missing = found->second.count - found->second.applicants.size();
-    if (missing > 0) add(std::to_string(missing) + " of " + std::to_string(found->second.count) + " invited processes to join");
+  if (invitations_.has(growing.group_id_) && !invitations_.full(growing.group_id_)) {
+    const std::size_t count = invitations_.count(growing.group_id_);
+    const std::size_t missing = count - invitations_.applicants(growing.group_id_).size();
+    add(std::to_string(missing) + " of " + std::to_string(count) + " invited processes to join");
   }
   return text;
 }

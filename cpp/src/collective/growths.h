@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/invitations.h"
 #include "collective/records.h"
 #include "collective/shrinks.h"
 #include "comm/context_state.h"
@@ -60,7 +61,7 @@ class Growing {
 // Engine lock held throughout.
 class Growths {
  public:
-  explicit Growths(World& world) noexcept : world_(world) {}
+  Growths(World& world, Engine& engine) noexcept : world_(world), invitations_(engine) {}
 
   // `count` processes may apply for the next growth of `group`, whose rank 0 is of this process. Replaces the last invitation.
   job::Ticket invite(const Group& group, std::uint32_t count);
@@ -83,16 +84,6 @@ class Growths {
 
  private:
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance
-  struct Applicant {
-    std::shared_ptr<PeerState> peer;
-    job::Registration registration;
-    Engine::TimerId timer = 0;  // when it gives up
-  };
-  struct Invited {
-    job::Ticket ticket{};
-    std::uint32_t count = 0;
-    std::vector<Applicant> applicants;  // in order of their arrival
-  };
 
   std::shared_ptr<Growing> open(const Group& group, std::uint32_t instance);
   void on_grow(PeerState& peer, const job::Grow& message);
@@ -100,11 +91,10 @@ class Growths {
   void on_table(PeerState& peer, const job::Table& table);
   void join(Growing& growing, std::uint32_t number, std::uint32_t wait_ms, Bytes value);
   void settle(Growing& growing);
-  void assemble(Growing& growing, Invited& invitation);
+  void assemble(Growing& growing);
   void form(Growing& growing, const job::Table& table);
   void fail(Growing& growing, const Status& reason);
   void revoke(std::uint64_t group_id, const Status& reason);
-  void withdraw(std::uint64_t group_id, const PeerState& peer);
   [[nodiscard]] std::shared_ptr<Growing> pending(std::uint64_t group_id) const;  // called here; null: none
   [[nodiscard]] Status unable(const Growing& growing) const;
   [[nodiscard]] Engine::TimerId after(std::uint32_t wait_ms, std::function<void(Growths&)> action);
@@ -112,9 +102,9 @@ class Growths {
   World& world_;
   std::map<Key, std::shared_ptr<Growing>> all_;
   std::map<std::uint64_t, std::uint32_t> begun_;  // growths of a group
-  std::map<std::uint64_t, Invited> invitations_;  // by group
-  std::map<std::uint64_t, Status> aborted_;       // groups
-  std::shared_ptr<Growing> applied_;              // of a newcomer, until it has the table
+  Invitations invitations_;
+  std::map<std::uint64_t, Status> aborted_;  // groups
+  std::shared_ptr<Growing> applied_;         // of a newcomer, until it has the table
 };
 
 }  // namespace hmc

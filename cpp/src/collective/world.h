@@ -108,7 +108,7 @@ class World : public std::enable_shared_from_this<World> {
   std::vector<Group*> groups_;
   std::unordered_set<std::uint64_t> keepers_;  // ids of groups
   Shrinks shrinks_{*this};
-  Growths growths_{*this};
+  Growths growths_{*this, *engine_};
   std::unordered_set<std::uint64_t> told_broken_;  // ids of groups; their complements where they were aborted
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };

@@ -218,5 +218,54 @@ TEST(Agreement, AProcessCountedAsDeadIsRefused) {
   EXPECT_EQ(agreement.roster(), (Roster{{0}, 7}));
 }
 
+// Processes that come before the agreement begins are part of it; messages that came meanwhile count.
+TEST(Agreement, NewcomersExtendIt) {
+  struct Recorder final : Agreement::Host {
+    bool alive(std::uint32_t) const override { return true; }
+    void send(std::uint32_t process, job::Shrink message) override { sent.emplace_back(process, std::move(message)); }
+    void spread(job::Shrink) override {}
+    std::uint32_t new_scope() override { return 7; }
+    void incomplete(const Status&) override {}
+    std::vector<std::pair<std::uint32_t, job::Shrink>> sent;
+  } host;
+  Agreement agreement(host, 0, {0, 1});
+  agreement.on_message(1, {job::ShrinkKind::join});
+  agreement.on_message(2, {job::ShrinkKind::join});  // not known yet
+  agreement.extend(2);
+  agreement.on_message(3, {job::ShrinkKind::join});
+  agreement.begin();
+  ASSERT_EQ(host.sent.size(), 1U);
+  EXPECT_EQ(host.sent[0].first, 2U);
+  EXPECT_EQ(host.sent[0].second.kind, job::ShrinkKind::ask);
+  agreement.on_message(2, {job::ShrinkKind::join});
+  ASSERT_TRUE(agreement.to_prepare());
+  EXPECT_EQ(*agreement.to_prepare(), (Roster{{0, 1, 2, 3}, 7}));
+}
+
+// Whoever waits for a process that gives up before it has begun gets the reason; so does whoever asks later.
+TEST(Agreement, GivenUpBeforeItBegins) {
+  struct Recorder final : Agreement::Host {
+    bool alive(std::uint32_t) const override { return true; }
+    void send(std::uint32_t process, job::Shrink message) override { sent.emplace_back(process, std::move(message)); }
+    void spread(job::Shrink) override {}
+    std::uint32_t new_scope() override { return 7; }
+    void incomplete(const Status&) override {}
+    std::vector<std::pair<std::uint32_t, job::Shrink>> sent;
+  } host;
+  Agreement agreement(host, 1, {0, 1, 2});
+  agreement.on_message(0, {job::ShrinkKind::ask});
+  agreement.give_up(Status(Code::timeout, "too late"));
+  EXPECT_EQ(agreement.state(), State::failed);
+  agreement.on_message(2, {job::ShrinkKind::join});
+  agreement.begin();
+  ASSERT_EQ(host.sent.size(), 2U);
+  for (const std::uint32_t process : {0U, 2U}) {
+    const auto& [to, message] = host.sent[process / 2];
+    EXPECT_EQ(to, process);
+    EXPECT_EQ(message.kind, job::ShrinkKind::give_up);
+    EXPECT_EQ(message.reason.code(), Code::timeout);
+  }
+}
+
 }  // namespace
 }  // namespace hmc
