@@ -1932,7 +1932,7 @@ class Communicator:
         """
         Registers an array or Memory in place; keeps it alive. A read-only array needs access="r".
         """
-    def invite(self, processes: typing.SupportsInt = 1) -> str:
+    def invite(self, processes: typing.Any = 1) -> str:
         """
         The text that this many processes pass to hmc.join(), for the next grow(). A secret; the job key is not in it. It ends with grow(), or with another invite(). Rank 0 only.
         """
