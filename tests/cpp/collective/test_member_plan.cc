@@ -44,7 +44,7 @@ std::map<int, std::uint64_t> planned(const CollectivePlan& plan, int rank) {
 }
 
 // As the execution tells Schedules apart.
-std::uint64_t detail(DataType type, std::uint64_t root = 0) { return root << 8 | size_of(type) << 1; }
+std::uint64_t detail(DataType type, std::uint64_t root = 0) { return root << 16 | size_of(type) << 1; }
 
 TEST(MemberPlan, BytesPerLinkAreThoseOfTheExecution) {
   run_job(3, [](const Process& process) {

@@ -18,7 +18,7 @@ constexpr std::size_t max_file_bytes = 64 << 20;  // a line for each card: 10^5 
 
 bool plain(std::string_view text) { return !text.empty() && text.find_first_of(" \t\r\n\"\\#=") == std::string_view::npos; }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   if (plain(text)) return std::string(text);
   std::string out = "\"";
   for (const char c : text) {
@@ -33,7 +33,7 @@ std::string quoted(std::string_view text) {
 }
 
 void put(std::string& out, std::string_view key, std::string_view value) {
-  if (!value.empty()) out += " " + std::string(key) + "=" + quoted(value);
+  if (!value.empty()) out += " " + std::string(key) + "=" + in_quotes(value);
 }
 void put(std::string& out, std::string_view key, double value) {
   if (value <= 0) return;
@@ -171,9 +171,9 @@ std::string take_line(Topology& topology, const std::vector<Field>& fields) {
 std::string Topology::str() const {
   std::string out(first_line);
   out += '\n';
-  for (const auto& host : hosts) out += "host " + quoted(host) + "\n";
+  for (const auto& host : hosts) out += "host " + in_quotes(host) + "\n";
   for (const auto& card : cards) {
-    out += "card " + quoted(card.name);
+    out += "card " + in_quotes(card.name);
     put(out, "host", card.host);
     put(out, "device", card.device.str());
     if (card.process >= 0) put(out, "process", std::to_string(card.process));
@@ -187,7 +187,7 @@ std::string Topology::str() const {
     out += '\n';
   }
   for (const auto& nic : nics) {
-    out += "nic " + quoted(nic.name);
+    out += "nic " + in_quotes(nic.name);
     put(out, "host", nic.host);
     put(out, "kind", nic.kind);
     put(out, "pci", nic.pci);
@@ -197,7 +197,7 @@ std::string Topology::str() const {
     out += '\n';
   }
   for (const auto& each : links) {
-    out += "link " + quoted(each.a) + " " + quoted(each.b);
+    out += "link " + in_quotes(each.a) + " " + in_quotes(each.b);
     put(out, "kind", each.kind);
     put(out, "bandwidth", each.bandwidth);
     out += '\n';
