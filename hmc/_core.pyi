@@ -923,7 +923,9 @@ class Member:
         """
         array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None) -> Work:
+    def ibroadcast(
+        self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None
+    ) -> Work:
         """
         As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.
         """
@@ -1744,7 +1746,9 @@ class Communicator:
         """
         array of root becomes array of every rank. algorithm: as all_reduce. Several local Members: {member: array}. Collective.
         """
-    def ibroadcast(self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None) -> Work:
+    def ibroadcast(
+        self, array: typing.Any, root: typing.SupportsInt = 0, algorithm: str | None = None, stream: typing.Any = None
+    ) -> Work:
         """
         As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.
         """
