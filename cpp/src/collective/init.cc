@@ -1,9 +1,11 @@
 // Communicator::init: the processes of a job meet at process 0 and tell each other who they are.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/wire.h"
 #include "collective/bootstrap.h"
 #include "collective/communicator_state.h"
 #include "collective/entering.h"
@@ -60,6 +62,24 @@ Status check_same(const Topology& written, const std::vector<job::Registration>&
   return {};
 }
 
+// What a process says when it knows all others. bytes = wire{u8 maps the segment of fused reductions, u64 hash of its topology}.
+struct Ready {
+  bool mapped = false;
+  std::uint64_t topology = 0;  // of its text; 0: none was given
+};
+
+Bytes encode(const Ready& ready) {
+  Bytes out;
+  WireWriter(out).u8(ready.mapped ? 1 : 0).u64(ready.topology);
+  return out;
+}
+
+std::optional<Ready> decode_ready(ByteSpan in) {
+  WireReader reader(in);
+  const Ready ready{reader.u8() == 1, reader.u64()};
+  return reader.finish() ? std::optional(ready) : std::nullopt;
+}
+
 bool worth_retrying(Code code) {
   // Nobody there yet, or a socket that a dead job left: process 0 may come last.
   return code == Code::peer_lost || code == Code::transport || code == Code::timeout || code == Code::would_block ||
@@ -103,10 +123,20 @@ class Gathering {
   // Everybody is ready. Reductions are fused where all have mapped the same memory.
   Status get_ready(Group& group) {
     auto segment = world_->offers().share(group, true, deadline_);
-    const Bytes mapped(1, static_cast<std::byte>(segment != nullptr));
-    HMC_ASSIGN(const auto said, bootstrap_->gather(round_ready, mapped, board_, deadline_));
-    const auto yes = [](const Bytes& value) { return value.size() == 1 && value.front() == std::byte{1}; };
-    if (std::ranges::all_of(said, yes)) group.fused().use(std::move(segment));
+    const auto& written = world_->written();
+    const Ready own{segment != nullptr, written ? job_hash(written->str()) : 0};
+    HMC_ASSIGN(const auto said, bootstrap_->gather(round_ready, encode(own), board_, deadline_));
+    bool all_mapped = true;
+    for (std::size_t i = 0; i < said.size(); ++i) {
+      const auto theirs = decode_ready(said[i]);
+      if (!theirs) return Status(Code::protocol, "rank " + std::to_string(i) + " is ready with malformed data");
+      // Collectives divide arrays by it.
+      if (theirs->topology != own.topology)
+        return Status(Code::invalid_argument,
+                      "process " + std::to_string(i) + " was given another topology, or none: give every process the same one");
+      all_mapped = all_mapped && theirs->mapped;
+    }
+    if (all_mapped) group.fused().use(std::move(segment));
     return {};
   }
 

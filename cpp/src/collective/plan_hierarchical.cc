@@ -66,17 +66,21 @@ std::vector<Chunk> chunks_of(std::span<const IslandPiece> pieces, std::uint64_t 
   return chunks;
 }
 
-// So large that each delegate's chunks can be told apart.
+// The most that one delegate has.
+std::uint64_t most_chunks(std::span<const IslandPiece> pieces, std::uint64_t chunk) {
+  std::map<std::uint32_t, std::uint64_t> chunks;
+  std::uint64_t most = 0;
+  for (const IslandPiece& piece : pieces) {
+    for (const std::uint32_t delegate : piece.delegates)
+      most = std::max(most, chunks[delegate] += (piece.part.bytes - 1) / chunk + 1);
+  }
+  return most;
+}
+
+// So large that each delegate's chunks can be told apart: has_hierarchy() says that pieces can.
 std::uint64_t chunk_bytes(std::span<const IslandPiece> pieces, std::uint64_t wanted, std::size_t element) {
   std::uint64_t chunk = std::max<std::uint64_t>((wanted + element - 1) / element, 1) * element;
-  const auto most = [&] {
-    std::map<std::uint32_t, std::uint64_t> chunks;
-    for (const IslandPiece& piece : pieces) {
-      for (const std::uint32_t delegate : piece.delegates) chunks[delegate] += (piece.part.bytes + chunk - 1) / chunk;
-    }
-    return std::ranges::max_element(chunks, {}, &std::pair<const std::uint32_t, std::uint64_t>::second)->second;
-  };
-  while (most() >= result_rounds) chunk *= 2;
+  while (most_chunks(pieces, chunk) >= result_rounds) chunk *= 2;
   return chunk;
 }
 
@@ -256,6 +260,18 @@ std::vector<IslandPiece> block_pieces(std::span<const Island> islands, const Blo
 }
 
 }  // namespace
+
+bool has_hierarchy(std::span<const Island> islands) {
+  if (islands.size() < 2 || std::ranges::all_of(islands, [](const Island& island) { return island.ranks.size() == 1; }))
+    return false;
+  // Of arrays so large that no piece is empty.
+  constexpr std::uint64_t large = std::uint64_t{1} << 50;
+  std::size_t ranks = 0;
+  for (const Island& island : islands) ranks += island.ranks.size();
+  const std::vector<std::uint64_t> counts(ranks, 1), displacements(ranks, 0);
+  return most_chunks(island_pieces(islands, large, 1), large) < result_rounds &&
+         most_chunks(block_pieces(islands, {counts, displacements}), large) < result_rounds;
+}
 
 std::vector<IslandPiece> island_pieces(std::span<const Island> islands, std::uint64_t bytes, std::size_t element) {
   const std::uint64_t elements = bytes / element;

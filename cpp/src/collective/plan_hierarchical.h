@@ -22,6 +22,10 @@
 
 namespace hmc {
 
+// Whether a hierarchy saves bytes between islands: there are several, one of which has several ranks. Not where more pieces than a
+// Schedule has rounds would go through one rank, as with very many islands, or islands of very different size.
+[[nodiscard]] bool has_hierarchy(std::span<const Island> islands);
+
 // A part of the array, which goes through one delegate of each island. The delegate of `owner` reduces it for all islands.
 struct IslandPiece {
   Part part;

@@ -1,6 +1,7 @@
 #include "collective/schedule_cache.h"
 
 #include "collective/places.h"
+#include "collective/plan_hierarchical.h"
 
 #include <algorithm>
 #include <utility>

@@ -274,7 +274,33 @@ TEST(PlanHierarchical, IslandsOfOneRankEachHaveNoHierarchy) {
   EXPECT_FALSE(has_hierarchy(std::vector<Island>{two}));
   EXPECT_FALSE(has_hierarchy(std::vector<Island>{one, other}));
   EXPECT_TRUE(has_hierarchy(std::vector<Island>{one, other, two}));
-  EXPECT_FALSE(has_hierarchy(std::vector<Island>(65, two)));
+}
+
+// Through the one rank of an island go pieces of all others.
+TEST(PlanHierarchical, RoundsSufficeForEveryPiece) {
+  const auto islands_of = [](const std::vector<std::uint32_t>& sizes) {
+    std::vector<Island> islands;
+    std::uint32_t next = 0;
+    for (const std::uint32_t size : sizes) {
+      Island island{{}, std::vector<double>(size, 1)};
+      for (std::uint32_t i = 0; i < size; ++i) island.ranks.push_back(next++);
+      islands.push_back(std::move(island));
+    }
+    return islands;
+  };
+  std::vector<std::uint32_t> many(17, 8);
+  EXPECT_TRUE(has_hierarchy(islands_of(many)));
+  many.push_back(1);
+  EXPECT_FALSE(has_hierarchy(islands_of(many)));
+  EXPECT_FALSE(has_hierarchy(islands_of({64, 1})));
+  EXPECT_FALSE(has_hierarchy(islands_of(std::vector<std::uint32_t>(200, 2))));
+  for (const auto& sizes :
+       {std::vector<std::uint32_t>{60, 1}, std::vector<std::uint32_t>(17, 8), std::vector<std::uint32_t>{2, 100}}) {
+    const auto islands = islands_of(sizes);
+    if (!has_hierarchy(islands)) continue;
+    for (const std::uint64_t bytes : {std::uint64_t{4}, std::uint64_t{1} << 20, std::uint64_t{1} << 34})
+      EXPECT_FALSE(plan_hierarchical_all_reduce(0, islands, bytes, 4, {}).steps.empty());
+  }
 }
 
 }  // namespace
