@@ -71,7 +71,7 @@ Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t byt
   if (name.empty()) return Algorithm::chosen;
   const bool possible = group.fused().possible();
   return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-                         {.cpu = possible, .devices = possible && group.fused().devices().possible()});
+                         {.cpu = possible, .devices = possible && group.fused().devices().may_be_named()});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.

@@ -65,7 +65,8 @@ Result<std::unique_ptr<AcceleratorExchange>> AcceleratorExchange::open(Accelerat
 }
 
 AcceleratorExchange::~AcceleratorExchange() {
-  if (devices_.forked()) return;
+  // Once a call was ended early, kernels of other ranks that start late may still write here: the segment is never freed.
+  if (devices_.forked() || ended()) return;
   if (ended_ != nullptr) words().give_back(devices_, ended_);
   if (segment_.data != nullptr) {
     const DeviceScope scope(*devices_.calls().devices, segment_.device.index());

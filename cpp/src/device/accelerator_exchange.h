@@ -20,6 +20,7 @@ class AcceleratorExchange final : public DeviceExchange {
   [[nodiscard]] DeviceSpan segment() const noexcept override { return segment_; }
   Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) override;
   void end_kernels() noexcept override { ended_->store(1, std::memory_order_release); }
+  [[nodiscard]] bool ended() const noexcept { return ended_ != nullptr && ended_->load(std::memory_order_relaxed) != 0; }
 
  private:
   using Word = std::atomic<std::uint32_t>;

@@ -222,7 +222,8 @@ bool Call::advance_on_device() {
 }
 
 void Call::kernel_ended(const Status& status) {
-  if (outcome_.ok()) outcome_ = status;
+  // "Unsupported" would send this rank alone to messages.
+  if (outcome_.ok()) outcome_ = status.code() == Code::unsupported ? Status(Code::device, std::string(status.message())) : status;
   if (outcome_.ok()) {
     calls_.slots().board(rank_).mapped.ended.store(own_.sequence + 1, std::memory_order_seq_cst);
     calls_.group_.context().counters().add("mapped.count", 1);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -46,10 +47,11 @@ std::string card_of(DeviceRuntime& runtime, const Device& device) {
 
 void Devices::use(const fused::Slots& slots) {
   slots_ = slots;
-  locals_.resize(group_.size());
+  locals_ = std::vector<Local>(group_.size());
   bool usable = group_.size() <= most_exchange_ranks;
   for (std::uint32_t r = 1; r < group_.size(); ++r)
     usable = usable && group_.rank(r).device.vendor() == group_.rank(0).device.vendor();
+  nameable_ = usable;
   usable_.store(usable);
 }
 
@@ -89,25 +91,31 @@ Status Devices::open(std::uint32_t rank, const Device& device) {
   local.device = device;
   local.segments[rank] = exchange->segment().data;
   local.exchange = std::move(exchange);
-  offered.state.store(static_cast<std::uint32_t>(Standing::offered), std::memory_order_seq_cst);
+  stand(rank, Standing::offered);
   log(LogLevel::debug, group_.describe(rank) + " offers a segment on " + device.str());
   return {};
 }
 
 void Devices::refuse(std::uint32_t rank, const Status& why) {
-  offer(rank).state.store(static_cast<std::uint32_t>(Standing::refused), std::memory_order_seq_cst);
+  stand(rank, Standing::refused);
   usable_.store(false);
   log(LogLevel::info, "collectives of device memory go by messages: " + why.with_context(group_.describe(rank)).str());
 }
 
+void Devices::stand(std::uint32_t rank, Standing standing) noexcept {
+  locals_[rank].standing = standing;
+  offer(rank).state.store(static_cast<std::uint32_t>(standing), std::memory_order_seq_cst);
+}
+
 Standing Devices::standing(std::uint32_t rank) const noexcept {
+  if (group_.rank(rank).peer->is_self()) return locals_[rank].standing;
   return static_cast<Standing>(offer(rank).state.load(std::memory_order_seq_cst));
 }
 
 Devices::Mapping Devices::map(std::uint32_t rank) {
   if (standing(rank) == Standing::offered) {
     if (const Status mapped = map_others(rank); mapped.ok()) {
-      offer(rank).state.store(static_cast<std::uint32_t>(Standing::maps_all), std::memory_order_seq_cst);
+      stand(rank, Standing::maps_all);
     } else {
       refuse(rank, mapped);
     }
@@ -150,6 +158,7 @@ Status Devices::map_one(std::uint32_t rank, std::uint32_t owner) {
   if (offered.card == card_of(*runtime, local.device)) return Status(Code::unsupported, "two ranks have one device");
   if (group_.rank(owner).peer->is_self()) {
     const Local& other = locals_[owner];
+    if (!other.exchange) return Status(Code::unsupported, "it has opened no segment");
     HMC_TRY(runtime->compute().reach(local.device.index(), other.device.index()));
     local.segments[owner] = other.exchange->segment().data;
     return {};
@@ -166,6 +175,11 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, const fused::Plan&
   Local& local = locals_[rank];
   const auto runtime = runtime_for(local.device);
   if (!runtime.ok()) return completed_work(group_.engine(), runtime.status());
+  if (local.last_shot == std::numeric_limits<std::uint32_t>::max()) {
+    return completed_work(group_.engine(), Status(Code::closed,
+                                                  "2^32 calls have used up the numbers of this Communicator's calls; "
+                                                  "make a new one by split()"));
+  }
   ExchangeCall call = exchange_call(rank, group_.size(), plan);
   call.input = buffers.in.data;
   call.output = buffers.out.data;

@@ -35,6 +35,8 @@ class Devices {
   void use(const fused::Slots& slots);
   // Whether a call may take mapped memory at all, as far as that is known: some do, or none has tried. Any thread.
   [[nodiscard]] bool possible() const noexcept { return usable_.load(std::memory_order_relaxed); }
+  // Whether it may be asked for by name: alike on every rank. Any thread.
+  [[nodiscard]] bool may_be_named() const noexcept { return nameable_; }
   // Whether `rank` takes part in such a call with its device, which it makes ready. Engine lock not held.
   bool prepare(std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction);
 
@@ -52,6 +54,7 @@ class Devices {
  private:
   // A local rank. Its own members are constant once `opened`.
   struct Local {
+    std::atomic<Standing> standing{Standing::none};  // as on its Board, which other processes may write
     bool tried = false;
     bool told = false;  // why it has no kernel
     Device device;
@@ -66,11 +69,13 @@ class Devices {
   Status map_others(std::uint32_t rank);
   Status map_one(std::uint32_t rank, std::uint32_t owner);
   void refuse(std::uint32_t rank, const Status& why);
+  void stand(std::uint32_t rank, Standing standing) noexcept;
   [[nodiscard]] fused::MappedOffer& offer(std::uint32_t rank) const noexcept { return slots_->board(rank).mapped; }
   [[nodiscard]] Standing standing(std::uint32_t rank) const noexcept;
 
   Group& group_;
   std::optional<fused::Slots> slots_;  // none: the group has no shared memory
+  bool nameable_ = false;              // constant after use()
   std::atomic<bool> usable_{false};
   mutable std::mutex mutex_;   // of prepare()
   std::vector<Local> locals_;  // by rank
