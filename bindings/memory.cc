@@ -50,9 +50,14 @@ void bind_memory(py::module_& module) {
       "copy_blocks_from",
       [](const Memory& self, const Memory& source, const py::object& source_offsets, const py::object& target_offsets,
          ByteCount nbytes) {
-        const Offsets from = offsets_of(source_offsets, "source_offsets"), to = offsets_of(target_offsets, "target_offsets");
+        // Copied: other threads may write into the arrays while the GIL is released.
+        const auto copied = [](const Offsets& offsets) {
+          return std::vector<std::uint64_t>(offsets.values.begin(), offsets.values.end());
+        };
+        const auto from = copied(offsets_of(source_offsets, "source_offsets"));
+        const auto to = copied(offsets_of(target_offsets, "target_offsets"));
         const ReleasedGil nogil;
-        check(self.copy_blocks_from(source, from.values, to.values, nbytes.value));
+        check(self.copy_blocks_from(source, from, to, nbytes.value));
       },
       py::arg("source"), py::arg("source_offsets"), py::arg("target_offsets"), py::arg("nbytes"),
       "Copies blocks of nbytes bytes from source_offsets[i] of source (a Memory on any device) to target_offsets[i] here. Blocks "

@@ -269,6 +269,7 @@ void Growths::assemble(Growing& growing) {
     table.owners.insert(table.owners.end(), applicant.registration.devices.size(), number);
     table.processes.push_back(applicant.registration);
   }
+  if (!job::owns_all(table)) return fail(growing, Status(Code::protocol, "a process joined with devices that are not its ranks'"));
   const Bytes message = encode(table);
   if (message.size() > max_control_payload) {
     return fail(growing, Status(Code::invalid_argument, "the table of the new group takes " + std::to_string(message.size()) +

@@ -279,9 +279,6 @@ Bytes encode(const Table& m) {
   return out;
 }
 
-namespace {
-
-// Every process has at least one rank, one for each of its devices.
 bool owns_all(const Table& m) {
   std::vector<std::size_t> ranks(m.processes.size(), 0);
   for (const std::uint32_t owner : m.owners) {
@@ -293,8 +290,6 @@ bool owns_all(const Table& m) {
   }
   return m.old_size <= m.owners.size();
 }
-
-}  // namespace
 
 std::optional<Table> decode_table(ByteSpan in) {
   WireReader reader(in);

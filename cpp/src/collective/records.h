@@ -159,6 +159,8 @@ struct Table {
   std::vector<Registration> processes = {};  // by number: those of the group by their first rank, then the newcomers
   std::vector<std::uint32_t> owners = {};    // by rank: a number; the ranks of a process take its devices in turn
 };
+// Every process has at least one rank, one for each of its devices.
+[[nodiscard]] bool owns_all(const Table& m);
 Bytes encode(const Table& m);
 std::optional<Table> decode_table(ByteSpan in);
 
