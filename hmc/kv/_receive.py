@@ -218,7 +218,10 @@ class Inbox(Transfer):
             )
         if not self._verify:
             return None
-        found = self._pool.cache.digest(self._target, self._tokens, layers=(layer, 1), heads=heads)
+        try:
+            found = self._pool.cache.digest(self._target, self._tokens, layers=(layer, 1), heads=heads)
+        except HmcError as error:  # of a device, or no memory left
+            return error
         if found == record.digest:
             return None
         return CorruptError(
