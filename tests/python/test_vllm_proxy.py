@@ -249,6 +249,50 @@ def test_other_requests_go_to_decode(method: str, path: str, data: bytes) -> Non
         assert prefill.asked.empty()
 
 
+@pytest.mark.parametrize("mode", ["pull", "push"])
+@pytest.mark.parametrize(
+    "body", [{"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"prompt": [1, 2], "n": 2}, {"prompt": "a", "best_of": 3}]
+)
+def test_several_prompts_or_answers_are_computed_by_decode(mode: str, body: dict[str, Any]) -> None:
+    with proxied(mode, prefilled, decoded) as (first, second, proxy):
+        status, _ = ask(proxy, **body)
+        assert status == 200
+        _, asked = second.asked.get(timeout=TIMEOUT)
+        assert "kv_transfer_params" not in asked
+        assert first.asked.empty()
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: -1", b"Content-Length: 1x"])
+def test_a_body_of_unknown_length_is_refused_and_ends_the_connection(head: bytes) -> None:
+    with proxied("pull", prefilled, decoded) as (first, second, proxy), socket.create_connection(proxy.server_address) as client:
+        client.settimeout(TIMEOUT)
+        smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n" + smuggled)
+        answer = b""
+        while piece := client.recv(4096):
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 411")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert first.asked.empty()
+        assert second.asked.empty()
+
+
+def test_an_answer_that_is_cut_short_does_not_end_well() -> None:
+    def cut(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100")
+        handler.end_headers()
+        handler.wfile.write(b"half")
+        handler.close_connection = True
+        return 200, None
+
+    with proxied("pull", prefilled, cut) as (_, _, proxy):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request("POST", "/v1/completions", b'{"prompt": "a"}', {"Content-Type": "application/json"})
+        with pytest.raises((http.client.HTTPException, OSError)):
+            connection.getresponse().read()
+
+
 def test_engines_are_named_on_the_command_line() -> None:
     assert Prefill.of("http://a:8100") == Prefill("a:8100", "127.0.0.1", 14579, 1, 1)
     assert Prefill.of("http://a:8100,10.0.0.1:6000,2,4") == Prefill("a:8100", "10.0.0.1", 6000, 2, 4)

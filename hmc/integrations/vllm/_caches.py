@@ -62,7 +62,7 @@ def describe(backend: str, tensors: list[torch.Tensor], shape: Shape, dtype: str
     for tensor in tensors:
         if tensor.device.type != "cpu":
             raise UnsupportedError(
-                f"the KV cache is on {tensor.device}; hmc.kv moves CPU memory only: use vLLM's CPU backend, or another connector"
+                f"the KV cache is on {tensor.device}; this connector describes caches of vLLM's CPU backend only"
             )
         if (tensor.shape, tensor.stride(), tensor.dtype) != (first.shape, first.stride(), first.dtype):
             raise UnsupportedError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import ClosedError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.errors import ClosedError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.integrations.vllm._messages import MAX_BYTES
 
 __all__ = ["Listening"]
@@ -52,7 +52,12 @@ class Listening(Generic[Message]):
     def _accept(self, ctx: Context) -> None:
         with contextlib.suppress(ClosedError):
             while not self._closed:
-                self.add(ctx.accept())
+                peer = ctx.accept()
+                try:
+                    self.add(peer)
+                except HmcError as error:  # no thread left
+                    logger.warning("HMC: %s is not listened to: %s", peer.name, error)
+                    peer.close()
 
     def _listen(self, peer: Peer) -> None:
         array = np.empty(MAX_BYTES, np.uint8)
@@ -60,9 +65,14 @@ class Listening(Generic[Message]):
             while True:
                 try:
                     info = peer.recv(array, tag=self._tag)
-                    self._take(peer, self._decode(array[: info.bytes].tobytes()))
+                    message = self._decode(array[: info.bytes].tobytes())
                 except (InvalidArgumentError, ProtocolError) as error:  # too long, or damaged
                     logger.warning("HMC: %s: %s", peer.name, error)
+                    continue
+                try:
+                    self._take(peer, message)
+                except Exception:  # of one message: the peer's others are taken all the same
+                    logger.exception("HMC: a message of %s was not handled", peer.name)
         except (ClosedError, PeerLostError):
             pass
         finally:

@@ -244,9 +244,9 @@ class Receiver:
         for part in one.parts:
             if part.peer is not None and not part.peer.alive and not self._arrived(one, part):
                 return PeerLostError(f"the prefill worker {part.peer.name} is lost")
-        if time.monotonic() > one.begun + self._timeout:
-            return HmcTimeoutError(f"the prefill engine has not pushed it within {self._timeout:g} s")
         if one.offering or not all(self._arrived(one, part) for part in one.parts):
+            if time.monotonic() > one.begun + self._timeout:
+                return HmcTimeoutError(f"the prefill engine has not pushed it within {self._timeout:g} s")
             return None
         layout = self._pools[0].layout
         missing = layout.layers[1] * layout.heads[1] - sum(

@@ -255,7 +255,12 @@ class Sender:
         else:
             reader = Reader(peer, ask, ask.first)
             one.readers.append(reader)
-            start_thread(lambda: self._serve(one, reader), "hmc.vllm push")
+            try:
+                start_thread(lambda: self._serve(one, reader), "hmc.vllm push")
+            except HmcError as error:  # no thread left
+                one.readers.remove(reader)
+                one.ended += 1
+                self._refuse(peer, ask, str(error))
 
     def _serve(self, one: Outgoing, reader: Reader) -> None:
         """Pushes to a reader what the engine computes, until it has all. On a thread of its own."""

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from hmc.errors import UnsupportedError
@@ -20,6 +21,7 @@ __all__ = ["SUPPORTED", "register", "vendor"]
 SUPPORTED = ("0.32.0",)
 _ARGUMENTS = {"group_ranks", "torch_distributed_backend", "use_device_communicator", "group_name"}
 _KEY = "hmc.vllm.vendor"
+_PATIENCE = timedelta(seconds=60)  # for all ranks to say who they are, as vLLM starts them together
 _NAME = "hmc"
 
 
@@ -99,6 +101,15 @@ def _places() -> list[_Place]:
         return [mine]
     store = _get_default_store()
     store.set(f"{_KEY}/{dist.get_rank()}", f"{mine.vendor}/{mine.device}")
+    keys = [f"{_KEY}/{rank}" for rank in range(size)]
+    try:
+        store.wait(keys, _PATIENCE)
+    except Exception as error:  # torch raises DistStoreError, or RuntimeError in older releases
+        without = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise RuntimeError(
+            f"HMC's plugin for pipelines of several vendors does not run on ranks {without} of vLLM: "
+            "install hmc on all hosts, or on none, and give all the same VLLM_PLUGINS"
+        ) from error
     return [_Place(*store.get(f"{_KEY}/{rank}").decode().split("/", 1)) for rank in range(size)]
 
 

@@ -66,12 +66,18 @@ class _Call:
 
     def __init__(self, at: str) -> None:
         self._connection = http.client.HTTPConnection(at)
+        self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._ended = False
 
     def connect(self) -> None:
         """Connects, so that ``end`` has an effect from now on. Raises OSError."""
         self._connection.connect()
-        self._socket = self._connection.sock
+        with self._lock:
+            self._socket = self._connection.sock
+            ended = self._ended
+        if ended:
+            self.end()
 
     def start(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Sends it, and waits for the head of the answer. Raises OSError, HTTPException."""
@@ -82,9 +88,12 @@ class _Call:
 
     def end(self) -> None:
         """Ends it: the engine aborts the request. Any thread; idempotent."""
-        if self._socket is not None:
+        with self._lock:
+            self._ended = True
+            connected = self._socket
+        if connected is not None:
             with contextlib.suppress(OSError):  # it has ended
-                self._socket.shutdown(socket.SHUT_RDWR)
+                connected.shutdown(socket.SHUT_RDWR)
 
 
 class Proxy(ThreadingHTTPServer):
@@ -122,15 +131,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(error)
 
     def do_POST(self) -> None:
-        """Generates, or, where the body is none of a generation, goes to a decode engine."""
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        """Generates. Bodies of several prompts or answers, and those of no generation, go to a decode engine alone."""
+        length = self.headers.get("Content-Length") or "0"
+        if "Transfer-Encoding" in self.headers or not length.isdecimal():
+            self.close_connection = True  # what follows is not told from another request
+            self.send_error(411, "a body requires Content-Length")
+            return
+        data = self.rfile.read(int(length))
         try:
             body = json.loads(data)
         except ValueError:
             body = None
         prefill, decode = self.server.turn()
         try:
-            if not isinstance(body, dict) or not self.path.endswith("/completions"):
+            if not isinstance(body, dict) or not self.path.endswith("/completions") or _prompts(body) != 1:
                 self._relay(*self._head(_Call(decode), "POST", data))
             elif self.server.mode == "push":
                 self._push(body, prefill, decode)
@@ -187,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, call: _Call, method: str, body: bytes | None) -> tuple[_Call, http.client.HTTPResponse, bytes]:
         """Asks an engine, and waits for the first bytes of its answer's body, before which nothing goes to the client."""
         answer = call.start(method, self.path, body, self._headers())
-        return call, answer, answer.read1(_PIECE)
+        return call, answer, _read(answer)
 
     def _relay(self, call: _Call, answer: http.client.HTTPResponse, piece: bytes) -> None:
         """Passes an engine's answer on as it comes. An error of either side ends the other one."""
@@ -200,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             while piece:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-                piece = answer.read1(_PIECE)
+                piece = _read(answer)
             self.wfile.write(b"0\r\n\r\n")
         except (OSError, http.client.HTTPException) as error:
             logger.warning("a request ended early: %r", error)
@@ -217,6 +231,22 @@ class _Handler(BaseHTTPRequestHandler):
         logger.warning("no engine answers: %r", error)
         with contextlib.suppress(OSError):
             self.send_error(502, f"no engine answers: {error}")
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """What has come of an answer's body; empty at its end. Raises IncompleteRead where the engine ended early."""
+    piece = answer.read1(_PIECE)
+    if not piece and answer.length:
+        raise http.client.IncompleteRead(piece, answer.length)
+    return piece
+
+
+def _prompts(body: dict[str, Any]) -> int:
+    """Requests that an engine makes of a body: vLLM gives all of them the same params, which name one prompt's KV cache."""
+    prompt = body.get("prompt")
+    several = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    answers = [body.get(name) for name in ("n", "best_of")]
+    return several * max([1, *(n for n in answers if isinstance(n, int))])
 
 
 def _with(body: dict[str, Any], params: dict[str, Any] | None) -> bytes:
