@@ -4,6 +4,8 @@
 // clang-format off
 namespace hmc {
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverlength-strings"
 inline constexpr const char* mapped_ptx[] = {
 R"ptx(
 .version 6.0
@@ -50056,5 +50058,6 @@ $L__BB1_140:
 }
 )ptx",
 };
+#pragma GCC diagnostic pop
 
 }  // namespace hmc
