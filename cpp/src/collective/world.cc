@@ -31,7 +31,7 @@ std::uint32_t World::meet(const job::Registration& process) {
   if (process.kernel != own_.kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
   const auto peer = process.id == own_.id ? context_.self() : context_.expect_peer(process.id, std::move(addresses), process.name);
   const auto number = static_cast<std::uint32_t>(processes_.size());
-  processes_.push_back({process.id, std::make_shared<ProcessIdentity>(process.name, process.kernel), peer});
+  processes_.push_back({process.id, std::make_shared<ProcessIdentity>(ProcessIdentity{process.name, process.kernel}), peer});
   index_.emplace(peer.get(), number);
   return number;
 }
