@@ -19,7 +19,9 @@
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wconversion"
 #pragma GCC diagnostic ignored "-Wsign-conversion"
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of the first source, which each kernel has
+#endif
 #include "../src/device/kernels/reduce.cu"
 #define HMC_MAPPED_ALL
 #include "../src/device/kernels/mapped.cu"
