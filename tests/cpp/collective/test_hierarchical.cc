@@ -74,6 +74,8 @@ TEST(Hierarchical, EverySizeInPlaceAndNot) {
       on_devices(
           devices,
           [](const Member& me, const Communicator& world) {
+            for (const DataType type : {DataType::f32, DataType::bf16})
+              wait_until_ready(me.device(), type, static_cast<std::size_t>(me.size()));
             for (const int each : {1, 2, 3, 7, 1023, 40'001, 700'001}) {
               const auto count = static_cast<std::size_t>(each);
               check(me, world, {DataType::f32, ReduceOp::sum}, count, false, 4);
@@ -90,6 +92,7 @@ TEST(Hierarchical, BlocksOfEverySize) {
     on_devices(devices, [](const Member& me, const Communicator& world) {
       const auto size = static_cast<std::size_t>(me.size()), rank = static_cast<std::size_t>(me.rank());
       const Reduction reduction{DataType::bf16, ReduceOp::avg};
+      wait_until_ready(me.device(), reduction.type, size);
       for (const int each : {1, 2, 511, 40'001, 300'000}) {
         const auto count = static_cast<std::size_t>(each), bytes = count * 2;
         const Bytes all = expected(world, reduction, size * count);
@@ -108,6 +111,7 @@ TEST(Hierarchical, BlocksOfEverySize) {
 
 TEST(Hierarchical, IsChosenFromOneMebibyteOn) {
   on_devices(mixes[0], [](const Member& me, const Communicator& world) {
+    for (const DataType type : {DataType::i32, DataType::f32}) wait_until_ready(me.device(), type, 4);
     const auto small = me.plan("all_reduce", (1 << 20) - 4), large = me.plan("all_reduce", 1 << 20);
     ASSERT_TRUE(small.ok() && large.ok());
     EXPECT_FALSE(small->algorithm.starts_with(hierarchical)) << small->algorithm;
@@ -128,6 +132,7 @@ TEST(Hierarchical, ExactSumsHaveNoHierarchy) {
     const auto exact = me.plan("all_reduce", 1 << 20, {.exact = true});
     ASSERT_TRUE(exact.ok());
     EXPECT_EQ(std::ranges::count(exact->algorithms, hierarchical), 0);
+    wait_until_ready(me.device(), DataType::f32, 4);
     const OnDevice memory(me.device(), Bytes(64));
     const Reduction reduction{.type = DataType::f32, .op = ReduceOp::sum, .exact = true};
     const Status status = me.all_reduce(memory.view(), memory.view(), reduction, soon(), hierarchical);
@@ -138,6 +143,7 @@ TEST(Hierarchical, ExactSumsHaveNoHierarchy) {
 
 TEST(Hierarchical, OneIslandHasNoHierarchy) {
   on_devices({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator&) {
+    wait_until_ready(me.device(), DataType::f32, 2);
     const OnDevice memory(me.device(), Bytes(64));
     const Status status = me.all_reduce(memory.view(), memory.view(), {DataType::f32, ReduceOp::sum}, soon(), hierarchical);
     EXPECT_EQ(status.code(), Code::invalid_argument);
@@ -149,6 +155,7 @@ TEST(Hierarchical, RanksThatNameAnotherAlgorithmAreTold) {
   on_devices(
       mixes[0],
       [](const Member& me, const Communicator&) {
+        wait_until_ready(me.device(), DataType::f32, 4);
         const OnDevice memory(me.device(), Bytes(4096));
         const Status status = me.all_reduce(memory.view(), memory.view(), {DataType::f32, ReduceOp::sum}, soon(),
                                             me.rank() == 3 ? "reduce-scatter + all-gather" : hierarchical);
@@ -166,6 +173,7 @@ TEST(Hierarchical, ADeadRankIsNamed) {
                      const Communicator world = process.init(options);
                      ASSERT_TRUE(world.valid());
                      const Member me = *world.self();
+                     wait_until_ready(me.device(), DataType::f32, 4);
                      const OnDevice memory(me.device(), input(DataType::f32, 1 << 20, static_cast<std::size_t>(process.rank)));
                      for (int round = 0;; ++round) {
                        if (process.rank == 2 && round == 3) testing::die();

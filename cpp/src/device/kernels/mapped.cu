@@ -128,11 +128,12 @@ __device__ inline bool read_half_cell(const char* from, unsigned& first, unsigne
 __device__ inline bool ended_after(const Call& call, unsigned& looks) {
 #if defined(HMC_MAPPED_CUDA) || defined(HMC_MAPPED_HIP)
   constexpr unsigned looks_per_word = 256;
-#else
-  constexpr unsigned looks_per_word = 1;  // each gives the core away
-  HMC_MAPPED_RELAX();
-#endif
   return ++looks % looks_per_word == 0 && *reinterpret_cast<const volatile unsigned*>(call.ended) != 0;
+#else
+  HMC_MAPPED_RELAX();  // each look gives the core away
+  ++looks;
+  return __atomic_load_n(call.ended, __ATOMIC_ACQUIRE) != 0;
+#endif
 }
 
 // ---- flags and slots ----
