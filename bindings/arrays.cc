@@ -294,21 +294,19 @@ std::size_t item_size_of(py::handle object) {
 }
 
 Offsets offsets_of(py::handle object, const char* name) {
-  const auto array = py::array::ensure(object);
-  if (!array) throw py::error_already_set();
+  // ensure() would discard the error, which may be that of a signal handler.
+  const py::array array(py::reinterpret_borrow<py::object>(object));
   const char kind = array.dtype().kind();
   if (array.size() > 0 && kind != 'i' && kind != 'u') {
     refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.dtype()).cast<std::string>());
   }
   if (array.ndim() != 1) refuse(std::string(name) + " must be one-dimensional");
   if (kind == 'u') {
-    const auto flat = py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast>::ensure(array);
-    if (!flat) throw py::error_already_set();
+    const py::array_t<std::uint64_t, py::array::c_style | py::array::forcecast> flat(array);
     return {flat, {flat.data(), static_cast<std::size_t>(flat.size())}};
   }
   // Where none is negative, signed offsets are unsigned ones as they lie.
-  const auto flat = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>::ensure(array);
-  if (!flat) throw py::error_already_set();
+  const py::array_t<std::int64_t, py::array::c_style | py::array::forcecast> flat(array);
   const std::span<const std::uint64_t> values(reinterpret_cast<const std::uint64_t*>(flat.data()),
                                               static_cast<std::size_t>(flat.size()));
   std::uint64_t bits = 0;
