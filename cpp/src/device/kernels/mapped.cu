@@ -231,7 +231,7 @@ __device__ inline void reduce(const Call& call, Number step) {
   const Part what = piece(call, call.own, step);
   const Number packs = packs_of(what.bytes), stride = blockDim.x;
   const char* const input = call.input + what.offset;
-  char* const output = call.output + call.kept_at + (what.offset - call.own.offset);
+  char* const output = call.keeps == 0 ? nullptr : call.output + call.kept_at + (what.offset - call.own.offset);
   const char* const first = call.rank == 0 ? input : slot_of(call, call.rank, pushed, 0, step);
   const char* const second = call.rank == 1 ? input : slot_of(call, call.rank, pushed, 1, step);
   for (Number at = threadIdx.x; at < packs; at += 2 * stride) {
