@@ -292,9 +292,9 @@ class HMC_API Communicator {
   // Newcomers join: rank 0 invites, every rank calls grow(), and as many processes as were invited call join(). All get the same
   // new Communicator: the ranks of this one in their order, then those of the newcomers, each process's together, in the order in
   // which they came. This one is unchanged, and the two are closed in any order.
-  // For the next grow(): the text that newcomers pass to join(), by whatever way it reaches them. A secret: whoever has it, and the
-  // job key, is taken for one of the `processes` that may come. It ends with grow(), or with another invite(). Rank 0 only.
-  // Errors: invalid_argument (another rank, the number), closed.
+  // For the next grow(): the text that newcomers pass to join(). How it reaches them is the caller's choice. A secret: a process
+  // that has it, and the job key, is taken for one of the `processes` that may come. It ends with grow(), or with another invite().
+  // Rank 0 only. Errors: invalid_argument (another rank, the number), closed.
   [[nodiscard]] Result<std::string> invite(int processes = 1) const;
   // Every rank calls it, once per process; waits for the newcomers. All get the same group, or an error. Errors: timeout, which
   // names what is missing (the first deadline of a rank ends it on all), peer_lost (a rank or a newcomer died; shrink() first),

@@ -12,7 +12,7 @@ namespace hmc {
 
 enum class Agreed : std::uint8_t {
   living,  // the group of those who are left
-  whole,   // all or nobody: where one is lost, everybody fails
+  whole,   // all processes or none: if one is lost, all fail
 };
 
 // The group that the processes of `old` agree on, joined. No lock held. Errors: timeout, cancelled, peer_lost.

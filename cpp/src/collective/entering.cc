@@ -39,7 +39,7 @@ Status check_devices(const std::vector<Device>& devices) {
 
 job::Registration registration(const Context& context, std::vector<Device> devices, const std::string& rendezvous, bool process_0,
                                Deadline deadline) {
-  // Met on one host, or nobody yet: processes of other hosts may join later, at the ports that the application listens at.
+  // A job of one host: processes of other hosts may join later, at the ports that the application listens at.
   const bool met_by_tcp = rendezvous.starts_with("tcp://");
   const std::string meeting = met_by_tcp ? rendezvous : "tcp://" + host_name() + ":1";
   return {context.state()->id(), context.name(), kernel_id(),

@@ -243,18 +243,6 @@ void Growths::settle(Growing& growing) {
   if (std::ranges::all_of(growing.joined_, &Growing::Joined::here) && invitations_.full(growing.group_id_)) assemble(growing);
 }
 
-// ok, or which process of the group is dead.
-Status Growths::unable(const Growing& growing) const {
-  for (std::uint32_t i = 0; i < growing.processes_.size(); ++i) {
-    const Process& process = world_.processes()[growing.processes_[i]];
-    if (growing.coordinator_ && process.peer != growing.coordinator_) continue;  // the coordinator finds out
-    if (process.lost || process.peer->phase() == PeerPhase::lost)
-      return {Code::peer_lost, growing.names_[i] + " is lost; shrink() makes a Communicator without it, which can grow"};
-    if (process.peer->phase() == PeerPhase::closed) return {Code::closed, growing.names_[i] + " has closed its Context"};
-  }
-  return {};
-}
-
 void Growths::assemble(Growing& growing) {
   job::Table table{growing.group_id_, growing.instance_, static_cast<std::uint32_t>(growing.owners_.size()), {}, {},
                    growing.owners_};
@@ -358,7 +346,7 @@ void Growths::on_peer_gone(PeerState& peer, const Status& reason) {
   }
   for (const std::uint64_t group_id : invitations_.groups_of(peer)) {
     invitations_.withdraw(group_id, peer);
-    // One that said goodbye may come again; one that died takes the growth with it.
+    // A process that closed may join again; a dead process ends the growth.
     for (const auto& [key, growing] : std::map(all_)) {
       if (key.first == group_id && growing->called_ && reason.code() != Code::closed)
         fail(*growing, reason.with_context("a newcomer, " + peer.identity().name));
@@ -385,21 +373,6 @@ void Growths::end(std::uint64_t group_id, const Status& reason) {
 void Growths::end_all(const Status& reason) {
   for (const auto& [key, growing] : std::map(all_)) fail(*growing, reason);
   if (applied_) std::exchange(applied_, nullptr)->failure_ = reason;
-}
-
-std::string Growths::awaited(const Growing& growing) const {
-  if (growing.coordinator_) return "rank 0 (" + growing.coordinator_->identity().name + "), which coordinates";
-  std::string text;
-  const auto add = [&text](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
-  for (std::size_t i = 0; i < growing.joined_.size(); ++i) {
-    if (!growing.joined_[i].here) add(growing.names_[i] + " to call grow()");
-  }
-  if (invitations_.has(growing.group_id_) && !invitations_.full(growing.group_id_)) {
-    const std::size_t count = invitations_.count(growing.group_id_);
-    const std::size_t missing = count - invitations_.applicants(growing.group_id_).size();
-    add(std::to_string(missing) + " of " + std::to_string(count) + " invited processes to join");
-  }
-  return text;
 }
 
 Engine::TimerId Growths::after(std::uint32_t wait_ms, std::function<void(Growths&)> action) {

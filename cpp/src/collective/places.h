@@ -15,10 +15,10 @@ namespace hmc {
 std::vector<const TopologyCard*> written_cards(const Group& group);
 // Engine lock not held. By rank: a number, the same for ranks of one host. As written down, else by the hosts' kernels.
 std::vector<std::uint32_t> hosts_of(const Group& group);
-// Engine lock not held. Ranks of one host whose devices are of one vendor, by their first ranks. Bandwidths are those that are
-// written down: of the rank's fastest link to another island, else of its host's fastest NIC. Where one is not, all are 1.
+// Engine lock not held. Islands: ranks of one host whose devices are of one vendor, ordered by their first ranks. Bandwidths come
+// from the written topology: the rank's fastest link to another island, else its host's fastest NIC. If one is missing, all are 1.
 std::vector<Island> islands_of(const Group& group);
-// Of the host's fastest NIC, bytes per second; 0: none is written down.
+// Bandwidth of the host's fastest NIC in the written topology, bytes per second; 0: it has none.
 double nic_bandwidth(const Topology& written, const std::string& host);
 
 }  // namespace hmc

@@ -32,7 +32,7 @@ struct IslandPiece {
   std::vector<std::uint32_t> delegates;  // by island
   std::size_t owner = 0;                 // island
 };
-// None is empty; together they are the array, in its order.
+// The pieces of an array, in its order. No piece is empty.
 std::vector<IslandPiece> island_pieces(std::span<const Island> islands, std::uint64_t bytes, std::size_t element);
 
 // ---- has_hierarchy(islands); there is at least one byte ----

@@ -64,7 +64,7 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] const std::vector<Process>& processes() const noexcept { return processes_; }
   // What the application wrote down, if it did. Any thread.
   [[nodiscard]] const std::optional<Topology>& written() const noexcept { return written_; }
-  // The number of that process here: of those that init() found, the rank that was given to it.
+  // Returns the process's number in processes(), and adds it if it is new. Processes of init() have their ranks' numbers.
   std::uint32_t meet(const job::Registration& process);
   void set_bootstrap(std::shared_ptr<Bootstrap> bootstrap) { bootstrap_ = std::move(bootstrap); }
   // Any thread.

@@ -6,8 +6,8 @@
 
 namespace hmc {
 
-// On a stream of its own per device, made at first use: a kernel does not wait behind copies. So has each DeviceExchange, see
-// accelerator_exchange.h. AcceleratorCopies::poll() ends what is over.
+// Kernels run on a stream of their own per device, made at first use, so they do not wait behind copies. Each DeviceExchange has
+// another stream (accelerator_exchange.h). AcceleratorCopies::poll() ends what is over.
 class AcceleratorCompute final : public DeviceCompute {
  public:
   // `runtime`: whose poll() that is.

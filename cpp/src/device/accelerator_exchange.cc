@@ -10,7 +10,7 @@
 namespace hmc {
 namespace {
 
-// Words that the devices of one vendor read while the host writes them. A word has a line of its own.
+// Flags in pinned host memory, by which the host ends kernels of a vendor's devices. Each has a cache line of its own.
 class Words {
  public:
   Result<std::atomic<std::uint32_t>*> take(const AcceleratorDevices& devices) {
