@@ -68,8 +68,11 @@ def run_command(options: argparse.Namespace) -> int:
     lock = threading.Lock()
 
     def show(rank: int, line: str) -> None:
+        if not options.no_prefix:
+            # The last line of a process that was killed has no end; the next one is another rank's.
+            line = f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n"
         with lock:
-            sys.stdout.write(line if options.no_prefix else f"[{rank}] {line}")
+            sys.stdout.write(line)
             sys.stdout.flush()
 
     job = Job(

@@ -93,6 +93,14 @@ def test_run_starts_a_module(tmp_path: Path) -> None:
     assert sorted(result.stdout.splitlines()) == ["['-n', '7'] from 0", "['-n', '7'] from 1"]
 
 
+def test_run_ends_the_last_line_of_each_rank(tmp_path: Path) -> None:
+    script = tmp_path / "half.py"
+    script.write_text("import os, sys\nsys.stdout.write('half of ' + os.environ['HMC_RANK'])\n")
+    result = run_hmc("run", "-n", "2", str(script), cwd=tmp_path)
+    assert sorted(result.stdout.splitlines()) == ["[0] half of 0", "[1] half of 1"]
+    assert run_hmc("run", "-n", "1", "--no-prefix", str(script), cwd=tmp_path).stdout == "half of 0"
+
+
 def test_run_says_which_ranks_it_stopped(tmp_path: Path) -> None:
     script = tmp_path / "stays.py"
     script.write_text("import os, sys, time\nif os.environ['HMC_RANK'] == '1':\n    sys.exit(4)\ntime.sleep(60)\n")

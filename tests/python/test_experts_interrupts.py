@@ -14,6 +14,7 @@ import hmc.experts
 from experts_layer import *
 hits = 0
 wanted = False
+usual = 3e-3  # seconds of the last call that nothing interrupted: hosts differ tenfold
 def interrupt(*_):
     global wanted
     if wanted:
@@ -22,13 +23,15 @@ def interrupt(*_):
 signal.signal(signal.SIGALRM, interrupt)
 def interrupted(call, again):
     "The result of a call that is interrupted within about its duration, and then continued."
-    global hits, wanted
+    global hits, usual, wanted
     wanted = False
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-5, 3e-3))
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, usual))
     try:
         wanted = True
+        started = time.perf_counter()
         found = call()
         wanted = False
+        usual = time.perf_counter() - started
         return found
     except KeyboardInterrupt:
         hits += 1
