@@ -15,7 +15,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors of a device that copy scattered blocks at a time; 0: all."},
     {"HMC_CHECK_MEMORY", "1", "0: allocate host memory without a look at how much there is."},
     {"HMC_CUDA_LIBRARY", "", "Path of NVIDIA's driver library (libcuda.so.1) to use and no other, or `off`."},
-    {"HMC_FUSED", "1", "0: reductions among the ranks of one host go by messages, not over memory that they share."},
+    {"HMC_FUSED", "1", "0: collectives among the ranks of one host go by messages, not over memory that they share."},
     {"HMC_HIPRTC_LIBRARY", "", "The same for AMD's run-time compiler (libhiprtc.so), where libamdhip64.so does not hold it."},
     {"HMC_HYGON_LIBRARY", "", "The same for Hygon's DTK (libgalaxyhip.so)."},
     {"HMC_JOB_KEY", "", "Job key that control connections are authenticated with, as printed by `hmc keygen`."},

@@ -16,33 +16,40 @@ struct Named {
   std::string_view name;
 };
 constexpr std::string_view mapped = "one kernel over mapped memory";
+constexpr std::string_view shared_whole = "whole inputs through shared memory", shared_pass = "one pass over shared memory";
 constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::whole, "whole inputs to every rank"},
     Named{CallKind::all_reduce, Algorithm::divided, "reduce-scatter + all-gather"},
-    Named{CallKind::all_reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
-    Named{CallKind::all_reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::all_reduce, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::all_reduce, Algorithm::shared_pass, shared_pass},
     Named{CallKind::all_reduce, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::all_reduce, Algorithm::mapped, mapped},
     Named{CallKind::reduce, Algorithm::whole, "whole inputs to the root"},
     Named{CallKind::reduce, Algorithm::divided, "reduce-scatter + gather"},
-    Named{CallKind::reduce, Algorithm::shared_whole, "whole inputs through shared memory"},
-    Named{CallKind::reduce, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::reduce, Algorithm::shared_pass, shared_pass},
     Named{CallKind::reduce, Algorithm::mapped, mapped},
     Named{CallKind::reduce_scatter, Algorithm::direct, "direct"},
-    Named{CallKind::reduce_scatter, Algorithm::shared_whole, "whole inputs through shared memory"},
-    Named{CallKind::reduce_scatter, Algorithm::shared_pass, "one pass over shared memory"},
+    Named{CallKind::reduce_scatter, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::reduce_scatter, Algorithm::shared_pass, shared_pass},
     Named{CallKind::reduce_scatter, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::reduce_scatter, Algorithm::mapped, mapped},
     Named{CallKind::all_gather, Algorithm::tree, "doubling"},
     Named{CallKind::all_gather, Algorithm::direct, "direct"},
     Named{CallKind::all_gather, Algorithm::hierarchical, "hierarchical"},
+    Named{CallKind::all_gather, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::all_gather, Algorithm::shared_pass, shared_pass},
     Named{CallKind::broadcast, Algorithm::tree, "binomial tree"},
     Named{CallKind::broadcast, Algorithm::divided, "scatter + all-gather"},
     Named{CallKind::broadcast, Algorithm::direct, "direct"},
+    Named{CallKind::broadcast, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::broadcast, Algorithm::shared_pass, shared_pass},
     Named{CallKind::gather, Algorithm::direct, "direct"},
     Named{CallKind::scatter, Algorithm::direct, "direct"},
     Named{CallKind::all_to_all, Algorithm::relayed, "relayed"},
     Named{CallKind::all_to_all, Algorithm::direct, "direct"},
+    Named{CallKind::all_to_all, Algorithm::shared_whole, shared_whole},
+    Named{CallKind::all_to_all, Algorithm::shared_pass, shared_pass},
     Named{CallKind::all_to_all_relayed, Algorithm::relayed, "relayed"},
     Named{CallKind::barrier, Algorithm::tree, "dissemination"},
 };
@@ -56,13 +63,14 @@ std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing
   }
   if (is_shared(algorithm) && algorithm != Algorithm::mapped && !sharing.cpu)
     return "it takes CPU memory, and ranks of one host in a Communicator of init() or split() with HMC_FUSED not 0";
-  if (algorithm == Algorithm::shared_whole && !fused::in_one_shot(call.bytes, call.size)) {
-    return "an input has " + bytes_text(call.bytes) + ", more than " + bytes_text(fused::shot_bytes / (call.size - 1));
+  if (algorithm == Algorithm::shared_whole && !fused::fits_one_shot(call.kind, call.size, call.bytes)) {
+    return std::string(reduces(call.kind) ? "an input has " : "the blocks have ") + bytes_text(call.bytes) + ", more than " +
+           bytes_text(fused::most_in_one_shot(call.kind, call.size));
   }
   if (algorithm == Algorithm::hierarchical && !call.islands)
     return "it takes several islands, one of which has several ranks, and sums that are not exact";
   const bool two = call.size == 2;
-  if (call.kind == CallKind::broadcast && two != (algorithm == Algorithm::direct))
+  if (call.kind == CallKind::broadcast && !is_shared(algorithm) && two != (algorithm == Algorithm::direct))
     return two ? "there is one receiver" : "there are several receivers";
   const bool doubling = call.kind == CallKind::all_gather && algorithm == Algorithm::tree;
   if (two && (doubling || algorithm == Algorithm::relayed)) return "it takes at least 3 ranks";

@@ -133,9 +133,11 @@ class Packer {
         break;
       case CallKind::all_gather:
         schedule = plan_all_gather_blocks(rank, size, blocks, spread_tuning(true, false));
+        if (fused) call.fused = fused::way_of_all_gather(rank, blocks);
         break;
       default:
         schedule = plan_broadcast(rank, size, root, arrays_->out.size(), spread_tuning(true, true));
+        if (fused) call.fused = fused::way_of_broadcast(rank, root, arrays_->out.size());
     }
     call.schedule = std::make_shared<const Schedule>(std::move(schedule));
     return call;

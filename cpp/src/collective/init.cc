@@ -62,7 +62,7 @@ Status check_same(const Topology& written, const std::vector<job::Registration>&
   return {};
 }
 
-// What a process says when it knows all others. bytes = wire{u8 maps the segment of fused reductions, u64 hash of its topology}.
+// What a process says when it knows all others. bytes = wire{u8 maps the segment of fused calls, u64 hash of its topology}.
 struct Ready {
   bool mapped = false;
   std::uint64_t topology = 0;  // of its text; 0: none was given
@@ -120,7 +120,7 @@ class Gathering {
   }
 
  private:
-  // Everybody is ready. Reductions are fused where all have mapped the same memory.
+  // Everybody is ready. Calls are fused where all have mapped the same memory.
   Status get_ready(Group& group) {
     auto segment = world_->offers().share(group, true, deadline_);
     const auto& written = world_->written();

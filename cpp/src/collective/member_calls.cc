@@ -44,6 +44,18 @@ Status check_memory(std::string_view call, const MemoryView& out, const MemoryVi
   return {};
 }
 
+Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::string_view name) {
+  if (name.empty()) return Algorithm::chosen;
+  EqualCall asked = call;
+  if (call.kind == CallKind::all_gather) asked.islands = group.schedules().islands(group);
+  return named_algorithm(asked, name, {.cpu = group.fused().possible()});
+}
+
+bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept {
+  if (!group.fused().possible()) return false;
+  return named == Algorithm::chosen ? fused::spreads_shared(kind, group.size(), bytes) : is_shared(named);
+}
+
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
                     std::size_t size) {
   if (layout.counts.size() != size || layout.displacements.size() != size) {

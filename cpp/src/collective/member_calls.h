@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/choose.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "hmc/communicator.h"
@@ -26,6 +27,11 @@ Status check_root(const Group& group, std::string_view call, int root);
 // Errors: invalid_argument (bytes without an address, an overlap that is not in place).
 Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::uint64_t in_at);
 [[nodiscard]] bool in_place(const MemoryView& out, const MemoryView& in, std::uint64_t in_at) noexcept;
+
+// The algorithm that was named for a call that hands bytes on. Errors: of named_algorithm().
+Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::string_view name);
+// Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share.
+[[nodiscard]] bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept;
 
 // Whether each of the layout's blocks lies in `view`. `which`: "input" or "output", for errors.
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,

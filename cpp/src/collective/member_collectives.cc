@@ -40,10 +40,13 @@ Result<Share> all_to_all_share(const Member& member, const MemoryView& out, cons
   const auto rank = static_cast<std::uint32_t>(member.rank());
   const std::uint64_t block = in.bytes / group->size();
   HMC_ASSIGN(const Algorithm named,
-             named_algorithm({.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm, {}));
+             spread_algorithm(*group, {.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm));
   const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in), named);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  return Share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};
+  Share share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};
+  if (goes_shared(*group, CallKind::all_to_all, in.bytes, named))
+    share.fused = fused::way_of_all_to_all(group->size(), block, named);
+  return share;
 }
 
 Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,

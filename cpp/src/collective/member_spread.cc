@@ -45,16 +45,16 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
   const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
-  HMC_ASSIGN(
-      const Algorithm named,
-      named_algorithm(
-          {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes, .islands = group->schedules().islands(*group)},
-          algorithm, {}));
+  HMC_ASSIGN(const Algorithm named,
+             spread_algorithm(*group, {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes}, algorithm));
   SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   if (bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
   auto schedule =
       std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
-  return Share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
+  Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
+  if (goes_shared(*group, CallKind::all_gather, bytes, named))
+    share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
+  return share;
 }
 
 Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out, const MemoryView& in,
@@ -74,7 +74,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   HMC_TRY(check_memory("broadcast", view, {}, 0));
   const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   HMC_ASSIGN(const Algorithm named,
-             named_algorithm({.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm, {}));
+             spread_algorithm(*group, {.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm));
   const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
     return plan_broadcast(rank, size, at, view.bytes, spread_tuning(true, true, named));
@@ -83,6 +83,8 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
   share.root = at;
   share.packable = true;
+  if (goes_shared(*group, CallKind::broadcast, view.bytes, named))
+    share.fused = fused::way_of_broadcast(rank, at, view.bytes, named);
   return share;
 }
 

@@ -27,7 +27,7 @@ bool all_on_host(const PlannedGroup& group) {
 Sharing sharing_of(const EqualCall& call, const PlannedGroup& group) {
   const bool host = all_on_host(group);
   const bool on_devices = std::ranges::none_of(group.on_host, [](bool on_host) { return on_host; });
-  return {.cpu = group.may_fuse && reduces(call.kind) && host,
+  return {.cpu = group.may_fuse && fused::may_carry(call.kind) && host,
           .devices = group.may_map && reduces(call.kind) && on_devices && !call.exact};
 }
 
@@ -76,17 +76,34 @@ Tuning shared_tuning(const EqualCall& call, Tuning tuning, Algorithm algorithm) 
   const bool one_shot = algorithm == Algorithm::shared_whole;
   tuning.reduce.whole = one_shot ? call.bytes * call.size : 0;
   tuning.reduce.chunk = one_shot ? fused::shot_bytes : fused::Slots(nullptr, call.size).chunk();
+  tuning.spread.tree = tuning.all_to_all.relay_block = 0;
   return tuning;
+}
+
+Schedule shared_schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tuning) {
+  if (call.kind != CallKind::broadcast) return schedule_of(call, rank, tuning);
+  // Each rank reads the root's slots.
+  std::vector<std::uint64_t> counts(call.size), displacements(call.size);
+  counts[call.root] = call.bytes;
+  return plan_all_gather_blocks(rank, call.size, {counts, displacements}, tuning.spread);
 }
 
 Choice shared_choice(const EqualCall& call, Algorithm algorithm) {
   const std::string name(name_of(call.kind, algorithm));
-  const std::string why = "All ranks are on one host, and an input has " + bytes_text(call.bytes) + ", ";
-  const std::string limit = bytes_text(fused::shot_bytes / (call.size - 1));
+  const std::string why = std::string("All ranks are on one host, and ") +
+                          (reduces(call.kind) ? "an input has " : "the blocks have ") + bytes_text(call.bytes) + ", ";
+  const std::string limit = bytes_text(fused::most_in_one_shot(call.kind, call.size));
   if (algorithm == Algorithm::shared_whole)
-    return {algorithm, name, why + "at most " + limit + ": one exchange costs less than three."};
-  return {algorithm, name + ", chunks of " + bytes_text(fused::Slots(nullptr, call.size).chunk()),
-          why + "more than " + limit + ": each array is read and written once."};
+    return {algorithm, name,
+            why + "at most " + limit + ": one exchange costs less than " + (reduces(call.kind) ? "three." : "two.")};
+  if (reduces(call.kind)) {
+    return {algorithm, name + ", chunks of " + bytes_text(fused::Slots(nullptr, call.size).chunk()),
+            why + "more than " + limit + ": each array is read and written once."};
+  }
+  return {
+      algorithm,
+      name + ", chunks of " + bytes_text(fused::spread_chunk(fused::Slots(nullptr, call.size), call.kind != CallKind::all_to_all)),
+      why + "more than " + limit + ": copied twice in the caches they cost less than by messages."};
 }
 
 // By messages, unless `algorithm` is one over shared memory.
@@ -103,7 +120,8 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
                        : maps                ? mapped_choice(call)
                                              : shared_choice(call, algorithm);
     }
-    carried.schedules.push_back(schedule_of(call, r, coarser(call, tuning, simulated_steps)));
+    const Tuning coarse = coarser(call, tuning, simulated_steps);
+    carried.schedules.push_back(is_shared(algorithm) ? shared_schedule_of(call, r, coarse) : schedule_of(call, r, coarse));
   }
   return carried;
 }
@@ -112,8 +130,11 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
 Carried carried(const EqualCall& call, const PlannedGroup& group) {
   const Sharing sharing = sharing_of(call, group);
   if (sharing.devices) return carried_by(call, group, Algorithm::mapped);
-  if (!sharing.cpu) return carried_by(call, group, Algorithm::chosen);
-  return carried_by(call, group, fused::in_one_shot(call.bytes, call.size) ? Algorithm::shared_whole : Algorithm::shared_pass);
+  const bool shared =
+      sharing.cpu && call.size > 1 && (reduces(call.kind) || fused::spreads_shared(call.kind, call.size, call.bytes));
+  if (!shared) return carried_by(call, group, Algorithm::chosen);
+  return carried_by(call, group,
+                    fused::fits_one_shot(call.kind, call.size, call.bytes) ? Algorithm::shared_whole : Algorithm::shared_pass);
 }
 
 // What else HMC has for the call, besides what it chooses. Its text is empty if there is nothing.

@@ -21,7 +21,7 @@ inline constexpr std::uint64_t every_size = std::numeric_limits<std::uint64_t>::
 // `host`: both buffers of the call are CPU memory. Other memory is moved by messages, also within a rank.
 [[nodiscard]] inline AllToAllTuning all_to_all_tuning(bool host, Algorithm algorithm = Algorithm::chosen) {
   AllToAllTuning tuning;
-  if (algorithm == Algorithm::direct) tuning.relay_block = 0;
+  if (algorithm == Algorithm::direct || is_shared(algorithm)) tuning.relay_block = 0;
   if (algorithm == Algorithm::relayed) tuning.relay_block = every_size;
   if (algorithm == Algorithm::relayed) tuning.relay_ranks = 3;
   if (!host) tuning.inline_copy = 0;

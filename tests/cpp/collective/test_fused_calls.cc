@@ -333,7 +333,6 @@ TEST_P(FusedCalls, InGroupsOfASplit) {
   });
 }
 
-// Whichever process will not or cannot: all use messages.
 // Blocking calls of several sizes one after the other, so that ranks are one call apart now and then.
 TEST(FusedCallsOfAllSizes, OneAfterTheOther) {
   for (const int ranks : {2, 5}) {
@@ -369,6 +368,7 @@ TEST(FusedCallsOfAllSizes, OneAfterTheOther) {
   }
 }
 
+// Whichever process will not or cannot.
 TEST_P(FusedCalls, OneThatCannotTakePartMakesAllUseMessages) {
   for (const int unwilling : {0, 1}) {
     run_job(2, [unwilling](const Process& process) {

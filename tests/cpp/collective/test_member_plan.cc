@@ -72,28 +72,48 @@ TEST(MemberPlan, BytesPerLinkAreThoseOfTheExecution) {
   });
 }
 
-TEST(MemberPlan, BytesOfFusedReductionsAreThoseOfTheExecution) {
+TEST(MemberPlan, BytesOfFusedCallsAreThoseOfTheExecution) {
   run_job(3, [](const Process& process) {
     const Communicator comm = process.init();
     const Member me = *comm.self();
     std::uint64_t counted = 0;
-    for (const std::size_t bytes : {std::size_t{1200}, std::size_t{48} << 10, std::size_t{3} << 20}) {
+    constexpr const char* calls[] = {"all_reduce", "reduce", "all_to_all", "all_gather", "broadcast"};
+    for (const std::size_t bytes : {std::size_t{12'000}, std::size_t{600} << 10}) {
       std::vector<std::byte> in(bytes), out(bytes);
-      for (const bool all : {true, false}) {
-        const auto plan = me.plan(all ? "all_reduce" : "reduce", bytes, {.type = DataType::f64, .root = 1});
+      const Reduction sum{.type = DataType::f64};
+      const MemoryView to(out.data(), bytes), from(in.data(), bytes);
+      for (const std::string call : calls) {
+        const auto plan = me.plan(call, bytes, {.type = DataType::f64, .root = 1});
         ASSERT_TRUE(plan.ok()) << plan.status().str();
         EXPECT_TRUE(
-            plan->algorithm.starts_with(bytes == 1200 ? "whole inputs through shared memory" : "one pass over shared memory"))
-            << plan->algorithm;
-        const Reduction sum{.type = DataType::f64};
-        const MemoryView to(out.data(), bytes), from(in.data(), bytes);
-        ASSERT_TRUE((all ? me.all_reduce(to, from, sum, soon()) : me.reduce(to, from, 1, sum, soon())).ok());
+            plan->algorithm.starts_with(bytes == 12'000 ? "whole inputs through shared memory" : "one pass over shared memory"))
+            << call << ": " << plan->algorithm;
+        ASSERT_TRUE(plan->runner_up && plan->runner_up->algorithm.starts_with("by messages: ")) << call;
+        if (call == "all_reduce") {
+          ASSERT_TRUE(me.all_reduce(to, from, sum, soon()).ok());
+        }
+        if (call == "reduce") {
+          ASSERT_TRUE(me.reduce(to, from, 1, sum, soon()).ok());
+        }
+        if (call == "all_to_all") {
+          ASSERT_TRUE(me.all_to_all(to, from, soon()).ok());
+        }
+        if (call == "all_gather") {
+          ASSERT_TRUE(me.all_gather(to, {in.data(), bytes / 3}, soon()).ok());
+        }
+        if (call == "broadcast") {
+          ASSERT_TRUE(me.broadcast(to, 1, soon()).ok());
+        }
         for (const PlannedLink& link : plan->links) counted += link.target == me.rank() ? link.bytes : 0;
-        const auto counters = comm.context().counters();
-        EXPECT_EQ(counters.at("fused.bytes"), counted) << bytes;
+        EXPECT_EQ(comm.context().counters().at("fused.bytes"), counted) << call << " of " << bytes;
       }
     }
-    EXPECT_EQ(comm.context().counters().at("fused.count"), 6U);
+    EXPECT_EQ(comm.context().counters().at("fused.count"), 10U);
+    for (const char* call : {"all_to_all", "all_gather", "broadcast"}) {
+      const auto plan = me.plan(call, 12 << 20);
+      ASSERT_TRUE(plan.ok()) << plan.status().str();
+      EXPECT_EQ(plan->algorithm.find("shared memory"), std::string::npos) << call << ": " << plan->algorithm;
+    }
     ASSERT_TRUE(comm.barrier(soon()).ok());
   });
 }

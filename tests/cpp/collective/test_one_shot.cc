@@ -128,7 +128,7 @@ TEST(OneShot, EveryByteWhateverTheOrder) {
           ASSERT_FALSE(OneShots::announced(slots, r, sequence, sequence));
           ASSERT_FALSE(shot_under(slots.board(r), sequence));
           ASSERT_TRUE(shots[r].can_publish(slots)) << "all have published the call before";
-          number = shots[r].publish(slots, r, all[r]->announces(sequence), all[r]->way, all[r]->buffers.in.data);
+          number = shots[r].publish(slots, r, all[r]->announces(sequence), all[r]->way, all[r]->buffers);
           ASSERT_EQ(shot_under(slots.board(r), sequence)->bytes, bytes);
           ASSERT_EQ(all_announced(slots, number, sequence, bytes), r == order.back());
         }
@@ -152,13 +152,13 @@ TEST(OneShot, ASlotIsFreeOnceAllHavePublishedTheNextCall) {
   const Way way{nullptr, 0};
   for (const std::uint64_t sequence : {0U, 1U}) {
     ASSERT_TRUE(fast.can_publish(slots));
-    fast.publish(slots, 0, {sequence, 0, 9, false}, way, nullptr);
+    fast.publish(slots, 0, {sequence, 0, 9, false}, way, {});
   }
   EXPECT_FALSE(fast.can_publish(slots));
-  slow.publish(slots, 1, {0, 0, 9, true}, way, nullptr);
+  slow.publish(slots, 1, {0, 0, 9, true}, way, {});
   EXPECT_FALSE(fast.can_publish(slots)) << "the other rank may still look at call 0";
   EXPECT_FALSE(OneShots::announced(slots, 0, 0, 0)->takes_part);
-  slow.publish(slots, 1, {1, 0, 9, true}, way, nullptr);
+  slow.publish(slots, 1, {1, 0, 9, true}, way, {});
   EXPECT_TRUE(fast.can_publish(slots));
   EXPECT_TRUE(slow.can_publish(slots));
 }
@@ -177,7 +177,7 @@ TEST(OneShot, ByAThreadForEachRank) {
         const std::uint64_t bytes = call % 3 == 0 ? call * 20 : call % 3 == 1 ? call / 2 * 2 : 8;
         Rank mine(kinds[call % 5], r, ranks, bytes, call);
         while (!own.can_publish(slots)) std::this_thread::yield();
-        const std::uint64_t number = own.publish(slots, r, mine.announces(call), mine.way, mine.buffers.in.data);
+        const std::uint64_t number = own.publish(slots, r, mine.announces(call), mine.way, mine.buffers);
         while (!all_announced(slots, number, call, bytes)) std::this_thread::yield();
         OneShots::finish(slots, r, number, mine.way, mine.buffers);
         if (mine.out != mine.want) ++wrong;

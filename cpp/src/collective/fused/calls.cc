@@ -22,6 +22,9 @@ CollectiveBuffers without_owners(CollectiveBuffers buffers) {
   return buffers;
 }
 
+// Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.
+bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < first_exact_kind; }
+
 }  // namespace
 
 Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers)
@@ -49,12 +52,12 @@ bool Call::needs(std::uint32_t rank) const noexcept {
   if (rank == rank_) return false;
   // One whose kernel is over has written all that this one waits for.
   if (kernel_) return calls_.slots().board(rank).mapped.ended.load(std::memory_order_seq_cst) <= own_.sequence;
-  if (way_.chunks) return !pass_ || pass_->needs(rank);
+  if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
   return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
 }
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
-  if (pass_ || kernel_ || !way_.chunks) return needs(rank);
+  if (passing_ || kernel_ || !way_.in_chunks()) return needs(rank);
   const auto theirs = latest_fused(calls_.slots().board(rank));
   return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
 }
@@ -102,12 +105,13 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
 
 Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
                                      Begun& begun) {
-  const bool possible = segment_ && !way.chunks && reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu() &&
+  const bool possible = segment_ && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
+                        buffers.out.device.is_cpu() &&
                         std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
   if (!possible) return AtOnce::not_possible;
   HMC_ASSIGN(begun.sequence, group_.next_sequence(rank));
-  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, true}, way, buffers.in.data);
+  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, true}, way, buffers);
   wake_others();
   Engine& engine = *group_.engine();
   unsigned looks = engine.looks_before_yield();
@@ -124,13 +128,13 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
   return AtOnce::done;
 }
 
-bool Calls::can_announce(const Call& call) noexcept { return call.way_.chunks || shots_[call.rank_].can_publish(slots()); }
+bool Calls::can_announce(const Call& call) noexcept { return call.way_.in_chunks() || shots_[call.rank_].can_publish(slots()); }
 
 void Calls::announce(Call& call) {
-  if (call.way_.chunks) {
+  if (call.way_.in_chunks()) {
     announce_fused(slots().board(call.rank_), call.own_);
   } else {
-    call.number_ = shots_[call.rank_].publish(slots(), call.rank_, call.own_, call.way_, call.buffers_.in.data);
+    call.number_ = shots_[call.rank_].publish(slots(), call.rank_, call.own_, call.way_, call.buffers_);
   }
   call.announced_ = true;
   wake_others();
@@ -143,13 +147,18 @@ Calls::Agreement Calls::agreement(const Call& call) {
     if (r == call.rank_) continue;
     const Board& board = slots().board(r);
     const auto in_chunks = latest_fused(board);
-    const auto theirs = call.way_.chunks ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
+    const auto theirs = call.way_.in_chunks() ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
     auto other = other_call(board, own.sequence);
-    if (const auto elsewhere = call.way_.chunks ? shot_under(board, own.sequence) : in_chunks;
+    if (const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
         elsewhere && elsewhere->sequence == own.sequence)
       other = elsewhere->call;
-    if (theirs && theirs->sequence == own.sequence && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes))
-      other = theirs->call;
+    const bool same = theirs && theirs->sequence == own.sequence;
+    if (same && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes)) other = theirs->call;
+    // Blocks of other sizes, of which messages tell each rank, and go on.
+    if (other && is_lenient(own.call) && !different_calls(own.call, *other)) {
+      declined = true;
+      continue;
+    }
     if (other) {
       if (CollectiveWork* const work = group_.running().find(call.rank_, own.sequence)) work->mismatch(r, *other);
       return Agreement::broken;
@@ -167,7 +176,7 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
   // Looked at first: whoever has given up because of another collective has seen that one announced, so it is seen here as well.
   const std::optional<std::uint32_t> lost = abandoned_by(*call);
   if (!call->announced_ && can_announce(*call)) announce(*call);
-  if (call->announced_ && !call->pass_ && !call->kernel_) {
+  if (call->announced_ && !call->passing_ && !call->kernel_) {
     const Agreement agreed = agreement(*call);
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
@@ -176,16 +185,16 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     }
     if (agreed == Agreement::reached && call->own_.on_device) {
       if (call->advance_on_device()) return true;
-    } else if (agreed == Agreement::reached && !call->way_.chunks) {
+    } else if (agreed == Agreement::reached && !call->way_.in_chunks()) {
       count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
       end(call, {});
       return true;
     } else if (agreed == Agreement::reached) {
-      call->pass_.emplace(slots(), call->rank_, call->way_.chunks, call->buffers_, next_chunk_[call->rank_]);
+      call->begin_passing();
     }
   }
-  const bool moved = call->pass_ && advance_pass(*call);
-  if (call->pass_ && call->pass_->done()) {
+  const bool moved = call->passing_ && advance_passing(*call);
+  if (call->passing_ && call->passing_->done()) {
     end(call, {});
     return true;
   }
@@ -199,6 +208,15 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     return true;
   }
   return moved;
+}
+
+void Call::begin_passing() {
+  const std::uint64_t first = calls_.next_chunk_[rank_];
+  if (way_.spread) {
+    passing_ = std::make_unique<Spread>(calls_.slots(), rank_, *way_.spread, buffers_, first);
+  } else {
+    passing_ = std::make_unique<Pass>(calls_.slots(), rank_, way_.chunks, buffers_, first);
+  }
 }
 
 bool Call::advance_on_device() {
@@ -236,12 +254,12 @@ void Call::end_kernel(const Status& status) {
   calls_.devices_.end_kernels(rank_);
 }
 
-bool Calls::advance_pass(Call& call) {
-  const bool moved = call.pass_->advance(bytes_per_poll);
+bool Calls::advance_passing(Call& call) {
+  const bool moved = call.passing_->advance(bytes_per_poll);
   if (moved) wake_others();
-  if (call.pass_->done()) {
-    next_chunk_[call.rank_] = call.pass_->end();
-    count(call.pass_->bytes_taken());
+  if (call.passing_->done()) {
+    next_chunk_[call.rank_] = call.passing_->end();
+    count(call.passing_->bytes_taken());
   }
   return moved;
 }
@@ -275,7 +293,7 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
 void Calls::compare() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     const Call& call = *under_way_[i];
-    if (first_of_its_rank(i) && call.announced_ && !call.pass_ && !call.kernel_) static_cast<void>(agreement(call));
+    if (first_of_its_rank(i) && call.announced_ && !call.passing_ && !call.kernel_) static_cast<void>(agreement(call));
   }
 }
 
@@ -316,7 +334,7 @@ bool Calls::arm() {
 bool Calls::can_advance(Call& call) {
   if (!call.announced_) return can_announce(call);
   if (call.kernel_) return false;  // its own Work looks at it
-  if (call.pass_) return call.pass_->can_advance();
+  if (call.passing_) return call.passing_->can_advance();
   const Agreement agreed = agreement(call);
   return agreed == Agreement::reached && call.own_.on_device ? devices_.can_map(call.rank_) : agreed != Agreement::awaited;
 }

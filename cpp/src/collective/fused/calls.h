@@ -15,6 +15,7 @@
 #include "collective/fused/one_shot.h"
 #include "collective/fused/pass.h"
 #include "collective/fused/segment.h"
+#include "collective/fused/spread.h"
 #include "collective/mapped/devices.h"
 #include "progress/work_state.h"
 
@@ -48,6 +49,8 @@ class Call final : public WorkState {
 
  private:
   friend class Calls;
+  // What every rank has announced, in chunks.
+  void begin_passing();
   // What every rank has announced for its device. True if anything moved.
   bool advance_on_device();
   void kernel_ended(const Status& status);
@@ -61,7 +64,7 @@ class Call final : public WorkState {
   const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
   bool announced_ = false;
   std::uint64_t number_ = 0;           // once announced, of a one-shot call
-  std::optional<Pass> pass_;           // once every rank has announced the call, unless it is a one-shot call
+  std::unique_ptr<Passing> passing_;   // once every rank has announced the call, unless it is a one-shot call
   std::shared_ptr<WorkState> kernel_;  // likewise, where the ranks' devices carry it out
   Status outcome_;                     // of a call that has failed while the kernel runs
 };
@@ -104,7 +107,7 @@ class Calls final : public Pollable {
   // What the others have announced. Broken: another collective, which the call's rank has been told.
   Agreement agreement(const Call& call);
   bool advance(const std::shared_ptr<Call>& call);
-  bool advance_pass(Call& call);
+  bool advance_passing(Call& call);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void count(std::uint64_t bytes_taken);

@@ -1,5 +1,6 @@
 #include "collective/fused/one_shot.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <numeric>
@@ -13,7 +14,13 @@ std::byte* input_at(const Slots& slots, std::uint32_t rank, std::uint64_t number
   return bytes <= sizeof entry.input ? entry.input : slots.shot(rank, number);
 }
 
-void copy_input(std::byte* to, const Way& way, const std::byte* input) noexcept {
+void copy_input(std::byte* to, const Way& way, const CollectiveBuffers& buffers, std::uint32_t ranks) noexcept {
+  if (way.spread) {
+    const std::uint64_t bytes = way.spread->given(ranks);
+    if (bytes > 0) std::memcpy(to, given_by(buffers) + way.spread->gives.offset, bytes);
+    return;
+  }
+  const auto* const input = static_cast<const std::byte*>(buffers.in.data);
   if (way.pieces.empty()) {
     std::memcpy(to, input, way.bytes);
     return;
@@ -36,7 +43,32 @@ std::optional<Announced> read(const ShotEntry& entry, std::uint64_t sequence) no
 
 // A rank could end a call without chunks, and announce its next one, before the others have seen its announcement.
 bool takes_one_shot(std::uint64_t bytes, std::uint32_t ranks, Algorithm algorithm) noexcept {
-  return algorithm == Algorithm::chosen || bytes == 0 ? in_one_shot(bytes, ranks) : algorithm == Algorithm::shared_whole;
+  return algorithm == Algorithm::chosen || bytes == 0 ? fits_one_shot(CallKind::all_reduce, ranks, bytes)
+                                                      : algorithm == Algorithm::shared_whole;
+}
+
+// An empty call goes in one shot, as above. `longest`: what a rank gives at most.
+bool spreads_at_once(std::uint64_t longest, std::uint64_t bytes, Algorithm algorithm) noexcept {
+  return bytes == 0 || (algorithm != Algorithm::shared_pass && longest <= shot_bytes && bytes <= most_read_at_once);
+}
+
+// Returns the bytes taken from other ranks' slots.
+std::uint64_t take(const Slots& slots, std::uint32_t rank, std::uint64_t number, const Way& way,
+                   const CollectiveBuffers& buffers) noexcept {
+  const SpreadPlan& plan = *way.spread;
+  auto* const out = static_cast<std::byte*>(buffers.out.data);
+  std::uint64_t bytes = 0;
+  for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
+    const Part to = plan.taken_from(r);
+    if (to.bytes == 0) continue;
+    const std::byte* from = given_by(buffers) + plan.given_to(rank).offset;
+    if (r != rank) {
+      from = input_at(slots, r, number, way.bytes) + (plan.to_all ? 0 : rank * plan.gives.bytes);
+      bytes += to.bytes;
+    }
+    if (from != out + to.offset) std::memcpy(out + to.offset, from, to.bytes);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -70,6 +102,37 @@ Way way_of_reduce_scatter(std::uint32_t rank, const BlockLayout& blocks, Algorit
   return way;
 }
 
+Way way_of_all_to_all(std::uint32_t size, std::uint64_t block, Algorithm algorithm) {
+  Way way{.bytes = block * size};
+  way.spread = SpreadPlan{.gives = {0, block}, .takes = {0, block}, .longest = block};
+  way.spread->in_one_shot = spreads_at_once(way.bytes, way.bytes, algorithm);
+  return way;
+}
+
+Way way_of_all_gather(std::uint32_t rank, const BlockLayout& blocks, Algorithm algorithm) {
+  Way way{.bytes = std::reduce(blocks.counts.begin(), blocks.counts.end())};
+  const std::uint64_t longest = *std::ranges::max_element(blocks.counts);
+  way.spread = SpreadPlan{.gives = {0, blocks.counts[rank]}, .to_all = true, .longest = longest};
+  way.spread->in_one_shot = spreads_at_once(longest, way.bytes, algorithm);
+  const auto size = static_cast<std::uint32_t>(blocks.counts.size());
+  bool even = true;
+  for (std::uint32_t r = 0; r < size; ++r) even = even && blocks.counts[r] == longest && blocks.displacements[r] == r * longest;
+  if (even) {
+    way.spread->takes = {0, longest};
+    return way;
+  }
+  for (std::uint32_t r = 0; r < size; ++r) way.spread->takes_each.push_back({blocks.displacements[r], blocks.counts[r]});
+  return way;
+}
+
+Way way_of_broadcast(std::uint32_t rank, std::uint32_t root, std::uint64_t bytes, Algorithm algorithm) {
+  Way way{.bytes = bytes};
+  way.spread =
+      SpreadPlan{.gives = {0, rank == root ? bytes : 0}, .to_all = true, .takes = {0, bytes}, .root = root, .longest = bytes};
+  way.spread->in_one_shot = spreads_at_once(bytes, bytes, algorithm);
+  return way;
+}
+
 std::optional<Announced> shot_under(const Board& board, std::uint64_t sequence) noexcept {
   for (const ShotEntry& entry : board.shots) {
     if (const auto found = read(entry, sequence)) return found;
@@ -87,7 +150,7 @@ bool OneShots::can_publish(const Slots& slots) noexcept {
 }
 
 std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const Announced& own, const Way& way,
-                                const void* input) noexcept {
+                                const CollectiveBuffers& buffers) noexcept {
   const std::uint64_t number = next_++;
   last_sequence_ = own.sequence;
   ShotEntry& entry = slots.board(rank).shots[number % shot_depth];
@@ -96,7 +159,7 @@ std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const An
   entry.call.store(own.call, std::memory_order_release);
   entry.takes_part.store(code_of(own), std::memory_order_release);
   if (own.takes_part && !own.on_device && own.bytes > 0)
-    copy_input(input_at(slots, rank, number, own.bytes), way, static_cast<const std::byte*>(input));
+    copy_input(input_at(slots, rank, number, own.bytes), way, buffers, slots.ranks());
   entry.number.store(own.sequence + 1, std::memory_order_seq_cst);
   return number;
 }
@@ -108,6 +171,7 @@ std::optional<Announced> OneShots::announced(const Slots& slots, std::uint32_t r
 
 std::uint64_t OneShots::finish(const Slots& slots, std::uint32_t rank, std::uint64_t number, const Way& way,
                                const CollectiveBuffers& buffers) noexcept {
+  if (way.spread) return take(slots, rank, number, way, buffers);
   if (way.wanted.bytes == 0) return 0;
   std::array<const void*, max_ranks> sources;
   for (std::uint32_t r = 0; r < slots.ranks(); ++r) sources[r] = input_at(slots, r, number, way.bytes) + way.wanted.offset;

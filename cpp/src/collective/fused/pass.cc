@@ -40,48 +40,23 @@ std::shared_ptr<const Plan> plan_reduce_scatter(const BlockLayout& blocks) {
 
 Pass::Pass(const Slots& slots, std::uint32_t rank, std::shared_ptr<const Plan> plan, const CollectiveBuffers& buffers,
            std::uint64_t first)
-    : slots_(slots),
-      rank_(rank),
+    : Passing(slots, rank, first, chunks_of(*plan, slots.chunk())),
       plan_(std::move(plan)),
       in_(static_cast<const std::byte*>(buffers.in.data)),
       out_(buffers.out.data),
       kind_(out_ == in_ ? CopyKind::cached : copy_kind_for(buffers.out.bytes)),
       step_(buffers.reduction),
-      first_(first),
-      end_(first + chunks_of(*plan_, slots.chunk())),
-      published_(first),
-      reduced_(first),
-      collected_(first),
-      seen_(slots.ranks()),
       sources_(slots.ranks()) {}
 
-bool Pass::advance(std::size_t budget) {
-  std::size_t total = 0;
-  bool any = false;
-  for (bool moved = true; moved && total < budget && !done();) {
-    const std::uint64_t before = published_ + reduced_ + collected_;
-    total += publish();
-    total += reduce();
-    total += collect();
-    moved = published_ + reduced_ + collected_ != before;
-    any = any || moved;
-  }
-  return any;
+std::size_t Pass::step() {
+  const std::size_t published = publish(), reduced = reduce();
+  return published + reduced + collect();
 }
 
 bool Pass::needs(std::uint32_t rank) const noexcept {
   if (done() || rank == rank_) return false;
   const Board& board = slots_.board(rank);
   return board.published.load(std::memory_order_seq_cst) < end_ || board.reduced.load(std::memory_order_seq_cst) < end_;
-}
-
-bool Pass::all_reached(Counter counter, SeenCounter seen, std::uint64_t number) {
-  for (std::uint32_t r = 0; r < slots_.ranks(); ++r) {
-    if (r == rank_ || seen_[r].*seen >= number) continue;
-    seen_[r].*seen = (slots_.board(r).*counter).load(std::memory_order_seq_cst);
-    if (seen_[r].*seen < number) return false;
-  }
-  return true;
 }
 
 Part Pass::piece(std::uint32_t owner, std::uint64_t number) const noexcept {

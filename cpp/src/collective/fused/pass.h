@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "collective/areas.h"
-#include "collective/fused/slots.h"
+#include "collective/fused/passing.h"
 #include "collective/parts.h"
 #include "transport/copy.h"
 
@@ -31,33 +31,17 @@ std::shared_ptr<const Plan> plan_reduce(std::uint32_t rank, std::uint32_t size, 
                                         std::size_t element);
 std::shared_ptr<const Plan> plan_reduce_scatter(const BlockLayout& blocks);
 
-// One thread at a time. The memory belongs to the call until done() or its destruction: no other process touches it.
-class Pass {
+class Pass final : public Passing {
  public:
-  // `first`: the number of the call's first chunk. CPU memory.
+  // CPU memory.
   Pass(const Slots& slots, std::uint32_t rank, std::shared_ptr<const Plan> plan, const CollectiveBuffers& buffers,
        std::uint64_t first);
 
-  // Whether advance() would do anything.
-  [[nodiscard]] bool can_advance() { return can_publish() || can_reduce() || can_collect(); }
-  // Does what can be done, about `budget` bytes at most. True if anything was.
-  bool advance(std::size_t budget);
-  [[nodiscard]] bool done() const noexcept { return published_ == end_ && reduced_ == end_ && collected_ == end_; }
-  // The number of the first chunk after this call.
-  [[nodiscard]] std::uint64_t end() const noexcept { return end_; }
-  // From other ranks' slots, so far.
-  [[nodiscard]] std::uint64_t bytes_taken() const noexcept { return taken_; }
-  // Whether it waits, or will, for what `rank` has not done yet.
-  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept;
+  [[nodiscard]] bool can_advance() override { return can_publish() || can_reduce() || can_collect(); }
+  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept override;
 
  private:
-  // How far another rank was when last looked at, which spares a look at a line that it is writing.
-  struct Seen {
-    std::uint64_t published = 0, reduced = 0, collected = 0;
-  };
-  using Counter = std::atomic<std::uint64_t> Board::*;
-  using SeenCounter = std::uint64_t Seen::*;
-  [[nodiscard]] bool all_reached(Counter counter, SeenCounter seen, std::uint64_t number);
+  std::size_t step() override;
   [[nodiscard]] Part piece(std::uint32_t owner, std::uint64_t number) const noexcept;
   [[nodiscard]] bool collects(std::uint32_t rank) const noexcept { return plan_->all_collect || plan_->root == rank; }
   [[nodiscard]] std::byte* output(std::uint64_t offset) const noexcept { return static_cast<std::byte*>(out_) + offset; }
@@ -71,17 +55,11 @@ class Pass {
   std::size_t reduce();
   std::size_t collect();
 
-  const Slots slots_;
-  const std::uint32_t rank_;
   const std::shared_ptr<const Plan> plan_;
   const std::byte* const in_;
   void* const out_;
   const CopyKind kind_;  // of copies into the output
   const ReduceStep step_;
-  const std::uint64_t first_, end_;
-  std::uint64_t published_, reduced_, collected_;  // as on the Board
-  std::uint64_t taken_ = 0;
-  std::vector<Seen> seen_;
   std::vector<const void*> sources_;
 };
 

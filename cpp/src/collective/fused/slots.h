@@ -1,4 +1,4 @@
-// What ranks of one host share for fused reductions: for every rank a Board, where it says how far it is, and slots, through which
+// What ranks of one host share for fused calls: for every rank a Board, where it says how far it is, and slots, through which
 // it hands chunks to the others. Small enough to stay in the caches, however large the arrays.
 //
 // Chunks are numbered from the group's first fused call on, alike at every rank. Chunk n of each rank's part passes through the
@@ -18,9 +18,10 @@ inline constexpr std::uint32_t max_ranks = 32;
 inline constexpr std::uint64_t depth = 4;
 inline constexpr std::size_t line_bytes = 64;
 inline constexpr std::size_t board_bytes = 4096;
-inline constexpr std::size_t ring_bytes = 512 << 10;  // slots of one rank
-inline constexpr std::size_t shot_bytes = 64 << 10;   // input of a one-shot call, see one_shot.h
-inline constexpr std::uint64_t shot_depth = 2;        // one-shot calls whose inputs are kept
+inline constexpr std::size_t ring_bytes = 512 << 10;         // slots of one rank
+inline constexpr std::size_t shot_bytes = 64 << 10;          // input of a one-shot call, see one_shot.h
+inline constexpr std::size_t most_read_at_once = 256 << 10;  // by a rank in a one-shot call that hands bytes on
+inline constexpr std::uint64_t shot_depth = 2;               // one-shot calls whose inputs are kept
 inline constexpr std::size_t rank_bytes = ring_bytes + shot_depth * shot_bytes;
 inline constexpr std::uint64_t announcement_count = 64;  // kept of collectives that are not fused
 
