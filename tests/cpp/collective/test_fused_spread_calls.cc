@@ -212,19 +212,18 @@ TEST_P(SpreadCalls, AMismatchIsNamedOnEveryRank) {
 
 // Sizes that go another way each: the ranks that see a difference are told, and the Communicator stays usable.
 TEST(SpreadCallsOfAllSizes, AnotherBlockSizeHangsNobody) {
-  for (const auto& [usual, odd] : {std::pair<std::size_t, std::size_t>{7, 9},
-                                   {7, 40'000},
-                                   {40'000, 7},
-                                   {7, 2'000'000},
-                                   {2'000'000, 300'000},
-                                   {300'000, 301'000}}) {
+  struct Blocks {
+    std::size_t usual, odd;
+  };
+  for (const Blocks& blocks : {Blocks{7, 9}, Blocks{7, 40'000}, Blocks{40'000, 7}, Blocks{7, 2'000'000}, Blocks{2'000'000, 300'000},
+                               Blocks{300'000, 301'000}}) {
     run_job(3, [&](const Process& process) {
       const Communicator world = process.init();
       const Member me = *world.self();
-      const std::size_t block = process.rank == 1 ? odd : usual;
+      const std::size_t block = process.rank == 1 ? blocks.odd : blocks.usual;
       Bytes in(3 * block), out(in.size());
       const Status status = me.all_to_all(view(out), view(in), soon());
-      EXPECT_EQ(status.code(), Code::invalid_argument) << usual << " and " << odd << ": " << status.str();
+      EXPECT_EQ(status.code(), Code::invalid_argument) << blocks.usual << " and " << blocks.odd << ": " << status.str();
       HMC_EXPECT_OK(world.barrier(soon()));
       HMC_EXPECT_OK(spread({"all_to_all", 30'000}, me, soon()));
     });
