@@ -1,8 +1,7 @@
 """`make bench-peers`: HMC's Python against Open MPI, NIXL, UCX and gloo in one run on this machine, as ratios.
 
-Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--few-cores | --torch] [--json FILE]. A peer that does
-not run is named and left out.
-Ratios above 1 mean that HMC takes less time.
+Usage: python bench/peers/run.py [--repeat 5] [--largest 268435456] [--few-cores] [--collectives] [--torch] [--json FILE]. A
+peer that does not run is named and left out. Ratios above 1 mean that HMC takes less time.
 """
 
 from __future__ import annotations
@@ -263,6 +262,22 @@ def few_cores(largest: int, repeat: int, rounds: int, table: list[dict[str, Any]
     )  # fmt: skip
 
 
+def collectives(largest: int, repeat: int, rounds: int, table: list[dict[str, Any]]) -> None:
+    """Every collective against Open MPI, with a core for each of two ranks, and four ranks on two cores."""
+    script = str(HERE / "collectives.py")
+    for ranks in (2, 4):
+        most = largest if ranks == 2 else min(largest, 64 << 20)
+        sizes = json.dumps([size for size in (8 * ranks, 4096, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20) if size <= most])
+        ours = [*TWO_CORES, str(BIN / "hmc"), "run", "-n", str(ranks), "--no-prefix", script, "hmc"]
+        theirs = [*TWO_CORES, str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+        in_turns(
+            f"Open MPI, collectives of {ranks} ranks on {len(CORES)} cores",
+            lambda command=(*ours, str(repeat), sizes): lines([*command]),
+            lambda command=(*theirs, sys.executable, script, "mpi", str(repeat), sizes): lines([*command]),
+            rounds, table, 1.0,
+        )  # fmt: skip
+
+
 def compare(title: str, ours: Points, theirs: Points, table: list[dict[str, Any]]) -> None:
     """Prints every point that both have."""
     common = [key for key in theirs if key in ours]
@@ -287,6 +302,7 @@ def main() -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write every ratio")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side where both sides take turns")
     parser.add_argument("--few-cores", action="store_true", help="only message rate and more ranks than cores")
+    parser.add_argument("--collectives", action="store_true", help="only collectives of 2 and 4 ranks on two cores")
     parser.add_argument("--torch", action="store_true", help="only the backends of torch.distributed")
     options = parser.parse_args()
     repeat = options.repeat
@@ -294,11 +310,14 @@ def main() -> None:
     sizes = [size for size in every if size <= options.largest]
     exchanged = [size for size in (64, 4096, 64 << 10, 1 << 20, 16 << 20, 64 << 20) if size <= options.largest]
     table: list[dict[str, Any]] = []
-    if not options.torch:
+    only = options.few_cores or options.collectives or options.torch
+    if options.few_cores or not only:
         few_cores(options.largest, repeat, options.rounds, table)
-    if not options.few_cores:
+    if options.collectives or not only:
+        collectives(options.largest, repeat, options.rounds, table)
+    if options.torch or not only:
         under_torch(options.largest, repeat, options.rounds, table)
-    if not options.few_cores and not options.torch:
+    if not only:
         all_cores(sizes, exchanged, repeat, table)
     if options.json:
         Path(options.json).write_text(json.dumps(table, indent=2) + "\n")

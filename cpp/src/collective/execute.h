@@ -103,7 +103,7 @@ struct CollectiveCall {
 
 // Starts the collective of one rank. Engine lock not held. Errors: closed.
 Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call);
-// Carries it out. Small reductions among ranks of one host make no Work if the other ranks come soon. Engine lock not held.
+// Carries it out. Small calls among ranks of one host make no Work if the other ranks come soon. Engine lock not held.
 Status run_collective(CollectiveCall call, Deadline deadline);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);

@@ -117,8 +117,9 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   return share;
 }
 
+// `equal`: the blocks are, one after the other, so that the rank's last Schedules may have the call's.
 Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in, const Member::Layout& layout,
-                                   const Reduction& reduction, std::string_view algorithm) {
+                                   const Reduction& reduction, std::string_view algorithm, bool equal = false) {
   const auto& group = member.state()->group;
   const std::uint32_t rank = rank_in(member), size = group->size();
   HMC_TRY(check_layout("reduce_scatter", "input", layout, in, size));
@@ -137,8 +138,12 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, step, algorithm));
   HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, [&](ReduceTuning tuning) {
                if (bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
-               return std::make_shared<const Schedule>(
-                   plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning));
+               const auto plan = [&] {
+                 return plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning);
+               };
+               if (!equal) return std::make_shared<const Schedule>(plan());
+               return group->schedules().get(rank, {CallKind::reduce_scatter, bytes, schedule_detail(tuning, reduction, named)},
+                                             plan);
              }));
   Share share{group,
               rank,
@@ -162,7 +167,7 @@ Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView&
   }
   std::vector<std::uint64_t> counts(size, out.bytes), displacements(size);
   for (std::uint64_t r = 0; r < size; ++r) displacements[r] = r * out.bytes;
-  HMC_ASSIGN(Share share, reduce_scatter_share(member, out, in, {counts, displacements}, reduction, algorithm));
+  HMC_ASSIGN(Share share, reduce_scatter_share(member, out, in, {counts, displacements}, reduction, algorithm, true));
   share.packable = true;
   return share;
 }

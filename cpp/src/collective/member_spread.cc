@@ -35,8 +35,9 @@ Status bad_block(std::string_view call, std::string_view part, const MemoryView&
                                       "; both need the same size"};
 }
 
+// `equal`: the blocks are, one after the other, so that the rank's last Schedules may have the call's.
 Result<Share> all_gather_share(const Member& member, const MemoryView& out, const Member::Layout& layout, const MemoryView& in,
-                               std::string_view algorithm) {
+                               std::string_view algorithm, bool equal = false) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
   const std::uint32_t rank = rank_in(member);
@@ -49,8 +50,11 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
              spread_algorithm(*group, {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes}, algorithm));
   SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   if (bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
+  const auto plan = [&] { return plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning); };
+  const std::uint64_t detail = static_cast<std::uint64_t>(named) << 3 | (tuning.islands ? 4 : 0) |
+                               (tuning.inline_copy > 0 ? 2 : 0) | (tuning.in_place ? 1 : 0);
   auto schedule =
-      std::make_shared<const Schedule>(plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning));
+      equal ? group->schedules().get(rank, {CallKind::all_gather, bytes, detail}, plan) : std::make_shared<const Schedule>(plan());
   Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
   if (goes_shared(*group, CallKind::all_gather, bytes, named))
     share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
@@ -62,7 +66,7 @@ Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out
   HMC_TRY(check(member.state()));
   const std::uint32_t size = member.state()->group->size();
   if (out.bytes != in.bytes * size) return bad_total("all_gather", "output", out, "input", in, size);
-  HMC_ASSIGN(Share share, all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, algorithm));
+  HMC_ASSIGN(Share share, all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, algorithm, true));
   share.packable = true;
   return share;
 }

@@ -1,7 +1,6 @@
 // Lock not held on entry of any member.
 #include "progress/drive.h"
 
-#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -128,9 +127,7 @@ bool Drive<Done>::slice(Deadline deadline, Interruptible* interruptible) {
         continue;
       }
     }
-    const TimePoint before = Deadline::Clock::now();
-    sched_yield();
-    core.wait_policy.yielded(Deadline::Clock::now() - before);
+    core.wait_policy.yield();
   }
   // The deadline has passed: one look at everything, also for callers that only ever poll with a deadline of zero.
   EngineLock::Lock held = core.lock.lock();

@@ -6,6 +6,8 @@
 // the other end falls asleep meanwhile.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,6 +27,12 @@ class WaitPolicy {
   // Time to yield before a sleep.
   [[nodiscard]] Duration yield_time() const noexcept { return yield_time_.load(std::memory_order_relaxed); }
 
+  // Yields, and takes the time.
+  void yield() noexcept {
+    const auto before = std::chrono::steady_clock::now();
+    sched_yield();
+    yielded(std::chrono::steady_clock::now() - before);
+  }
   // A yield took `elapsed`.
   void yielded(Duration elapsed) noexcept {
     const Duration fastest = fastest_.load(std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <utility>
 
 #include "collective/execute.h"
@@ -21,6 +22,34 @@ CollectiveBuffers without_owners(CollectiveBuffers buffers) {
   buffers.out.owner = nullptr;
   return buffers;
 }
+
+// A wait with the engine lock held: polls as long as the engine would, then leaves the core to the other ranks a few times. Where
+// ranks outnumber cores, that is when they announce.
+class ShortWait {
+ public:
+  explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.looks_before_yield()) {}
+  // Waits a little. False: long enough.
+  bool goes_on() noexcept {
+    if (engine_.contended()) return false;
+    if (looks_ > 0) {
+      --looks_;
+      cpu_relax();
+      return true;
+    }
+    const Deadline::Clock::time_point now = Deadline::Clock::now();
+    if (!std::exchange(yields_, true)) until_ = now + most_yielding;
+    if (now >= until_) return false;
+    engine_.yield_core();
+    return true;
+  }
+
+ private:
+  static constexpr auto most_yielding = std::chrono::microseconds(50);  // as long as a look may hold the lock
+  Engine& engine_;
+  unsigned looks_;
+  bool yields_ = false;
+  Deadline::Clock::time_point until_;
+};
 
 // Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.
 bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < first_exact_kind; }
@@ -113,15 +142,11 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
   HMC_ASSIGN(begun.sequence, group_.next_sequence(rank));
   begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, true}, way, buffers);
   wake_others();
-  Engine& engine = *group_.engine();
-  unsigned looks = engine.looks_before_yield();
+  ShortWait wait(*group_.engine());
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == rank) continue;
     auto theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
-    for (; !theirs && looks > 0 && !engine.contended(); --looks) {
-      cpu_relax();
-      theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
-    }
+    while (!theirs && wait.goes_on()) theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
     if (!theirs || theirs->call != call || theirs->bytes != way.bytes || !theirs->takes_part) return AtOnce::begun;
   }
   count(OneShots::finish(slots(), rank, begun.number, way, buffers));

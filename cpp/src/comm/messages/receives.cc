@@ -1,3 +1,4 @@
+#include "base/recycled.h"
 #include "comm/messages/receives.h"
 
 #include <cstring>
@@ -35,7 +36,7 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
   const Envelope& envelope = from.envelope;
   HMC_TRY(check_message(from, tag, view, true));
   HMC_ASSIGN(auto after, mark_stream(view.stream, view.device));
-  auto receive = std::make_shared<ReceiveOperation>(messenger_, from, tag, view);
+  auto receive = std::allocate_shared<ReceiveOperation>(Recycled<ReceiveOperation>(), messenger_, from, tag, view);
   receive->after = std::move(after);
   const Address wanted{peer.get(), envelope};
   auto next = next_message(wanted, tag);
