@@ -59,7 +59,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // Looks that a waiter takes before it would yield its core, and whether another thread waits for the engine lock meanwhile.
   [[nodiscard]] unsigned looks_before_yield() const noexcept { return core_.wait_policy.rounds(); }
   [[nodiscard]] bool contended() const noexcept { return core_.lock.contended(); }
-  // Leaves the core to another thread once, with the lock held: for waits that are likely over within microseconds.
+  // Whether waiters find that other threads want their core, and leaving it to one of them once, with the lock held: for waits that
+  // are likely over within microseconds.
+  [[nodiscard]] bool shares_cores() const noexcept { return core_.wait_policy.shared(); }
   void yield_core() noexcept { core_.wait_policy.yield(); }
 
   // ---- engine lock not held ----

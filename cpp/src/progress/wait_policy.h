@@ -24,6 +24,9 @@ class WaitPolicy {
   // Empty rounds before the first yield of a wait.
   [[nodiscard]] unsigned rounds() const noexcept { return rounds_.load(std::memory_order_relaxed); }
 
+  // Whether yields have been found to switch threads.
+  [[nodiscard]] bool shared() const noexcept { return rounds() == least_rounds; }
+
   // Time to yield before a sleep.
   [[nodiscard]] Duration yield_time() const noexcept { return yield_time_.load(std::memory_order_relaxed); }
 

@@ -23,8 +23,8 @@ CollectiveBuffers without_owners(CollectiveBuffers buffers) {
   return buffers;
 }
 
-// A wait with the engine lock held: polls as long as the engine would, then leaves the core to the other ranks a few times. Where
-// ranks outnumber cores, that is when they announce.
+// A wait with the engine lock held: polls as long as the engine would. Where threads outnumber cores it then leaves the core to the
+// other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
 class ShortWait {
  public:
   explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.looks_before_yield()) {}
@@ -36,6 +36,7 @@ class ShortWait {
       cpu_relax();
       return true;
     }
+    if (!engine_.shares_cores()) return false;
     const Deadline::Clock::time_point now = Deadline::Clock::now();
     if (!std::exchange(yields_, true)) until_ = now + most_yielding;
     if (now >= until_) return false;
@@ -44,11 +45,12 @@ class ShortWait {
   }
 
  private:
-  static constexpr auto most_yielding = std::chrono::microseconds(50);  // as long as a look may hold the lock
+  // Less than a time slice. Sixteen ranks on two cores take a tenth of it; with a limit near that, one late rank makes all late.
+  static constexpr auto most_yielding = std::chrono::milliseconds(1);
   Engine& engine_;
   unsigned looks_;
   bool yields_ = false;
-  Deadline::Clock::time_point until_;
+  Deadline::Clock::time_point until_ = {};
 };
 
 // Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.

@@ -1,5 +1,5 @@
-#include "base/recycled.h"
 #include "comm/messages/receives.h"
+#include "base/recycled.h"
 
 #include <cstring>
 #include <utility>
