@@ -167,7 +167,7 @@ void set_no_delay(int fd) noexcept {
 bool unix_socket_alive(const SocketAddress& address) noexcept {
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe) return true;  // not known: nothing may be removed
-  return connect(probe.get(), address.get(), address.size) == 0 || errno != ECONNREFUSED;
+  return connect(probe.get(), address.get(), address.size) == 0 || (errno != ECONNREFUSED && errno != ENOENT);
 }
 
 Result<UniqueFd> start_connect(std::string_view address) {

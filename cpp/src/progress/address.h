@@ -41,7 +41,7 @@ std::string tcp_text(const SocketAddress& address);
 bool is_loopback(const SocketAddress& address) noexcept;
 // Small messages leave at once. No effect on other sockets.
 void set_no_delay(int fd) noexcept;
-// True if something listens on the Unix socket `path` (or its queue is merely full).
+// True if something listens on that Unix socket (or its queue is merely full), or if it cannot be found out.
 bool unix_socket_alive(const SocketAddress& address) noexcept;
 
 }  // namespace hmc

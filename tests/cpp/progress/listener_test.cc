@@ -334,8 +334,12 @@ TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
   const UniqueFd live = bind_at(foreign);
   std::string user = directory + "/user.sock";
   bind_at(user).reset();
+  const std::string dangling = directory + "/" + std::to_string(child) + "-3.sock";
+  ASSERT_EQ(symlink((directory + "/nothing").c_str(), dangling.c_str()), 0);
   listen("unix");
   EXPECT_NE(access(stale.c_str(), F_OK), 0);
+  struct stat info{};
+  EXPECT_NE(lstat(dangling.c_str(), &info), 0);
   EXPECT_EQ(access(foreign.c_str(), F_OK), 0);
   EXPECT_EQ(access(user.c_str(), F_OK), 0);
   // An address given by the user takes over what a dead process left, never what is in use.
