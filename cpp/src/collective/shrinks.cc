@@ -105,26 +105,30 @@ std::shared_ptr<Shrinking> Shrinks::expect(std::uint64_t id, std::vector<std::ui
   return found;
 }
 
-void Shrinks::on_message(std::uint32_t from, ByteSpan payload) {
+void Shrinks::on_message(PeerState& peer, std::optional<std::uint32_t> from, ByteSpan payload) {
   const auto message = job::decode_shrink(payload);
   if (!message) return;
-  const Key key{message->group_id, message->instance};
-  auto found = all_.find(key);
-  if (found == all_.end()) {
-    const Group* const group = world_.find(message->group_id);
-    const auto begun = begun_.find(message->group_id);
-    const std::uint32_t next = begun == begun_.end() ? 0 : begun->second;
-    if (group == nullptr || message->instance < next || message->instance - next > max_ahead) {
-      if (message->kind != job::ShrinkKind::ask && message->kind != job::ShrinkKind::join) return;
-      const job::Shrink answer{job::ShrinkKind::left, {}, key.first, key.second};
-      static_cast<void>(world_.processes()[from].peer->send_control(control_shrink, encode(answer)));
-      return;
-    }
-    found = all_.emplace(key, std::make_shared<Shrinking>(world_, group->id(), message->instance, processes_of(*group))).first;
+  const auto found = from ? find(*message) : nullptr;
+  const auto number = found ? found->number_of(*from) : std::nullopt;
+  if (number) {
+    found->agreement().on_message(*number, *message);
+    return world_.engine()->wake_waiters();
   }
-  const auto keep = found->second;
-  if (const auto number = keep->number_of(from)) keep->agreement().on_message(*number, *message);
-  world_.engine()->wake_waiters();
+  // Also the answer to a newcomer whose table this process never received, because the coordinator died after it sent some.
+  if (message->kind != job::ShrinkKind::ask && message->kind != job::ShrinkKind::join) return;
+  const job::Shrink answer{job::ShrinkKind::left, {}, message->group_id, message->instance};
+  static_cast<void>(peer.send_control(control_shrink, encode(answer)));
+}
+
+// Null: it is not of a group that is open here, or of a shrink that ended before.
+std::shared_ptr<Shrinking> Shrinks::find(const job::Shrink& message) {
+  const Key key{message.group_id, message.instance};
+  if (const auto found = all_.find(key); found != all_.end()) return found->second;
+  const Group* const group = world_.find(message.group_id);
+  const auto begun = begun_.find(message.group_id);
+  const std::uint32_t next = begun == begun_.end() ? 0 : begun->second;
+  if (group == nullptr || message.instance < next || message.instance - next > max_ahead) return nullptr;
+  return all_.emplace(key, std::make_shared<Shrinking>(world_, group->id(), message.instance, processes_of(*group))).first->second;
 }
 
 void Shrinks::on_gone() {

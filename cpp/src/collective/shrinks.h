@@ -64,7 +64,8 @@ class Shrinks {
   std::shared_ptr<Shrinking> begin(const Group& group);
   // The agreement of a growth, which others may begin before this process does.
   std::shared_ptr<Shrinking> expect(std::uint64_t id, std::vector<std::uint32_t> processes);
-  void on_message(std::uint32_t from, ByteSpan payload);
+  // `from`: the number of `peer` in World; none: it is not known there.
+  void on_message(PeerState& peer, std::optional<std::uint32_t> from, ByteSpan payload);
   // A process has died or closed.
   void on_gone();
   // The other processes count this one as lost.
@@ -72,6 +73,8 @@ class Shrinks {
 
  private:
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance
+
+  [[nodiscard]] std::shared_ptr<Shrinking> find(const job::Shrink& message);
 
   World& world_;
   std::map<Key, std::shared_ptr<Shrinking>> all_;

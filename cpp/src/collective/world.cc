@@ -61,16 +61,18 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
   const bool open = peer.phase() != PeerPhase::closed;
   if (open && bootstrap_ && bootstrap_->on_message(peer, type, payload)) return;
   if (growths_.on_message(peer, type, payload)) return;
+  const auto known = index_.find(&peer);
+  if (type == control_shrink) {
+    return shrinks_.on_message(peer, known == index_.end() ? std::nullopt : std::optional<std::uint32_t>(known->second), payload);
+  }
   // Not of this job: a serving peer of the same Context. The first segment may come before the table of the job.
-  if (!index_.contains(&peer) && !(processes_.empty() && type == control_segment)) return;
+  if (known == index_.end() && !(processes_.empty() && type == control_segment)) return;
   if (type == control_process_lost) {
     read_lost(payload);
   } else if (type == control_group_broken) {
     read_broken(payload);
   } else if (type == control_segment) {
     offers_.on_message(peer, payload, std::move(fds));
-  } else if (type == control_shrink) {
-    shrinks_.on_message(static_cast<std::uint32_t>(index_.at(&peer)), payload);
   }
 }
 

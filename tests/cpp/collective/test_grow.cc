@@ -1,9 +1,14 @@
 // Communicator::invite, grow and join: the C++ calls. What deaths and deadlines at every moment mean: tests/python/test_grow.py.
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "collective/invitation.h"
 #include "collective/job.h"
+#include "collective/records.h"
+#include "collective/shrinks.h"
+#include "comm/context_state.h"
+#include "comm/session/group_events.h"
 
 namespace hmc {
 namespace {
@@ -199,6 +204,45 @@ TEST(Grow, SeveralMembersOfAProcess) {
     expect_sum_of_ranks(*grown, 1003);
     process.board[finished].fetch_add(1);
     EXPECT_TRUE(process.board.wait(finished, process.size));
+  });
+}
+
+// The coordinator may die when it has sent the table to some only. They ask the others, which do not know them.
+TEST(Grow, AProcessWithoutTheTableRefusesTheAgreement) {
+  const SharedText address;
+  run_job(2, [&](const Process& process) {
+    if (process.rank == 0) {
+      Process own = process;
+      own.size = 1;
+      const Communicator world = own.init();
+      address.write(world.context().addresses().front());
+      process.board[invited].store(1);
+      EXPECT_TRUE(process.board.wait(finished, 1));
+      expect_sum_of_ranks(world, 10);
+      return;
+    }
+    ASSERT_TRUE(process.board.wait(invited, 1));
+    const auto context = Context::create({});
+    HMC_ASSERT_OK(context.status());
+    const auto peer = context->connect(address.read(), soon());
+    HMC_ASSERT_OK(peer.status());
+    const auto engine = context->state()->engine();
+    for (const auto kind : {job::ShrinkKind::join, job::ShrinkKind::ask}) {
+      std::optional<job::Shrink> answer;
+      {
+        const auto lock = engine->lock();
+        context->state()->group_events().set_message_handler(
+            [&](PeerState&, MessageType type, ByteSpan payload, const std::vector<UniqueFd>&) {
+              if (type == control_shrink) answer = job::decode_shrink(payload);
+            });
+        HMC_ASSERT_OK(peer->state()->send_control(control_shrink, encode(job::Shrink{kind, {}, 0x1234, 0})));
+      }
+      ASSERT_TRUE(engine->drive(soon(), [&] { return answer.has_value(); }));
+      EXPECT_EQ(answer->kind, job::ShrinkKind::left);
+      EXPECT_EQ(answer->group_id, 0x1234U);
+    }
+    process.board[finished].store(1);
+    HMC_EXPECT_OK(context->close(soon()));
   });
 }
 
