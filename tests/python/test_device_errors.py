@@ -52,6 +52,31 @@ for device in ("{vendor}:0", "{vendor}:1"):
     )
 
 
+def test_registering_beyond_the_end_of_an_allocation_is_refused() -> None:
+    run_alone(
+        """
+class View:
+    def __init__(self, pointer, size):
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (pointer, False), "version": 3}
+with hmc.Context() as context:
+    for device in ("cuda:0", "cuda:1", "rocm:0"):
+        size = 2 << 20
+        memory = hmc.Memory(size, device=device)
+        pointer = memory.__cuda_array_interface__["data"][0]
+        for offset, beyond in ((0, 1), (1000, 1), (size - 1, 1), (0, 1 << 40)):
+            try:
+                context.register(View(pointer + offset, size - offset + beyond))
+            except hmc.InvalidArgumentError as error:
+                said = f"{size - offset + beyond} bytes on {device}: their allocation ends after {size - offset}"
+                assert said in str(error), error
+            else:
+                raise SystemExit("memory of another allocation was registered")
+        for offset in (0, 1, size - 1):
+            assert len(context.register(View(pointer + offset, size - offset))) == size - offset
+"""
+    )
+
+
 def test_memory_that_is_full_is_refused_and_the_next_works() -> None:
     run_alone(
         """

@@ -65,6 +65,27 @@ PointerInfo classify_pointer(const void* data, std::size_t bytes) {
   return {};
 }
 
+Status check_extent(const DeviceSpan& span) {
+  if (span.device.is_cpu() || span.bytes == 0) return {};
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(span.device));
+  const auto begin = reinterpret_cast<std::uintptr_t>(span.data);
+  std::uint64_t found = 0;
+  // An allocator may have mapped the memory piece by piece: each piece is an allocation to the vendor.
+  while (found < span.bytes) {
+    const auto info = runtime->classify(reinterpret_cast<const void*>(begin + found), 1);
+    if (!info && found > 0) {
+      return {Code::invalid_argument, std::to_string(span.bytes) + " bytes on " + span.device.str() +
+                                          ": their allocation ends after " + std::to_string(found) +
+                                          "; pass a pointer and a size that lie in one allocation"};
+    }
+    if (!info || info->allocation_bytes == 0) return {};
+    const std::uint64_t end = reinterpret_cast<std::uintptr_t>(info->allocation_base) + info->allocation_bytes - begin;
+    if (end <= found) return {};
+    found = end;
+  }
+  return {};
+}
+
 Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source) {
   if (target.bytes != source.bytes) {
     return Status(Code::invalid_argument, "copy of " + std::to_string(source.bytes) + " bytes into " +

@@ -231,6 +231,8 @@ std::span<const DeviceRuntimeFactory* const> device_runtimes() noexcept;
 Result<DeviceRuntime*> runtime_for(const Device& device);
 // Asks the runtimes in turn; anything unclaimed is CPU memory.
 PointerInfo classify_pointer(const void* data, std::size_t bytes);
+// Whether device memory ends within the span, as far as its vendor says where allocations end. Errors: invalid_argument.
+Status check_extent(const DeviceSpan& span);
 // Copies between any two devices, blocking, staging through host memory when no runtime does it directly.
 Status copy_blocking(const DeviceSpan& target, const DeviceSpan& source);
 // The same for the blocks of an operation.

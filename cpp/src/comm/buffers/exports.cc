@@ -30,6 +30,7 @@ Result<std::shared_ptr<BufferState>> Exports::add(const Memory& memory, Access a
   if (memory.read_only() && access != Access::read)
     return Status(Code::invalid_argument, "registering read-only memory for writing; register it for reading (access \"r\")");
   HMC_TRY(runtime_for(memory.device()).status());
+  HMC_TRY(check_extent({memory.data(), memory.size(), memory.device()}));
   auto exposure = std::make_shared<Exposure>();
   exposure->size = memory.size();
   exposure->access = access;
