@@ -99,6 +99,12 @@ Result<VendorEvent> AcceleratorDevices::event(AcceleratorDevice& device) {
   return made;
 }
 
+Status AcceleratorDevices::reserve_event(AcceleratorDevice& device) {
+  HMC_ASSIGN(const VendorEvent made, event(device));
+  device.free_events.push_back(made);
+  return {};
+}
+
 Result<CopyStream*> AcceleratorDevices::stream(AcceleratorDevice& device, std::size_t index) {
   CopyStream& wanted = device.streams[index];
   if (wanted.handle == nullptr) {

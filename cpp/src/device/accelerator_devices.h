@@ -63,6 +63,8 @@ class AcceleratorDevices {
   [[nodiscard]] std::span<const std::unique_ptr<AcceleratorDevice>> all() const noexcept { return devices_; }
   // With the device's mutex held and the device current.
   Result<VendorEvent> event(AcceleratorDevice& device);
+  // Likewise. So that the next event() cannot fail: before what must not go on without one.
+  Status reserve_event(AcceleratorDevice& device);
   // Likewise. That stream, made at first use.
   Result<CopyStream*> stream(AcceleratorDevice& device, std::size_t index);
   // Likewise. One that is no other exchange's.

@@ -52,10 +52,9 @@ unsigned width_of(const ExchangeCall& call) {
 std::string name_of_exchange_kernel(DataType type) { return "hmc_mapped_" + std::string(name_of(type)); }
 
 kernel::Loaded ExchangeKernel::kernel_of(int device, DataType type) {
-  const std::scoped_lock lock(mutex_);
-  kernel::Loaded& loaded = kernels_[{device, type}];
-  loaded.load(api_, vendor_, [&](int on) { return image_(on, type); }, device, name_of_exchange_kernel(type).c_str());
-  return loaded;
+  return kernels_.find(device, type, [&](kernel::Loaded& loaded) {
+    loaded.load(api_, vendor_, [&](int on) { return image_(on, type); }, device, name_of_exchange_kernel(type).c_str());
+  });
 }
 
 int ExchangeKernel::allocate_words(std::size_t bytes, void*& data) {

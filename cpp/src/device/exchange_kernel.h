@@ -3,8 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -34,8 +32,7 @@ class ExchangeKernel final : public VendorExchange {
   const kernel::Vendor vendor_;
   const MakeImage image_;
   const Allocate allocate_;
-  std::mutex mutex_;  // of what follows
-  std::map<std::pair<int, DataType>, kernel::Loaded> kernels_;
+  kernel::TypedKernels kernels_;
 };
 
 // "hmc_mapped_bf16"

@@ -40,4 +40,15 @@ void Loaded::load(const Api& api, const Vendor& vendor, const std::function<Imag
   processors = static_cast<std::size_t>(std::max(1, found));
 }
 
+Loaded TypedKernels::find(int device, DataType type, const Load& load) {
+  Entry* entry = nullptr;
+  {
+    const std::scoped_lock lock(mutex_);
+    entry = &entries_[{device, type}];
+  }
+  const std::scoped_lock lock(entry->mutex);
+  load(entry->kernel);
+  return entry->kernel;
+}
+
 }  // namespace hmc::kernel

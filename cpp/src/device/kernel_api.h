@@ -3,10 +3,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <type_traits>
+#include <utility>
 
 #include "device/library.h"
 #include "device/vendor_calls.h"
+#include "hmc/reduce.h"
 
 // Rows CALL(member, name in CUDA's driver, name in HIP, type).
 // clang-format off
@@ -63,6 +67,22 @@ struct Loaded {
 
   // Loads `name` from the image, unless it has been tried. The device is current.
   void load(const Api& api, const Vendor& vendor, const std::function<Image(int device)>& image, int device, const char* name);
+};
+
+// One kernel for each device and element type, loaded at first use. Any thread: loading one holds up no other, because launches
+// look kernels up with the engine lock held.
+class TypedKernels {
+ public:
+  using Load = std::function<void(Loaded& kernel)>;
+  Loaded find(int device, DataType type, const Load& load);
+
+ private:
+  struct Entry {
+    std::mutex mutex;
+    Loaded kernel;
+  };
+  std::mutex mutex_;  // of the map; entries stay where they are
+  std::map<std::pair<int, DataType>, Entry> entries_;
 };
 
 }  // namespace hmc::kernel

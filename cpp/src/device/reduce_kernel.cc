@@ -35,10 +35,9 @@ unsigned width_of(const VendorReduction& reduction, std::size_t element) {
 std::string name_of_reduce_kernel(DataType type) { return "hmc_reduce_" + std::string(name_of(type)); }
 
 kernel::Loaded ReduceKernel::kernel_of(int device, DataType type) {
-  const std::scoped_lock lock(mutex_);
-  kernel::Loaded& loaded = kernels_[{device, type}];
-  loaded.load(api_, vendor_, [&](int on) { return image_(on, type); }, device, name_of_reduce_kernel(type).c_str());
-  return loaded;
+  return kernels_.find(device, type, [&](kernel::Loaded& loaded) {
+    loaded.load(api_, vendor_, [&](int on) { return image_(on, type); }, device, name_of_reduce_kernel(type).c_str());
+  });
 }
 
 int ReduceKernel::prepare(int index, DataType type) { return kernel_of(index, type).code; }

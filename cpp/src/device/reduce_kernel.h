@@ -3,8 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <mutex>
+#include <string>
 #include <utility>
 
 #include "device/kernel_api.h"
@@ -29,8 +28,7 @@ class ReduceKernel final : public VendorCompute {
   const kernel::Api& api_;
   const kernel::Vendor vendor_;
   const MakeImage image_;
-  std::mutex mutex_;  // of what follows
-  std::map<std::pair<int, DataType>, kernel::Loaded> kernels_;
+  kernel::TypedKernels kernels_;
 };
 
 // "hmc_reduce_bf16"

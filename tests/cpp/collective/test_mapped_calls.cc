@@ -266,6 +266,25 @@ TEST(MappedCalls, TheDeadlineEndsTheKernel) {
   });
 }
 
+// Where nothing says when the kernel is over, it does not go on behind the error.
+TEST(MappedCalls, AFailureBehindTheLaunchEndsTheKernel) {
+  while_a_kernel_waits([](const Member& me, const Communicator&, const MemoryView& memory) {
+    const auto call = [](const char* name) {
+      void* const found = dlsym(dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD), name);
+      EXPECT_NE(found, nullptr) << name;
+      return found;
+    };
+    // The kernel of rank 0 runs, and that of rank 1 never starts.
+    const char* const fails = me.rank() == 0 ? "hipEventRecord" : "hipModuleLaunchKernel";
+    ASSERT_EQ(reinterpret_cast<int (*)(const char*, int, int)>(call("hmcsim_fail"))(fails, 1, 719), 0);
+    const Status status = me.all_reduce(memory, memory, sum_of_f32, soon());
+    EXPECT_EQ(status.code(), Code::device) << status.str();
+    EXPECT_NE(status.message().find("719"), std::string_view::npos) << status.str();
+    EXPECT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(me.device().index()), 0);
+    EXPECT_EQ(reinterpret_cast<int (*)()>(call("hipDeviceSynchronize"))(), 0);  // the limit of the job, if it goes on
+  });
+}
+
 TEST(MappedCalls, CancelAndAbortEndTheKernel) {
   for (const bool aborts : {false, true}) {
     while_a_kernel_waits([&](const Member& me, const Communicator& world, const MemoryView& memory) {

@@ -83,7 +83,8 @@ Status Devices::open(std::uint32_t rank, const Device& device) {
   HMC_ASSIGN(auto exchange, runtime->compute().open_exchange(device.index(), group_.size()));
   HMC_ASSIGN(const Blob handle, runtime->sharing().export_handle(exchange->segment(), HandleKind::ipc));
   Bytes bytes;
-  WireWriter(bytes).text(device.vendor()).text(card_of(*runtime, device)).bytes(handle.bytes);
+  local.card = card_of(*runtime, device);
+  WireWriter(bytes).text(device.vendor()).text(local.card).bytes(handle.bytes);
   fused::MappedOffer& offered = offer(rank);
   if (bytes.size() > sizeof offered.offer) return Status(Code::unsupported, "the vendor's handle is too long");
   std::memcpy(offered.offer, bytes.data(), bytes.size());
@@ -155,7 +156,7 @@ Status Devices::map_one(std::uint32_t rank, std::uint32_t owner) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(local.device));
   HMC_ASSIGN(const Offered offered, read_offer(offer(owner)));
   if (offered.vendor != local.device.vendor()) return Status(Code::unsupported, "its device is of another vendor");
-  if (offered.card == card_of(*runtime, local.device)) return Status(Code::unsupported, "two ranks have one device");
+  if (offered.card == local.card) return Status(Code::unsupported, "two ranks have one device");
   if (group_.rank(owner).peer->is_self()) {
     const Local& other = locals_[owner];
     if (!other.exchange) return Status(Code::unsupported, "it has opened no segment");

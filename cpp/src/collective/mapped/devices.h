@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "collective/areas.h"
@@ -58,6 +59,7 @@ class Devices {
     bool tried = false;
     bool told = false;  // why it has no kernel
     Device device;
+    std::string card;  // PCI address of the device
     std::unique_ptr<DeviceExchange> exchange;
     std::array<void*, most_exchange_ranks> segments = {};
     std::vector<std::unique_ptr<Allocation>> imported;
