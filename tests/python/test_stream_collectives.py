@@ -73,3 +73,49 @@ with hmc.init() as comm:
     assert (x == 2).all()
 """
     )
+
+
+def test_memory_is_freed_while_a_kernel_waits_for_another_rank(run_job: Callable[..., str]) -> None:
+    """A vendor's free waits for the device: rank 1 would wait for rank 0, which goes on only once rank 1 has sent something."""
+    job(
+        run_job,
+        "cuda",
+        "same",
+        """
+size = 100_000
+with hmc.init() as comm:
+    device = f"cuda:{comm.rank}"
+    buf = comm.buffer(size, device=device)
+    buf.memory.fill(1)
+    comm.all_reduce(buf, dtype="uint8", timeout=30)
+    caller = Caller(vendor)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    context = ctypes.c_void_p()
+    caller.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), comm.rank)
+    caller.call("cuCtxSetCurrent", context)
+    caller.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    before = free.value
+    other = hmc.Memory(8 << 20, device=device)
+    go = np.zeros(1)
+    if comm.rank == 0:
+        caller.hold()
+        work = comm.iall_reduce(buf, dtype="uint8", stream=caller.stream)
+        comm.recv(go, 1, tag=5, timeout=30)
+        caller.gate.set()
+        work.wait(30)
+    else:
+        work = comm.iall_reduce(buf, dtype="uint8")
+        time.sleep(0.5)  # the kernel has started
+        del other
+        comm.send(go, 0, tag=5, timeout=30)
+        work.wait(30)
+        end = time.monotonic() + 20
+        while free.value != before:
+            assert time.monotonic() < end, (free.value, before)
+            time.sleep(0.01)
+            caller.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    assert (read(buf) == 4).all()
+    assert comm.context.counters()["mapped.count"] == 2
+    comm.barrier(timeout=30)
+""",
+    )

@@ -49,6 +49,11 @@ class DeviceWork final : public WorkState, private Pollable {
     return true;
   }
   bool arm() override { return false; }
+  void released() noexcept override {
+    if (!runtime_.compute().keeps_memory()) return;
+    const auto release = [&runtime = runtime_](const void*) { runtime.compute().release_memory(); };
+    engine()->retire(std::shared_ptr<const void>(&runtime_, release));  // without the lock
+  }
 
   DeviceRuntime& runtime_;
   Flag flag_;

@@ -8,18 +8,16 @@ namespace {
 // Memory that HMC has allocated on a device.
 class OwnedMemory final : public Allocation {
  public:
-  OwnedMemory(const AcceleratorDevices& devices, MemorySharing& sharing, DeviceSpan span) noexcept
+  OwnedMemory(AcceleratorDevices& devices, MemorySharing& sharing, DeviceSpan span) noexcept
       : devices_(devices), sharing_(sharing), span_(span) {}
   ~OwnedMemory() override {
-    if (devices_.forked()) return;
-    const DeviceScope scope(*devices_.calls().devices, span_.device.index());
-    devices_.calls().memory->release(span_.data);
+    if (!devices_.forked()) devices_.release(span_.device.index(), span_.data);
   }
   [[nodiscard]] DeviceSpan span() const noexcept override { return span_; }
   [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const override { return sharing_.export_handle(span_, kind); }
 
  private:
-  const AcceleratorDevices& devices_;
+  AcceleratorDevices& devices_;
   MemorySharing& sharing_;
   const DeviceSpan span_;
 };
@@ -38,6 +36,7 @@ std::optional<PointerInfo> Accelerator::classify(const void* data, std::size_t) 
 
 Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t bytes, const MemoryOptions&) {
   HMC_TRY(devices_.device(index).status());
+  devices_.release_kept();
   HMC_ASSIGN(const Device owner, Device::parse(devices_.name(index)));
   const DeviceScope scope(*devices_.calls().devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());

@@ -19,6 +19,8 @@ class AcceleratorCompute final : public DeviceCompute {
   Status reduce(const ReductionOp& op, Completion* done) override;
   Status prepare_exchange(int index, DataType type) override;
   Result<std::unique_ptr<DeviceExchange>> open_exchange(int index, std::uint32_t ranks) override;
+  [[nodiscard]] bool keeps_memory() const noexcept override { return devices_.keeps(); }
+  void release_memory() override { devices_.release_kept(); }
   Status reach(int index, int other) override;
 
  private:

@@ -1,5 +1,6 @@
 #include "device/accelerator_devices.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "device/pci.h"
@@ -9,6 +10,11 @@ namespace {
 
 // What a long copy gets of a link's rate. Two H200: 55 of 63 GB/s over PCIe 5.0 x16, 396 of 450 over NVLink.
 constexpr double copy_efficiency = 0.88;
+
+// Whether a kernel of an exchange is pending. With the device's mutex held.
+bool exchanges(const AcceleratorDevice& device) {
+  return std::ranges::any_of(device.exchange_streams, [](const CopyStream& stream) { return !stream.pending.empty(); });
+}
 
 }  // namespace
 
@@ -123,6 +129,36 @@ Result<CopyStream*> AcceleratorDevices::exchange_stream(AcceleratorDevice& devic
   CopyStream* const taken = device.idle_exchange_streams.back();
   device.idle_exchange_streams.pop_back();
   return taken;
+}
+
+void AcceleratorDevices::release(int index, void* data) {
+  release_kept();
+  AcceleratorDevice& device = *devices_[static_cast<std::size_t>(index)];
+  {
+    const std::scoped_lock lock(device.mutex);
+    if (exchanges(device)) {
+      device.unreleased.push_back(data);
+      kept_.fetch_add(1);
+      return;
+    }
+  }
+  const DeviceScope scope(*calls_.devices, index);
+  calls_.memory->release(data);
+}
+
+void AcceleratorDevices::release_kept() {
+  if (!keeps() || forked()) return;
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    std::vector<void*> freed;
+    {
+      const std::scoped_lock lock(devices_[i]->mutex);
+      if (!exchanges(*devices_[i])) freed.swap(devices_[i]->unreleased);
+    }
+    if (freed.empty()) continue;
+    const DeviceScope scope(*calls_.devices, static_cast<int>(i));
+    for (void* const data : freed) calls_.memory->release(data);
+    kept_.fetch_sub(freed.size());
+  }
 }
 
 Status AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {

@@ -41,6 +41,7 @@ struct AcceleratorDevice {
   std::array<CopyStream, compute_stream + 1 + more_streams> streams;
   std::deque<CopyStream> exchange_streams;         // one for each DeviceExchange there was at a time
   std::vector<CopyStream*> idle_exchange_streams;  // those of none now
+  std::vector<void*> unreleased;                   // memory that release() keeps
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
@@ -72,6 +73,13 @@ class AcceleratorDevices {
   // Likewise. Completes `done` once all that is on the stream so far is over. What failed half way ends there, with `failed`.
   Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
 
+  // Frees memory of device `index`. A vendor's free waits for all that runs on the device, and a kernel of an exchange runs until
+  // other devices run theirs: while one is pending, the memory is kept for release_kept(). No mutex held.
+  void release(int index, void* data);
+  // Frees what release() has kept, on devices without such a kernel.
+  void release_kept();
+  [[nodiscard]] bool keeps() const noexcept { return kept_.load(std::memory_order_relaxed) != 0; }
+
   [[nodiscard]] const VendorCalls& calls() const noexcept { return calls_; }
   [[nodiscard]] const std::string& vendor() const noexcept { return vendor_; }
   [[nodiscard]] std::string name(int index) const { return vendor_ + ":" + std::to_string(index); }
@@ -92,6 +100,7 @@ class AcceleratorDevices {
   std::atomic<bool> open_{false};
   std::uint32_t fork_epoch_ = 0;                             // constant once open_
   std::vector<std::unique_ptr<AcceleratorDevice>> devices_;  // constant once open_
+  std::atomic<std::size_t> kept_{0};                         // memories that release() has kept
 };
 
 }  // namespace hmc

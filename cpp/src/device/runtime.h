@@ -177,6 +177,10 @@ class DeviceCompute {
   virtual Result<std::unique_ptr<DeviceExchange>> open_exchange(int /*index*/, std::uint32_t /*ranks*/) {
     return Status(Code::unsupported, "its kernels exchange nothing with other devices");
   }
+  // Whether memory that was to be freed is kept, because kernels that wait for other devices were pending on its device.
+  [[nodiscard]] virtual bool keeps_memory() const noexcept { return false; }
+  // Frees it, unless such kernels are pending now. Waits for what runs on the device: engine lock not held.
+  virtual void release_memory() {}
   // Lets kernels of device `index` reach memory of `other`, which this process has allocated. Errors: unsupported.
   virtual Status reach(int /*index*/, int /*other*/) { return Status(Code::unsupported, "its kernels reach no other device"); }
 
