@@ -39,16 +39,18 @@ class BatchWork final : public WorkState {
     std::vector<MemoryView> views;
   };
   BatchWork(std::vector<Part> parts, std::size_t calls)
-      : WorkState(parts.front().work->engine()), parts_(std::move(parts)), calls_(calls), left_(parts_.size()) {}
+      : WorkState(parts.front().work->engine()), parts_(std::move(parts)), calls_(calls), left_(parts_.size() + 1) {}
 
   // ---- engine lock held ----
-  // `failure`: of a call that could not be started.
+  // `failure`: of a call that could not be started, perhaps because one of those that were has failed.
   void start(const Status& failure) {
     accepted();
     const auto self = std::static_pointer_cast<BatchWork>(shared_from_this());
-    if (!failure.ok()) fail(failure);
+    not_started_ = failure.with_context("batch");
     for (std::size_t i = 0; i < parts_.size(); ++i)
       parts_[i].work->on_complete_locked([self, i](const Status& status) { self->on_part(i, status); });
+    if (!failure.ok()) cancel_messages();
+    part_done({});  // the start
   }
   Status cancel_locked() override {
     if (done()) return {Code::invalid_argument, "the batch is already complete"};
@@ -63,6 +65,7 @@ class BatchWork final : public WorkState {
 
  private:
   void on_part(std::size_t index, const Status& status) {
+    if (index >= calls_ && !not_started_.ok()) return part_done({});  // cancelled for that reason
     const std::vector<PackedPiece>& results = parts_[index].results;
     if (!status.ok() || results.empty()) return part_done(status);
     const auto unpack_all = [&results] {
@@ -76,12 +79,15 @@ class BatchWork final : public WorkState {
   }
   void part_done(const Status& status) {
     if (!status.ok()) fail(status);
-    if (--left_ == 0) complete(outcome_);
+    if (--left_ == 0) complete(outcome_.ok() ? not_started_ : outcome_);
   }
   // Collectives that cannot go on end by themselves, as their group is broken. Messages are cancelled.
   void fail(const Status& reason) {
     if (!outcome_.ok()) return;
     outcome_ = reason.with_context("batch");
+    cancel_messages();
+  }
+  void cancel_messages() {
     for (std::size_t i = calls_; i < parts_.size(); ++i) {
       if (!parts_[i].work->done()) static_cast<void>(parts_[i].work->cancel_locked());
     }
@@ -96,8 +102,9 @@ class BatchWork final : public WorkState {
 
   std::vector<Part> parts_;  // calls, then messages
   const std::size_t calls_;
-  std::size_t left_;
-  Status outcome_;
+  std::size_t left_;  // parts, and the start
+  Status outcome_;    // of the parts
+  Status not_started_;
 };
 
 Status wait_for(StreamPoint& point) {

@@ -120,7 +120,9 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
     if (peer->is_self() || (peer->phase() != PeerPhase::idle && peer->phase() != PeerPhase::connecting)) continue;
     send_broken(peer, told);
   }
-  running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() >= sequence; }, reason);
+  running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() == sequence; }, told.reason);
+  running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() > sequence; },
+                   reason.with_context("an earlier collective failed"));
 }
 
 void Group::heard_broken(const job::Breakage& breakage) {

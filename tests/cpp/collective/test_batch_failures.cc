@@ -35,6 +35,28 @@ TEST(BatchFailures, OtherCallsOnAnotherRankAreFound) {
   }
 }
 
+// The calls behind the one that failed say so, and each text has one prefix for each call.
+TEST(BatchFailures, LaterCallsNameTheEarlierOne) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    const Reduction reduction{DataType::u8, me.rank() == 1 ? ReduceOp::bor : ReduceOp::bxor};
+    Bytes first = input(1000, me.rank(), 0), second = input(2 << 20, me.rank(), 1);
+    auto batch = me.batch();
+    ASSERT_TRUE(batch.ok());
+    HMC_ASSERT_OK(me.all_reduce(view(first), view(first), reduction, soon()));
+    HMC_ASSERT_OK(me.all_reduce(view(second), view(second), reduction, soon()));
+    const auto work = batch->start();
+    ASSERT_TRUE(work.ok());
+    const Status status = work->wait(soon());
+    EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
+    EXPECT_EQ(status.message().find("all_reduce: all_reduce"), std::string::npos) << status.str();
+    EXPECT_TRUE(status.message().starts_with("batch: all_reduce: ")) << status.str();
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 2));
+  });
+}
+
 TEST(BatchFailures, ADeathEndsAllOfOne) {
   run_job(3,
           [](const Process& process) {
