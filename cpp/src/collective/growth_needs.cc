@@ -11,9 +11,10 @@ Status Growths::unable(const Growing& growing) const {
   for (std::uint32_t i = 0; i < growing.processes_.size(); ++i) {
     const Process& process = world_.processes()[growing.processes_[i]];
     if (growing.coordinator_ && process.peer != growing.coordinator_) continue;  // the coordinator finds out
-    if (process.lost || process.peer->phase() == PeerPhase::lost)
+    if (process.alive()) continue;
+    if (process.lost || (process.peer && process.peer->phase() == PeerPhase::lost))
       return {Code::peer_lost, growing.names_[i] + " is lost; shrink() makes a Communicator without it, which can grow"};
-    if (process.peer->phase() == PeerPhase::closed) return {Code::closed, growing.names_[i] + " has closed its Context"};
+    return {Code::closed, growing.names_[i] + " has closed its Context"};
   }
   return {};
 }

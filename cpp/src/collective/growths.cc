@@ -67,6 +67,9 @@ std::shared_ptr<Growing> Growths::open(const Group& group, std::uint32_t instanc
 }
 
 std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_ms) {
+  // Every process of those has called grow(), and has what came of it.
+  std::erase_if(
+      all_, [&](const auto& each) { return each.first.first == group.id() && each.second->called_ && each.second->assembled_; });
   const auto growing = open(group, begun_[group.id()]++);
   growing->called_ = true;
   if (growing->over()) {
@@ -77,7 +80,7 @@ std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_m
     fail(*growing, aborted->second);
     return growing;
   }
-  const auto self = std::ranges::find_if(growing->processes_, [&](auto p) { return world_.processes()[p].peer->is_self(); });
+  const auto self = std::ranges::find_if(growing->processes_, [&](auto p) { return world_.processes()[p].is_self(); });
   const auto number = static_cast<std::uint32_t>(self - growing->processes_.begin());
   // The devices of its ranks in this group, in order.
   job::Registration own = world_.own();
@@ -95,8 +98,9 @@ std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_m
   const std::vector<std::uint32_t> processes = growing->processes_;
   for (std::uint32_t i = 0; i < processes.size(); ++i) {
     // Also finds out who is dead.
-    if (i != number && !growing->joined_[i].here)
-      tell(world_.processes()[processes[i]].peer, {job::GrowKind::ask, growing->group_id_, growing->instance_, 0, {}, {}});
+    const auto peer = world_.processes()[processes[i]].peer;
+    if (i != number && peer && !growing->joined_[i].here)
+      tell(peer, {job::GrowKind::ask, growing->group_id_, growing->instance_, 0, {}, {}});
   }
   join(*growing, number, 0, encode(own));
   return growing;
@@ -270,7 +274,7 @@ void Growths::assemble(Growing& growing) {
     if (joined.timer != 0) world_.engine()->cancel_timer(joined.timer);
     joined = {true, {}, 0};
     const auto peer = world_.processes()[growing.processes_[i]].peer;
-    if (!peer->is_self()) static_cast<void>(peer->send_control(control_table, message));  // its end is noticed by itself
+    if (peer && !peer->is_self()) static_cast<void>(peer->send_control(control_table, message));  // its end is noticed by itself
   }
   for (const Applicant& applicant : invitations_.take(growing.group_id_))
     static_cast<void>(applicant.peer->send_control(control_table, message));
@@ -287,7 +291,7 @@ void Growths::form(Growing& growing, const job::Table& table) {
   for (std::uint32_t r = 0; r < table.owners.size(); ++r) {
     const std::uint32_t owner = table.owners[r];
     const Process& process = world_.processes()[processes[owner]];
-    if (process.peer->is_self()) local.push_back(r);
+    if (process.is_self()) local.push_back(r);
     ranks.push_back({process.peer, processes[owner], table.processes[owner].devices[next[owner]++],
                      r < table.old_size ? r : RankInfo::newcomer, process.identity, -1});
   }
@@ -324,7 +328,7 @@ void Growths::fail(Growing& growing, const Status& reason) {
       Growing::Joined& joined = growing.joined_[i];
       if (joined.timer != 0) world_.engine()->cancel_timer(joined.timer);
       const auto peer = world_.processes()[growing.processes_[i]].peer;
-      if (joined.here && !peer->is_self()) refuse(*peer, reason, growing.group_id_, growing.instance_);
+      if (joined.here && peer && !peer->is_self()) refuse(*peer, reason, growing.group_id_, growing.instance_);
       joined = {};
     }
     revoke(growing.group_id_, reason);
@@ -365,6 +369,7 @@ void Growths::end(std::uint64_t group_id, const Status& reason) {
     if (key.first != group_id) continue;
     give_up(*growing, reason);
     if (growing->assembled_) growing->shrinking_->agreement().give_up(reason);
+    if (growing->over()) all_.erase(key);
   }
   revoke(group_id, reason);
   if (reason.code() != Code::closed) aborted_.emplace(group_id, reason);

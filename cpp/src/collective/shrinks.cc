@@ -22,7 +22,7 @@ std::vector<std::uint32_t> numbers_of(const std::vector<std::uint32_t>& processe
 }
 
 std::uint32_t own_number(const World& world, const std::vector<std::uint32_t>& processes) {
-  const auto self = std::ranges::find_if(processes, [&](auto process) { return world.processes()[process].peer->is_self(); });
+  const auto self = std::ranges::find_if(processes, [&](auto process) { return world.processes()[process].is_self(); });
   return static_cast<std::uint32_t>(self - processes.begin());
 }
 
@@ -54,13 +54,16 @@ std::optional<std::uint32_t> Shrinking::number_of(std::uint32_t process) const n
   return found == processes_.end() ? std::nullopt : std::optional(static_cast<std::uint32_t>(found - processes_.begin()));
 }
 
+bool Shrinking::may_be_asked() const noexcept {
+  return std::ranges::any_of(processes_, [this](std::uint32_t process) {
+    const Process& which = world_.processes()[process];
+    return which.alive() && !which.is_self();
+  });
+}
+
 std::uint64_t Shrinking::new_id(const Roster& roster) const noexcept { return child_id(group_id_, roster.scope, -1); }
 
-bool Shrinking::alive(std::uint32_t process) const {
-  const Process& which = world_.processes()[processes_[process]];
-  const PeerPhase phase = which.peer->phase();
-  return !which.lost && phase != PeerPhase::lost && phase != PeerPhase::closed;
-}
+bool Shrinking::alive(std::uint32_t process) const { return world_.processes()[processes_[process]].alive(); }
 
 Bytes Shrinking::signed_of(job::Shrink message) const {
   message.group_id = group_id_;
@@ -70,6 +73,7 @@ Bytes Shrinking::signed_of(job::Shrink message) const {
 
 void Shrinking::send(std::uint32_t process, job::Shrink message) {
   const auto peer = world_.processes()[processes_[process]].peer;
+  if (!peer) return;
   peer->when_ready([peer, bytes = signed_of(std::move(message))](const Status& ready) {
     if (ready.ok()) static_cast<void>(peer->send_control(control_shrink, bytes));  // its end is noticed by itself
   });
@@ -79,7 +83,7 @@ void Shrinking::spread(job::Shrink message) {
   const Bytes bytes = signed_of(std::move(message));
   for (const std::uint32_t process : processes_) {
     const auto peer = world_.processes()[process].peer;
-    if (!peer->is_self() && peer->phase() == PeerPhase::ready) static_cast<void>(peer->send_control(control_shrink, bytes));
+    if (peer && !peer->is_self() && peer->phase() == PeerPhase::ready) static_cast<void>(peer->send_control(control_shrink, bytes));
   }
 }
 
@@ -135,6 +139,10 @@ void Shrinks::on_gone() {
   if (all_.empty()) return;
   for (const auto& [key, shrinking] : std::map(all_)) shrinking->agreement().on_gone();
   world_.engine()->wake_waiters();
+}
+
+void Shrinks::release_ended() {
+  std::erase_if(all_, [](const auto& each) { return each.second->agreement().ended() && !each.second->may_be_asked(); });
 }
 
 void Shrinks::on_expelled(const Status& reason) {

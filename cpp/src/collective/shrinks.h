@@ -37,6 +37,8 @@ class Shrinking final : private Agreement::Host {
   void extend(std::span<const std::uint32_t> processes);
   // The number of a process of World in the Agreement; none: it is not of the group.
   [[nodiscard]] std::optional<std::uint32_t> number_of(std::uint32_t process) const noexcept;
+  // Whether other processes of it live.
+  [[nodiscard]] bool may_be_asked() const noexcept;
   // The id of the new group whose processes are `roster`.
   [[nodiscard]] std::uint64_t new_id(const Roster& roster) const noexcept;
 
@@ -68,6 +70,8 @@ class Shrinks {
   void on_message(PeerState& peer, std::optional<std::uint32_t> from, ByteSpan payload);
   // A process has died or closed.
   void on_gone();
+  // Removes agreements that are over and that no living process takes part in.
+  void release_ended();
   // The other processes count this one as lost.
   void on_expelled(const Status& reason);
 

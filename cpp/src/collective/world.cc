@@ -25,13 +25,16 @@ void World::attach(const std::shared_ptr<World>& world) {
 
 std::uint32_t World::meet(const job::Registration& process) {
   const auto known = std::ranges::find(processes_, process.id, &Process::id);
-  if (known != processes_.end()) return static_cast<std::uint32_t>(known - processes_.begin());
+  const auto number = static_cast<std::uint32_t>(known - processes_.begin());
+  if (known != processes_.end() && known->peer) return number;
   auto addresses = process.addresses;
   // Elsewhere a Unix path names something else, or nothing.
   if (process.kernel != own_.kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
   const auto peer = process.id == own_.id ? context_.self() : context_.expect_peer(process.id, std::move(addresses), process.name);
-  const auto number = static_cast<std::uint32_t>(processes_.size());
-  processes_.push_back({process.id, std::make_shared<ProcessIdentity>(ProcessIdentity{process.name, process.kernel}), peer});
+  const bool departed = known != processes_.end();  // a Context does not come back
+  if (!departed) processes_.emplace_back();
+  processes_[number] = {process.id, std::make_shared<ProcessIdentity>(ProcessIdentity{process.name, process.kernel}), peer,
+                        departed};
   index_.emplace(peer.get(), number);
   return number;
 }
@@ -55,6 +58,7 @@ bool World::ends_context(const Group& closed) const noexcept {
 void World::remove(Group& group) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
+  departed();
 }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
@@ -88,6 +92,31 @@ void World::on_gone(PeerState& peer, const Status& reason) {
     for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(found->second), reason);
   }
   shrinks_.on_gone();
+  departed();
+}
+
+// A process has, or a group that has some. Not at once: callers look at the peer that has.
+void World::departed() {
+  engine_->defer([weak = weak_from_this()] {
+    if (const auto world = weak.lock()) world->release_departed();
+  });
+}
+
+void World::release_departed() {
+  std::vector<bool> used(processes_.size());
+  for (const Group* const group : groups_) {
+    for (std::uint32_t r = 0; r < group->size(); ++r) used[group->rank(r).process] = true;
+  }
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    Process& process = processes_[i];
+    if (used[i] || !process.peer || process.is_self()) continue;
+    const PeerPhase phase = process.peer->phase();
+    if (phase != PeerPhase::lost && phase != PeerPhase::closed) continue;
+    index_.erase(process.peer.get());
+    process.peer = nullptr;
+    process.identity = nullptr;
+  }
+  shrinks_.release_ended();
 }
 
 void World::on_lost(std::size_t process, const Status& reason, bool told) {
@@ -95,7 +124,7 @@ void World::on_lost(std::size_t process, const Status& reason, bool told) {
   const auto peer = processes_[process].peer;
   broadcast(control_process_lost, encode(job::ProcessLost{processes_[process].id, std::string(reason.message())}));
   // Nobody here would notice: what waits for it would wait for a connection that cannot come about.
-  const PeerPhase phase = peer->phase();
+  const PeerPhase phase = peer ? peer->phase() : PeerPhase::lost;
   if (told && (phase == PeerPhase::idle || phase == PeerPhase::connecting)) peer->fail(reason);
   for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(process), reason);
   shrinks_.on_gone();
@@ -109,7 +138,7 @@ void World::read_lost(ByteSpan payload) {
       std::find_if(processes_.begin(), processes_.end(), [&](const Process& process) { return process.id == lost->id; });
   if (found == processes_.end()) return;
   Status reason(Code::peer_lost, std::move(lost->reason));
-  if (found->peer->is_self()) {
+  if (found->is_self()) {
     const Status expelled = reason.with_context("the other ranks count this one as lost");
     growths_.end_all(expelled);
     return shrinks_.on_expelled(expelled);
@@ -142,7 +171,7 @@ void World::broke(const job::Breakage& breakage) {
 
 void World::broadcast(MessageType type, ByteSpan payload) {
   for (const Process& process : std::vector(processes_)) {
-    if (process.peer->is_self() || process.peer->phase() != PeerPhase::ready) continue;
+    if (!process.peer || process.is_self() || process.peer->phase() != PeerPhase::ready) continue;
     static_cast<void>(process.peer->send_control(type, payload));  // a peer that is gone needs no news
   }
 }

@@ -42,9 +42,16 @@ struct ProcessIdentity {
 
 struct Process {
   ContextId id{};
+  // Null once the process has departed and no open group has it any more.
   std::shared_ptr<const ProcessIdentity> identity;
   std::shared_ptr<PeerState> peer;
   bool lost = false;
+
+  [[nodiscard]] bool is_self() const noexcept { return peer && peer->is_self(); }
+  // Neither dead nor closed, as far as is known here.
+  [[nodiscard]] bool alive() const noexcept {
+    return !lost && peer && peer->phase() != PeerPhase::lost && peer->phase() != PeerPhase::closed;
+  }
 };
 
 // Every member with the engine lock held. Owned by the Communicators of one init() or join() and by the Context's handlers; the
@@ -93,6 +100,8 @@ class World : public std::enable_shared_from_this<World> {
   void on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_gone(PeerState& peer, const Status& reason);
   void on_lost(std::size_t process, const Status& reason, bool told);
+  void departed();
+  void release_departed();
   void read_lost(ByteSpan payload);
   void read_broken(ByteSpan payload);
   void broadcast(MessageType type, ByteSpan payload);
