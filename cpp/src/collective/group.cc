@@ -78,6 +78,8 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   if (broken_) {
     // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
+      // Other ranks may be in that call, and wait for this one.
+      if (!broken_->aborts()) world_->tell_broken({id_, next, broken_->reason});
       ++next;
       return broken_->reason;
     }
@@ -110,7 +112,7 @@ void Group::compare_early(CollectiveWork& work) {
 }
 
 void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
-  if (broken_ || closed_.load(std::memory_order_relaxed)) return;
+  if (broken_before(sequence) || closed_.load(std::memory_order_relaxed)) return;
   broken_ = job::Breakage{id_, sequence, reason};
   const job::Breakage told{id_, sequence, reason.with_context(describe(rank) + " gave up")};
   world_->tell_broken(told);
@@ -125,8 +127,12 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
                    reason.with_context("an earlier collective failed"));
 }
 
+bool Group::broken_before(std::uint64_t sequence) const noexcept {
+  return broken_ && (broken_->aborts() || broken_->sequence <= sequence);
+}
+
 void Group::heard_broken(const job::Breakage& breakage) {
-  if (broken_ && (broken_->aborts() || !breakage.aborts())) return;
+  if (broken_ && (broken_->aborts() || (!breakage.aborts() && broken_before(breakage.sequence)))) return;
   broken_ = breakage;
   running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
                    breakage.reason);

@@ -68,8 +68,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
-  // No more collectives, because that one of local rank `rank` failed: tells the others. `waiting`: ranks that it still owed
-  // messages.
+  // No more collectives, because that one of local rank `rank` failed: tells the others. Of several that fail, the earliest counts.
+  // `waiting`: ranks that it still owed messages.
   void broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
@@ -81,6 +81,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
  private:
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
   [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
+  // Whether that collective, and those behind it, have been ended.
+  [[nodiscard]] bool broken_before(std::uint64_t sequence) const noexcept;
 
   const std::shared_ptr<World> world_;
   Messenger& messenger_;

@@ -148,7 +148,10 @@ void World::read_lost(ByteSpan payload) {
 
 void World::tell_broken(const job::Breakage& breakage) {
   const std::uint64_t key = breakage.aborts() ? ~breakage.group_id : breakage.group_id;
-  if (told_broken_.insert(key).second) broadcast(control_group_broken, encode(breakage));
+  const auto [told, fresh] = told_broken_.try_emplace(key, breakage.sequence);
+  if (!fresh && told->second <= breakage.sequence) return;
+  told->second = breakage.sequence;
+  broadcast(control_group_broken, encode(breakage));
 }
 
 void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage) {

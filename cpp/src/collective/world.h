@@ -93,7 +93,8 @@ class World : public std::enable_shared_from_this<World> {
 
   // A group broke: tells the others, and the group if it is open here.
   void broke(const job::Breakage& breakage);
-  // Tells whoever is connected that a group broke, or was aborted, once for each (others forward it once each).
+  // Tells whoever is connected that a group broke, or was aborted, once for each and for each earlier collective (others forward it
+  // as often): a rank that heard of a later one alone would wait for ranks that have given up the earlier.
   void tell_broken(const job::Breakage& breakage);
 
  private:
@@ -118,7 +119,8 @@ class World : public std::enable_shared_from_this<World> {
   std::unordered_set<std::uint64_t> keepers_;  // ids of groups
   Shrinks shrinks_{*this};
   Growths growths_{*this, *engine_};
-  std::unordered_set<std::uint64_t> told_broken_;  // ids of groups; their complements where they were aborted
+  // By ids of groups, or their complements where they were aborted: the earliest collective.
+  std::unordered_map<std::uint64_t, std::uint64_t> told_broken_;
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };
 

@@ -1,4 +1,5 @@
 // Communicator::abort and shrink: the C++ calls. What ranks that die at every moment mean for them: tests/python/test_shrink.py.
+#include <array>
 #include <numeric>
 
 #include "collective/job.h"
@@ -6,6 +7,7 @@
 namespace hmc {
 namespace {
 
+using testing::Bytes;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
@@ -78,6 +80,59 @@ TEST(Abort, ThreadsAbortAtOnce) {
     for (auto& thread : threads) thread.join();
     process.board[0].fetch_add(1);
     EXPECT_TRUE(process.board.wait(0, process.size));
+  });
+}
+
+// ---- several collectives in flight: a later one fails first ----
+
+// Rank 0 and rank 1 have two calls in flight, for which they wait for rank 2; the second one is cancelled on rank 0.
+void while_the_second_fails(const std::function<void(const Process&, const Member&, std::vector<Work>&)>& body) {
+  run_job(3, [&](const Process& process) {
+    setenv("HMC_FUSED", "0", 1);  // what shared memory says besides
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    std::array<Bytes, 2> in{Bytes(10), Bytes(10)}, out{Bytes(30), Bytes(30)};
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < 2 && me.rank() < 2; ++i) works.push_back(*me.iall_gather(view(out[i]), view(in[i])));
+    process.board[0].fetch_add(1);
+    ASSERT_TRUE(process.board.wait(0, 3));
+    if (me.rank() == 0) HMC_EXPECT_OK(works[1].cancel());
+    if (me.rank() == 1) {
+      const Status second = works[1].wait(soon());
+      EXPECT_EQ(second.code(), Code::cancelled) << second.str();
+    }
+    body(process, me, works);
+    process.board[2].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(2, 3));
+  });
+}
+
+TEST(Breakage, OfAnEarlierCollectiveIsToldToo) {
+  while_the_second_fails([](const Process&, const Member& me, std::vector<Work>& works) {
+    if (me.rank() == 0) HMC_EXPECT_OK(works[0].cancel());
+    if (me.rank() == 1) {
+      const Status first = works[0].wait(soon());
+      EXPECT_EQ(first.code(), Code::cancelled) << first.str();
+      EXPECT_NE(first.message().find("rank 0"), std::string_view::npos) << first.str();
+    }
+  });
+}
+
+// Its call of the first one fails at once, so the others must not wait for it.
+TEST(Breakage, ALateRankEndsWhatTheOthersHaveInFlight) {
+  while_the_second_fails([](const Process& process, const Member& me, std::vector<Work>& works) {
+    if (me.rank() == 1) process.board[1].store(1);
+    if (me.rank() == 2) {
+      ASSERT_TRUE(process.board.wait(1, 1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has heard of the second, or takes part in the first
+      Bytes in(10), out(30);
+      const Status status = me.all_gather(view(out), view(in), soon());
+      EXPECT_NE(status.code(), Code::timeout) << status.str();
+      return;
+    }
+    const Status first = works[0].wait(soon());
+    EXPECT_NE(first.code(), Code::timeout) << first.str();
   });
 }
 
