@@ -314,3 +314,25 @@ assert (back == data).all()
 hmc.Memory(10, device="{vendor}:1").fill(2)
 """
     )
+
+
+def test_a_rank_may_close_after_its_last_collective(run_job: Callable[..., str]) -> None:
+    """What a large message of device memory ends with goes by another connection than the goodbye, which must not overtake it."""
+    run_job(
+        """
+import os, pathlib
+rank = int(os.environ["HMC_RANK"])
+device = ("cuda:0", "mlu:0")[rank]
+size = 100_001
+for number in range(40):
+    path = pathlib.Path(sys.argv[0]).with_name(f"meet{number}")
+    with hmc.init(rank=rank, size=2, rendezvous=f"unix:{path}", devices=[device], timeout=30) as comm:
+        memory = hmc.Memory(4 * size, device=device)
+        memory.copy_from(np.arange(size, dtype=np.int32) * (rank + 1))
+        comm.all_reduce(memory, dtype="int32", timeout=30)
+    summed = np.zeros(size, np.int32)
+    memory.copy_to(summed)
+    assert np.array_equal(summed, np.arange(size) * 3), number
+""",
+        environment=hmc.testing.environment("cuda", "mlu"),
+    )
