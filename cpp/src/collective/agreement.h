@@ -67,7 +67,6 @@ class Agreement {
   void fail(const Status& reason);
 
   [[nodiscard]] State state() const noexcept { return state_; }
-  [[nodiscard]] bool ended() const noexcept { return state_ == State::committed || state_ == State::failed; }
   [[nodiscard]] const Status& reason() const noexcept { return reason_; }  // failed
   [[nodiscard]] const Roster& roster() const noexcept { return roster_; }  // committed
   // The caller of shrink() has something to do.

@@ -19,6 +19,11 @@ std::string name_ranks(const Group& group, const PeerState* peer, std::uint32_t 
   return (count > 1 ? "ranks " : "rank ") + text;
 }
 
+// Whether that collective, and those behind it, have been ended.
+bool broken_before(const std::optional<job::Breakage>& broken, std::uint64_t sequence) noexcept {
+  return broken && (broken->aborts() || broken->sequence <= sequence);
+}
+
 Status closed_status() { return {Code::closed, "this Communicator was closed"}; }
 
 }  // namespace
@@ -112,7 +117,7 @@ void Group::compare_early(CollectiveWork& work) {
 }
 
 void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
-  if (broken_before(sequence) || closed_.load(std::memory_order_relaxed)) return;
+  if (broken_before(broken_, sequence) || closed_.load(std::memory_order_relaxed)) return;
   broken_ = job::Breakage{id_, sequence, reason};
   const job::Breakage told{id_, sequence, reason.with_context(describe(rank) + " gave up")};
   world_->tell_broken(told);
@@ -127,12 +132,8 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
                    reason.with_context("an earlier collective failed"));
 }
 
-bool Group::broken_before(std::uint64_t sequence) const noexcept {
-  return broken_ && (broken_->aborts() || broken_->sequence <= sequence);
-}
-
 void Group::heard_broken(const job::Breakage& breakage) {
-  if (broken_ && (broken_->aborts() || (!breakage.aborts() && broken_before(breakage.sequence)))) return;
+  if (broken_ && (broken_->aborts() || (!breakage.aborts() && broken_before(broken_, breakage.sequence)))) return;
   broken_ = breakage;
   running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
                    breakage.reason);

@@ -81,8 +81,6 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
  private:
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
   [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
-  // Whether that collective, and those behind it, have been ended.
-  [[nodiscard]] bool broken_before(std::uint64_t sequence) const noexcept;
 
   const std::shared_ptr<World> world_;
   Messenger& messenger_;

@@ -142,7 +142,10 @@ void Shrinks::on_gone() {
 }
 
 void Shrinks::release_ended() {
-  std::erase_if(all_, [](const auto& each) { return each.second->agreement().ended() && !each.second->may_be_asked(); });
+  std::erase_if(all_, [](const auto& each) {
+    const Agreement::State state = each.second->agreement().state();
+    return (state == Agreement::State::committed || state == Agreement::State::failed) && !each.second->may_be_asked();
+  });
 }
 
 void Shrinks::on_expelled(const Status& reason) {

@@ -58,7 +58,7 @@ bool World::ends_context(const Group& closed) const noexcept {
 void World::remove(Group& group) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
-  departed();
+  release_departed();
 }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
@@ -74,7 +74,8 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
   if (type == control_process_lost) {
     read_lost(payload);
   } else if (type == control_group_broken) {
-    read_broken(payload);
+    const auto breakage = job::decode_breakage(payload);
+    if (breakage && told_broken_.size() < max_told) broke(*breakage);
   } else if (type == control_segment) {
     offers_.on_message(peer, payload, std::move(fds));
   }
@@ -92,31 +93,30 @@ void World::on_gone(PeerState& peer, const Status& reason) {
     for (Group* group : std::vector<Group*>(groups_)) group->process_gone(static_cast<std::uint32_t>(found->second), reason);
   }
   shrinks_.on_gone();
-  departed();
+  release_departed();
 }
 
-// A process has, or a group that has some. Not at once: callers look at the peer that has.
-void World::departed() {
-  engine_->defer([weak = weak_from_this()] {
-    if (const auto world = weak.lock()) world->release_departed();
-  });
-}
-
+// A process has departed, or a group that had some is closed. Not at once: callers look at the peer that has.
 void World::release_departed() {
-  std::vector<bool> used(processes_.size());
-  for (const Group* const group : groups_) {
-    for (std::uint32_t r = 0; r < group->size(); ++r) used[group->rank(r).process] = true;
-  }
-  for (std::size_t i = 0; i < processes_.size(); ++i) {
-    Process& process = processes_[i];
-    if (used[i] || !process.peer || process.is_self()) continue;
-    const PeerPhase phase = process.peer->phase();
-    if (phase != PeerPhase::lost && phase != PeerPhase::closed) continue;
-    index_.erase(process.peer.get());
-    process.peer = nullptr;
-    process.identity = nullptr;
-  }
-  shrinks_.release_ended();
+  engine_->defer([weak = weak_from_this()] {
+    const auto world = weak.lock();
+    if (!world) return;
+    std::vector<Process>& processes = world->processes_;
+    std::vector<bool> used(processes.size());
+    for (const Group* const group : world->groups_) {
+      for (std::uint32_t r = 0; r < group->size(); ++r) used[group->rank(r).process] = true;
+    }
+    for (std::size_t i = 0; i < processes.size(); ++i) {
+      Process& process = processes[i];
+      if (used[i] || !process.peer || process.is_self()) continue;
+      const PeerPhase phase = process.peer->phase();
+      if (phase != PeerPhase::lost && phase != PeerPhase::closed) continue;
+      world->index_.erase(process.peer.get());
+      process.peer = nullptr;
+      process.identity = nullptr;
+    }
+    world->shrinks_.release_ended();
+  });
 }
 
 void World::on_lost(std::size_t process, const Status& reason, bool told) {
@@ -158,12 +158,6 @@ void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& br
   peer->when_ready([peer, message = encode(breakage)](const Status& ready) {
     if (ready.ok()) static_cast<void>(peer->send_control(control_group_broken, message));  // a peer that is gone needs no news
   });
-}
-
-void World::read_broken(ByteSpan payload) {
-  const auto breakage = job::decode_breakage(payload);
-  if (!breakage || told_broken_.size() >= max_told) return;
-  broke(*breakage);
 }
 
 void World::broke(const job::Breakage& breakage) {

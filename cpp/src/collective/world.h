@@ -101,10 +101,8 @@ class World : public std::enable_shared_from_this<World> {
   void on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_gone(PeerState& peer, const Status& reason);
   void on_lost(std::size_t process, const Status& reason, bool told);
-  void departed();
   void release_departed();
   void read_lost(ByteSpan payload);
-  void read_broken(ByteSpan payload);
   void broadcast(MessageType type, ByteSpan payload);
 
   ContextState& context_;

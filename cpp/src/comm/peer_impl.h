@@ -48,9 +48,6 @@ class PeerImpl final : public PeerState {
   [[nodiscard]] const Capabilities& message_capabilities() const noexcept override { return messages_.capabilities(); }
   [[nodiscard]] PeerRoutes& routes() noexcept override { return routes_; }
   Endpoint* endpoint(std::string_view transport_name) noexcept override { return connections_.endpoint(transport_name); }
-  void signalled_by(std::string_view transport_name) noexcept override {
-    if (EndpointSlot* const slot = connections_.find(transport_name); slot != nullptr) slot->notified = true;
-  }
   Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) override;
   void fail(const Status& reason) override { closing_.end(reason, PeerPhase::lost); }
 

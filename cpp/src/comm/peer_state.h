@@ -89,8 +89,6 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   [[nodiscard]] virtual PeerRoutes& routes() noexcept = 0;
   // The endpoint whose transport has `name`, for importing regions a peer exported through that transport; null if none.
   virtual Endpoint* endpoint(std::string_view transport_name) noexcept = 0;
-  // A signal of a message went with a put over that transport: a goodbye by another one stays behind it (Receipts).
-  virtual void signalled_by(std::string_view transport_name) noexcept = 0;
   // Opaque control message (100..255). Errors as Channel::send.
   virtual Status send_control(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   // Ends the peer now, as lost: its pending operations complete with `reason`.

@@ -208,7 +208,7 @@ void Rendezvous::report_part(Operation& operation) {
   if (!operation.sending && static_cast<ReceiveOperation&>(operation).gives_back) return;  // nothing has ended for the sender
   // A collective's receive that was cancelled is the receiver's affair, as one that is too short: the sender has its buffer back.
   const bool dropped = !operation.sending && operation.ends.outcome.code() == Code::cancelled;
-  if (operation.sending && operation.ends.outcome.ok()) operation.peer->signalled_by(operation.share.transport);
+  if (operation.sending && operation.ends.outcome.ok()) operation.peer->routes().signalled_by(operation.share.transport);
   if (!operation.sending || !operation.ends.outcome.ok())
     finish(*operation.peer, operation.peer_op, dropped ? Status() : operation.ends.outcome);
 }

@@ -205,6 +205,10 @@ void PeerRoutes::changed() {
   });
 }
 
+void PeerRoutes::signalled_by(std::string_view transport_name) noexcept {
+  if (EndpointSlot* const slot = peer_.connections().find(transport_name); slot != nullptr) slot->notified = true;
+}
+
 void PeerRoutes::retire(const EndpointSlot* slot) {
   for (auto& route : routes_) {
     if (slot == nullptr || route->slot == slot) old_routes_.push_back(std::move(route));

@@ -54,6 +54,9 @@ class PeerRoutes {
   // Transports between the two devices that take memory of buffers alone (Reach::transient): a message leaves them out.
   TransportSet buffers_only(const Device& local, const Device& remote);
 
+  // A signal of a message went with a put over that transport: a goodbye by another one stays behind it (Receipts).
+  void signalled_by(std::string_view transport_name) noexcept;
+
   // Changes whenever a route may have changed; never 0.
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   void changed();
