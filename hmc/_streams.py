@@ -34,8 +34,8 @@ def queued(arrays: Iterable[Any]) -> list[StreamMark]:
     return marks
 
 
-def wait_for(marks: Sequence[StreamMark], check: Callable[[], None] = lambda: None) -> None:
-    """Returns when the marked work is over. ``check`` raises what ends the wait early."""
+def wait_for(marks: Sequence[StreamMark], check: Callable[[], None]) -> None:
+    """Returns when the marked work is over. ``check`` raises what ends the wait early: a stream may be stuck for ever."""
     for mark in marks:
         while not mark.reached:
             check()

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc._arguments import number
-from hmc._core import Context, Peer
+from hmc._core import Context, Peer, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import Owned, start_thread
-from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, OutOfMemoryError
+from hmc._streams import wait_for
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, OutOfMemoryError, PeerLostError
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
@@ -102,6 +103,16 @@ class Leases:
         self._changed = threading.Condition()
         self._closed = False
         self._sweeper: threading.Thread | None = None
+
+    def wait_for(self, behind: list[StreamMark], session: str, peer: Peer | None) -> None:
+        """Returns when the work behind the marks is over. ClosedError, PeerLostError: nobody will read what it writes."""
+
+        def check() -> None:
+            self._pool._check_open()
+            if peer is not None and not peer.alive:
+                raise PeerLostError(f"lease of session {session!r}: its reader {peer.name} is lost")
+
+        wait_for(behind, check)
 
     def make(
         self,

@@ -14,7 +14,6 @@ from hmc._arguments import text, whole, wholes
 from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
-from hmc._streams import wait_for
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.kv._blocks import Blocks, Used
 from hmc.kv._cache import Cache
@@ -140,9 +139,10 @@ class Pool(Owned):
         lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
         lost, and by ``release()`` or ``free(session)``. Its pages must not change before ``on_end(lease)`` was called; the
         session's own blocks then become free. Errors of ``on_end`` go to ``threading.excepthook``. With ``digest``
-        the pages are read once, here. Waits for what is queued on ``stream``, which writes the pages (see :class:`Pool`).
+        the pages are read once, here. Waits for what is queued on ``stream``, which writes the pages (see :class:`Pool`), until
+        the pool is closed or ``peer`` is lost.
 
-        Raises InvalidArgumentError, OutOfMemoryError (too many leases), ClosedError.
+        Raises InvalidArgumentError, OutOfMemoryError (too many leases), PeerLostError, ClosedError.
         """
         self._check_open(*() if peer is None else (peer,))
         own = blocks is None
@@ -167,7 +167,7 @@ class Pool(Owned):
                 first = whole("first", first, 0, MAX_TOKENS)
                 tokens = self._tokens(tokens, chosen, first)
                 check_tokens(self.layout, chosen, tokens, first)
-                wait_for(self.cache.marks(stream))
+                self.leases.wait_for(self.cache.marks(stream), session, peer)
                 lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
         finally:
             known.set()

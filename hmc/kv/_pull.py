@@ -11,9 +11,9 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer, StreamMark
 from hmc._streams import wait_for
-from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, StaleBufferError
+from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
 from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
-from hmc.kv._remote import RemotePool, finish
+from hmc.kv._remote import RemotePool, drained, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
 
@@ -59,7 +59,7 @@ class Pull:
         try:
             remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
             remote.check(self.ticket)
-            wait_for(self.behind, self.transfer._check_cancelled)
+            wait_for(self.behind, lambda: self._hold(remote))
             self._move(remote)
             ended = True
         except LeaseExpiredError:
@@ -202,6 +202,13 @@ class Pull:
             flight.give_up(drop)
         return total & _MASK
 
+    def _hold(self, remote: RemotePool) -> None:
+        """Keeps the lease while the pages' streams have not come so far."""
+        self.transfer._check_cancelled()
+        if not self.peer.alive:
+            raise PeerLostError(f"pull of session {self.transfer.session!r}: the owner of its lease, {self.peer.name}, is lost")
+        self._beat(remote)
+
     def _beat(self, remote: RemotePool) -> None:
         now = time.monotonic()
         if now - self.last_beat > _HEARTBEAT:
@@ -231,10 +238,3 @@ class Pull:
             f"pull of session {self.transfer.session!r}: the lease ended before its pages were read; its pages may hold "
             "other data now. Ask the prefill side for a new lease, or compute the tokens here"
         )
-
-
-def drained(work: Any) -> None:
-    """Returns when an operation has ended, withdrawn or by itself, whatever its outcome."""
-    if not work.done and not work._withdraw():
-        with contextlib.suppress(HmcError):
-            work.wait()

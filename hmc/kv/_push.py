@@ -20,8 +20,7 @@ from hmc._deadline import Deadline
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
 from hmc.kv._blocks import Used
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
-from hmc.kv._pull import drained
-from hmc.kv._remote import RemotePool, finish
+from hmc.kv._remote import RemotePool, drained, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, REFUSED, START, STOP, Record, Ticket
 
@@ -110,7 +109,10 @@ class Push(Transfer):
         self.wait(timeout)
 
     def cancel(self) -> None:
-        """Asks it to end, with HmcCancelledError, once nothing of it is in flight. Returns at once; idempotent."""
+        """Asks it to end, with HmcCancelledError, once nothing of it is in flight. Returns at once; idempotent.
+
+        The receiver accepts no layer that the push reads after this call: the pages may change at once.
+        """
         super().cancel()
         self._events.put(("cancel", 0))
 
@@ -144,10 +146,13 @@ class Push(Transfer):
             self._changed.notify_all()
 
     def _run(self) -> None:
-        known = begun = ended = False
+        begun = ended = absent = False
         try:
-            remote = self._pool.remote(self._peer, self._ticket.pool)
-            known = True
+            try:
+                remote = self._pool.remote(self._peer, self._ticket.pool)
+            except (InvalidArgumentError, LeaseExpiredError):
+                absent = True
+                raise
             remote.check_pages(self._ticket)
             self._check_cancelled()
             near, far = self._source.layout, remote.layout
@@ -167,7 +172,7 @@ class Push(Transfer):
                 self._pool.blocks.free_used(self._moves)
         finally:
             self._drop()
-            if known and not ended:
+            if not ended and not absent:
                 with contextlib.suppress(HmcError):  # a lost receiver waits for nothing
                     if begun or self._begin():  # ends the receive also where the push sent nothing so far
                         self._send(ABORT)
@@ -308,6 +313,7 @@ class Push(Transfer):
             self._travelling.popleft()
             self._give(piece)
             if piece.layer is not None:
+                self._check_cancelled()  # its pages may have changed since
                 self._send(LAYER, *piece.layer)
 
     def _give(self, piece: _Piece) -> None:

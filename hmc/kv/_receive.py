@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from hmc._arguments import whole
 from hmc._core import Peer, StreamMark
 from hmc._deadline import Deadline
-from hmc._streams import wait_for
 from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
 from hmc.kv._moves import Side, common
 from hmc.kv._transfer import Transfer
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from hmc.kv._pool import Pool
 
 __all__ = ["Inbox"]
+
+_LOOK = "look"  # in place of an event: the streams that the pages are written behind may have come so far
+_PAUSE = 0.0005  # seconds between two looks
 
 
 class Inbox(Transfer):
@@ -50,6 +52,7 @@ class Inbox(Transfer):
         self._verify = verify
         self._deadline = deadline
         self._behind = behind
+        self._held = False  # the sender has begun, and is to write once ``behind`` is reached
         self._arrived: set[int] = set()
         self._news = threading.Condition()
         # Records, an exception when the peer is lost, None after a cancel.
@@ -112,17 +115,19 @@ class Inbox(Transfer):
             found = self._next(draining=failure is not None)
             if isinstance(found, BaseException):
                 raise failure or found
-            if found is not None and not self._is_of_sender(found):
+            if isinstance(found, Record) and not self._is_of_sender(found):
                 self._pool.listener.refuse(self._peer, found)
                 continue
             if failure is not None:
-                if found is not None and found.kind == ABORT:
+                if isinstance(found, Record) and found.kind == ABORT:
                     raise failure
                 continue
             if found is None:
                 failure = self._given_up()
                 if self._sender is None:
                     raise failure
+            elif isinstance(found, str):
+                failure = self._let_write()
             else:
                 if found.kind == ABORT:
                     raise HmcCancelledError(
@@ -135,16 +140,17 @@ class Inbox(Transfer):
             if failure is not None:
                 self._send(STOP)
 
-    def _next(self, draining: bool) -> Record | BaseException | None:
-        """The next event; None where this side is to stop, which is over only when the sender has stopped."""
+    def _next(self, draining: bool) -> Record | BaseException | str | None:
+        """The next event, or _LOOK; None where this side is to stop, which is over only when the sender has stopped."""
         if draining:
             return self._events.get()
+        left = self._deadline.left()
         if self._cancel.is_set():
             return None
         try:
-            return self._events.get(timeout=self._deadline.left())
+            return self._events.get(timeout=_PAUSE if self._held and left != 0 else left)
         except queue.Empty:
-            return None
+            return _LOOK if self._held and left != 0 else None
 
     def _given_up(self) -> HmcError:
         if self._cancel.is_set():
@@ -190,16 +196,18 @@ class Inbox(Transfer):
                 f"pool has layers {here.layers} and heads {here.heads}"
             )
         self._layers, self._heads = layers, heads
+        self._held = True
+        return self._let_write()
+
+    def _let_write(self) -> HmcError | None:
+        """Lets the sender write once the pages' streams have come so far. Returns the error of a device."""
         try:
-            wait_for(self._behind, self._check_limits)
+            self._held = not all(mark.reached for mark in self._behind)
         except HmcError as error:
             return error
-        self._send(GO)
+        if not self._held:
+            self._send(GO)
         return None
-
-    def _check_limits(self) -> None:
-        if self._cancel.is_set() or self._deadline.left() == 0:
-            raise self._given_up()
 
     def _refuse_further(self) -> None:
         """Answers the records that come after the end, and those that have come already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc._core import Context, Descriptor, Peer, RemoteBuffer, Work
-from hmc.errors import HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
+from hmc.errors import HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
 from hmc.kv._leases import SLOT_WORDS, SLOTS
 from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["RemotePool", "Scratch", "finish"]
+__all__ = ["RemotePool", "Scratch", "drained", "finish"]
 
 
 class Scratch:
@@ -26,6 +27,7 @@ class Scratch:
         self._ctx = ctx
         self._lock = threading.Lock()
         self._spare: dict[int, list[Any]] = {}
+        self._closed = False
 
     def take(self, nbytes: int) -> Any:
         size = 4096
@@ -40,7 +42,7 @@ class Scratch:
     def give(self, buffer: Any) -> None:
         with self._lock:
             spare = self._spare.setdefault(buffer.nbytes, [])
-            if len(spare) < 8:
+            if len(spare) < 8 and not self._closed:
                 spare.append(buffer)
                 return
         buffer.close()
@@ -54,6 +56,7 @@ class Scratch:
     def close(self) -> None:
         with self._lock:
             spare, self._spare = self._spare, {}
+            self._closed = True
         for buffers in spare.values():
             for buffer in buffers:
                 buffer.close(timeout=5)
@@ -73,6 +76,22 @@ def finish(work: Work, transfer: Transfer | None = None) -> None:
                 transfer._check_cancelled()
         else:
             return
+
+
+def _finish_by(until: float, work: Work) -> None:
+    """Waits until an operation has ended. After ``until`` withdraws it, or lets it end, and raises HmcTimeoutError."""
+    try:
+        work.wait(max(0.0, until - time.monotonic()))
+    except HmcTimeoutError:
+        drained(work)
+        raise
+
+
+def drained(work: Work) -> None:
+    """Returns when an operation has ended, withdrawn or by itself, whatever its outcome."""
+    if not work.done and not work._withdraw():
+        with contextlib.suppress(HmcError):
+            work.wait()
 
 
 def _described(peer: Peer, pool: bytes, timeout: float) -> RemoteBuffer:
@@ -98,7 +117,7 @@ class RemotePool:
             raise ProtocolError("the peer's description of its pool is too long")
         buffer = scratch.take(published.nbytes)
         try:
-            finish(peer.get(buffer[: published.nbytes], published))
+            _finish_by(until, peer.get(buffer[: published.nbytes], published))
             described = Description.decode(bytes(buffer.numpy()[: published.nbytes]))
         finally:
             scratch.give(buffer)
@@ -143,11 +162,13 @@ class RemotePool:
             scratch.give(buffer)
 
     def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
-        """Writes some of a slot's words and waits until they are there."""
+        """Writes some of a slot's words. Does not wait: an owner that is stopped must hold up neither a cancel nor the end."""
         buffer = scratch.take(8 * len(words))
         try:
             buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
             start = (slot * SLOT_WORDS + at) * 8
-            finish(self.peer.put(buffer[: 8 * len(words)], self.words[start : start + 8 * len(words)]))
-        finally:
+            work = self.peer.put(buffer[: 8 * len(words)], self.words[start : start + 8 * len(words)])
+        except BaseException:
             scratch.give(buffer)
+            raise
+        work.add_done_callback(lambda _: scratch.give(buffer))

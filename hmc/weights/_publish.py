@@ -110,7 +110,7 @@ class Publication:
         self.ctx.publish(self._published, described)
 
     def _digest(self) -> None:
-        wait_for(queued(plain(array) for _, array, _ in self._places))
+        wait_for(queued(plain(array) for _, array, _ in self._places), self.check_open)
         numbers = self._table.numpy(np.uint64)
         for shard in self._shards:
             if shard.table >= 0 and shard.nbytes:
@@ -131,7 +131,7 @@ class Publication:
     def update(self, epoch: int) -> Iterator[None]:
         """Change the arrays inside ``with src.update(epoch=step):``; they are digested at its end and are then that epoch.
 
-        Its end waits for the device's work as publish() does.
+        Its end waits for the device's work as publish() does, until close().
 
         A pull that is under way when the block begins ends with EpochChangedError. A pull that starts meanwhile waits. After an
         exception in the block the arrays belong to no epoch, until the next update().
