@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core, tensors
+from hmc._deadline import Deadline
 from hmc._streams import queued, wait_for
-from hmc.errors import InvalidArgumentError
+from hmc.errors import HmcTimeoutError, InvalidArgumentError
 from hmc.experts._memory import Area
 from hmc.tensors import _dtypes
 
@@ -35,17 +36,26 @@ class Rows:
             raise InvalidArgumentError(f"{what}: shape {found.shape}; pass (rows, {columns})")
         if most is not None and found.shape[0] > most:
             raise InvalidArgumentError(f"{what}: {found.shape[0]} rows; this Buffer was made for at most {most}")
+        self.what = what
         self.count = found.shape[0]
         self.row_bytes = columns * _dtypes.size_of(dtype)
         self.like = _like_of(array, found.dtype)
         self._host, self._memory = _bytes_of(array, self.row_bytes)
         self._queued = [] if self._memory is None else queued([array.detach() if _torch_tensor(array) else array])
 
-    def copy_to(self, area: Area) -> None:
-        """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory."""
+    def copy_to(self, area: Area, deadline: Deadline, after: str) -> None:
+        """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory.
+
+        HmcTimeoutError says ``after``: what to do then.
+        """
         if self.count == 0:
             return
-        wait_for(self._queued)
+
+        def check() -> None:
+            if deadline.left() == 0:
+                raise HmcTimeoutError(f"{self.what}: its stream has not come so far within {deadline.timeout} s: {after}")
+
+        wait_for(self._queued, check)
         source = _core.Memory.from_array(self._host) if self._memory is None else self._memory
         if source.address != area.memory.address or source.device != area.memory.device:
             area.memory.copy_blocks_from(source, [0], [0], area.memory.nbytes)

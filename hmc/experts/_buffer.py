@@ -113,7 +113,8 @@ class Buffer:
         memory of others must be ready.
 
         At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
-        :meth:`resume` continues. InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
+        :meth:`resume` continues. Where it names x, whose stream is behind, the call had not begun and may be repeated.
+        InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
         this one: only close() is left. ProtocolError names a rank that makes another call or sends what no rank sends:
         ``mask(rank)`` and then :meth:`resume` go on without it.
         """
@@ -131,12 +132,12 @@ class Buffer:
         if weights.shape != ids.shape:
             raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
         number = self._number
-        like = self._stage(number, x, len(ids))
+        like = self._stage(number, x, len(ids), deadline)
         local = len(shape.experts_of(self.rank))
         handle = Handle(self, number, routes_of(ids, weights, self._fabric), like, local, shape.once)
         return self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
 
-    def _stage(self, number: int, x: Any, tokens: int) -> Any:
+    def _stage(self, number: int, x: Any, tokens: int, deadline: Deadline) -> Any:
         shape = self._shape
         if shape.scaled != isinstance(x, tuple):
             raise InvalidArgumentError(f"x: pass {'(x, scales)' if shape.scaled else 'one array'} to a Buffer of {shape.dtype}")
@@ -148,7 +149,7 @@ class Buffer:
             if part.count != tokens:
                 raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
         for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=False):
-            part.copy_to(staged)
+            part.copy_to(staged, deadline, "nothing was sent; call dispatch() again")
         return rows[0].like
 
     def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
@@ -199,7 +200,8 @@ class Buffer:
     def resume(self, *, timeout: float | None = None) -> Any:
         """Continues the call that raised HmcTimeoutError, ProtocolError or KeyboardInterrupt: its result, or its errors.
 
-        InvalidArgumentError: there is none. After a KeyboardInterrupt: the call had not begun and may be repeated.
+        InvalidArgumentError: there is none. After a KeyboardInterrupt, or a stream that was behind: the call had not begun and may
+        be repeated.
         """
         deadline = Deadline(timeout)
         return self._call(deadline, lambda: self._resume(deadline))

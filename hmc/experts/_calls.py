@@ -74,7 +74,7 @@ class Call(ABC):
 
     def run(self, deadline: Deadline) -> Any:
         """HmcTimeoutError names the ranks that are late; another run() waits on."""
-        self._send()
+        self._send(deadline)
         self._collect(deadline)
         if not self._prepared:
             self.prepare()
@@ -85,7 +85,7 @@ class Call(ABC):
         self.fabric.check_not_masked(ranks)
         return self.finish(ranks)
 
-    def _send(self) -> None:
+    def _send(self, deadline: Deadline) -> None:
         while self._unsent:
             rank = self._unsent[0]
             sent = self._sent.setdefault(rank, [])
@@ -275,12 +275,12 @@ class Combine(Call):
         self._rows: Area | None = None
         self._into: _core.ConnBuffer | None = None
 
-    def _send(self) -> None:
+    def _send(self, deadline: Deadline) -> None:
         if not self._staged and self._results is not None:
             into = self.fabric.results[self.number % SLOTS]
-            self._results.copy_to(into.rows(self._results.count, self._results.row_bytes))
+            self._results.copy_to(into.rows(self._results.count, self._results.row_bytes), deadline, "resume() waits on")
             self._staged = True
-        super()._send()
+        super()._send(deadline)
 
     def write(self, rank: int) -> int:
         descriptor = b"" if self._results is None else bytes(self.fabric.results[self.number % SLOTS].buffer.descriptor())

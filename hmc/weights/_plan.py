@@ -10,7 +10,7 @@ from typing import Any
 from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc._streams import queued, wait_for
-from hmc.errors import ClosedError, InvalidArgumentError
+from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
 from hmc.weights._manifest import MAX_EPOCH, Shard
@@ -78,6 +78,10 @@ class Plan:
             offset += -(-one.nbytes // _ALIGNMENT) * _ALIGNMENT
         return cells
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the plan is closed")
+
     @property
     def nbytes(self) -> int:
         """Bytes of the target."""
@@ -113,8 +117,7 @@ class Plan:
         if epoch is not None:
             epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         with self._lock:
-            if self._closed:
-                raise ClosedError("the plan is closed")
+            self._check_open()
             if self._pull is not None and not self._pull.done:
                 raise InvalidArgumentError("another pull of this plan is under way: wait for it, or cancel it")
             if verify and not all(source.digested for source in self.sources):
@@ -135,11 +138,11 @@ class Plan:
         """Copies what was pulled to the target, all of it, and returns its epoch. The target is not to be used meanwhile.
 
         InvalidArgumentError where no pull has succeeded since the last commit(), and for an array that was resized or moved since
-        plan(): the target is then unchanged.
+        plan(): the target is then unchanged. It waits for what is queued on the current streams of torch and CuPy arrays;
+        close() ends that wait with ClosedError.
         """
         with self._lock:
-            if self._closed:
-                raise ClosedError("the plan is closed")
+            self._check_open()
             if self._pull is None:
                 raise InvalidArgumentError("commit of a plan without a pull: pull() first")
             if not self._pull.done:
@@ -148,7 +151,7 @@ class Plan:
                 raise InvalidArgumentError("commit: the last pull has failed or was committed before; pull() again")
             for sink in self._sinks:
                 sink.check()
-            wait_for(queued(array for sink in self._sinks for array in sink.arrays()))
+            wait_for(queued(array for sink in self._sinks for array in sink.arrays()), self._check_open)
             self._copy()
             self._epoch, self._pulled = self._pulled, None
             return self._epoch
@@ -175,12 +178,17 @@ class Plan:
     def close(self, timeout: float | None = 5.0) -> None:
         """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""
         deadline = Deadline(timeout)
-        with self._lock:
-            self._closed = True
+        left = deadline.left()
+        self._closed = True  # before the lock, which a commit() behind a stream holds
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise HmcTimeoutError(f"close of a plan: a commit() has not ended within {timeout} s; call close() again")
+        try:
             under_way = self._pull if self._pull is not None and not self._pull.done else None
+        finally:
+            self._lock.release()
         if under_way is not None:
             under_way.cancel()
-            under_way.drained(timeout)
+            under_way.drained(deadline.left())
         self._pull = None  # the traceback of its error refers to this plan
         with contextlib.suppress(ClosedError):
             self.shadow.close(timeout=deadline.left())

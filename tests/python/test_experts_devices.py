@@ -142,3 +142,47 @@ def test_rows_are_read_behind_their_stream(run_job: Callable[..., str]) -> None:
     """
     source = CALLER + PRELUDE + textwrap.dedent(source)
     assert run_job(source, 2, environment=hmc.testing.environment("cuda")).count("done") == 2
+
+
+def test_a_stream_that_is_stuck_is_a_timeout(run_job: Callable[..., str]) -> None:
+    source = """
+    hmc.devices()  # opens the library
+    caller = Caller("cuda")
+    class Rows:
+        dtype = np.dtype(np.float32)
+
+        def __init__(self, count):
+            self.shape = (count, 33)
+            self.memory = hmc.Memory(count * 33 * 4, "cuda:0")
+
+        @property
+        def __cuda_array_interface__(self):
+            where = {"data": (self.memory.address, False), "stream": caller.stream}
+            return {"shape": self.shape, "typestr": "<f4", "version": 3, **where}
+
+    def behind(call):
+        caller.gate.clear()
+        caller.hold()
+        try:
+            call(timeout=1)
+        except hmc.HmcTimeoutError as error:
+            found = str(error)
+        caller.gate.set()
+        caller.synchronize()
+        return found
+
+    with hmc.init() as comm, buffer_of(comm) as ep:
+        ids, weights = routing((0, comm.rank), 17, 5, 13)
+        x = Rows(17)
+        x.memory.fill(1)
+        assert behind(lambda timeout: ep.dispatch(x, ids, weights, timeout=timeout)).startswith("x: its stream")
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+        made = Rows(x2.shape[0])
+        made.memory.fill(0)
+        assert behind(lambda timeout: ep.combine(made, handle, timeout=timeout)).startswith("results: its stream")
+        y = ep.resume(timeout=20)
+        assert y.shape == (17, 33)
+    print("done")
+    """
+    source = CALLER + PRELUDE + textwrap.dedent(source)
+    assert run_job(source, 2, environment=hmc.testing.environment("cuda")).count("done") == 2

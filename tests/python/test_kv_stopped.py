@@ -1,10 +1,11 @@
-"""SIGSTOP of one side of a transfer of hmc.kv: the other side's cancel, timeouts and close work, and nothing waits for ever."""
+"""SIGSTOP of one side of a transfer of hmc.kv, and streams that are stuck: cancel, timeouts and close work all the same."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kv_process import OTHER, TEXT, this_process
 from kv_sides import PAIRS
 
 import hmc
-from hmc.kv import _pull, _remote
+from hmc.kv import _cache, _pull, _push, _remote
 
 BLOCKS = 64
 SOON = 20.0  # seconds; on a busy machine too
@@ -129,8 +130,6 @@ def test_a_push_that_cannot_import_ends_its_receive(kv_pair: Any, monkeypatch: p
 
 def test_a_cancelled_push_sends_no_further_layer(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages may change as soon as cancel() has returned, also while the receiver is late to take them."""
-    from hmc.kv import _push
-
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
     inbox = b.pool.receive(to_a, [7, 8], 20)
     push = a.pool.push(to_b, inbox.ticket, [1, 2])
@@ -146,3 +145,80 @@ def test_a_cancelled_push_sends_no_further_layer(kv_pair: Any, monkeypatch: pyte
         with pytest.raises(hmc.HmcCancelledError):
             one.wait(SOON)
     assert inbox.layers == []
+
+
+class Stream:
+    """A stream whose work is over when the test says so."""
+
+    reached = False
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    monkeypatch.setattr(_cache.Cache, "marks", lambda _, stream: [] if stream is None else [stream])
+    return Stream()
+
+
+def error_of(call: Callable[[], Any]) -> type[Exception] | None:
+    try:
+        call()
+    except hmc.HmcError as error:
+        return type(error)
+    return None
+
+
+def test_a_pull_keeps_its_lease_behind_a_stream(kv_pair: Any, stuck: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pull, "_HEARTBEAT", 0.05)
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    lease = a.pool.lease("s", [1, 2], seconds=5)
+    pull = b.pool.pull(to_a, lease.ticket, [3, 4], stream=stuck)
+    time.sleep(8)
+    assert not lease.done
+    stuck.reached = True
+    pull.wait(SOON)
+    assert lease.wait(SOON) == "read"
+
+
+@pytest.mark.parametrize("way", ["sender", "timeout", "cancel", "free", "leaves"])
+def test_a_receive_behind_a_stuck_stream_ends(kv_pair: Any, stuck: Any, way: str) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    inbox = b.pool.receive(to_a, [3, 4], 32, session="t", timeout=1 if way == "timeout" else None, stream=stuck)
+    push = a.pool.push(to_b, inbox.ticket, [1, 2])
+    push.ready(0)
+    if way != "timeout":
+        time.sleep(0.2)
+        assert not inbox.done
+        end = {"sender": push.cancel, "cancel": inbox.cancel, "free": lambda: b.pool.free("t"), "leaves": a.ctx.close}[way]
+        end()
+    ends = {"timeout": hmc.HmcTimeoutError, "leaves": hmc.ClosedError}
+    assert error_of(lambda: inbox.wait(SOON)) == ends.get(way, hmc.HmcCancelledError)
+    assert push.error() is not None or error_of(lambda: push.wait(SOON)) is not None
+    assert b.pool.counters()["pushes_open"] == 0
+
+
+def test_a_pull_and_a_lease_behind_a_stuck_stream_end_with_the_peer(kv_pair: Any, stuck: Any) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    pull = b.pool.pull(to_a, a.pool.lease("s", [1, 2]).ticket, [3, 4], stream=stuck)
+    found: list[Any] = []
+    lends = threading.Thread(target=lambda: found.append(error_of(lambda: b.pool.lease("t", [0], peer=to_a, stream=stuck))))
+    lends.start()
+    time.sleep(0.2)
+    assert not pull.done
+    assert not found
+    a.close()
+    assert error_of(lambda: pull.wait(SOON)) == hmc.PeerLostError
+    lends.join(SOON)
+    assert found == [hmc.PeerLostError]
+
+
+def test_closing_a_pool_ends_a_lease_behind_a_stuck_stream(kv_pair: Any, stuck: Any) -> None:
+    _, b, _, _ = kv_pair(*PAIRS[0])
+    found: list[Any] = []
+    lends = threading.Thread(target=lambda: found.append(error_of(lambda: b.pool.lease("t", stream=stuck))))
+    b.pool.allocate("t", 40)
+    lends.start()
+    time.sleep(0.2)
+    assert not found
+    b.pool.close(SOON)
+    lends.join(SOON)
+    assert found == [hmc.ClosedError]

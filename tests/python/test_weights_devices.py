@@ -55,6 +55,16 @@ def after(call):
     thread.join(20)
     return found[0]
 
+def error_of(call):
+    try:
+        call()
+    except hmc.HmcError as error:
+        return type(error)
+
+def update(source):
+    with source.update(2):
+        pass
+
 hmc.devices()  # opens the library
 caller = Caller(vendor)
 with contextlib.ExitStack() as end:
@@ -62,8 +72,9 @@ with contextlib.ExitStack() as end:
     trained, served = (Array(random((300, 1001), np.uint8, seed), vendor + ":0") for seed in (1, 2))
     caller.hold()
     caller.fill(trained.memory.address, 7, 300_300)
-    source = after(lambda: pair.publish({"x": trained}))
-    plan = pair.plan(source, {"x": served})
+    source = after(lambda: end.enter_context(weights.publish(pair.source_ctx, {"x": trained})))
+    found = weights.lookup(pair.ctx, pair.peer, timeout=20)
+    plan = pair.plan(found, {"x": served})
     plan.pull(timeout=20).wait()
     caller.gate.clear()
     caller.hold()
@@ -71,6 +82,24 @@ with contextlib.ExitStack() as end:
     after(plan.commit)
     caller.synchronize()
     found = np.empty(300_300, np.uint8)
+    served.memory.copy_to(found)
+    assert (found == 7).all()
+    # Behind a stream that is stuck, close() ends what waits, and the target stays as it is.
+    plan.pull(timeout=20).wait()
+    for closing, call in ((plan.close, plan.commit), (source.close, lambda: update(source))):
+        caller.gate.clear()
+        caller.hold()
+        caller.fill(trained.memory.address, 8, 300_300)
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(error_of(call)))
+        thread.start()
+        time.sleep(0.1)
+        assert not ended
+        closing(20)
+        thread.join(20)
+        assert ended == [hmc.ClosedError], ended
+        caller.gate.set()
+        caller.synchronize()
     served.memory.copy_to(found)
     assert (found == 7).all()
 print("ordered")
