@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from vllm_sides import SOURCE, chunk, pushing, wait_for
 
 from hmc import kv
+from hmc.integrations.vllm._outgoing import Dropped
+from hmc.integrations.vllm._params import digest_of
+from hmc.kv import _push
 
 DONE = ({"local t"}, set())
 
@@ -130,6 +135,49 @@ def test_a_preemption_waits_for_no_reader_that_is_stuck(monkeypatch: pytest.Monk
         assert not any(one.busy for one in sides.sender._outgoing.values())
         sides.spoil(SOURCE)
         assert sides.received() == ({"local t"}, {5, 6, 7, 8})
+
+
+def test_a_preemption_waits_for_no_reader_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operation can be neither withdrawn nor ended: what it reads afterwards is never accepted, so that the blocks may change."""
+    goes_on, real = threading.Event(), _push.finish
+
+    def stopped(work: Any, transfer: Any = None) -> None:
+        goes_on.wait()
+        real(work)
+
+    monkeypatch.setattr(_push, "finish", stopped)
+    with pushing() as sides:
+        try:
+            sides.offer([5, 6, 7, 8], 100)
+            sides.step(chunk(70, 100))
+            wait_for(lambda: any(one.busy for one in sides.sender._outgoing.values()))
+            begins = threading.Thread(target=lambda: sides.sender.begin([], ["request t"]), daemon=True)
+            begins.start()
+            begins.join(20)
+            assert not begins.is_alive()
+            sides.spoil(SOURCE)
+            sides.sender.drop(Dropped("request t", "t", True))
+            assert sides.sender_ended() == {"request t"}
+        finally:
+            goes_on.set()
+        assert sides.received() == ({"local t"}, {5, 6, 7, 8})
+
+
+def test_a_push_to_a_request_with_another_prompt_is_refused() -> None:
+    """A proxy has used a transfer_id twice. The request's own reader gets it all the same."""
+    with pushing() as sides:
+        own, other = digest_of([1, 2, 3]), digest_of([1, 2, 4])
+        sides.offer([5, 6], 40, prompt=other)  # before the prompt is computed
+        sides.step(chunk(40, 40, prompt=own))
+        assert sides.received() == ({"local t"}, {5, 6})
+        sides.offer([5, 6], 40, prompt=other)
+        assert sides.received() == ({"local t"}, {5, 6})
+        assert sides.sender.finished() == set()
+        sides.offer([5, 6], 40, prompt=own)
+        assert sides.received() == DONE
+        assert sides.equal([5, 6], 0, 40, SOURCE)
+        sides.sender.keep("request t", "t")
+        assert sides.sender_ended() == {"request t"}
 
 
 def test_without_an_engine_id_whichever_engine_is_there_serves() -> None:

@@ -15,7 +15,7 @@ import hmc
 from hmc import kv
 from hmc.integrations.vllm._fetcher import Fetch, Fetcher
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
-from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._params import Remote, digest_of
 from hmc.integrations.vllm._ranks import Source
 
 
@@ -118,6 +118,17 @@ def test_more_tokens_than_the_request_has_are_refused_and_free_it() -> None:
     with two_sides() as sides:
         sides.lender.keep("r", [1, 2], 40)
         assert sides.fetch(sides.remote, [5, 6], 41) == ({"local r"}, {5, 6})
+        assert sides.lender_ended() == {"r"}
+
+
+def test_a_request_with_another_prompt_is_refused_and_stays() -> None:
+    """A client has used a request's name twice. The request's own reader gets it all the same."""
+    with two_sides() as sides:
+        own, other = digest_of([1, 2, 3]), digest_of([1, 2, 4])
+        sides.lender.keep("r", [1, 2], 40, own)
+        assert sides.fetch(sides.remote, [5, 6], 40, prompt=other) == ({"local r"}, {5, 6})
+        assert sides.lender.finished() == set()
+        assert sides.fetch(sides.remote, [5, 6], 40, prompt=own) == ({"local r"}, set())
         assert sides.lender_ended() == {"r"}
 
 

@@ -29,9 +29,9 @@ V = "L={layers} | B={blocks} H=4 N={block} D=32 f32"
 SOURCE = [9, 3, 30, 4]  # blocks of prefill
 
 
-def chunk(end: int, tokens: int, blocks: list[int] = SOURCE, name: str = "t") -> Chunk:
+def chunk(end: int, tokens: int, blocks: list[int] = SOURCE, name: str = "t", prompt: str = "") -> Chunk:
     """A step that computes a prompt of so many tokens as far as ``end``, in mode push."""
-    return Chunk("request " + name, name, blocks[: -(-end // 32)], end, tokens)
+    return Chunk("request " + name, name, blocks[: -(-end // 32)], end, tokens, prompt)
 
 
 class Half:
@@ -88,9 +88,11 @@ class Sides:
     def of(self, request: str, engine: str = "engine") -> Remote:
         return Remote(engine, request, self.remote.host, self.remote.port)
 
-    def fetch(self, remote: Remote, blocks: list[int], tokens: int, skip: int = 0, first: int = 0) -> tuple[set[str], set[int]]:
+    def fetch(
+        self, remote: Remote, blocks: list[int], tokens: int, skip: int = 0, first: int = 0, prompt: str = ""
+    ) -> tuple[set[str], set[int]]:
         """Fetches and waits. The requests that have ended, and the blocks that failed."""
-        self.fetcher.fetch(Fetch("local " + remote.request, remote, blocks, skip, tokens, first))
+        self.fetcher.fetch(Fetch("local " + remote.request, remote, blocks, skip, tokens, first, prompt))
         return wait_for(lambda: any(found := self.fetcher.finished()) and found)
 
     def lender_ended(self) -> set[str]:
@@ -135,9 +137,11 @@ class PushSides:
     def of(self, transfer: str, engine: str = "engine") -> Remote:
         return Remote(engine, transfer, self.remote.host, self.remote.port)
 
-    def offer(self, blocks: list[int], tokens: int, skip: int = 0, first: int = 0, remote: Remote | None = None) -> None:
+    def offer(
+        self, blocks: list[int], tokens: int, skip: int = 0, first: int = 0, remote: Remote | None = None, prompt: str = ""
+    ) -> None:
         remote = remote or self.remote
-        self.receiver.fetch(Fetch("local " + remote.request, remote, blocks, skip, tokens, first))
+        self.receiver.fetch(Fetch("local " + remote.request, remote, blocks, skip, tokens, first, prompt))
 
     def received(self) -> tuple[set[str], set[int]]:
         """The requests that end next, and the blocks that failed."""

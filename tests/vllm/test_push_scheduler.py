@@ -14,7 +14,7 @@ from hmc.integrations.vllm import HMCConnector
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._outgoing import Chunk, Dropped
-from hmc.integrations.vllm._params import Remote
+from hmc.integrations.vllm._params import Remote, digest_of
 from hmc.integrations.vllm._push_scheduler import PushScheduler
 
 BLOCK = 32
@@ -67,8 +67,8 @@ def chunks(one: PushScheduler, step: Any) -> list[Chunk]:
 def test_each_step_says_how_far_it_computes_a_prompt() -> None:
     one = scheduler()
     one.new_request(request(params=dict(PREFILL)))
-    assert chunks(one, output({"r": ([7, 8], 32)}, r=32, other=5)) == [Chunk("r", "t", [7, 8], 64, 100)]
-    assert chunks(one, output(cached={"r": ([9, 4], 64)}, r=36)) == [Chunk("r", "t", [7, 8, 9, 4], 100, 100)]
+    assert chunks(one, output({"r": ([7, 8], 32)}, r=32, other=5)) == [Chunk("r", "t", [7, 8], 64, 100, digest_of(range(100)))]
+    assert chunks(one, output(cached={"r": ([9, 4], 64)}, r=36)) == [Chunk("r", "t", [7, 8, 9, 4], 100, 100, digest_of(range(100)))]
     assert chunks(one, output(cached={"r": (None, 100)}, r=1)) == [], "a token behind the prompt is not pushed"
 
 
@@ -79,7 +79,7 @@ def test_a_resumed_prompt_begins_again_in_its_new_blocks() -> None:
     one.scheduled(output(preempted=("r", "other")))
     assert one.take().preempted == ["r"]
     found = chunks(one, output(cached={"r": ([3, 5, 6], 32)}, resumed=("r",), r=40))
-    assert found == [Chunk("r", "t", [3, 5, 6], 72, 100)]
+    assert found == [Chunk("r", "t", [3, 5, 6], 72, 100, digest_of(range(100)))]
 
 
 def test_a_request_without_a_transfer_id_has_its_own() -> None:

@@ -36,7 +36,10 @@ def _left(until: float) -> float:
 
 @dataclass(frozen=True)
 class Fetch:
-    """``tokens`` tokens of a remote request, from token ``skip`` on, into ``blocks`` from token ``first`` of the first one on."""
+    """``tokens`` tokens of a remote request, from token ``skip`` on, into ``blocks`` from token ``first`` of the first one on.
+
+    ``prompt``: digest of all tokens before the last one, or "".
+    """
 
     request: str
     remote: Remote
@@ -44,6 +47,7 @@ class Fetch:
     skip: int
     tokens: int
     first: int = 0
+    prompt: str = ""
 
 
 @dataclass
@@ -167,6 +171,7 @@ class Fetcher:
             tokens=fetch.tokens,
             readers=source.readers,
             model=self._model,
+            prompt=fetch.prompt,
         )
         peer = self._asking.say(ask, source.address, min(CONNECT, _left(until)))
         if what == "release":

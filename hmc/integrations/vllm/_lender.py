@@ -37,9 +37,15 @@ class _Kept:
     blocks: list[int]
     tokens: int
     expires: float
+    prompt: str  # digest of its tokens, or ""
     readers: int = 1  # that each read, or release
     reading: int = 0  # that have leases, or get them now
     ended: int = 0
+
+    def differs(self, ask: Ask) -> bool:
+        """Whether a question is about another prompt, as far as can be told. Its asker is not one of the readers."""
+        known = ask.prompt and self.prompt and ask.first + ask.tokens == self.tokens
+        return bool(known and ask.prompt != self.prompt)
 
 
 class Lender:
@@ -68,9 +74,12 @@ class Lender:
         self._listening.accept(ctx)
         start_thread(self._serve, "hmc.vllm lend")
 
-    def keep(self, request: str, blocks: Sequence[int], tokens: int) -> None:
-        """Keeps the ``tokens`` tokens of a finished request. Its blocks must not change until :meth:`finished` returns it."""
-        kept = _Kept(request, list(blocks), tokens, time.monotonic() + self._seconds)
+    def keep(self, request: str, blocks: Sequence[int], tokens: int, prompt: str = "") -> None:
+        """Keeps the ``tokens`` tokens of a finished request. Its blocks must not change until :meth:`finished` returns it.
+
+        ``prompt``: their digest, or "".
+        """
+        kept = _Kept(request, list(blocks), tokens, time.monotonic() + self._seconds, prompt)
         with self._lock:
             self._kept[request] = kept
         self._asked.put(None)
@@ -139,7 +148,7 @@ class Lender:
             past = self._past.get(request)
             if kept is not None:
                 kept.reading += 1
-                if ask.engine == self._engine:
+                if ask.engine == self._engine and not kept.differs(ask):
                     kept.readers = ask.readers
         try:
             if ask.engine != self._engine:
@@ -148,6 +157,8 @@ class Lender:
                 if past is None and time.monotonic() < until:
                     return False
                 raise InvalidArgumentError(f"request {request} is not kept here: {past or 'it is unknown, or was aborted'}")
+            if kept.differs(ask):
+                raise InvalidArgumentError(f"request {request} has other tokens here than the prompt of the decode engine")
             layout = self._pools[0].layout
             answer = Answer(self._lend(peer, ask, kept), layout.layers, layout.heads) if ask.what == "lease" else None
         except HmcError as error:

@@ -25,7 +25,8 @@ class Ask:
     ``lease``: let me read ``tokens`` tokens of the one request, from token ``first`` on. ``release``: I read nothing of it.
     ``renew``: keep these requests, I read them later. ``offer``: push these tokens to me, layer by layer; ``answer`` is then the
     offer's number, which pieces and a later ``release`` name. ``readers``: workers of the decode engine that ask for this request
-    here. Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model.
+    here. Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model. ``prompt``: digest of all tokens before
+    the last one that is asked for, or "".
     """
 
     what: str
@@ -36,6 +37,7 @@ class Ask:
     tokens: int = 0
     readers: int = 1
     model: str = ""
+    prompt: str = ""
 
     def encode(self) -> Any:
         """The array that is sent."""
@@ -49,7 +51,7 @@ class Ask:
             ask = Ask(**found)
         except TypeError as error:
             raise ProtocolError(f"a question of the vLLM connector has wrong fields: {error}") from error
-        texts = [ask.what, ask.engine, ask.model, *(ask.requests if isinstance(ask.requests, list) else [None])]
+        texts = [ask.what, ask.engine, ask.model, ask.prompt, *(ask.requests if isinstance(ask.requests, list) else [None])]
         numbers = [ask.answer, ask.first, ask.tokens, ask.readers]
         if (
             ask.what not in ("lease", "release", "renew", "offer")

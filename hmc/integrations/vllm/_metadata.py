@@ -15,12 +15,16 @@ __all__ = ["HMCConnectorMetadata", "Keep"]
 
 @dataclass
 class Keep:
-    """A finished request whose blocks stay until they were read. ``transfer``: its name for the decode engine (push)."""
+    """A finished request whose blocks stay until they were read.
+
+    ``transfer``: its name for the decode engine (push). ``prompt``: digest of its tokens, or "" (pull).
+    """
 
     request: str
     blocks: list[int]
     tokens: int
     transfer: str = ""
+    prompt: str = ""
 
 
 @dataclass

@@ -17,13 +17,17 @@ _MOST = 4096
 
 @dataclass(frozen=True)
 class Chunk:
-    """A step computes a prompt of ``tokens`` tokens as far as token ``end``, into ``blocks``; those before are there."""
+    """A step computes a prompt of ``tokens`` tokens as far as token ``end``, into ``blocks``; those before are there.
+
+    ``prompt``: digest of its tokens, or "".
+    """
 
     request: str
     transfer: str
     blocks: list[int]
     end: int
     tokens: int
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Reader:
     offer: Ask
     sent: int
     cancelled: str = ""  # why
-    pushes: list[kv.Push] = field(default_factory=list)  # that may read the blocks now
+    pushes: list[kv.Push] = field(default_factory=list)  # that read the blocks
 
     @property
     def end(self) -> int:
@@ -59,11 +63,15 @@ class Reader:
 
 @dataclass(eq=False)
 class Outgoing:
-    """A prefill request. Its first ``done`` tokens are computed in all layers, those up to ``coming`` in the layers ``saved``."""
+    """A prefill request. Its first ``done`` tokens are computed in all layers, those up to ``coming`` in the layers ``saved``.
+
+    ``prompt``: digest of its tokens, or "".
+    """
 
     request: str
     transfer: str
     tokens: int
+    prompt: str = ""
     blocks: list[int] = field(default_factory=list)
     done: int = 0
     coming: int = 0
@@ -77,8 +85,8 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """Whether a push may read its blocks."""
-        return any(reader.pushes for reader in self.readers)
+        """Whether a push that reads its blocks may still succeed. What a cancelled one reads is never accepted."""
+        return any(reader.pushes and not reader.cancelled for reader in self.readers)
 
     def has(self, layer: int, end: int) -> bool:
         """Whether the tokens before ``end`` are computed in a layer."""

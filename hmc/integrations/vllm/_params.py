@@ -6,12 +6,16 @@ both engines at once, for layered push, gives it one ``transfer_id`` for both.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["Remote", "asked", "params_of", "transfer_of"]
+__all__ = ["Remote", "asked", "digest_of", "params_of", "transfer_of"]
 
 _MOST_CHARACTERS = 1000
 
@@ -27,6 +31,11 @@ def transfer_of(params: Any, request: str) -> str:
     if not isinstance(transfer, str) or len(transfer) > _MOST_CHARACTERS:
         raise InvalidArgumentError(f"kv_transfer_params: transfer_id is a text of at most {_MOST_CHARACTERS} characters")
     return transfer
+
+
+def digest_of(tokens: Sequence[int] | None) -> str:
+    """Of the token ids of a prompt, which both engines have, so that a wrong name is noticed; "" where there are none."""
+    return hashlib.blake2b(np.array(tokens, "<i8").tobytes(), digest_size=16).hexdigest() if tokens else ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._outgoing import Chunk, Dropped
-from hmc.integrations.vllm._params import asked, params_of, transfer_of
+from hmc.integrations.vllm._params import asked, digest_of, params_of, transfer_of
 from hmc.integrations.vllm._scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class _Prompt:
 
     transfer: str
     tokens: int
+    digest: str
     blocks: list[int] = field(default_factory=list)
     end: int = 0  # token behind the last one that was scheduled
 
@@ -51,7 +52,8 @@ class PushScheduler(Scheduler):
         except InvalidArgumentError as error:
             logger.warning("HMC: request %s is not pushed: %s", request.request_id, error)
             return
-        self._prompts[request.request_id] = _Prompt(transfer, len(request.prompt_token_ids or []))
+        tokens = request.prompt_token_ids or []
+        self._prompts[request.request_id] = _Prompt(transfer, len(tokens), digest_of(tokens))
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """Notes what a step computes of the prompts."""
@@ -86,7 +88,7 @@ class PushScheduler(Scheduler):
         end = min(computed + output.num_scheduled_tokens[request], prompt.tokens)
         if end > prompt.end:
             prompt.end = end
-            self._news.chunks.append(Chunk(request, prompt.transfer, list(prompt.blocks), end, prompt.tokens))
+            self._news.chunks.append(Chunk(request, prompt.transfer, list(prompt.blocks), end, prompt.tokens, prompt.digest))
 
     def _prefilled(self, request: Request, blocks: list[int], good: bool) -> tuple[bool, dict[str, Any] | None]:
         prompt = self._prompts.pop(request.request_id, None)

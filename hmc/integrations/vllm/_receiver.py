@@ -170,6 +170,7 @@ class Receiver:
                     tokens=fetch.tokens,
                     readers=source.readers,
                     model=self._model,
+                    prompt=fetch.prompt,
                 )
                 peer = self._asking.peer(source.address)
                 if source.read:

@@ -10,7 +10,7 @@ from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
-from hmc.integrations.vllm._params import Remote, asked, params_of
+from hmc.integrations.vllm._params import Remote, asked, digest_of, params_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -81,9 +81,9 @@ class Scheduler:
         skip = len(request.prompt_token_ids) - external
         end = -(-(skip + external) // self._block)
         self._fetching.add(request.request_id)
-        self._news.fetch.append(
-            Fetch(request.request_id, remote, list(own[skip // self._block : end]), skip, external, skip % self._block)
-        )
+        wanted = list(own[skip // self._block : end])
+        digest = digest_of(request.prompt_token_ids)
+        self._news.fetch.append(Fetch(request.request_id, remote, wanted, skip, external, skip % self._block, digest))
 
     def finished(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has finished. True: its blocks stay until the worker returns it; and the params for the decode engine."""
@@ -105,7 +105,9 @@ class Scheduler:
         if not good:
             return False, None
         tokens = min(request.num_computed_tokens, len(blocks) * self._block)
-        self._news.keep.append(Keep(request.request_id, list(blocks), tokens))
+        prompt = request.prompt_token_ids or []
+        digest = digest_of(prompt) if len(prompt) == tokens else ""
+        self._news.keep.append(Keep(request.request_id, list(blocks), tokens, prompt=digest))
         return True, params_of(self._options.here(request.request_id), list(blocks), tokens)
 
     def moved(self, fetched: set[str], sent: set[str]) -> None:

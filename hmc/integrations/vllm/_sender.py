@@ -75,7 +75,7 @@ class Sender:
             for chunk in chunks:
                 one = self._outgoing.get(chunk.transfer)
                 if one is None:
-                    one = Outgoing(chunk.request, chunk.transfer, chunk.tokens)
+                    one = Outgoing(chunk.request, chunk.transfer, chunk.tokens, chunk.prompt)
                     self._outgoing[chunk.transfer] = one
                     self._past.pop(chunk.transfer, None)
                 elif one.request != chunk.request:
@@ -183,12 +183,11 @@ class Sender:
             self._changed.notify_all()
 
     def _preempt(self, request: str) -> None:
-        """Returns when nothing reads the blocks of a request; its tokens are computed once more."""
+        """Returns when the blocks of a request may change; its tokens are computed once more. Waits for no reader that is stopped."""
         with self._changed:
             for one in [one for one in self._outgoing.values() if one.request == request]:
                 if not self._changed.wait_for(lambda one=one: not one.busy, _PREEMPTION):  # type: ignore[misc]
                     one.cancel("the prefill engine required the blocks for another request")
-                    self._changed.wait_for(lambda one=one: not one.busy)  # type: ignore[misc]
                 one.done = one.coming = 0
                 one.blocks = []
 
@@ -240,6 +239,10 @@ class Sender:
 
     def _handle(self, peer: Peer, ask: Ask, one: Outgoing) -> None:
         """An offer or a release of a request that is here. Under the lock."""
+        if ask.prompt and one.prompt and ask.prompt != one.prompt:
+            # Not one of its readers: it waits for those all the same.
+            self._refuse(peer, ask, f"request {one.transfer} has another prompt here: give each request a transfer_id of its own")
+            return
         one.expected = ask.readers
         if ask.what == "release":
             for reader in one.readers:
@@ -319,18 +322,11 @@ class Sender:
             for push in pushes:
                 push.close(timeout=self._seconds)
         finally:
-            self._drain(reader)
-
-    def _drain(self, reader: Reader) -> None:
-        """Returns when no push of a reader reads the blocks any more."""
-        for push in reader.pushes:
-            push.cancel()
-        for push in reader.pushes:
-            with contextlib.suppress(HmcError):
-                push.wait()
-        with self._changed:
-            reader.pushes = []
-            self._changed.notify_all()
+            for push in reader.pushes:
+                push.cancel()  # what one that has not ended reads from now on is never accepted
+            with self._changed:
+                reader.pushes = []
+                self._changed.notify_all()
 
     def _tickets(self, reader: Reader, end: int) -> list[bytes]:
         """The reader's tickets for the next tokens, one for each pool."""

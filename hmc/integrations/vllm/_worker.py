@@ -121,7 +121,7 @@ class Worker:
                 self._lender.drop(dropped)
         elif self._lender is not None:
             for kept in news.keep:
-                self._lender.keep(kept.request, kept.blocks, kept.tokens)
+                self._lender.keep(kept.request, kept.blocks, kept.tokens, kept.prompt)
         if self._fetcher is None:
             return
         for fetch in news.fetch:
