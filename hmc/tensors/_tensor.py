@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hmc import _core
+from hmc._arguments import whole, wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import _dlpack, _dtypes
 from hmc.tensors._axes import Axis, c_strides, index_axes, runs
@@ -184,9 +185,9 @@ def view(buffer: Buffer, dtype: Any, shape: Sequence[int] | int, strides: Sequen
     if not isinstance(buffer, Buffer):
         raise InvalidArgumentError(f"a {type(buffer).__name__} is no buffer: pass a Memory, ConnBuffer or RemoteBuffer")
     name = _dtypes.name_of(dtype)
-    extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-    size = _dtypes.size_of(name)
-    steps = c_strides(extents, size) if strides is None else tuple(int(stride) for stride in strides)
+    extents = tuple(wholes("shape", shape)) if isinstance(shape, Iterable) else (whole("shape", shape),)
+    size, offset = _dtypes.size_of(name), whole("offset", offset)
+    steps = c_strides(extents, size) if strides is None else tuple(wholes("strides", strides))
     if len(steps) != len(extents) or min((*extents, *steps, offset), default=0) < 0:
         raise InvalidArgumentError(f"shape {extents}, strides {steps}, offset {offset}: one stride per extent, none negative")
     needed = 0 if 0 in extents else offset + sum((e - 1) * s for e, s in zip(extents, steps, strict=True)) + size

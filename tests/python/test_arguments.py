@@ -14,7 +14,7 @@ from kv_sides import PAIRS, expected, same
 from weights_pair import Pair, random
 
 import hmc
-from hmc import kv, layout, weights
+from hmc import kv, layout, tensors, weights
 from hmc._arguments import number, seconds, text, whole, wholes
 from hmc._deadline import Deadline
 
@@ -250,3 +250,16 @@ def test_layouts_refuse_by_name() -> None:
         for argument in ("tokens", *ends, *(() if name == "runs" else ("position",))):
             walk_whole(argument, lambda wrong, call=call, argument=argument: call(**{argument: wrong}), 0)
             call(**{argument: np.int16(1)})
+
+
+def test_views_refuse_by_name() -> None:
+    memory = hmc.Memory(100)
+    walk_whole("shape", lambda wrong: tensors.view(memory, "u1", wrong) if not isinstance(wrong, list | np.ndarray) else whole("shape", wrong), 0)
+    walk_whole("offset", lambda wrong: tensors.view(memory, "u1", 1, offset=wrong), 0)
+    for wrong in ([True], (2, True), [1.0], (2, 1.5), ["1"], np.array([1.5]), [None]):
+        refuses(TypeError, "shape", tensors.view, memory, "u1", wrong)
+        refuses(TypeError, "strides", tensors.view, memory, "u1", (1,) * len(wrong), wrong)
+    for wrong in (HUGE, [HUGE], [-1]):
+        refuses(hmc.InvalidArgumentError, "shape", tensors.view, memory, "u1", wrong)
+    for shape in (np.int64(5), np.array([5]), [np.uint8(5)], range(5, 6)):
+        assert tensors.view(memory, "u1", shape, offset=np.int16(3)).shape == (5,)
