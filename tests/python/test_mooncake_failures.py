@@ -14,10 +14,9 @@ import pytest
 from mooncake_process import SIZE, Mine, contents, free_port, this_process
 
 from hmc.errors import ProtocolError
+from hmc.integrations._shared import memory
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake.engine import TransferEngine, TransferNotify, Write
-
-SOON = 20.0  # seconds; on a busy machine too
 
 
 @pytest.fixture
@@ -163,7 +162,16 @@ def test_another_host_requires_a_key(mine: Mine, caplog: pytest.LogCaptureFixtur
     assert "HMC_JOB_KEY" in caplog.text
 
 
-def test_a_killed_engine_is_an_error_soon_and_its_successor_is_used(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mine]:
+    """Has no timeout that a test would live to see: a transfer ends with its peer."""
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "100000")
+    with this_process() as one:
+        yield one
+
+
+def test_a_killed_engine_is_an_error_and_its_successor_is_used(patient: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = patient
     port = free_port()
     monkeypatch.setenv("MC_MIN_RPC_PORT", str(port))
     monkeypatch.setenv("MC_MAX_RPC_PORT", str(port))
@@ -177,24 +185,21 @@ def test_a_killed_engine_is_an_error_soon_and_its_successor_is_used(mine: Mine, 
         expected[1:] = mine.memory[1:]
         assert np.array_equal(other.memory(), expected)
         other.kill()
-        start = time.monotonic()
         assert engine.transfer_sync_write(other.session, mine.address, other.address, 9) != 0
         number = engine.batch_transfer_async_write(other.session, [mine.address], [other.address], [9])
         assert number == 0 or engine.get_batch_transfer_status([number]) == -1
         assert engine.send_probe(other.session) != 0
-        assert time.monotonic() - start < SOON
 
 
-def test_an_engine_killed_in_mid_transfer_is_an_error_soon(mine: Mine) -> None:
+def test_an_engine_killed_in_mid_transfer_is_an_error(patient: Mine) -> None:
+    mine = patient
     for _ in range(3):
         other = mine.start(HMC_TRANSPORTS="tcp")
         numbers = [mine.engine.transfer_submit_write(other.session, mine.address, other.address, SIZE) for _ in range(20)]
         other.kill()
-        start = time.monotonic()
         states = [mine.engine.get_batch_transfer_status([number]) for number in numbers if number]
         assert set(states) <= {0, -1}
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, 1) == -1
-        assert time.monotonic() - start < SOON
     assert np.array_equal(mine.memory, contents(3))
 
 
@@ -204,19 +209,46 @@ def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.
     with this_process() as mine:
         other = mine.start()
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
-        other.stop()
-        start = time.monotonic()
+        other.stop()  # for ever: only the timeout ends a transfer
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == -1
         number = mine.engine.transfer_submit_write(other.session, mine.address, other.address, SIZE)
         while (state := mine.engine.transfer_check_status(number)) == 0:
             time.sleep(0.01)
         assert state == -2
-        assert time.monotonic() - start < SOON
         other.kill(signal.SIGCONT)
         assert other.ask("1") == 1
         assert mine.engine.send_probe(other.session) == 0
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
         assert np.array_equal(other.memory(), mine.memory)
+
+
+def test_memory_beside_a_stopped_engine_is_unregistered_once_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that timed out may still access it: until then each call says so, and the last one that it is safe."""
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "1")
+    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")
+    monkeypatch.setattr(memory, "_CLOSE_SECONDS", 0.5)
+    with this_process() as mine:
+        other = mine.start()
+        read, engine = np.zeros(SIZE, np.uint8), mine.engine
+        address = read.ctypes.data
+        assert engine.register_memory(address, SIZE) == 0
+        assert engine.transfer_sync_read(other.session, address, other.address, SIZE) == 0
+        other.stop()
+        for transfer in (engine.transfer_sync_read, engine.transfer_sync_write):
+            assert transfer(other.session, address, other.address, SIZE) == -1
+        assert engine.batch_unregister_memory([address, address]) == -1
+        for _ in range(2):
+            assert engine.unregister_memory(address) == -1
+        assert engine.register_memory(address, SIZE) == 0
+        assert engine.unregister_memory(address) == -1
+        monkeypatch.setattr(memory, "_CLOSE_SECONDS", 30)
+        other.kill(signal.SIGCONT)
+        assert engine.unregister_memory(address) == 0
+        read[:] = contents(5)
+        assert other.ask("1") == 1
+        assert engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
+        assert np.array_equal(read, contents(5))
+        assert engine.unregister_memory(address) == -3
 
 
 def test_an_engine_is_dead_in_a_forked_child(mine: Mine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,26 @@ def test_a_removed_agent_gets_nothing_more(mine: Mine) -> None:
     mine.agent.add_remote_agent(other.metadata)
     assert mine.run(whole(mine, other)) == "DONE"
     assert np.array_equal(other.memory(), mine.memory)
+
+
+def test_metadata_of_before_a_restart_is_refused_and_changes_nothing(mine: Mine) -> None:
+    """The agent comes back at the same address: what it said before names memory that it does not have."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        config = {"enable_listen_thread": True, "listen_port": probe.getsockname()[1]}
+    first = mine.start(config=config)
+    assert mine.run(whole(mine, first)) == "DONE"
+    first.close()
+    second = Other(config=config)
+    mine.others.append(second)
+    for known in (False, True):
+        with pytest.raises(nixl.nixlRemoteDisconnectError, match="restarted"):
+            mine.agent.add_remote_agent(first.metadata)
+        assert mine.agent.check_remote_metadata("other") == known
+        if not known:
+            mine.agent.add_remote_agent(second.metadata)
+    assert mine.run(whole(mine, second)) == "DONE"
+    assert np.array_equal(second.memory(), mine.memory)
 
 
 def test_memory_deregistered_here_while_a_transfer_is_prepared(mine: Mine) -> None:

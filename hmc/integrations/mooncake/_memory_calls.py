@@ -39,7 +39,8 @@ class MemoryCalls(EngineBase):
     def unregister_memory(self, buffer_addr: int) -> int:
         """Ends the registration that begins there. Returns 0, or -3 if none does.
 
-        Afterwards no engine reads or writes the memory. -1 after 5 s beside a stopped process that may still write it.
+        Afterwards no engine reads or writes the memory. -1 after 5 s beside a stopped process that may still access it: keep the
+        memory, and call again to wait on.
         """
         self._ready().memory.unregister([arguments.number("buffer_addr", buffer_addr)])
         return 0

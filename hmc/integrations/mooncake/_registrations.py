@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Memory
-from hmc.errors import InvalidArgumentError
+from hmc.errors import HmcTimeoutError, InvalidArgumentError
 from hmc.integrations._shared.memory import close_buffers, cpu_bytes, device_bytes
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.mooncake import _arguments as arguments
@@ -37,6 +37,7 @@ class Registrations:
         self._lock = threading.Lock()
         self._known: list[Range[ConnBuffer]] = []  # by address
         self._managed: dict[int, ConnBuffer] = {}
+        self._ending: dict[int, list[ConnBuffer]] = {}  # by address: unregistered, and possibly still accessed
         self.ranges = ranges
 
     def register(self, pairs: list[tuple[int, int]]) -> None:
@@ -55,16 +56,28 @@ class Registrations:
             raise
 
     def unregister(self, addresses: list[int]) -> None:
-        """Ends registrations, all or none. Afterwards no engine reads or writes the memory. Raises Refused, HmcError."""
+        """Ends registrations, all or none. Afterwards no engine reads or writes the memory. Raises Refused, HmcError.
+
+        HmcTimeoutError: a stopped process may still access it. Another call for the address waits on.
+        """
         with self._lock:
-            found = [self._at(address) for address in addresses]
-            if len({id(one) for one in found}) < len(found):
+            if len(set(addresses)) < len(addresses):
                 raise Refused(INVALID_ARGUMENT, f"one of {len(addresses)} addresses occurs twice")
+            known = {one.address for one in self._known}
+            found = [self._at(address) for address in addresses if address in known or address not in self._ending]
             for one in found:
                 if one.address in self._managed:
                     raise Refused(INVALID_ARGUMENT, f"{one.address:#x} was allocated by the engine: free_managed_buffer frees it")
             self._remove(found)
-        close_buffers(one.holder for one in found)
+            ending = [(address, one) for address in addresses for one in self._ending.pop(address, [])]
+            ending += [(one.address, one.holder) for one in found]
+        try:
+            close_buffers(buffer for _, buffer in ending)
+        except HmcTimeoutError:
+            with self._lock:
+                for address, buffer in ending:
+                    self._ending.setdefault(address, []).append(buffer)
+            raise
 
     def allocate(self, nbytes: int) -> int:
         """The address of ``nbytes`` of registered, zeroed CPU memory. Raises HmcError."""

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hmc._core import Context, Peer
-from hmc.errors import HmcError
+from hmc._core import Context, Descriptor, Peer
+from hmc.errors import HmcError, InvalidArgumentError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.hosts import host_addresses, host_identity
 from hmc.integrations._shared.inbox import Receiver, send_later
@@ -27,6 +27,20 @@ __all__ = ["Links"]
 
 logger = get_logger(__name__)
 CONNECT_SECONDS = 10.0
+
+
+def _made_by(peer: Peer, metadata: Metadata) -> bool:
+    """False where a peer is not the process that made the metadata, as far as its registrations tell. Does not wait."""
+    described = next((one.descriptor for one in metadata.entries if one.descriptor), None)
+    if described is None:
+        return True
+    try:
+        peer._iimport(Descriptor.parse(described), CONNECT_SECONDS)
+    except InvalidArgumentError:  # of another Context
+        return False
+    except HmcError:  # what is wrong with the registration is for the transfer that uses it to say
+        pass
+    return True
 
 
 class Links:
@@ -138,9 +152,12 @@ class Links:
             except HmcError as error:
                 failures.append(str(error))
                 continue
-            if peer.name == metadata.name:
+            if peer.name != metadata.name:
+                failures.append(f"{address} is agent {peer.name} now")
+            elif not _made_by(peer, metadata):
+                failures.append(f"the agent at {address} has restarted since: pass the metadata that it has now")
+            else:
                 return peer
-            failures.append(f"{address} is agent {peer.name} now")
         text = f"agent {metadata.name} cannot be reached: {'; '.join(failures) or 'it is on another host'}"
         if not any(address.startswith("tcp") for address in metadata.addresses):
             text += ". It listens on its own host only: set HMC_JOB_KEY for both agents (`hmc keygen`) if they are on two hosts"
