@@ -12,9 +12,10 @@ import pytest
 from vllm_sides import SOURCE, PushSides, chunk, pushing, two_sides, wait_for
 
 import hmc
+from hmc.integrations.vllm._asking import Asking
 from hmc.integrations.vllm._fetcher import Fetch, Fetcher
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, PIECE_TAG, Ask, Piece
-from hmc.integrations.vllm._outgoing import Dropped
+from hmc.integrations.vllm._outgoing import Dropped, Early
 from hmc.integrations.vllm._ranks import Source
 
 DONE = ({"local t"}, set())
@@ -284,3 +285,46 @@ def test_a_piece_that_was_not_expected_fails_the_load(begin: int) -> None:
         ask = Ask.decode(array[: info.bytes].tobytes())
         peer.send(Piece(ask.answer, begin, 40, 9, (0, 3), (0, 4)).encode(), tag=PIECE_TAG, timeout=20)
         assert sides.received() == ({"local t"}, {5, 6})
+
+
+def test_an_offer_that_is_replayed_is_pushed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Asking.say
+
+    def twice(self: Asking, ask: Ask, address: str, timeout: float = 10.0) -> Any:
+        real(self, ask, address, timeout)
+        return real(self, ask, address, timeout)
+
+    monkeypatch.setattr(Asking, "say", twice)
+    for early in (True, False):
+        with pushing() as sides:
+            if early:
+                sides.offer([5, 6], 40)
+            sides.step(chunk(20, 40))
+            if not early:
+                sides.offer([5, 6], 40)
+            time.sleep(0.3)
+            sides.step(chunk(40, 40))
+            assert sides.received() == DONE
+            assert sides.equal([5, 6], 0, 40, SOURCE)
+
+
+def test_a_flood_of_pieces_fails_the_load() -> None:
+    """A prefill worker that does not wait for the end of a piece would get a thread of the decode worker for each."""
+    with pushing(timeout=1000) as sides, hmc.Context(listen="tcp://127.0.0.1:0") as forger:
+        [address] = [one for one in forger.addresses if one.startswith("tcp")]
+        sides.receiver._asking.sources = lambda _: [Source(address)]
+        sides.offer([5, 6, 7, 8], 128)
+        peer = forger.accept(timeout=20)
+        array = np.empty(MAX_BYTES, np.uint8)
+        info = peer.recv(array, tag=ASK_TAG, timeout=20)
+        ask = Ask.decode(array[: info.bytes].tobytes())
+        for token in range(100):
+            peer.send(Piece(ask.answer, token, 1, 9, (0, 3), (0, 4)).encode(), tag=PIECE_TAG, timeout=20)
+        assert sides.received() == ({"local t"}, {5, 6, 7, 8})
+        assert sides.decode.pools[0].counters()["receives_failed"] < 20
+
+
+def test_a_flood_of_offers_is_refused() -> None:
+    early, peer = Early(), object()
+    refused = [one for number in range(5000) for one in early.add(peer, Ask("offer", "", ["t"], answer=number + 1))]  # type: ignore[arg-type]
+    assert [ask.answer for _, ask in refused] == list(range(1025, 5001))

@@ -75,6 +75,9 @@ class Listening(Generic[Message]):
                     logger.exception("HMC: a message of %s was not handled", peer.name)
         except (ClosedError, PeerLostError):
             pass
+        except HmcError as error:  # its requests end now, and not at their timeouts
+            logger.warning("HMC: nothing more is taken from %s: %s", peer.name, error)
+            peer.close()
         finally:
             with self._lock:
                 self._peers.discard(peer)

@@ -13,6 +13,7 @@ from hmc.integrations.vllm._messages import Ask
 __all__ = ["Chunk", "Dropped", "Early", "Outgoing", "Reader"]
 
 _MOST = 4096
+_MOST_ASKED = 1024  # offers and releases of one request
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Early:
     def add(self, peer: Peer, ask: Ask) -> list[tuple[Peer, Ask]]:
         """Keeps one. Returns those that are kept no more."""
         asked = self._found.setdefault(ask.requests[0], [])
+        if len(asked) >= _MOST_ASKED:
+            return [(peer, ask)]
         if ask.what == "release":
             asked[:] = [one for one in asked if one[1].answer != ask.answer or not ask.answer]
             ask = dataclasses.replace(ask, answer=0)  # its offer is gone

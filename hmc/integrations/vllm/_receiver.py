@@ -34,6 +34,8 @@ __all__ = ["Receiver"]
 
 logger = logging.getLogger("vllm.hmc")
 
+_MOST_PIECES = 8  # of a prefill worker that have not ended: it sends one after another
+
 
 @dataclass(eq=False)
 class _Incoming:
@@ -218,6 +220,8 @@ class Receiver:
                 f"{peer.name} pushes {piece.tokens} tokens of request {one.fetch.request} from token {piece.begin} on; expected "
                 f"were some from token {part.next} on, before token {one.end}"
             )
+        if sum(not inbox.done for inbox in part.inboxes) > _MOST_PIECES * len(self._pools):
+            raise ProtocolError(f"{peer.name} pushes pieces of request {one.fetch.request} before the last ones have ended")
         left = max(0.0, one.begun + self._timeout - time.monotonic())
         fetch, tickets = one.fetch, []
         for pool in self._pools:

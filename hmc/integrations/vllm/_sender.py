@@ -28,6 +28,7 @@ logger = logging.getLogger("vllm.hmc")
 _PREEMPTION = 1.0  # seconds for the pushes of a request that loses its blocks
 _LOOK = 0.2  # seconds between two looks whether a peer is alive
 _REMEMBERED = 4096
+_MOST_READERS = 1024  # of a request; each has a thread
 
 
 class Sender:
@@ -251,6 +252,10 @@ class Sender:
                     self._changed.notify_all()
                     return
             one.ended += not ask.answer  # one with an offer has ended already
+        elif any(reader.peer == peer and reader.offer.answer == ask.answer for reader in one.readers):
+            logger.warning("HMC: %s has offered blocks for request %s twice with one number", peer.name, one.request)
+        elif len(one.readers) >= _MOST_READERS:
+            self._refuse(peer, ask, f"{_MOST_READERS} readers of request {one.transfer} are served already")
         elif one.error or ask.first + ask.tokens > one.tokens or ask.tokens < 1:
             end = ask.first + ask.tokens - 1
             self._refuse(peer, ask, one.error or f"tokens {ask.first} to {end} were asked for; the prompt has {one.tokens}")
