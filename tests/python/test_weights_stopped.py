@@ -1,0 +1,89 @@
+"""SIGSTOP of a source of hmc.weights: cancel, timeouts and close work, and the pull goes on with the source."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+
+import pytest
+from weights_lab import NAMES, Lab, after
+from weights_sides import Source, empty, holds
+
+import hmc
+from hmc import weights
+from hmc.weights import _pull
+
+SOON = 30.0  # seconds; on a busy machine too
+
+
+def ends(pull: weights.Pull, *kinds: type[Exception]) -> None:
+    """With one of these errors, or well: over shm a reader copies by itself."""
+    with contextlib.suppress(*kinds):
+        pull.wait(SOON)
+
+
+@pytest.fixture
+def stopped_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source, str], None]:
+    def arrange(source: Source, phase: str) -> None:
+        if phase == "between tasks":
+            after(monkeypatch, 5, lambda _: source.kill(signal.SIGSTOP))
+            return
+        owner, name = {"before its epoch is read": (_pull, "_start"), "before its digests are read": (_pull.Worker, "_run")}[phase]
+        real, halted = getattr(owner, name), []
+
+        def halt(*given: object, **more: object) -> object:
+            if not halted:
+                halted.append(source.kill(signal.SIGSTOP))
+            return real(*given, **more)
+
+        monkeypatch.setattr(owner, name, halt)
+
+    return arrange
+
+
+PHASES = pytest.mark.parametrize("phase", ["before its epoch is read", "before its digests are read", "between tasks"])
+
+
+@PHASES
+@pytest.mark.parametrize("way", ["timeout", "cancel", "close"])
+def test_a_pull_from_a_stopped_source_ends(
+    lab: Lab, small_tasks: None, stopped_in: Callable[[Source, str], None], phase: str, way: str
+) -> None:
+    source = lab.source()
+    target = empty(NAMES)
+    plan = weights.plan(source.look_up(lab.ctx), target)
+    stopped_in(source, phase)
+    pull = plan.pull(timeout=1 if way == "timeout" else None)
+    if way != "timeout":
+        with contextlib.suppress(hmc.HmcTimeoutError):
+            pull.wait(1)
+    if way == "cancel":
+        pull.cancel()
+    if way == "close":
+        plan.close(SOON)
+    ends(pull, hmc.HmcTimeoutError if way == "timeout" else hmc.HmcCancelledError)
+    assert holds(target, 0)
+    source.kill(signal.SIGCONT)
+    plan.close(SOON)
+    again = lab.plan(source.look_up(lab.ctx), target)
+    again.pull(timeout=SOON).wait()
+    again.commit()
+    assert holds(target, 1)
+
+
+def test_a_source_beside_a_stopped_one_gives_everything_once_that_goes_on(
+    lab: Lab, small_tasks: None, stopped_in: Callable[[Source, str], None]
+) -> None:
+    sources = [lab.source(), lab.source()]
+    target = empty(NAMES)
+    plan = lab.plan([source.look_up(lab.ctx) for source in sources], target)
+    stopped_in(sources[0], "between tasks")
+    pull = plan.pull(timeout=SOON)
+    try:
+        pull.wait(1)
+    except hmc.HmcTimeoutError:
+        sources[0].kill(signal.SIGCONT)
+        pull.wait(SOON)
+    plan.commit()
+    assert holds(target, 1)
