@@ -251,7 +251,16 @@ def test_other_requests_go_to_decode(method: str, path: str, data: bytes) -> Non
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
 @pytest.mark.parametrize(
-    "body", [{"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}, {"prompt": [1, 2], "n": 2}, {"prompt": "a", "best_of": 3}]
+    "body",
+    [
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": [1, 2], "n": 2},
+        {"prompt": "a", "best_of": 3},
+        {"prompt": "a", "n": "2"},
+        {"prompt": "a", "n": 2.0},
+        {"prompt": None, "prompt_embeds": ["gASV", "gASW"]},
+    ],
 )
 def test_several_prompts_or_answers_are_computed_by_decode(mode: str, body: dict[str, Any]) -> None:
     with proxied(mode, prefilled, decoded) as (first, second, proxy):
@@ -275,6 +284,33 @@ def test_a_body_of_unknown_length_is_refused_and_ends_the_connection(head: bytes
         assert answer.count(b"HTTP/1.1") == 1
         assert first.asked.empty()
         assert second.asked.empty()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "status"), [((5, 50), b"411"), ((1 << 31,), b"413"), ((10**40,), b"413"), ((500,), b"")], ids=str
+)
+def test_a_body_of_another_length_is_passed_to_no_engine(lengths: tuple[int, ...], status: bytes) -> None:
+    with proxied("pull", prefilled, decoded) as (first, second, proxy), socket.create_connection(proxy.server_address) as client:
+        client.settimeout(TIMEOUT)
+        head = b"".join(b"Content-Length: %d\r\n" % length for length in lengths)
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + head + b'\r\n{"a"}')
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := client.recv(4096):
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 " + status if status else b"")
+        assert bool(answer) == bool(status)
+        assert first.asked.empty()
+        assert second.asked.empty()
+
+
+def test_a_body_of_thousands_of_brackets_goes_to_decode() -> None:
+    with proxied("pull", prefilled, lambda *_: (400, {"error": "brackets"})) as (first, second, proxy):
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
+        connection.request("POST", "/v1/completions", b"[" * 100_000)
+        connection.getresponse().read()
+        connection.close()
+        assert first.asked.empty()
 
 
 def test_an_answer_that_is_cut_short_does_not_end_well() -> None:

@@ -28,6 +28,8 @@ __all__ = ["Prefill", "Proxy", "main"]
 logger = logging.getLogger("hmc.vllm.proxy")
 
 _PIECE = 1 << 16  # bytes that are relayed at a time
+_MOST_BYTES = 1 << 30  # of a client's body
+_DIGITS = 12
 # Of an engine's answer, these are the proxy's own.
 _HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
@@ -132,19 +134,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Generates. Bodies of several prompts or answers, and those of no generation, go to a decode engine alone."""
-        length = self.headers.get("Content-Length") or "0"
-        if "Transfer-Encoding" in self.headers or not length.isdecimal():
+        data = self._body()
+        if data is None:
             self.close_connection = True  # what follows is not told from another request
-            self.send_error(411, "a body requires Content-Length")
             return
-        data = self.rfile.read(int(length))
         try:
             body = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: thousands of brackets
             body = None
         prefill, decode = self.server.turn()
         try:
-            if not isinstance(body, dict) or not self.path.endswith("/completions") or _prompts(body) != 1:
+            if not isinstance(body, dict) or not self.path.endswith("/completions") or not _is_one(body):
                 self._relay(*self._head(_Call(decode), "POST", data))
             elif self.server.mode == "push":
                 self._push(body, prefill, decode)
@@ -152,6 +152,19 @@ class _Handler(BaseHTTPRequestHandler):
                 self._pull(body, prefill, decode)
         except (OSError, http.client.HTTPException) as error:
             self._fail(error)
+
+    def _body(self) -> bytes | None:
+        """What the client posts; None: it was refused, or the client left."""
+        lengths = set(self.headers.get_all("Content-Length", ["0"]))
+        length = next(iter(lengths))
+        if "Transfer-Encoding" in self.headers or len(lengths) > 1 or not length.isdecimal():
+            self.send_error(411, "a body requires Content-Length")
+            return None
+        if len(length) > _DIGITS or int(length) > _MOST_BYTES:
+            self.send_error(413, f"a body has at most {_MOST_BYTES} bytes")
+            return None
+        data = self.rfile.read(int(length))
+        return data if len(data) == int(length) else None
 
     def _pull(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
         params = self._prefilled(_Call(prefill.at), body, {"do_remote_decode": True})
@@ -241,12 +254,12 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
     return piece
 
 
-def _prompts(body: dict[str, Any]) -> int:
-    """Requests that an engine makes of a body: vLLM gives all of them the same params, which name one prompt's KV cache."""
+def _is_one(body: dict[str, Any]) -> bool:
+    """Whether an engine makes one request of a body: vLLM gives several the same params, which name one prompt's KV cache."""
     prompt = body.get("prompt")
-    several = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    answers = [body.get(name) for name in ("n", "best_of")]
-    return several * max([1, *(n for n in answers if isinstance(n, int))])
+    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    # vLLM takes texts and fractions for numbers. Embeddings are prompts too, and have no tokens that the engines could compare.
+    return not several and body.get("prompt_embeds") is None and all(body.get(name) in (None, 1) for name in ("n", "best_of"))
 
 
 def _with(body: dict[str, Any], params: dict[str, Any] | None) -> bytes:
