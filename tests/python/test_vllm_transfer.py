@@ -261,3 +261,21 @@ def test_damaged_and_oversized_questions_are_survived() -> None:
         array = np.empty(MAX_BYTES, np.uint8)
         info = peer.recv(array, tag=77, timeout=20)
         assert len(Answer.decode(array[: info.bytes].tobytes()).tickets) == 2
+
+
+def test_an_answer_that_comes_late_does_not_stay_unread() -> None:
+    with two_sides() as sides, hmc.Context(listen="tcp://127.0.0.1:0") as late:
+        [address] = [one for one in late.addresses if one.startswith("tcp")]
+        fetcher = Fetcher(sides.decode.ctx, sides.decode.pools, lambda _: [Source(address)], "model", timeout=1)
+        fetcher.fetch(Fetch("r", sides.remote, [5, 6], 0, 40))
+        peer = late.accept(timeout=20)
+        array = np.empty(MAX_BYTES, np.uint8)
+        info = peer.recv(array, tag=ASK_TAG, timeout=20)
+        ask = Ask.decode(array[: info.bytes].tobytes())
+        assert wait_for(lambda: any(found := fetcher.finished()) and found) == ({"r"}, {5, 6})
+        peer.send(Answer(error="late").encode(), tag=ask.answer, timeout=20)
+        peer.send(np.zeros(1, np.uint8), tag=7, timeout=20)
+        [there] = fetcher._asking._peers.values()
+        there.recv(np.zeros(1, np.uint8), tag=7, timeout=20)
+        assert sides.decode.ctx.counters()["messages.unread"] == 0
+        fetcher.close()

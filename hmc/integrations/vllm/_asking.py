@@ -8,18 +8,38 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import HmcError
-from hmc.integrations.vllm._messages import ASK_TAG, Ask
+from hmc.errors import HmcError, HmcTimeoutError, LeaseExpiredError
+from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
-__all__ = ["CONNECT", "Asking"]
+__all__ = ["CONNECT", "Asking", "answer_of"]
 
 logger = logging.getLogger("vllm.hmc")
 
 CONNECT = 10.0  # seconds to connect, and to send a question
+
+
+def answer_of(peer: Peer, tag: int, timeout: float) -> Answer:
+    """The answer that a peer sends with a tag of its own. Raises ProtocolError, LeaseExpiredError with a refusal, HmcError.
+
+    One that is later than ``timeout`` seconds is taken and discarded: it would stay unread as long as the peer lives.
+    """
+    array = np.empty(MAX_BYTES, np.uint8)
+    work = peer.irecv(array, tag=tag)
+    try:
+        work.wait(timeout)
+    except HmcTimeoutError:
+        work.add_done_callback(lambda _, kept=array: None)  # type: ignore[misc]  # keeps the array until then
+        raise
+    answer = Answer.decode(array[: work.info.bytes].tobytes())
+    if answer.error:
+        raise LeaseExpiredError(answer.error)
+    return answer
 
 
 class Asking:

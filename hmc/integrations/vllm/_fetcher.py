@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hmc import kv
 from hmc._core import Context, Peer
-from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, LeaseExpiredError
-from hmc.integrations.vllm._asking import CONNECT, Asking
-from hmc.integrations.vllm._messages import MAX_BYTES, Answer, Ask
+from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError
+from hmc.integrations.vllm._asking import CONNECT, Asking, answer_of
+from hmc.integrations.vllm._messages import Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 from hmc.integrations.vllm._tally import Tally
@@ -176,11 +174,9 @@ class Fetcher:
         peer = self._asking.say(ask, source.address, min(CONNECT, _left(until)))
         if what == "release":
             raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")
-        array = np.empty(MAX_BYTES, np.uint8)
-        info = peer.recv(array, tag=ask.answer, timeout=min(_ANSWER, _left(until)))
-        answer = Answer.decode(array[: info.bytes].tobytes())
-        if answer.error or len(answer.tickets) != len(self._pools):
-            raise LeaseExpiredError(answer.error or f"{len(answer.tickets)} tickets; this engine has {len(self._pools)} pools")
+        answer = answer_of(peer, ask.answer, min(_ANSWER, _left(until)))
+        if len(answer.tickets) != len(self._pools):
+            raise InvalidArgumentError(f"{len(answer.tickets)} tickets; this engine has {len(self._pools)} pools")
         transfers = []
         try:
             for pool, ticket in zip(self._pools, answer.tickets, strict=True):

@@ -10,14 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError
+from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, PeerLostError
+from hmc.integrations.vllm._asking import answer_of
 from hmc.integrations.vllm._listening import Listening
-from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, PIECE_TAG, Answer, Ask, Piece
+from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
 from hmc.integrations.vllm._outgoing import Chunk, Dropped, Early, Outgoing, Reader
 from hmc.integrations.vllm._tally import Tally
 
@@ -338,11 +337,7 @@ class Sender:
         layout, answer = self._pools[0].layout, secrets.randbits(61) | 1
         piece = Piece(reader.offer.answer, reader.sent, end - reader.sent, answer, layout.layers, layout.heads)
         reader.peer.send(piece.encode(), tag=PIECE_TAG, timeout=self._seconds)
-        array = np.empty(MAX_BYTES, np.uint8)
-        info = reader.peer.recv(array, tag=answer, timeout=self._seconds)
-        found = Answer.decode(array[: info.bytes].tobytes())
-        if found.error:
-            raise LeaseExpiredError(found.error)
+        found = answer_of(reader.peer, answer, self._seconds)
         if len(found.tickets) != len(self._pools):
             raise InvalidArgumentError(f"{len(found.tickets)} tickets; this engine has {len(self._pools)} pools")
         return found.tickets
