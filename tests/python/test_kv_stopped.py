@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -74,10 +75,8 @@ def test_a_pull_from_a_stopped_owner_is_cancelled(mine: Any, owner: Any, name: s
         time.sleep(0.001)
     time.sleep(0.2)
     pull.cancel()
-    try:
-        pull.wait(SOON)  # over shm the reader copies by itself
-    except hmc.HmcCancelledError:
-        pass
+    with contextlib.suppress(hmc.HmcCancelledError):  # over shm the reader copies by itself
+        pull.wait(SOON)
     mine.pool.free("s")
     assert mine.pool.free_blocks == BLOCKS
     other.kill(signal.SIGCONT)

@@ -305,7 +305,7 @@ def test_a_body_of_another_length_is_passed_to_no_engine(lengths: tuple[int, ...
 
 
 def test_a_body_of_thousands_of_brackets_goes_to_decode() -> None:
-    with proxied("pull", prefilled, lambda *_: (400, {"error": "brackets"})) as (first, second, proxy):
+    with proxied("pull", prefilled, lambda *_: (400, {"error": "brackets"})) as (first, _, proxy):
         connection = http.client.HTTPConnection("127.0.0.1", proxy.server_port, timeout=TIMEOUT)
         connection.request("POST", "/v1/completions", b"[" * 100_000)
         connection.getresponse().read()

@@ -138,7 +138,7 @@ def test_a_preemption_waits_for_no_reader_that_is_stuck(monkeypatch: pytest.Monk
 
 
 def test_a_preemption_waits_for_no_reader_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its operation can be neither withdrawn nor ended: what it reads afterwards is never accepted, so that the blocks may change."""
+    """Its operation can be neither withdrawn nor ended. What it reads afterwards is never accepted: the blocks may change."""
     goes_on, real = threading.Event(), _push.finish
 
     def stopped(work: Any, transfer: Any = None) -> None:

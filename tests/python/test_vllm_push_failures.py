@@ -13,7 +13,8 @@ from vllm_sides import SOURCE, PushSides, chunk, pushing, two_sides, wait_for
 
 import hmc
 from hmc.integrations.vllm._asking import Asking
-from hmc.integrations.vllm._fetcher import Fetch, Fetcher
+from hmc.integrations.vllm._fetcher import Fetcher
+from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, PIECE_TAG, Ask, Piece
 from hmc.integrations.vllm._outgoing import Dropped, Early
 from hmc.integrations.vllm._ranks import Source

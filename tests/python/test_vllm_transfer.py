@@ -13,7 +13,8 @@ from vllm_sides import two_sides, wait_for
 
 import hmc
 from hmc import kv
-from hmc.integrations.vllm._fetcher import Fetch, Fetcher
+from hmc.integrations.vllm._fetcher import Fetcher
+from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote, digest_of
 from hmc.integrations.vllm._ranks import Source

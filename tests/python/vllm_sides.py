@@ -11,8 +11,9 @@ import numpy as np
 
 import hmc
 from hmc import kv, layout
-from hmc.integrations.vllm._fetcher import Fetch, Fetcher
+from hmc.integrations.vllm._fetcher import Fetcher
 from hmc.integrations.vllm._lender import Lender
+from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._outgoing import Chunk
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source

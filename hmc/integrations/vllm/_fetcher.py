@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hmc import kv
-from hmc._core import Context, Peer
+from hmc._core import Context
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError
-from hmc.integrations.vllm._asking import CONNECT, Asking, answer_of
+from hmc.integrations.vllm._asking import CONNECT, answer_of
+from hmc.integrations.vllm._loading import Fetch, Loading
 from hmc.integrations.vllm._messages import Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
-from hmc.integrations.vllm._tally import Tally
-from hmc.kv._moves import common
 
-__all__ = ["Fetch", "Fetcher"]
-
-logger = logging.getLogger("vllm.hmc")
+__all__ = ["Fetcher"]
 
 _ANSWER = 30.0  # seconds
 
@@ -32,56 +28,22 @@ def _left(until: float) -> float:
     return max(0.0, until - time.monotonic())
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """``tokens`` tokens of a remote request, from token ``skip`` on, into ``blocks`` from token ``first`` of the first one on.
-
-    ``prompt``: digest of all tokens before the last one, or "".
-    """
-
-    request: str
-    remote: Remote
-    blocks: list[int]
-    skip: int
-    tokens: int
-    first: int = 0
-    prompt: str = ""
-
-
 @dataclass
 class _Running:
     cancelled: bool = False
     transfers: list[kv.Transfer] = field(default_factory=list)
 
 
-class Fetcher:
-    """Pulls requests into ``pools``, ``threads`` of them at a time.
-
-    ``sources`` names the prefill workers that have parts of a remote request. ``model``: fingerprint, see :class:`Ask`.
-    ``timeout``: seconds for a request, from its first question on. ``connected`` is called with each new peer. Any thread.
-    """
+class Fetcher(Loading):
+    """Pulls requests into ``pools``, ``threads`` of them at a time. Arguments are those of :class:`Loading`. Any thread."""
 
     def __init__(
-        self,
-        ctx: Context,
-        pools: Sequence[kv.Pool],
-        sources: Callable[[Remote], list[Source]],
-        model: str,
-        *,
-        timeout: float = 120.0,
-        threads: int = 4,
-        tally: Tally | None = None,
-        connected: Callable[[Peer], None] = lambda peer: None,
+        self, ctx: Context, pools: Sequence[kv.Pool], sources: Callable[[Remote], list[Source]], model: str, **more: Any
     ) -> None:
-        self._pools = list(pools)
-        self._model = model
-        self._timeout = timeout
-        self._tally = tally or Tally()
-        self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._finished: set[str] = set()
-        self._failed: set[int] = set()
-        self._asking = Asking(ctx, sources, connected, threads)
+        self._failures: set[int] = set()  # blocks
+        super().__init__(ctx, pools, sources, model, **more)
 
     def fetch(self, fetch: Fetch) -> None:
         """Starts to fetch a request. Returns at once; :meth:`finished` returns it when its blocks are not written any more."""
@@ -101,19 +63,11 @@ class Fetcher:
         for transfer in transfers:
             transfer.cancel()
 
-    def release(self, remote: Remote) -> None:
-        """Says to the prefill workers that nothing of a request will be read, so that they free its blocks. Returns at once."""
-        self._asking.tell("release", [remote])
-
-    def renew(self, remotes: Sequence[Remote]) -> None:
-        """Says to the prefill workers that requests, all of one engine, will be read later. Returns at once."""
-        self._asking.tell("renew", remotes)
-
     def finished(self) -> tuple[set[str], set[int]]:
         """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
         with self._lock:
             finished, self._finished = self._finished, set()
-            failed, self._failed = self._failed, set()
+            failed, self._failures = self._failures, set()
         return finished, failed
 
     def close(self, timeout: float = 10.0) -> None:
@@ -128,37 +82,27 @@ class Fetcher:
         failed = True
         begun = time.monotonic()
         try:
-            layout = self._pools[0].layout
-            missing = layout.layers[1] * layout.heads[1]
+            parts = []
             for source in self._asking.sources(fetch.remote):
                 if source.read:
-                    missing -= self._pull(fetch, source, running, begun + self._timeout)
+                    parts.append(self._pull(fetch, source, running, begun + self._timeout))
                 else:
                     self._asking.say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source.address)
-            if missing:
-                raise InvalidArgumentError(
-                    f"the workers of {fetch.remote.engine} lack {missing} pairs of a layer and a head of {layout}: "
-                    "their stages have other layers than vLLM's rule says"
-                )
+            self._check_complete(parts)
             nbytes = sum(pool.counters(fetch.request).get("bytes_read", 0) for pool in self._pools)
             self._tally.loaded(time.monotonic() - begun, nbytes, fetch.tokens)
             failed = False
-        except HmcError as error:
-            if not isinstance(error, HmcCancelledError):
-                self._tally.count("loads_failed")
-                logger.warning("HMC: request %s was not loaded from %s: %s", fetch.request, fetch.remote.engine, error)
-        except Exception:
-            self._tally.count("loads_failed")
-            logger.exception("HMC: request %s was not loaded from %s", fetch.request, fetch.remote.engine)
+        except Exception as error:
+            self._failed(fetch, error)
         finally:
             with self._lock:
                 del self._running[fetch.request]
                 self._finished.add(fetch.request)
                 if failed:
-                    self._failed.update(fetch.blocks)
+                    self._failures.update(fetch.blocks)
 
-    def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> int:
-        """Pulls what a source has of a request. Returns how many pairs of a layer and a head that was."""
+    def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pulls what a source has of a request. Returns its (layers, heads)."""
         what = "release" if running.cancelled else "lease"
         ask = Ask(
             what,
@@ -192,8 +136,7 @@ class Fetcher:
                 transfer.wait(_left(until))
         finally:
             self._drain(transfers)
-        layout = self._pools[0].layout
-        return common(layout.layers, answer.layers)[1] * common(layout.heads, answer.heads)[1]
+        return answer.layers, answer.heads
 
     def _drain(self, transfers: list[kv.Transfer]) -> None:
         """Returns when nothing of them is written any more."""

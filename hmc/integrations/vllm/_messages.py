@@ -25,8 +25,8 @@ class Ask:
     ``lease``: let me read ``tokens`` tokens of the one request, from token ``first`` on. ``release``: I read nothing of it.
     ``renew``: keep these requests, I read them later. ``offer``: push these tokens to me, layer by layer; ``answer`` is then the
     offer's number, which pieces and a later ``release`` name. ``readers``: workers of the decode engine that ask for this request
-    here. Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model. ``prompt``: digest of all tokens before
-    the last one that is asked for, or "".
+    here. Only ``lease`` is answered, with tag ``answer``. ``model``: fingerprint of the model. ``prompt``: digest of the prompt's
+    tokens, or "".
     """
 
     what: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._outgoing import Chunk, Dropped
 from hmc.integrations.vllm._params import Remote
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hmc import kv
 from hmc._core import Context, Peer
@@ -21,18 +20,13 @@ from hmc.errors import (
     PeerLostError,
     ProtocolError,
 )
-from hmc.integrations.vllm._asking import Asking
-from hmc.integrations.vllm._fetcher import Fetch
 from hmc.integrations.vllm._listening import Listening
+from hmc.integrations.vllm._loading import Fetch, Loading
 from hmc.integrations.vllm._messages import PIECE_TAG, Answer, Ask, Piece
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
-from hmc.integrations.vllm._tally import Tally
-from hmc.kv._moves import common
 
 __all__ = ["Receiver"]
-
-logger = logging.getLogger("vllm.hmc")
 
 _MOST_PIECES = 8  # of a prefill worker that have not ended: it sends one after another
 
@@ -71,11 +65,10 @@ class _Receiving:
         return (inbox for part in self.parts for inbox in part.inboxes)
 
 
-class Receiver:
+class Receiver(Loading):
     """Offers the blocks of requests to prefill workers, which push into ``pools``. Any thread.
 
-    Arguments are those of :class:`Fetcher`. ``timeout``: seconds from the offer until all of a request has arrived, in which the
-    prefill engine computes it.
+    Arguments are those of :class:`Loading`. ``timeout``: seconds from the offer until all of a request has arrived.
     """
 
     def __init__(
@@ -85,16 +78,9 @@ class Receiver:
         sources: Callable[[Remote], list[Source]],
         model: str,
         *,
-        timeout: float = 120.0,
-        threads: int = 4,
-        tally: Tally | None = None,
         connected: Callable[[Peer], None] = lambda peer: None,
+        **more: Any,
     ) -> None:
-        self._pools = list(pools)
-        self._model = model
-        self._timeout = timeout
-        self._tally = tally or Tally()
-        self._lock = threading.Lock()
         self._receiving: dict[str, _Receiving] = {}
         self._offers: dict[int, tuple[_Receiving, _Incoming]] = {}
         self._listening = Listening(PIECE_TAG, Piece.decode, self._piece)
@@ -103,7 +89,7 @@ class Receiver:
             self._listening.add(peer)
             connected(peer)
 
-        self._asking = Asking(ctx, sources, meet, threads)
+        super().__init__(ctx, pools, sources, model, connected=meet, **more)
 
     def fetch(self, fetch: Fetch) -> None:
         """Offers the blocks of a request. Returns at once; :meth:`finished` returns it when they are not written any more."""
@@ -118,14 +104,6 @@ class Receiver:
             one = self._receiving.get(request)
             if one is not None:
                 self._fail(one, HmcCancelledError(f"the load of request {request} was cancelled"))
-
-    def release(self, remote: Remote) -> None:
-        """Says to the prefill workers that nothing of a request is wanted, so that they free its blocks. Returns at once."""
-        self._asking.tell("release", [remote])
-
-    def renew(self, remotes: Sequence[Remote]) -> None:
-        """Says to the prefill workers that blocks for requests, all of one engine, come later. Returns at once."""
-        self._asking.tell("renew", remotes)
 
     def finished(self) -> tuple[set[str], set[int]]:
         """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
@@ -253,15 +231,10 @@ class Receiver:
             if time.monotonic() > one.begun + self._timeout:
                 return HmcTimeoutError(f"the prefill engine has not pushed it within {self._timeout:g} s")
             return None
-        layout = self._pools[0].layout
-        missing = layout.layers[1] * layout.heads[1] - sum(
-            common(layout.layers, part.layers)[1] * common(layout.heads, part.heads)[1] for part in one.parts
-        )
-        if missing:
-            return InvalidArgumentError(
-                f"the workers of the prefill engine lack {missing} pairs of a layer and a head of {layout}: their stages have "
-                "other layers than vLLM's rule says"
-            )
+        try:
+            self._check_complete((part.layers, part.heads) for part in one.parts)
+        except InvalidArgumentError as error:
+            return error
         return None
 
     def _arrived(self, one: _Receiving, part: _Incoming) -> bool:
@@ -303,9 +276,8 @@ class Receiver:
             self._offers.pop(part.offer, None)
         if one.failure is None:
             self._tally.loaded(time.monotonic() - one.begun, self._bytes(fetch.tokens), fetch.tokens)
-        elif not isinstance(one.failure, HmcCancelledError):
-            self._tally.count("loads_failed")
-            logger.warning("HMC: request %s was not loaded from %s: %s", fetch.request, fetch.remote.address(0, 0), one.failure)
+        else:
+            self._failed(fetch, one.failure)
 
     def _bytes(self, tokens: int) -> int:
         """Of so many tokens in this worker's pools."""

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hmc.errors import InvalidArgumentError
-from hmc.integrations.vllm._fetcher import Fetch
+from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote, asked, digest_of, params_of

@@ -183,7 +183,7 @@ class Sender:
             self._changed.notify_all()
 
     def _preempt(self, request: str) -> None:
-        """Returns when the blocks of a request may change; its tokens are computed once more. Waits for no reader that is stopped."""
+        """Returns when the blocks of a request may change, also beside a stopped reader. Its tokens are computed once more."""
         with self._changed:
             for one in [one for one in self._outgoing.values() if one.request == request]:
                 if not self._changed.wait_for(lambda one=one: not one.busy, _PREEMPTION):  # type: ignore[misc]
