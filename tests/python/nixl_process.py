@@ -3,96 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from drop_in_process import SIZE, Process, contents
 
 from hmc.integrations.nixl import nixl_agent, nixl_agent_config
 
-SIZE = 1 << 22
-SERVER = """
-    import json, os, sys, time
+PROGRAM = """
+    import json, sys
     import numpy as np
     from nixl._api import nixl_agent, nixl_agent_config
     agent = nixl_agent(sys.argv[1], nixl_agent_config(**json.loads(sys.argv[3])))
     memory = np.random.default_rng(7).integers(0, 256, int(sys.argv[2]), dtype=np.uint8)
     registered = agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-    def until(what, seconds=20):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            value = what()
-            if value:
-                return value
-            time.sleep(0.001)
-        return value
-    names = dict(globals())
-    print(json.dumps([memory.ctypes.data, agent.get_agent_metadata().hex()]), flush=True)
-    for line in sys.stdin:
-        try:
-            print(json.dumps({"value": eval(json.loads(line), names)}), flush=True)
-        except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+    first = [memory.ctypes.data, agent.get_agent_metadata().hex()]
 """
 
 
-def contents(seed: int, size: int = SIZE) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
-
-
-class Other:
-    """The other process. Its memory is contents(7, size)."""
+class Other(Process):
+    """The other process. Its memory is contents(7, size). Names there are agent, memory, registered, until, np, os, time."""
 
     def __init__(self, name: str = "other", size: int = SIZE, config: dict[str, Any] | None = None, **environment: str) -> None:
-        program = textwrap.dedent(SERVER)
+        super().__init__("hmc.integrations.nixl", PROGRAM, [name, str(size), json.dumps(config or {})], environment)
         self.name = name
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "hmc.integrations.nixl",
-                sys.executable,
-                "-c",
-                program,
-                name,
-                str(size),
-                json.dumps(config or {}),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",  # not the source tree
-            env={**os.environ, **environment},
-        )
-        self.address, metadata = self._read()
+        self.address, metadata = self.first
         self.metadata = bytes.fromhex(metadata)
-
-    def ask(self, expression: str) -> Any:
-        """The value of an expression there: names are agent, memory, registered, until, np, os, time."""
-        self.start(expression)
-        return self.answer()
-
-    def start(self, expression: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(expression) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        told = self._read()
-        if "error" in told:
-            raise AssertionError(told["error"])
-        return told["value"]
-
-    def memory(self) -> Any:
-        """All of its memory as it is now."""
-        return np.frombuffer(bytes.fromhex(self.ask("memory.tobytes().hex()")), np.uint8)
 
     def notifs(self, count: int) -> list[tuple[str, bytes]]:
         """Its next ``count`` notifications, in order of arrival for each sender."""
@@ -101,24 +40,6 @@ class Other:
             f" for one in some), len(all) >= {count})[1]) and None or all)([])"
         )
         return [(name, bytes.fromhex(one)) for name, one in got]
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-
-    def stop(self) -> None:
-        """Stops it, and returns once it is stopped; kill(SIGCONT) lets it go on."""
-        self.kill(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-
-    def _read(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the other process ended"
-        return json.loads(line)
 
 
 class Mine:
