@@ -164,8 +164,9 @@ def test_a_stopped_agent_leaves_the_transfer_in_flight(mine: Mine) -> None:
     handles = [mine.transfer("READ", [(mine.address, 100_000, 0)], [(other.address, 100_000, 0)]) for _ in range(3)]
     other.stop()
     states = [mine.agent.transfer(handle) for handle in handles]
-    for handle, state in zip(handles, states, strict=True):
-        if state == "PROC" and mine.agent.check_xfer_state(handle) == "PROC":
+    if os.environ["HMC_TRANSPORTS"] == "tcp":  # a stopped process answers no read; over shm the reader copies by itself
+        assert states == ["PROC"] * 3
+        for handle in handles:
             with pytest.raises(nixl.nixlRepostActiveError):
                 mine.agent.transfer(handle)
     other.kill(signal.SIGCONT)
