@@ -34,7 +34,7 @@ def answer_of(peer: Peer, tag: int, timeout: float) -> Answer:
     try:
         work.wait(timeout)
     except HmcTimeoutError:
-        work.add_done_callback(lambda _, kept=array: None)  # type: ignore[misc]  # keeps the array until then
+        work.add_done_callback(lambda _, kept=array: None)  # keeps the array until then
         raise
     answer = Answer.decode(array[: work.info.bytes].tobytes())
     if answer.error:
