@@ -48,6 +48,21 @@ def at_once(*calls: Callable[[], object]) -> None:
         assert not thread.is_alive()
 
 
+def test_messages_that_are_never_whole_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_MOST_HELD", 1 << 20)
+    assembler = wire.Assembler()
+    messages = [wire.frames(wire.NOTIFY, contents(number, 200_000).tobytes(), number) for number in range(60)]
+    for place in range(len(messages[0]) - 1):
+        for frames in messages:
+            assert assembler.add(frames[place]) is None
+    held = sum(len(part) for _, _, parts in assembler._open.values() for part in parts.values())
+    assert held == assembler._held <= (1 << 20) + 1024
+    whole = contents(99, 300_000).tobytes()
+    *first, last = wire.frames(wire.METADATA, whole, 99)
+    assert [assembler.add(frame) for frame in first] == [None] * len(first)
+    assert assembler.add(last) == (wire.METADATA, whole)
+
+
 def test_metadata_of_another_agent_is_refused_from_a_peer(mine: Mine, caplog: pytest.LogCaptureFixture) -> None:
     other = mine.start()
     true = Metadata.decode(other.metadata)

@@ -17,6 +17,7 @@ _PART = 0x80  # in the first byte of a frame: one of several
 _PART_HEAD = struct.Struct("<BIII")  # kind, number of the message, place of the part, bytes of the message
 _ROOM = _FRAME - _PART_HEAD.size
 _MOST_OPEN = 64  # messages of a peer that have not arrived whole
+_MOST_HELD = 4 * MAX_MESSAGE  # bytes of these
 
 
 def frames(kind: int, message: bytes, number: int) -> list[bytes]:
@@ -36,6 +37,7 @@ class Assembler:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, int, dict[int, bytes]]] = {}
+        self._held = 0  # bytes
 
     def add(self, frame: bytes) -> tuple[int, bytes] | None:
         """(kind, message) once it is whole, else None. A frame that breaks the format is ignored."""
@@ -52,13 +54,18 @@ class Assembler:
         part = frame[_PART_HEAD.size :]
         if len(part) != min(_ROOM, nbytes - place * _ROOM):
             return None
-        if number not in self._open and len(self._open) >= _MOST_OPEN:
-            del self._open[next(iter(self._open))]  # most likely its sender gave up
+        if (number not in self._open and len(self._open) >= _MOST_OPEN) or self._held > _MOST_HELD:
+            self._end(next(iter(self._open)))  # most likely its sender gave up
         known_kind, known_bytes, parts = self._open.setdefault(number, (kind, nbytes, {}))
         if (known_kind, known_bytes) != (kind, nbytes):
             return None
+        self._held += len(part) - len(parts.get(place, b""))
         parts[place] = part
         if len(parts) < -(-nbytes // _ROOM):
             return None
-        del self._open[number]
+        self._end(number)
         return kind, b"".join(parts[at] for at in range(len(parts)))
+
+    def _end(self, number: int) -> None:
+        _, _, parts = self._open.pop(number)
+        self._held -= sum(map(len, parts.values()))
