@@ -74,6 +74,7 @@ class Fabric:
         paths = [comm.path(rank, device, there.device, deadline.left()) for rank, there in enumerate(self.stagings)]
         self.mapped = [path.transport in ("shm", "local", "ipc") for path in paths]
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
+        comm.barrier(timeout=deadline.left())  # a rank may close its Buffer at once: by then all have imported its memory
 
     def _agree(self, shape: Shape, deadline: Deadline) -> None:
         mine = repr(shape).encode()

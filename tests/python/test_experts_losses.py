@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,21 @@ def test_released_dispatches_have_no_results(transport: str, tmp_path: Path) -> 
     end()
     """
     run_survivors(job(source, transport), 3, [0, 1, 2], tmp_path)
+
+
+def test_a_buffer_that_is_closed_at_once_lets_the_others_make_theirs(run_job: Callable[..., str]) -> None:
+    source = """
+    import time
+    with hmc.init() as comm:
+        for number in range(30):
+            ep = buffer_of(comm)
+            if comm.rank == number % 3:
+                ep.close(timeout=20)
+            comm.barrier(timeout=20)
+            ep.close(timeout=20)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 3).count("done") == 3
 
 
 def test_buffers_and_communicators_close_in_any_order(tmp_path: Path) -> None:
