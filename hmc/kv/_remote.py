@@ -101,10 +101,14 @@ def _described(peer: Peer, pool: bytes, timeout: float) -> RemoteBuffer:
     except ProtocolError as error:
         raise InvalidArgumentError(f"the ticket is damaged: {error}") from error
     except (StaleBufferError, InvalidArgumentError) as error:
-        raise LeaseExpiredError(
-            f"{peer.name} does not have the pool of the ticket: it closed the pool, or restarted, or the ticket is of another "
-            "peer. Ask for a new ticket"
-        ) from error
+        raise _absent(peer) from error
+
+
+def _absent(peer: Peer) -> LeaseExpiredError:
+    return LeaseExpiredError(
+        f"{peer.name} does not have the pool of the ticket: it closed the pool, or restarted, or the ticket is of another peer. "
+        "Ask for a new ticket"
+    )
 
 
 class RemotePool:
@@ -119,6 +123,8 @@ class RemotePool:
         try:
             _finish_by(until, peer.get(buffer[: published.nbytes], published))
             described = Description.decode(bytes(buffer.numpy()[: published.nbytes]))
+        except StaleBufferError as error:  # it is being closed
+            raise _absent(peer) from error
         finally:
             scratch.give(buffer)
         self.peer = peer
@@ -128,7 +134,10 @@ class RemotePool:
         def imported(data: bytes) -> RemoteBuffer:
             return peer.import_buffer(Descriptor.parse(data), timeout=max(0.0, until - time.monotonic()))
 
-        self.rows, self.words, *self.buffers = [imported(data) for data in described.descriptors]
+        try:
+            self.rows, self.words, *self.buffers = [imported(data) for data in described.descriptors]
+        except StaleBufferError as error:
+            raise _absent(peer) from error
         if any(buffer.nbytes < self.layout.buffer_bytes for buffer in self.buffers) or self.words.nbytes != SLOTS * SLOT_WORDS * 8:
             raise ProtocolError("the peer's pool is smaller than it says")
 

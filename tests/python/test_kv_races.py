@@ -13,8 +13,8 @@ import pytest
 from kv_sides import PAIRS
 
 import hmc
-from hmc import _process
-from hmc.kv import _receive
+from hmc import _process, kv
+from hmc.kv import _receive, _remote
 from hmc.kv._blocks import Used
 from hmc.kv._wire import ACCEPTED, Record, Ticket
 
@@ -269,3 +269,36 @@ def test_a_ticket_of_a_closed_pool_leaves_no_message(kv_pair: Any) -> None:
     with pytest.raises(hmc.LeaseExpiredError):
         push.wait(20)
     assert b.ctx.counters()["messages.unread"] == 0
+
+
+@pytest.mark.parametrize("step", ["describe", "decode"])
+def test_a_pool_that_closes_while_it_is_imported_has_no_lease(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Both its readers and its senders get the error that says so, and nothing is sent to the pool that is gone."""
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    if step == "describe":
+        owner, name = _remote, "_described"
+    else:
+        owner, name = _remote.Description, "decode"
+    real = getattr(owner, name)
+
+    def closing(*given: Any) -> Any:
+        found = real(*given)
+        pool.close(20)
+        return found
+
+    lease, inbox = a.pool.lease("s", [1, 2]), b.pool.receive(to_a, [3, 4])
+    monkeypatch.setattr(owner, name, staticmethod(closing) if owner is not _remote else closing)
+    pool = a.pool
+    pull = b.pool.pull(to_a, lease.ticket, [5, 6])
+    with pytest.raises(hmc.LeaseExpiredError):
+        pull.wait(20)
+    monkeypatch.undo()
+    a.pool = kv.Pool(a.ctx, a.arrays, a.layout)
+    monkeypatch.setattr(owner, name, staticmethod(closing) if owner is not _remote else closing)
+    pool = b.pool
+    push = a.pool.push(to_b, inbox.ticket, [1, 2])
+    with pytest.raises(hmc.LeaseExpiredError):
+        push.wait(20)
+    monkeypatch.undo()
+    assert inbox.done
+    assert a.ctx.counters()["messages.unread"] == b.ctx.counters()["messages.unread"] == 0
