@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hmc import layout as layouts
+from hmc._arguments import text
 from hmc._core import ConnBuffer, Context, Memory, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import start_thread
@@ -25,11 +26,20 @@ from hmc.kv._remote import Scratch
 from hmc.layout import Layout
 from hmc.tensors import Tensor
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "layout_of"]
 
 _ALONE = 256 << 10  # bytes; runs from this length on are copied between device and CPU one by one
 _MOST_SPARE = 4
 _MASK = (1 << 64) - 1
+
+
+def layout_of(layout: Any, given: dict[str, Any]) -> Layout:
+    """A pool's layout: complete, or its text with keywords."""
+    if isinstance(layout, Layout):
+        if given:
+            raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
+        return layout
+    return Layout(text("layout", layout), **given)
 
 
 class _Copy(NamedTuple):

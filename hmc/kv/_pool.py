@@ -16,7 +16,7 @@ from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.kv._blocks import Blocks, Used
-from hmc.kv._cache import Cache
+from hmc.kv._cache import Cache, layout_of
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases, lasting
 from hmc.kv._listener import Listener
@@ -63,9 +63,9 @@ class Pool(Owned):
         **given: Any,
     ) -> None:
         super().__init__()
-        if isinstance(layout, Layout) and given:
-            raise InvalidArgumentError(f"{', '.join(given)}: a Layout is complete; these go with a text")
-        self.layout = layout if isinstance(layout, Layout) else Layout(layout, **given)
+        if not isinstance(ctx, Context):
+            raise TypeError(f"ctx must be a hmc.Context, not a {type(ctx).__name__}")
+        self.layout = layout_of(layout, given)
         self.ctx = ctx
         if lease_blocks is not None:
             lease_blocks = whole("lease_blocks", lease_blocks, 1, _MOST_ROWS)
@@ -93,8 +93,8 @@ class Pool(Owned):
     # ---- sessions ----
 
     def allocate(self, session: str, tokens: int) -> list[int]:
-        """Gives a session blocks for so many tokens, and returns them. Raises OutOfMemoryError when too few are free."""
-        self._check_process()
+        """Gives a session blocks for so many tokens, and returns them. OutOfMemoryError when too few are free; ClosedError."""
+        self._check_open()
         name, count = text("session", session), -(-whole("tokens", tokens, 1, MAX_TOKENS) // self.layout.block)
         if count > self.blocks.free_count:
             self.leases.sweep()

@@ -82,6 +82,9 @@ def test_kv_refuses_by_name(kv_pair: Any) -> None:
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
     lease = a.pool.lease("s", [3, 1], 20)
     inbox = b.pool.receive(to_a, [7, 8], 20)
+    for wrong in (None, 5, b"L=1", [a.layout]):
+        refuses(TypeError, "layout", kv.Pool, a.ctx, a.arrays, wrong)
+        refuses(TypeError, "ctx", kv.Pool, wrong, a.arrays, a.layout)
     before = a.pool.counters(), b.pool.counters()
     walk_whole("tokens", lambda wrong: a.pool.allocate("x", wrong), 1)
     walk_whole("lease_blocks", lambda wrong: kv.Pool(a.ctx, a.arrays, a.layout, lease_blocks=wrong), 1, optional=True)

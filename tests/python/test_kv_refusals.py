@@ -83,3 +83,5 @@ def test_arguments_are_refused_by_name(kv_pair: Any) -> None:
     small.close()
     with pytest.raises(hmc.ClosedError):
         small.lease("s", [3])
+    with pytest.raises(hmc.ClosedError):
+        small.allocate("t", 1)
