@@ -329,3 +329,49 @@ def test_a_flood_of_offers_is_refused() -> None:
     early, peer = Early(), object()
     refused = [one for number in range(5000) for one in early.add(peer, Ask("offer", "", ["t"], answer=number + 1))]  # type: ignore[arg-type]
     assert [ask.answer for _, ask in refused] == list(range(1025, 5001))
+
+
+def test_requests_to_an_engine_that_is_not_reached_fail_together() -> None:
+    """Each attempt takes 10 s: one serves all that wait for it."""
+    asked, called = threading.Semaphore(0), []
+
+    class Unreachable:
+        def connect(self, address: str, timeout: float) -> Any:
+            called.append(address)
+            for _ in range(6 if len(called) == 1 else 0):
+                assert asked.acquire(timeout=20)
+            time.sleep(0.3)
+            raise hmc.PeerLostError("no route to host")
+
+    asking, errors = Asking(Unreachable(), lambda _: [], lambda _: None, 1), []  # type: ignore[arg-type,var-annotated]
+
+    def ask() -> None:
+        asked.release()
+        try:
+            asking.peer("tcp://192.0.2.1:5")
+        except hmc.PeerLostError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(errors) == 6
+    assert all("no route to host" in error for error in errors)
+    assert len(called) <= 3
+    assert asking._connecting == {}
+    asking.close()
+
+
+def test_a_load_that_waited_too_long_for_a_thread_asks_nothing() -> None:
+    with pushing(timeout=0.5) as sides:
+        busy = threading.Event()
+        for _ in range(4):
+            sides.receiver._asking.do(lambda: bool(busy.wait(20)))
+        sides.offer([5, 6], 40)
+        time.sleep(1)
+        assert sides.receiver.finished() == (set(), set())
+        sides.receiver._asking.sources = lambda _: pytest.fail("it is over")
+        busy.set()
+        assert sides.received() == ({"local t"}, {5, 6})

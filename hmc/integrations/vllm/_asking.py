@@ -12,7 +12,7 @@ import numpy as np
 
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import HmcError, HmcTimeoutError, LeaseExpiredError
+from hmc.errors import HmcError, HmcTimeoutError, LeaseExpiredError, PeerLostError
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
@@ -42,6 +42,14 @@ def answer_of(peer: Peer, tag: int, timeout: float) -> Answer:
     return answer
 
 
+class _Attempt:
+    """To connect to an address: of one thread, while the others wait. ``failure``: they do not repeat it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.failure: Exception | None = None
+
+
 class Asking:
     """Connections to prefill workers, and ``threads`` threads for jobs that may wait for them. Any thread.
 
@@ -56,7 +64,7 @@ class Asking:
         self._connected = connected
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
-        self._connecting: dict[str, threading.Lock] = {}
+        self._connecting: dict[str, _Attempt] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [start_thread(self._work, "hmc.vllm ask") for _ in range(threads)]
 
@@ -75,16 +83,19 @@ class Asking:
         return peer
 
     def peer(self, address: str) -> Peer:
-        """The peer at an address, connected at the first use and after it was lost."""
+        """The peer at an address, connected at the first use and after it was lost. One attempt serves all that wait for it."""
         with self._lock:
-            connecting = self._connecting.setdefault(address, threading.Lock())
-        with connecting:
+            attempt = self._connecting.setdefault(address, _Attempt())
+        with attempt.lock:
+            if attempt.failure is not None:
+                raise PeerLostError(f"{address} was not reached: {attempt.failure}")
             with self._lock:
                 peer = self._peers.get(address)
             if peer is None or not peer.alive:
                 try:
                     peer = self._ctx.connect(address, timeout=CONNECT)
-                except BaseException:
+                except Exception as error:
+                    attempt.failure = error
                     with self._lock:  # clients name addresses: nothing of one without an engine is kept
                         self._connecting.pop(address, None)
                     raise

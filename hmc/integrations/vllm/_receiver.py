@@ -139,7 +139,7 @@ class Receiver(Loading):
         """Offers a request to all prefill workers that have a part of it."""
         fetch = one.fetch
         try:
-            for source in self._asking.sources(fetch.remote):
+            for source in self._asking.sources(fetch.remote) if one.failure is None else ():  # it waited for a thread for too long
                 part = _Incoming(source, secrets.randbits(61) | 1, fetch.skip)
                 ask = Ask(
                     "offer" if source.read else "release",
@@ -258,6 +258,8 @@ class Receiver(Loading):
         for inbox in one.inboxes:
             inbox.cancel()
         fetch, offers = one.fetch, {part.source.address: part.offer for part in one.parts}
+        if not offers and isinstance(one.failure, PeerLostError | HmcTimeoutError):
+            return  # the prefill workers were not reached: they free its blocks in time
 
         def tell() -> None:
             for source in self._asking.sources(fetch.remote):
