@@ -40,12 +40,14 @@ class Scratch:
         return self._ctx.buffer(size, access="rw")
 
     def give(self, buffer: Any) -> None:
+        """Takes back what nothing uses any more. Any thread, that of a callback too: does not wait."""
         with self._lock:
             spare = self._spare.setdefault(buffer.nbytes, [])
             if len(spare) < 8 and not self._closed:
                 spare.append(buffer)
                 return
-        buffer.close()
+        with contextlib.suppress(HmcError):  # the Context is closed
+            buffer.close(timeout=0)
 
     @property
     def spare(self) -> int:
