@@ -22,7 +22,14 @@ from hmc._core import Context, Peer, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import Owned, start_thread
 from hmc._streams import wait_for
-from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, OutOfMemoryError, PeerLostError
+from hmc.errors import (
+    ClosedError,
+    HmcTimeoutError,
+    InvalidArgumentError,
+    LeaseExpiredError,
+    OutOfMemoryError,
+    PeerLostError,
+)
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
@@ -74,9 +81,11 @@ class Lease(Owned):
         return self.reason
 
     def renew(self, seconds: float | None = None) -> None:
-        """Lets it last ``seconds`` (default: as at first) from now on."""
+        """Lets it last ``seconds`` (default: as at first) from now on. Raises LeaseExpiredError where it has ended."""
         self._check_process()
         self.expires = time.monotonic() + (self.seconds if seconds is None else lasting(seconds))
+        if self.done:
+            raise LeaseExpiredError(f"renew of the lease of session {self.session!r}: it has ended ({self.reason})")
 
     def release(self) -> None:
         """Ends it: a reader that has not finished gets LeaseExpiredError. Idempotent."""
@@ -208,7 +217,7 @@ class Leases:
             return "read"
         if beaten == ticket.generation and beats != lease._heartbeats:
             lease._heartbeats = beats
-            lease.renew()
+            lease.expires = time.monotonic() + lease.seconds
         if lease._peer is not None and not lease._peer.alive:
             return "peer lost"
         return "expired" if time.monotonic() > lease.expires else ""

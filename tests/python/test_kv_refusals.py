@@ -85,3 +85,12 @@ def test_arguments_are_refused_by_name(kv_pair: Any) -> None:
         small.lease("s", [3])
     with pytest.raises(hmc.ClosedError):
         small.allocate("t", 1)
+
+
+def test_a_lease_that_has_ended_is_not_renewed(kv_pair: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    lease = a.pool.lease("s", [1, 2], seconds=600)
+    lease.renew(900)
+    lease.release()
+    with pytest.raises(hmc.LeaseExpiredError, match="released"):
+        lease.renew()
