@@ -109,7 +109,7 @@ void CollectiveWork::advance() {
   }
   if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
   posting_ = true;
-  while (run_.has_ready() && !failing_) post(run_.take_ready());
+  while (run_.has_ready() && !stopped()) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
@@ -222,10 +222,10 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     on_failure(status.with_context(group_->describe(step.peer)));
   }
   if (posting_) return;  // advance() goes on with what has become ready
-  while (!failing_ && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()])) post(run_.take_ready());
+  while (!stopped() && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()])) post(run_.take_ready());
   if (run_.all_done() || failing_) {
     end_if_done();
-  } else if (run_.has_ready()) {
+  } else if (run_.has_ready() && !stopped()) {
     advance_soon();
   }
 }

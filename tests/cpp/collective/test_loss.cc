@@ -55,6 +55,30 @@ TEST(Abort, EndsWhatWaitsAndWhatComesLater) {
   });
 }
 
+// What depends on a message that did not come is not sent on: whoever ends well has the right bytes. Rank 0 gets rank 3's block
+// from rank 2.
+TEST(Leaving, MakesNoWrongResult) {
+  for (int round = 0; round < 10; ++round) {
+    run_job(4, [&](const Process& process) {
+      const Communicator world = process.init();
+      const Member me = *world.self();
+      HMC_ASSERT_OK(world.barrier(soon()));
+      if (me.rank() == 3) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        HMC_EXPECT_OK(world.close(soon()));
+      } else {
+        const std::size_t block = 3'001;
+        const Bytes in = testing::pattern(block, static_cast<std::uint64_t>(me.rank()));
+        Bytes out(4 * block);
+        const Status status = me.all_gather(view(out), {const_cast<std::byte*>(in.data()), block}, soon(), "doubling");
+        EXPECT_FALSE(status.ok()) << "rank " << me.rank() << " has a block that rank 3 never sent";
+      }
+      process.board[0].fetch_add(1);
+      EXPECT_TRUE(process.board.wait(0, 4));
+    });
+  }
+}
+
 TEST(Abort, AnEmptyCommunicatorRefuses) {
   EXPECT_EQ(Communicator().abort("x").code(), Code::invalid_argument);
   EXPECT_EQ(Member().abort("x").code(), Code::invalid_argument);
