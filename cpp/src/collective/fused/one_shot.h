@@ -40,7 +40,7 @@ constexpr bool may_carry(CallKind kind) noexcept {
 // measured: longer blocks cost less when they are copied once; a small broadcast along a tree holds up its root for nobody.
 constexpr bool spreads_shared(CallKind kind, std::uint32_t ranks, std::uint64_t bytes) noexcept {
   if (kind == CallKind::broadcast) return (ranks == 2 || bytes > (8 << 10)) && bytes <= (1 << 20);
-  return (kind == CallKind::all_to_all || kind == CallKind::all_gather) && bytes / ranks <= (1 << 20);
+  return (kind == CallKind::all_to_all || kind == CallKind::all_gather) && bytes / ranks <= (1 << 20) && bytes <= (4 << 20);
 }
 
 // How one rank takes part in a fused call.
