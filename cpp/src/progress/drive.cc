@@ -1,7 +1,6 @@
 // Lock not held on entry of any member.
 #include "progress/drive.h"
 
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
