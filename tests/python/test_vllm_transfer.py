@@ -220,12 +220,13 @@ def test_an_engine_that_does_not_answer_fails_the_fetch_in_time() -> None:
         assert time.monotonic() - begun < 15
 
 
-def test_addresses_without_an_engine_fail_and_leave_nothing() -> None:
+def test_addresses_without_an_engine_fail_and_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with two_sides() as sides:
         for host, port in [("127.0.0.1", 1), ("127.0.0.1", 2), ("no such host", 80), ("\ud800", 80), ("a\0b", 80)]:
             remote = Remote("engine", f"at {port}", host, port)
             assert sides.fetch(remote, [5, 6], 40) == ({f"local at {port}"}, {5, 6})
         assert sides.fetcher._asking._connecting == {}
+        assert "tcp://\\ud800:80" in caplog.text and caplog.text.encode()
         sides.lender.keep("r", [1, 2], 40)
         assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
 

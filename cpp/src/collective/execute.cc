@@ -109,7 +109,7 @@ void CollectiveWork::advance() {
   }
   if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
   posting_ = true;
-  while (run_.has_ready() && !stopped()) post(run_.take_ready());
+  while (run_.has_ready() && !failing_ && !reason_.pending()) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
@@ -222,6 +222,8 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
     on_failure(status.with_context(group_->describe(step.peer)));
   }
   if (posting_) return;  // advance() goes on with what has become ready
+  // It has failed, or will once the reason is here: what would be reduced and sent on is not what it should be.
+  const auto stopped = [this] { return failing_ || reason_.pending(); };
   while (!stopped() && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()])) post(run_.take_ready());
   if (run_.all_done() || failing_) {
     end_if_done();

@@ -69,8 +69,6 @@ class CollectiveWork final : public WorkState {
   void fence_passed();
   void advance_soon();
   void on_failure(const Status& failure);
-  // Nothing more is posted: it has failed, or will. What would be reduced and sent on is not what it should be.
-  [[nodiscard]] bool stopped() const noexcept { return failing_ || reason_.pending(); }
   void soft_error(const Step& step, const std::string& found);
   void released() noexcept override;
 

@@ -56,13 +56,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // waits), at the next drop_retired(), drive() or stop().
   void retire(std::shared_ptr<const void> owner);
 
-  // Looks that a waiter takes before it would yield its core, and whether another thread waits for the engine lock meanwhile.
-  [[nodiscard]] unsigned looks_before_yield() const noexcept { return core_.wait_policy.rounds(); }
+  // How long waiters look before they yield their core; and whether another thread waits for the engine lock meanwhile.
+  [[nodiscard]] WaitPolicy& wait_policy() noexcept { return core_.wait_policy; }
   [[nodiscard]] bool contended() const noexcept { return core_.lock.contended(); }
-  // Whether waiters find that other threads want their core, and leaving it to one of them once, with the lock held: for waits that
-  // are likely over within microseconds.
-  [[nodiscard]] bool shares_cores() const noexcept { return core_.wait_policy.shared(); }
-  void yield_core() noexcept { core_.wait_policy.yield(); }
 
   // ---- engine lock not held ----
   // Drives until `done()` (called under the lock, must be cheap) or the deadline: spin, then sched_yield, then sleep. True: done.

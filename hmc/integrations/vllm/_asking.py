@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -13,13 +12,13 @@ import numpy as np
 from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcError, HmcTimeoutError, LeaseExpiredError, PeerLostError
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
 __all__ = ["CONNECT", "Asking", "answer_of"]
 
-logger = logging.getLogger("vllm.hmc")
 
 CONNECT = 10.0  # seconds to connect, and to send a question
 

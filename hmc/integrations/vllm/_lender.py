@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -16,12 +15,12 @@ from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcError, InvalidArgumentError
 from hmc.integrations.vllm._listening import Listening
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Lender"]
 
-logger = logging.getLogger("vllm.hmc")
 
 # Seconds that a question about an unknown request waits: the proxy may be faster than the engine's next step.
 _GRACE = 5.0

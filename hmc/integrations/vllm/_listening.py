@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -13,11 +12,11 @@ import numpy as np
 from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import ClosedError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import MAX_BYTES
 
 __all__ = ["Listening"]
 
-logger = logging.getLogger("vllm.hmc")
 
 Message = TypeVar("Message")
 

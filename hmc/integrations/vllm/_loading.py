@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from hmc import kv
 from hmc._core import Context, Peer
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError
 from hmc.integrations.vllm._asking import Asking
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 from hmc.integrations.vllm._tally import Tally
 from hmc.kv._moves import common
 
 __all__ = ["Fetch", "Loading"]
-
-logger = logging.getLogger("vllm.hmc")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hmc.errors import InvalidArgumentError
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._outgoing import Chunk, Dropped
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 __all__ = ["PushScheduler"]
-
-logger = logging.getLogger("vllm.hmc")
 
 
 @dataclass

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from hmc.errors import InvalidArgumentError
 from hmc.integrations.vllm._loading import Fetch
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote, asked, digest_of, params_of
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 __all__ = ["Scheduler"]
-
-logger = logging.getLogger("vllm.hmc")
 
 
 def aborted(request: Request) -> bool:

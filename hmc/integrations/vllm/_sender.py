@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -16,13 +15,13 @@ from hmc._process import start_thread
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, PeerLostError
 from hmc.integrations.vllm._asking import answer_of
 from hmc.integrations.vllm._listening import Listening
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
 from hmc.integrations.vllm._outgoing import Chunk, Dropped, Early, Outgoing, Reader
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Chunk", "Dropped", "Sender"]
 
-logger = logging.getLogger("vllm.hmc")
 
 _PREEMPTION = 1.0  # seconds for the pushes of a request that loses its blocks
 _LOOK = 0.2  # seconds between two looks whether a peer is alive

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from hmc.errors import HmcError, UnsupportedError
 from hmc.integrations.vllm._caches import Shape, describe, element_type, probe
 from hmc.integrations.vllm._fetcher import Fetcher
 from hmc.integrations.vllm._lender import Lender
+from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._metadata import HMCConnectorMetadata
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._params import Remote
@@ -31,8 +31,6 @@ from hmc.integrations.vllm._sender import Sender
 from hmc.integrations.vllm._tally import Tally
 
 __all__ = ["Worker"]
-
-logger = logging.getLogger("vllm.hmc")
 
 
 class Worker:

@@ -27,7 +27,7 @@ CollectiveBuffers without_owners(CollectiveBuffers buffers) {
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
 class ShortWait {
  public:
-  explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.looks_before_yield()) {}
+  explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.wait_policy().rounds()) {}
   // Waits a little. False: long enough.
   bool goes_on() noexcept {
     if (engine_.contended()) return false;
@@ -36,11 +36,11 @@ class ShortWait {
       cpu_relax();
       return true;
     }
-    if (!engine_.shares_cores()) return false;
+    if (!engine_.wait_policy().shared()) return false;
     const Deadline::Clock::time_point now = Deadline::Clock::now();
     if (!std::exchange(yields_, true)) until_ = now + most_yielding;
     if (now >= until_) return false;
-    engine_.yield_core();
+    engine_.wait_policy().yield();
     return true;
   }
 
