@@ -260,7 +260,8 @@ def test_a_stopped_rank_ends_futures_and_ddp_at_the_timeout(run_torch: Callable[
         other = [None] * size
         dist.all_gather_object(other, os.getpid())
         model = DistributedDataParallel(torch.nn.Linear(100, 100))
-        model(torch.ones(1, 100)).sum().backward()
+        for _ in range(2):  # the second one agrees on buckets, in a broadcast that its root waits for
+            model(torch.ones(1, 100)).sum().backward()
         dist.group.WORLD.set_timeout(timedelta(seconds=3))
         if rank == 0:
             os.kill(other[1], signal.SIGSTOP)
