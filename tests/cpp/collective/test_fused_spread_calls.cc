@@ -114,7 +114,8 @@ TEST_P(SpreadCalls, ARankThatDiesIsNamed) {
               for (int i = 0; status.ok() && i < 100'000; ++i) status = spread(one, me, soon());
               EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
               EXPECT_NE(status.message().find("rank " + std::to_string(gone)), std::string_view::npos) << status.str();
-              EXPECT_EQ(spread(one, me, soon()).code(), Code::closed);
+              const Status later = spread(one, me, soon());
+              EXPECT_TRUE(later.code() == Code::closed || later.code() == Code::peer_lost) << later.str();
               process.board[1].fetch_add(1);
               EXPECT_TRUE(process.board.wait(1, 2));
             },
