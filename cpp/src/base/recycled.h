@@ -1,7 +1,7 @@
 // Recycled: an allocator for small objects that come and go many times a second, such as messages under way.
 //
-// Each thread keeps a few freed blocks for its next ones. libc keeps seven of a size and then takes its slower way, which costs
-// more than the rest of a small message.
+// Each thread keeps up to 64 freed blocks for its next ones. libc keeps seven of a size and then takes its slower way: of a message
+// of 8 bytes to 1 KiB that is 2 to 5 % of the time.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,7 @@ constexpr bool may_carry(CallKind kind) noexcept {
   return reduces(kind) || kind == CallKind::all_to_all || kind == CallKind::all_gather || kind == CallKind::broadcast;
 }
 // Whether a call that hands bytes on goes through shared memory by HMC's choice, where the group's ranks share some. The limits are
-// measured: longer blocks cost less when they are copied once; a small broadcast along a tree holds up its root for nobody.
+// measured: longer blocks cost less when they are copied once; the root of a small broadcast along a tree goes on without waiting.
 constexpr bool spreads_shared(CallKind kind, std::uint32_t ranks, std::uint64_t bytes) noexcept {
   if (kind == CallKind::broadcast) return (ranks == 2 || bytes > (8 << 10)) && bytes <= (1 << 20);
   return (kind == CallKind::all_to_all || kind == CallKind::all_gather) && bytes / ranks <= (1 << 20) && bytes <= (4 << 20);
