@@ -99,14 +99,16 @@ TEST_P(Notifications, PayloadsWaitForTheirReader) {
 TEST_P(Notifications, CancelOfAHeldBackPut) {
   const auto source = *pair_.a.buffer(64);
   const auto target = *pair_.b.buffer(64);
+  fill_pattern(span_of(source), 7);
+  fill_pattern(span_of(target), 8);  // from the first put on its bytes may be written
   const auto remote = *pair_.ab.import(*target.descriptor(), soon());
   const auto payload = pattern(max_notify_payload, 1);
   std::vector<Work> works;
   for (int i = 0; i < 1500; ++i) {
     works.push_back(*pair_.ab.put(*source.slice(0, 1), *remote.slice(0, 1), {as_payload(payload), Complete::remote}));
   }
+  works.push_back(*pair_.ab.put(*source.slice(1, 9), *remote.slice(1, 9), {as_payload(payload), Complete::remote}));
   ASSERT_FALSE(works.back().done());
-  fill_pattern(span_of(target), 8);
   HMC_ASSERT_OK(works.back().cancel());
   EXPECT_EQ(works.back().status().code(), Code::cancelled);
   EXPECT_NE(works.back().status().message().find("nothing was written"), std::string_view::npos);
@@ -116,6 +118,9 @@ TEST_P(Notifications, CancelOfAHeldBackPut) {
   HMC_ASSERT_OK(pair_.ab.notify(1));
   HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
   EXPECT_TRUE(pair_.ba.notifications()->empty());
+  auto expected = pattern(64, 8);
+  expected[0] = span_of(source)[0];
+  EXPECT_TRUE(same_bytes(span_of(target), expected));
 }
 
 TEST_P(Notifications, ManyBeforeAnybodyWaits) {
