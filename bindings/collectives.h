@@ -9,8 +9,12 @@
 namespace hmc::bindings {
 
 // Calls on a Communicator go to its only local Member; with several, the core's error says to call on a Member.
-inline Member member_of(const Member& self) { return self; }
-inline Member member_of(const Communicator& self) { return check(self.self()); }
+inline const Member& member_of(const Member& self) { return self; }
+inline const Member& member_of(const Communicator& self) {
+  const std::vector<Member>& local = self.local();
+  if (local.size() != 1) check(self.self().status());
+  return local.front();
+}
 
 template <class T>
 struct Collectives {

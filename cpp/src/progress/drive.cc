@@ -71,14 +71,14 @@ bool Drive<Done>::slice(Deadline deadline, Interruptible* interruptible) {
       if (!finished) {
         core.drivers.drive();
         core.take_over();
-        moved = core.rounds.run(pace.with_descriptors()) != Rounds::nothing;
+        moved = core.rounds.run(pace.with_descriptors(), done.awaited()) != Rounds::nothing;
         finished = done.locked();
         // Taking the lock anew for every look would double the cost of a look. A blocked thread makes the lock contended.
         for (unsigned look = 1; look < DrivePace::looks_per_locking && !moved && !finished && pace.keeps_lock(); ++look) {
           if (core.lock.contended()) break;
           cpu_relax();
           pace.looked(false);
-          moved = core.rounds.run(false) != Rounds::nothing;
+          moved = core.rounds.run(false, done.awaited()) != Rounds::nothing;
           finished = done.locked();
         }
       }

@@ -20,6 +20,7 @@ struct FlagDone {
   [[nodiscard]] bool locked() const noexcept { return flag.load(std::memory_order_acquire) != 0; }
   [[nodiscard]] bool unlocked() const noexcept { return flag.load(std::memory_order_acquire) != 0; }
   void describe(Sleeper& sleeper) const noexcept { sleeper.flag = &flag; }
+  [[nodiscard]] const std::atomic<std::uint32_t>* awaited() const noexcept { return &flag; }
 };
 
 // A condition: a function, called under the engine lock only, and not again once it has returned true.
@@ -28,6 +29,7 @@ struct FunctionDone {
   [[nodiscard]] bool locked() const { return function(); }
   [[nodiscard]] static bool unlocked() noexcept { return false; }
   void describe(Sleeper& sleeper) const noexcept { sleeper.done = &function; }
+  [[nodiscard]] static const std::atomic<std::uint32_t>* awaited() noexcept { return nullptr; }
 };
 
 // Lives on the stack of the waiting thread, which does not hold the engine lock. `Done` is one of the conditions above.

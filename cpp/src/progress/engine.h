@@ -44,6 +44,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void cancel_timer(TimerId id);
   // Runs `function` soon, engine lock held, outside the current call chain (safe teardown).
   void defer(std::function<void()> function);
+  // Inside a poll(): the thread that drives has what it waits for. Who brings one thing after another may stop here, so that the
+  // rest is met by what that thread posts next; it stays where it is for the next poll().
+  [[nodiscard]] bool waiter_is_served() const noexcept { return core_.rounds.awaited_came(); }
   // One round over Pollables (descriptors and timers every few rounds). True if anything moved.
   bool poll_once();
   // Something was queued that a poll() must pick up: see that somebody polls (waiter, else background thread). Cheap when somebody

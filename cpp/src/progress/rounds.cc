@@ -2,8 +2,9 @@
 
 namespace hmc {
 
-unsigned Rounds::run(bool with_descriptors) {
+unsigned Rounds::run(bool with_descriptors, const std::atomic<std::uint32_t>* awaited) {
   unsigned moved = nothing;
+  awaited_ = awaited;
   {
     const Pollables::Round round(pollables_);
     if (pollables_.poll()) moved |= pollables_moved;
@@ -18,6 +19,7 @@ unsigned Rounds::run(bool with_descriptors) {
       moved |= pollables_moved;
     }
   }
+  awaited_ = nullptr;
   if (!sleepers_.empty() && (moved != nothing || with_descriptors)) {
     const Pollables::Round round(pollables_);  // predicates must not start rounds or wake others
     sleepers_.wake_satisfied(role_);

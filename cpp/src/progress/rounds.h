@@ -1,6 +1,8 @@
 // Rounds: what an engine polls, and what one round over it does. Engine lock held for every call.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
@@ -28,8 +30,11 @@ class Rounds {
   void defer(std::function<void()> function) { deferred_.add(std::move(function)); }
 
   // Polls every Pollable, looks at descriptors and timers (when asked, or when it is their turn), runs what was deferred, then
-  // wakes sleepers whose condition is true. Returns bits of Moved. Not called inside a round.
-  unsigned run(bool with_descriptors);
+  // wakes sleepers whose condition is true. Returns bits of Moved. Not called inside a round. `awaited`: what the caller waits for;
+  // null: nothing, or a predicate.
+  unsigned run(bool with_descriptors, const std::atomic<std::uint32_t>* awaited = nullptr);
+  // Inside a round: the caller has what it waits for.
+  [[nodiscard]] bool awaited_came() const noexcept { return awaited_ != nullptr && awaited_->load(std::memory_order_relaxed) != 0; }
   // A condition that a waiter may sleep on has changed. Predicates are not called here: inside a round its end calls them, outside
   // their owners are woken to.
   void wake_waiters() {
@@ -49,6 +54,7 @@ class Rounds {
   Pollables pollables_;
   EventSources sources_;
   DeferredFunctions deferred_;
+  const std::atomic<std::uint32_t>* awaited_ = nullptr;
   WatcherRole& role_;
   Kicks& kicks_;
 };

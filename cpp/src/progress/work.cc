@@ -75,9 +75,9 @@ Status wait_all(std::span<const Work> works, Deadline deadline) {
   for (const Work& work : works) {
     if (!work.valid()) return no_work();
   }
-  // One after the other: driving for one moves all of its Context.
-  for (const Work& work : works) {
-    WorkState& state = *work.state();
+  // Driving for one moves all of its Context. From the last on: the others have mostly ended before it, and need no look.
+  for (std::size_t i = works.size(); i-- > 0;) {
+    WorkState& state = *works[i].state();
     if (state.done()) continue;
     if (state.engine()->forked()) return forked_status();
     if (Status waited = state.wait(deadline); !state.done()) return waited;

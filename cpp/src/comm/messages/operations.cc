@@ -66,7 +66,7 @@ void Operation::part_done(Status status) noexcept {
   if (!sending && status.code() == Code::stale) status = Status(Code::closed, "the sender gave up its send before all was here");
   if (status.code() == Code::peer_lost)
     status = status.with_context(describe() + (sending ? ", of which part was sent" : ", of which part may have been written"));
-  ends.fail(status.ok() || peer == nullptr ? std::move(status) : peer->meaning_of(std::move(status), share.may_break));
+  ends.fail(status.ok() || peer == nullptr ? std::move(status) : peer->meaning_of(std::move(status), share().may_break));
   owner.rendezvous().report_part(*this);
   settle();
 }
@@ -89,8 +89,10 @@ void Operation::settle() {
 
 void Operation::released() noexcept {
   owner.rendezvous().forget(*this);
-  share.remote.reset();
-  share.region.reset();
+  if (share_) {
+    share_->remote.reset();
+    share_->region.reset();
+  }
   if (view.owner) engine()->retire(std::move(view.owner));
 }
 

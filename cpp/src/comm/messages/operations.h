@@ -124,11 +124,18 @@ class Operation : public WorkState {
   Stage stage = Stage::posted;
   Ends ends;
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
-  Share share{*this};
+  // Of a rendezvous, made by the first call: most messages are eager and have none.
+  [[nodiscard]] Share& share() {
+    if (!share_) share_ = std::make_unique<Share>(*this);
+    return *share_;
+  }
 
  protected:
   Operation(MessengerImpl& messenger, const Target& target, std::int64_t t, const MemoryView& v, bool is_send);
   void released() noexcept override;
+
+ private:
+  std::unique_ptr<Share> share_;
 };
 
 class SendOperation final : public Operation, public PendingOp {
@@ -155,6 +162,7 @@ inline MessageInfo info_of(const Head& head, std::uint64_t bytes) {
   return {head.envelope.scope == 0 ? -1 : static_cast<int>(head.envelope.src), head.tag, static_cast<std::size_t>(bytes)};
 }
 
+// Kept by the table of posted receives until it is matched, and by itself from then on.
 class ReceiveOperation final : public Operation {
  public:
   ReceiveOperation(MessengerImpl& messenger, const Target& from, std::int64_t t, const MemoryView& v)

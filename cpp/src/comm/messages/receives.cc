@@ -48,12 +48,10 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
     if (peer == nullptr && departures_ != 0) {
       if (Status nobody = context_.scopes().senders_left(envelope.scope, envelope.dst); !nobody.ok()) return nobody;
     }
-    receive->accepted();
     receive->posted = matcher_.post(wanted, tag, receive);
     // A named source may have to be connected before it can send; any source cannot be told.
     if (peer != nullptr && peer->phase() == PeerPhase::idle) peer->when_ready([](const Status&) {});
   } else {
-    receive->accepted();
     lanes_.unstashed(*message);
     if (message->announce != nullptr) {
       accept(receive, *message);
@@ -62,7 +60,7 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
       take_eager(*message->lane, receive, message->payload);
     }
   }
-  return std::shared_ptr<WorkState>(receive);
+  return std::shared_ptr<WorkState>(std::move(receive));
 }
 
 void Receives::on_eager(PeerState& peer, ByteSpan signal) {
@@ -169,6 +167,7 @@ void Receives::watch_calls(std::uint32_t scope, CallWatcher* watcher) {
 
 void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload) {
   if (!receive->after) return receive->complete(copy_in(receive->view, payload));
+  receive->accepted();
   receive->peer = lane.owner();
   receive->stage = Stage::matched;
   rendezvous_.start(lane, {receive, Bytes(payload.begin(), payload.end())});
@@ -179,7 +178,6 @@ bool Receives::meet(PeerState& peer, Unexpected& message) {
   if (direct_ != nullptr && direct_->fits(from, message.head.tag)) {
     const auto receive = std::make_shared<ReceiveOperation>(messenger_, Target{message.lane->peer, direct_->wanted.envelope},
                                                             direct_->tag, direct_->view);
-    receive->accepted();
     direct_->operation = receive;
     end_direct({});
     accept(receive, message);
@@ -193,6 +191,7 @@ bool Receives::meet(PeerState& peer, Unexpected& message) {
 
 void Receives::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message) {
   const Announce& announce = *message.announce;
+  receive->accepted();
   receive->peer = message.lane->peer;
   receive->stage = Stage::matched;
   receive->peer_op = announce.sender_op;

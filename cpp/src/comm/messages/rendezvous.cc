@@ -31,12 +31,12 @@ Status Rendezvous::announce(Lane& lane, SendOperation& send) {
   if (send.view.device.is_cpu()) {
     HMC_ASSIGN(Route * route, lane.peer->routes().find(Device::cpu(), Device::cpu(),
                                                        lane.peer->routes().buffers_only(Device::cpu(), Device::cpu())));
-    if (send.share.region == nullptr ||
-        send.share.transport != route->path.transport) {  // the first try found no room, and another route then
-      HMC_ASSIGN(send.share.region, transient_region(*route, send.view));
-      send.share.transport = route->path.transport;
+    if (send.share().region == nullptr ||
+        send.share().transport != route->path.transport) {  // the first try found no room, and another route then
+      HMC_ASSIGN(send.share().region, transient_region(*route, send.view));
+      send.share().transport = route->path.transport;
     }
-    HMC_ASSIGN(Blob exported, send.share.region->exported());
+    HMC_ASSIGN(Blob exported, send.share().region->exported());
     if (!exported.fds.empty() || exported.bytes.size() > max_region_bytes) {
       return Status(Code::unsupported, "transport " + route->path.transport + " cannot describe a message's memory in a signal");
     }
@@ -88,8 +88,8 @@ void Rendezvous::start(Lane& lane, Lane::Unrouted unrouted) {
 Result<Bytes> Rendezvous::own_region(ReceiveOperation& receive, Route& route, std::uint64_t bytes) {
   MemoryView exact = receive.view;
   exact.bytes = bytes;
-  HMC_ASSIGN(receive.share.region, transient_region(route, exact));
-  HMC_ASSIGN(Blob exported, route.endpoint->describe(*receive.share.region));
+  HMC_ASSIGN(receive.share().region, transient_region(route, exact));
+  HMC_ASSIGN(Blob exported, route.endpoint->describe(*receive.share().region));
   if (exported.fds.empty() && exported.bytes.size() <= max_region_bytes) return std::move(exported.bytes);
   return Status(Code::unsupported, "transport " + route.path.transport + " cannot describe a message's memory in a signal");
 }
@@ -102,7 +102,7 @@ Status Rendezvous::ask_for_put(ReceiveOperation& receive, const Announce& announ
     HMC_ASSIGN(route, receive.peer->routes().next(*route, receive.refused, region.status()));
     region = own_region(receive, *route, announce.bytes);
   }
-  receive.share.route = route;
+  receive.share().route = route;
   lanes_.emit(lanes_.of(*receive.peer), encode(Answer{announce.sender_op, receive.id, announce.bytes, route->path.transport,
                                                       receive.view.device.str(), std::move(*region)}));
   expose(receive);
@@ -135,17 +135,17 @@ Status Rendezvous::start_receive(ReceiveOperation& receive, const Announce& anno
       region = std::move(*mine);
     }
   }
-  if (receive.share.region == nullptr) {
+  if (receive.share().region == nullptr) {
     MemoryView exact = receive.view;
     exact.bytes = announce.bytes;
-    HMC_ASSIGN(receive.share.region, transient_region(*route, exact));
+    HMC_ASSIGN(receive.share().region, transient_region(*route, exact));
   }
   Blob blob;
   blob.bytes = announce.region;
-  HMC_ASSIGN(receive.share.remote, route->endpoint->import_region(blob));
-  if (receive.share.remote->bytes() < announce.bytes)
+  HMC_ASSIGN(receive.share().remote, route->endpoint->import_region(blob));
+  if (receive.share().remote->bytes() < announce.bytes)
     return Status(Code::protocol, "the sender announced more bytes than its region holds");
-  HMC_TRY(receive.share.remote->prepare(receive.view.device));  // a message's region maps nothing
+  HMC_TRY(receive.share().remote->prepare(receive.view.device));  // a message's region maps nothing
   receive.ends.peer_over = lower == 0;
   Lane& lane = lanes_.of(peer);
   // Asked for first, so that the sender's half starts while this side copies.
@@ -155,9 +155,9 @@ Status Rendezvous::start_receive(ReceiveOperation& receive, const Announce& anno
                 encode(Answer{announce.sender_op, receive.id, lower, std::string(), receive.view.device.str(), std::move(region)}));
     expose(receive);
   }
-  receive.share.may_break = route->transport->capabilities().breaks;
-  receive.share.transport = route->path.transport;
-  receive.share.set_run(lower, announce.bytes - lower);
+  receive.share().may_break = route->transport->capabilities().breaks;
+  receive.share().transport = route->path.transport;
+  receive.share().set_run(lower, announce.bytes - lower);
   start_transfer(lane, receive);
   return {};
 }
@@ -178,10 +178,10 @@ void Rendezvous::start_transfer(Lane& lane, Operation& operation) {
 }
 
 Status Rendezvous::post_transfer(Operation& operation) {
-  Endpoint* endpoint = operation.peer->endpoint(operation.share.transport);
+  Endpoint* endpoint = operation.peer->endpoint(operation.share().transport);
   if (endpoint == nullptr) return Status(Code::transport, "its connection failed before anything was moved");
-  TransferOp& op = operation.share.op(operation.sending ? operation.after.get() : nullptr);
-  return operation.sending ? endpoint->put(op, &operation.share) : endpoint->get(op, &operation.share);
+  TransferOp& op = operation.share().op(operation.sending ? operation.after.get() : nullptr);
+  return operation.sending ? endpoint->put(op, &operation.share()) : endpoint->get(op, &operation.share());
 }
 
 // What this side fetches it may fetch again: the sender keeps its memory until it hears of the end, and nobody has been told.
@@ -189,13 +189,13 @@ bool Rendezvous::fetch_again(Operation& operation, const Status& status) {
   const Code code = status.code();
   if (operation.sending || (code != Code::transport && code != Code::peer_lost && code != Code::closed)) return false;
   auto& receive = static_cast<ReceiveOperation&>(operation);
-  if (!receive.share.may_break || receive.share.route != nullptr || receive.peer->phase() != PeerPhase::ready) return false;
+  if (!receive.share().may_break || receive.share().route != nullptr || receive.peer->phase() != PeerPhase::ready) return false;
   if (++receive.fetched_again > max_fetches_again) return false;
   Lane& lane = lanes_.of(*receive.peer);
   // Later: its connection is about to say that it has failed.
   lane.unrouted.push_back({std::static_pointer_cast<Operation>(receive.shared_from_this()), *receive.announce});
-  receive.share.remote.reset();
-  receive.share.region.reset();
+  receive.share().remote.reset();
+  receive.share().region.reset();
   receive.ends.peer_over = false;
   context_.counters().add("messages.refetched", 1);
   lanes_.want_poll();
@@ -208,7 +208,7 @@ void Rendezvous::report_part(Operation& operation) {
   if (!operation.sending && static_cast<ReceiveOperation&>(operation).gives_back) return;  // nothing has ended for the sender
   // A collective's receive that was cancelled is the receiver's affair, as one that is too short: the sender has its buffer back.
   const bool dropped = !operation.sending && operation.ends.outcome.code() == Code::cancelled;
-  if (operation.sending && operation.ends.outcome.ok()) operation.peer->routes().signalled_by(operation.share.transport);
+  if (operation.sending && operation.ends.outcome.ok()) operation.peer->routes().signalled_by(operation.share().transport);
   if (!operation.sending || !operation.ends.outcome.ok())
     finish(*operation.peer, operation.peer_op, dropped ? Status() : operation.ends.outcome);
 }
@@ -232,7 +232,7 @@ void Rendezvous::on_answer(PeerState& peer, ByteSpan signal) {
 
 Status Rendezvous::start_send(Operation& send, const Answer& answer) {
   PeerState& peer = *send.peer;
-  Share& share = send.share;
+  Share& share = send.share();
   Route* route = nullptr;
   if (!answer.transport.empty()) {
     HMC_ASSIGN(const Device remote_device, Device::parse(answer.device));
@@ -281,12 +281,12 @@ void Rendezvous::on_refuse(PeerState& peer, ByteSpan signal) {
   const auto refusal = decode_finish(signal);
   const auto operation = refusal ? operations_.find(refusal->op, peer) : nullptr;
   if (refusal && !operation) return;  // it ended here already
-  if (!operation || operation->sending || operation->share.route == nullptr || refusal->code == Code::ok) {
+  if (!operation || operation->sending || operation->share().route == nullptr || refusal->code == Code::ok) {
     return peer.fail(Status(Code::protocol, "a refusal of an answer that was not given"));
   }
   auto& receive = static_cast<ReceiveOperation&>(*operation);
   receive.ends.exposed = false;
-  const Route& failed = *std::exchange(receive.share.route, nullptr);
+  const Route& failed = *std::exchange(receive.share().route, nullptr);
   receive.refused |= failed.bit;
   const Status reason(refusal->code, "at the peer: " + refusal->message);
   if (const Status next = peer.routes().next(failed, receive.refused, reason).status();
@@ -303,8 +303,8 @@ void Rendezvous::on_finish(PeerState& peer, ByteSpan signal) {
   const auto operation = operations_.find(finish->op, peer);
   if (!operation) return;  // it ended here already (an error, a cancel)
   operation->stage = Stage::matched;
-  if (finish->code == Code::ok && !operation->sending && operation->share.route != nullptr) {
-    operation->share.route->count(false, static_cast<ReceiveOperation&>(*operation).announce->bytes);
+  if (finish->code == Code::ok && !operation->sending && operation->share().route != nullptr) {
+    operation->share().route->count(false, static_cast<ReceiveOperation&>(*operation).announce->bytes);
   }
   if (finish->code == Code::cancelled && operation->sending && peer.phase() != PeerPhase::ready)
     return operation->peer_done(peer.failure().with_context(operation->describe() + ", not received"));
@@ -336,8 +336,8 @@ Status Rendezvous::stop(ReceiveOperation& receive) {
       return {};
     }
     // Ends the receive from within.
-    Endpoint* endpoint = receive.peer->endpoint(receive.share.transport);
-    if (endpoint != nullptr && endpoint->cancel(&receive.share).ok()) return {};
+    Endpoint* endpoint = receive.peer->endpoint(receive.share().transport);
+    if (endpoint != nullptr && endpoint->cancel(&receive.share()).ok()) return {};
     receive.gives_back = false;
   }
   return Status(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
@@ -346,7 +346,7 @@ Status Rendezvous::stop(ReceiveOperation& receive) {
 void Rendezvous::expose(Operation& operation) {
   const PeerState& peer = *operation.peer;
   operation.ends.exposed =
-      operation.share.region != nullptr && operation.share.region->peer_moves() && peer.identity().same_host && !peer.is_self();
+      operation.share().region != nullptr && operation.share().region->peer_moves() && peer.identity().same_host && !peer.is_self();
 }
 
 bool Rendezvous::pump(Lane& lane) {

@@ -26,7 +26,7 @@ Result<std::shared_ptr<WorkState>> Sends::post(const Target& to, std::int64_t ta
   } else {
     enqueue(send);
   }
-  return std::shared_ptr<WorkState>(send);
+  return std::shared_ptr<WorkState>(std::move(send));
 }
 
 bool Sends::send_now(const Target& to, std::int64_t tag, const MemoryView& view) {
