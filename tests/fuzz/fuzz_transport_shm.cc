@@ -46,10 +46,9 @@ struct alignas(line_bytes) Line {
 
 // Tags are made right at every line, so that all records are read.
 void signals(ByteSpan in) {
-  constexpr std::size_t bytes = 4 * max_signal;
+  constexpr std::size_t bytes = min_signal_bytes;
   constexpr std::uint64_t key = 3;
   static std::vector<Line> ring(bytes / line_bytes);
-  static std::vector<std::byte> into(max_signal);
   std::atomic<std::uint64_t> head{0};
   std::memset(ring.data(), 0, bytes);
   std::memcpy(ring.data(), in.data(), std::min(in.size(), bytes));
@@ -59,11 +58,14 @@ void signals(ByteSpan in) {
   SignalConsumer consumer(ring.data()->bytes, bytes, key, &head);
   std::size_t taken = 0;
   for (std::size_t i = 0; i <= ring.size(); ++i) {
-    std::size_t size = 0;
-    if (consumer.take(into.data(), size) != SignalConsumer::Next::signal) return;
-    check(size <= max_signal);
-    taken += record_bytes(size);
+    ByteSpan signal;
+    if (consumer.find(signal) != SignalConsumer::Next::signal) return;
+    check(signal.size() <= max_signal);
+    const auto* const end = reinterpret_cast<const std::byte*>(ring.data() + ring.size());
+    check(signal.data() + signal.size() <= end);
+    taken += record_bytes(signal.size());
     check(taken <= bytes);
+    consumer.pass();
     consumer.publish();
   }
 }

@@ -143,7 +143,10 @@ struct TransferOp {
 // The receiving side of an Endpoint. Engine lock held.
 class EndpointSink {
  public:
-  virtual void on_signal(ByteSpan signal) = 0;       // valid during the call; in the order the peer posted its signal() calls
+  virtual void on_signal(ByteSpan signal) = 0;  // valid during the call; in the order the peer posted its signal() calls
+  // The same for a signal that the peer can still write to: what is decided by its bytes is copied first. False: it was left alone,
+  // and a copy goes to on_signal().
+  virtual bool on_signal_in_place(ByteSpan /*signal*/) { return false; }
   virtual void on_failed(const Status& reason) = 0;  // once; every pending operation has been completed with it before
 
  protected:

@@ -16,7 +16,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, Messaging, ::testing::ValuesIn(all_ways()), [](co
 // Around the eager limits, the ring's slots and the ring itself.
 std::vector<std::size_t> message_sizes() {
   auto sizes = awkward_sizes();
-  for (const std::size_t size : {8191U, 8192U, 8193U, 65536U - 24, 131072U, 262144U, 262145U, 5'000'001U}) sizes.push_back(size);
+  for (const std::size_t size : {8191U, 8192U, 8193U, 65536U - 24, 65536U, 65537U, 131072U, 262144U, 262145U, 5'000'001U})
+    sizes.push_back(size);
   return sizes;
 }
 

@@ -14,6 +14,7 @@ EndpointSlot::EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32
     : retry(*peer.impl().engine()), peer_(peer), transport_(transport), attempt_(attempt) {}
 
 void EndpointSlot::on_signal(ByteSpan signal) { peer_.input().on_signal(*this, signal); }
+bool EndpointSlot::on_signal_in_place(ByteSpan signal) { return peer_.input().on_signal_in_place(*this, signal); }
 void EndpointSlot::on_failed(const Status& reason) { peer_.connections().on_failed(*this, reason); }
 void EndpointSlot::complete(Status status) noexcept { peer_.connections().on_connected(*this, status); }
 

@@ -36,6 +36,7 @@ class EndpointSlot final : public EndpointSink, public Completion {
   EndpointSlot(PeerImpl& peer, TransportSlot& transport, std::uint32_t attempt);
 
   void on_signal(ByteSpan signal) override;
+  bool on_signal_in_place(ByteSpan signal) override;
   void on_failed(const Status& reason) override;
   void complete(Status status) noexcept override;  // of connect
 

@@ -118,25 +118,37 @@ Result<MessageInfo> MessengerImpl::recv(const Target& from, std::int64_t tag, co
   return work->info();
 }
 
-void MessengerImpl::on_signal(PeerState& peer, ByteSpan signal) {
+bool MessengerImpl::on_signal(PeerState& peer, ByteSpan signal, bool stable) {
   const auto kind = kind_of(signal);
-  if (!kind) return peer.fail(Status(Code::protocol, "unknown kind of message signal"));
+  if (kind != Kind::eager && !stable) return false;
+  if (!kind) {
+    peer.fail(Status(Code::protocol, "unknown kind of message signal"));
+    return true;
+  }
   switch (*kind) {
     case Kind::eager:
-      return receives_.on_eager(peer, signal);
+      receives_.on_eager(peer, signal);
+      break;
     case Kind::announce:
-      return receives_.on_announce(peer, signal);
+      receives_.on_announce(peer, signal);
+      break;
     case Kind::answer:
-      return rendezvous_.on_answer(peer, signal);
+      rendezvous_.on_answer(peer, signal);
+      break;
     case Kind::finish:
-      return rendezvous_.on_finish(peer, signal);
+      rendezvous_.on_finish(peer, signal);
+      break;
     case Kind::refuse:
-      return rendezvous_.on_refuse(peer, signal);
+      rendezvous_.on_refuse(peer, signal);
+      break;
     case Kind::withdraw:
-      return receives_.on_withdraw(peer, signal);
+      receives_.on_withdraw(peer, signal);
+      break;
     case Kind::credit:
-      return lanes_.on_credit(lanes_.of(peer), signal);
+      lanes_.on_credit(lanes_.of(peer), signal);
+      break;
   }
+  return true;
 }
 
 bool MessengerImpl::quiet(const PeerState& peer, bool heard) const {

@@ -40,7 +40,9 @@ class Messenger {
   // Engine::defer(). Not from inside a completion.
   virtual Result<std::shared_ptr<WorkState>> isend_locked(const Target& to, std::int64_t tag, const MemoryView& view) = 0;
   virtual Result<std::shared_ptr<WorkState>> irecv_locked(const Target& from, std::int64_t tag, const MemoryView& view) = 0;
-  virtual void on_signal(PeerState& peer, ByteSpan signal) = 0;  // first byte in messaging_kinds
+  // First byte in messaging_kinds. Not `stable`: the peer can still write to it. False: then it was left alone, and is to be
+  // copied.
+  virtual bool on_signal(PeerState& peer, ByteSpan signal, bool stable) = 0;
   // It begins to close: what has not begun ends, sends that were announced are withdrawn, and the rest goes on.
   virtual void on_peer_closing(PeerState& peer, const Status& reason) = 0;
   // Nothing of this side is in flight with it, nor of it with this side. `heard`: it has said so of itself.

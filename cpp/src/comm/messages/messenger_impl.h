@@ -30,7 +30,7 @@ class MessengerImpl final : public Messenger {
   Result<std::shared_ptr<WorkState>> irecv_locked(const Target& from, std::int64_t tag, const MemoryView& view) override;
   Status send(const Target& to, std::int64_t tag, const MemoryView& view, Deadline deadline) override;
   Result<MessageInfo> recv(const Target& from, std::int64_t tag, const MemoryView& view, Deadline deadline) override;
-  void on_signal(PeerState& peer, ByteSpan signal) override;
+  bool on_signal(PeerState& peer, ByteSpan signal, bool stable) override;
   void on_peer_closing(PeerState& peer, const Status& reason) override;
   [[nodiscard]] bool quiet(const PeerState& peer, bool heard) const override;
   [[nodiscard]] bool receives_into(const DeviceSpan& memory) const override;

@@ -43,6 +43,7 @@ class Receives {
   [[nodiscard]] bool install(DirectReceive& receive) noexcept;
   // False: it is done.
   [[nodiscard]] bool withdraw(DirectReceive& receive) noexcept;
+  // Its sender may still write to it.
   void on_eager(PeerState& peer, ByteSpan signal);
   void on_announce(PeerState& peer, ByteSpan signal);
   void on_withdraw(PeerState& peer, ByteSpan signal);

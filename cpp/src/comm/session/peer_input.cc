@@ -121,7 +121,7 @@ void PeerInput::on_signal(EndpointSlot& slot, ByteSpan signal) {
   if (slot.transport().capabilities.breaks && !attached && !is(NotifyKind::received) && !is(NotifyKind::mark))
     peer_.messages().count_received(signal.size());
   if (kind >= messaging_kinds_first && kind <= messaging_kinds_last) {
-    peer_.impl().messenger().on_signal(peer_, signal);
+    static_cast<void>(peer_.impl().messenger().on_signal(peer_, signal, true));
     return;
   }
   const auto keep = peer_.shared_from_this();
@@ -129,6 +129,15 @@ void PeerInput::on_signal(EndpointSlot& slot, ByteSpan signal) {
   if (!m) return peer_.broken("a malformed signal of kind " + std::to_string(kind));
   on_notification(slot, *m, attached);
   peer_.impl().engine()->wake_waiters();
+}
+
+// Eager messages alone: their payload goes to its receiver in one copy. Every other case is on_signal()'s.
+bool PeerInput::on_signal_in_place(EndpointSlot& slot, ByteSpan signal) {
+  if (signal.empty() || peer_.phase() != PeerPhase::ready || slot.state == EndpointSlot::State::failed ||
+      slot.transport().capabilities.breaks)
+    return false;
+  const std::uint8_t kind = signal_kind(signal[0]);
+  return kind >= messaging_kinds_first && kind <= messaging_kinds_last && peer_.impl().messenger().on_signal(peer_, signal, false);
 }
 
 void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool attached) {

@@ -20,6 +20,7 @@ class PeerInput final : public ChannelSink {
   void on_message(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) override;
   void on_closed(const Status& reason) override;
   void on_signal(EndpointSlot& slot, ByteSpan signal);
+  bool on_signal_in_place(EndpointSlot& slot, ByteSpan signal);
 
  private:
   void take(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);

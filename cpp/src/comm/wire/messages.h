@@ -75,7 +75,8 @@ Bytes encode(const Credit& credit);
 
 // Each takes a whole signal (kind byte included); nullopt for anything malformed.
 std::optional<Kind> kind_of(ByteSpan signal) noexcept;
-std::optional<Head> decode_head(ByteSpan signal) noexcept;  // of an eager message; its payload follows at head_bytes
+// Of an eager message; its payload follows at head_bytes. Reads each byte once: another process may write to the signal.
+std::optional<Head> decode_head(ByteSpan signal) noexcept;
 std::optional<Announce> decode_announce(ByteSpan signal);
 std::optional<Answer> decode_answer(ByteSpan signal);
 std::optional<Finish> decode_finish(ByteSpan signal);  // and of refuse

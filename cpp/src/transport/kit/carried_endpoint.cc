@@ -40,6 +40,7 @@ void CarriedEndpoint::complete(Status status) noexcept {
 Status CarriedEndpoint::signal(ByteSpan head, ByteSpan body) {
   if (!ready()) [[unlikely]]
     return not_ready();
+  HMC_TRY(check_signal(head.size() + body.size()));  // of carriers one may take more than another
   if (!waiting_.empty()) return Status(Code::would_block, "attached signals wait for room");
   return carrier_->signal_user(head, body);
 }

@@ -5,6 +5,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -47,10 +48,12 @@ Status ChannelMemory::reserve(std::size_t offset, std::size_t bytes) {
   return {};
 }
 
-Status ChannelMemory::reserve_signals() {
-  if (signals_reserved_) return {};
-  HMC_TRY(reserve(control_bytes, sizes_.signal_bytes));
-  signals_reserved_ = true;
+// In steps: most peers exchange no more than a few small messages.
+Status ChannelMemory::reserve_more_signals(std::uint64_t end) {
+  constexpr std::uint64_t step = 64 << 10;
+  const std::uint64_t upto = std::min<std::uint64_t>((end + step - 1) / step * step, sizes_.signal_bytes);
+  HMC_TRY(reserve(control_bytes + signals_reserved_, upto - signals_reserved_));
+  signals_reserved_ = upto == sizes_.signal_bytes ? ~std::uint64_t{0} : upto;
   return {};
 }
 

@@ -30,18 +30,21 @@ class ChannelMemory {
   [[nodiscard]] const UniqueFd& fd() const noexcept { return fd_; }
   void drop_fd() noexcept { fd_.reset(); }
 
-  // The producer reserves the pages of a ring at its first use: afterwards a store cannot fail for want of memory.
+  // The producer reserves the pages of a ring before it first writes to them: a store cannot fail for want of memory.
   // Errors: out_of_memory.
-  Status reserve_signals();
+  Status reserve_signals(std::uint64_t end) {  // up to this place of the first lap
+    return end <= signals_reserved_ ? Status() : reserve_more_signals(end);
+  }
   Status reserve_slots();
 
  private:
   Status reserve(std::size_t offset, std::size_t bytes);
+  Status reserve_more_signals(std::uint64_t end);
 
   Sizes sizes_;
   UniqueFd fd_;
   Mapping mapping_;
-  bool signals_reserved_ = false;
+  std::uint64_t signals_reserved_ = 0;  // bytes; beyond any place once it is the whole ring
   bool slots_reserved_ = false;
 };
 

@@ -6,7 +6,6 @@
 namespace hmc::shm {
 
 namespace {
-constexpr std::size_t min_signal_bytes = 4 * max_signal;
 constexpr std::size_t page = 4096;
 }  // namespace
 

@@ -15,7 +15,11 @@ namespace hmc::shm {
 inline constexpr std::size_t line_bytes = 64;
 inline constexpr std::size_t control_bytes = 4096;
 inline constexpr std::size_t slot_count = 4;
-inline constexpr std::size_t max_signal = 16 << 10;  // bytes of one signal: a quarter of the smallest signal ring
+inline constexpr std::size_t min_signal_bytes = 256 << 10;  // of a signal ring
+// Bytes of one signal: a message of 64 KiB and its head. An empty ring takes it at every place: what its end is too short for, and
+// the quarter that is not handed back yet, are less than the rest.
+inline constexpr std::size_t max_signal = (64 << 10) + line_bytes;
+static_assert(2 * (max_signal + line_bytes) + min_signal_bytes / 4 <= min_signal_bytes);
 
 // Each word has one writer (the producer is the peer of the channel's owner) but for `armed`, which both sides exchange.
 // All publishing writes are seq_cst read-modify-writes, so that publish-then-look-at-armed and arm-then-look-at-rings cannot miss
@@ -84,7 +88,7 @@ struct Sizes {
   [[nodiscard]] std::size_t max_request_pieces() const noexcept { return slot_payload() / sizeof(Piece); }
   [[nodiscard]] bool valid() const noexcept;
 };
-inline constexpr std::size_t min_ring_bytes = 128 << 10;
+inline constexpr std::size_t min_ring_bytes = 384 << 10;
 inline constexpr std::size_t max_ring_bytes = 64 << 20;
 Sizes sizes_for(std::size_t ring_bytes) noexcept;  // clamped to the bounds above
 

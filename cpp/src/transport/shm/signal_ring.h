@@ -22,12 +22,16 @@ class SignalProducer {
   SignalProducer(std::byte* ring, std::size_t bytes, std::uint64_t key, const std::atomic<std::uint64_t>* head) noexcept
       : ring_(ring), bytes_(bytes), key_(key), head_(head) {}
 
+  // Where a signal of `payload` bytes would end, counted from the ring's first use.
+  [[nodiscard]] std::uint64_t end_of(std::size_t payload) const noexcept {
+    return position_ + skip_before(payload) + record_bytes(payload);
+  }
   // Is there room for a signal of `payload` bytes? Looks at the consumer's head only when what was last seen does not suffice.
   bool has_room(std::size_t payload) noexcept {
-    const std::uint64_t need = skip_before(payload) + record_bytes(payload);
-    if (position_ + need - seen_head_ <= bytes_) return true;
+    const std::uint64_t end = end_of(payload);
+    if (end - seen_head_ <= bytes_) return true;
     seen_head_ = head_->load(std::memory_order_seq_cst);
-    return position_ + need - seen_head_ <= bytes_;
+    return end - seen_head_ <= bytes_;
   }
   // Writes and publishes one signal; has_room() was true. The publishing exchange is seq_cst: look at `armed` after it.
   void push(ByteSpan head, ByteSpan body) noexcept {
@@ -78,9 +82,9 @@ class SignalConsumer {
   [[nodiscard]] bool ready(std::memory_order order = std::memory_order_acquire) const noexcept {
     return at(position_)->tag.load(order) == record_tag(key_, position_);
   }
-  // Copies the next signal to `into` (max_signal bytes) and passes it. broken: the producer wrote what no producer writes; the ring
-  // is dead from then on.
-  Next take(std::byte* into, std::size_t& size) noexcept {
+  // Finds the next signal, of at most max_signal bytes, which lies in the ring: its producer can still write to it. Call pass()
+  // next. broken: the producer wrote what no producer writes; the ring is dead from then on.
+  Next find(ByteSpan& signal) noexcept {
     for (int skips = 0; skips < 2; ++skips) {  // two in a row never happen honestly
       if (!ready()) return Next::none;
       const RecordHeader* header = at(position_);
@@ -97,14 +101,15 @@ class SignalConsumer {
       if (kind != static_cast<std::uint32_t>(RecordKind::signal) || payload > max_signal || record_bytes(payload) > contiguous) {
         return Next::broken;
       }
-      std::memcpy(into, header + 1, payload);
-      size = payload;
-      position_ += record_bytes(payload);
+      signal = {reinterpret_cast<const std::byte*>(header + 1), payload};
+      found_ = record_bytes(payload);
       return Next::signal;
     }
     return Next::broken;
   }
-  // Hands consumed room back once a quarter of the ring has gathered, so that the line of the head moves seldom. True if it did:
+  // Leaves the room of the signal that was found to the producer.
+  void pass() noexcept { position_ += found_; }
+  // Hands passed room back once a quarter of the ring has gathered, so that the line of the head moves seldom. True if it did:
   // look at the producer's `armed` then.
   bool publish() noexcept {
     if (position_ - published_ < bytes_ / 4) return false;
@@ -124,6 +129,7 @@ class SignalConsumer {
   std::atomic<std::uint64_t>* head_ = nullptr;
   std::uint64_t position_ = 0;
   std::uint64_t published_ = 0;
+  std::size_t found_ = 0;  // bytes of the record at position_
 };
 
 }  // namespace hmc::shm

@@ -34,7 +34,7 @@ Status Signals::post(ByteSpan head, ByteSpan body) {
   if (bytes > max_signal) [[unlikely]] {
     return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
   }
-  HMC_TRY(out_->reserve_signals());
+  HMC_TRY(out_->reserve_signals(producer_.end_of(bytes)));
   if (!waiting_.empty() || !producer_.has_room(bytes)) [[unlikely]]
     return blocked(bytes, ring_full());
   push(head, body);
@@ -46,7 +46,7 @@ Status Signals::accept(std::size_t bytes) {
     return Status(Code::invalid_argument,
                   "an attached signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
   }
-  HMC_TRY(out_->reserve_signals());
+  HMC_TRY(out_->reserve_signals(out_->sizes().signal_bytes));  // it may wait, and then has to be sent
   if (waiting_.size() < max_waiting_signals) return {};
   return blocked(bytes, Status(Code::would_block, "too many attached signals wait for room in the peer's signal ring"));
 }

@@ -26,7 +26,7 @@ class Signals {
   Status accept(std::size_t bytes);
   // True: push() may follow.
   [[nodiscard]] bool has_room(std::size_t bytes) {
-    return out_->reserve_signals().ok() && waiting_.empty() && producer_.has_room(bytes);
+    return waiting_.empty() && producer_.has_room(bytes) && out_->reserve_signals(producer_.end_of(bytes)).ok();
   }
   // Its release makes earlier stores visible first.
   void push(ByteSpan head, ByteSpan body) noexcept {
@@ -42,11 +42,11 @@ class Signals {
 
   // ---- incoming ----
   [[nodiscard]] bool ready(std::memory_order order = std::memory_order_acquire) const noexcept { return consumer_.ready(order); }
-  // As SignalConsumer::take().
-  SignalConsumer::Next take(std::byte* into, std::size_t& size) noexcept {
-    const auto next = consumer_.take(into, size);
-    if (next == SignalConsumer::Next::signal && consumer_.publish()) doorbell_->ring();
-    return next;
+  // As those of SignalConsumer.
+  SignalConsumer::Next find(ByteSpan& signal) noexcept { return consumer_.find(signal); }
+  void pass() noexcept {
+    consumer_.pass();
+    if (consumer_.publish()) doorbell_->ring();
   }
 
  private:

@@ -26,7 +26,7 @@ class ShmForged : public ::testing::Test {
  protected:
   void SetUp() override {
     setenv("HMC_SHM_PTRACE", "0", 1);
-    setenv("HMC_SHM_RING_BYTES", "131072", 1);
+    setenv("HMC_SHM_RING_BYTES", std::to_string(shm::min_ring_bytes).c_str(), 1);
     std::string reason;
     honest_ = Pair::create(factory_of("shm"), reason);
     ASSERT_TRUE(honest_) << reason;
@@ -149,7 +149,7 @@ TEST_F(ShmForged, AddressesAreRefused) {
     EXPECT_EQ(status.code(), Code::protocol) << status.str();
     EXPECT_EQ(done.count(), 0);
   };
-  const std::size_t total = shm::sizes_for(131072).total();
+  const std::size_t total = shm::sizes_for(shm::min_ring_bytes).total();
   expect_refused([](Blob& blob) { blob.fds.pop_back(); });
   expect_refused([](Blob& blob) { blob.fds.clear(); });
   expect_refused([](Blob& blob) { std::swap(blob.fds[0], blob.fds[1]); });

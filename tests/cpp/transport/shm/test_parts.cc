@@ -46,11 +46,11 @@ class ShmParts : public ::testing::Test {
     for (Side& side : sides_) side.bell.close(*engine_);
   }
   Bytes take(std::size_t side) {
-    Bytes into(max_signal);
-    std::size_t size = 0;
-    EXPECT_EQ(sides_[side].signals.take(into.data(), size), SignalConsumer::Next::signal);
-    into.resize(size);
-    return into;
+    ByteSpan signal;
+    EXPECT_EQ(sides_[side].signals.find(signal), SignalConsumer::Next::signal);
+    Bytes taken(signal.begin(), signal.end());
+    sides_[side].signals.pass();
+    return taken;
   }
 
   struct Side {

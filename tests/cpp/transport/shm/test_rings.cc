@@ -12,13 +12,13 @@ namespace {
 using testing::pattern;
 
 struct SignalRing {
-  static constexpr std::size_t bytes = 4 * max_signal;
+  static constexpr std::size_t bytes = min_signal_bytes;
   static constexpr std::uint64_t key = 0x1234'5678'9ABC'DEF1ULL;
   struct alignas(line_bytes) Line {
     std::byte bytes[line_bytes];
   };
 
-  SignalRing() : memory(bytes / line_bytes), into(max_signal) {
+  SignalRing() : memory(bytes / line_bytes) {
     producer = SignalProducer(data(), bytes, key, &head);
     consumer = SignalConsumer(data(), bytes, key, &head);
   }
@@ -29,18 +29,19 @@ struct SignalRing {
     producer.push(ByteSpan(signal).first(cut), ByteSpan(signal).subspan(cut));
   }
   Bytes take() {
-    std::size_t size = 0;
-    EXPECT_EQ(consumer.take(into.data(), size), SignalConsumer::Next::signal);
+    ByteSpan signal;
+    EXPECT_EQ(consumer.find(signal), SignalConsumer::Next::signal);
+    Bytes taken(signal.begin(), signal.end());
+    consumer.pass();
     consumer.publish();
-    return {into.begin(), into.begin() + static_cast<std::ptrdiff_t>(size)};
+    return taken;
   }
   bool empty() {
-    std::size_t size = 0;
-    return !consumer.ready() && consumer.take(into.data(), size) == SignalConsumer::Next::none;
+    ByteSpan signal;
+    return !consumer.ready() && consumer.find(signal) == SignalConsumer::Next::none;
   }
 
   std::vector<Line> memory;
-  Bytes into;
   std::atomic<std::uint64_t> head{0};
   SignalProducer producer;
   SignalConsumer consumer;
@@ -48,12 +49,17 @@ struct SignalRing {
 
 TEST(ShmSignalRing, WrapsAtEveryOffset) {
   for (const std::size_t size : {std::size_t{1}, std::size_t{48}, std::size_t{49}, std::size_t{2048}, max_signal - 1, max_signal}) {
-    for (std::size_t offset = 0; offset < SignalRing::bytes / line_bytes; ++offset) {
-      SignalRing ring;
-      for (std::size_t i = 0; i < offset; ++i) {
+    SignalRing ring;
+    std::vector<bool> tried(SignalRing::bytes / line_bytes);
+    for (std::size_t left = tried.size(); left > 0;) {
+      const std::size_t offset = ring.producer.end_of(0) / line_bytes % tried.size();  // plus one line, at every place
+      if (tried[offset]) {
         ring.push({});
         ring.take();
+        continue;
       }
+      tried[offset] = true;
+      --left;
       const Bytes large = pattern(size, offset);
       const Bytes small = pattern(offset % 48, offset + 7);
       ring.push(large);
@@ -104,7 +110,7 @@ TEST(ShmSignalRing, AnEmptyRingTakesTheLargest) {
 
 TEST(ShmSignalRing, ForgedRecordsAreRefused) {
   std::mt19937_64 random(3);
-  for (const std::size_t lead : {std::size_t{0}, std::size_t{500}, std::size_t{1020}, std::size_t{1023}}) {
+  for (const std::size_t lead : {std::size_t{0}, std::size_t{2000}, std::size_t{4092}, std::size_t{4095}}) {
     SignalRing ring;
     for (std::size_t i = 0; i < lead; ++i) {
       ring.push(pattern(1, i));
@@ -119,13 +125,13 @@ TEST(ShmSignalRing, ForgedRecordsAreRefused) {
       header->kind = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : static_cast<std::uint32_t>(random());
       const std::uint32_t bytes = header->bytes;
       const std::uint32_t kind = header->kind;
-      std::size_t size = 0;
-      switch (victim.take(ring.into.data(), size)) {
+      ByteSpan signal;
+      switch (victim.find(signal)) {
         case SignalConsumer::Next::signal:
           ASSERT_EQ(kind, 0U);
-          ASSERT_EQ(size, bytes);
-          ASSERT_LE(size, max_signal);
-          ASSERT_LE(record_bytes(size), contiguous);
+          ASSERT_EQ(signal.size(), bytes);
+          ASSERT_LE(signal.size(), max_signal);
+          ASSERT_LE(record_bytes(signal.size()), contiguous);
           break;
         case SignalConsumer::Next::none:
           ASSERT_EQ(kind, 1U);
@@ -146,10 +152,10 @@ TEST(ShmSignalRing, SkipsDoNotLoop) {
   header->bytes = SignalRing::bytes - sizeof(RecordHeader);
   header->kind = 1;
   header->tag.store(record_tag(SignalRing::key, 0));
-  std::size_t size = 0;
-  EXPECT_EQ(ring.consumer.take(ring.into.data(), size), SignalConsumer::Next::none);
+  ByteSpan signal;
+  EXPECT_EQ(ring.consumer.find(signal), SignalConsumer::Next::none);
   header->tag.store(record_tag(SignalRing::key, SignalRing::bytes));
-  EXPECT_EQ(ring.consumer.take(ring.into.data(), size), SignalConsumer::Next::none);
+  EXPECT_EQ(ring.consumer.find(signal), SignalConsumer::Next::none);
 }
 
 struct BulkRing {
