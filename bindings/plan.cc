@@ -39,6 +39,50 @@ py::tuple islands_of(const Communicator& self) {
   return all;
 }
 
+// ("in", 0)
+py::tuple slice_of(const PlannedSlice& slice) { return py::make_tuple(slice.buffer, slice.offset); }
+
+template <class Slices>
+py::tuple slices_of(const Slices& slices) {
+  py::tuple all(slices.size());
+  for (std::size_t i = 0; i < slices.size(); ++i) all[i] = slice_of(slices[i]);
+  return all;
+}
+
+py::tuple schedule_of(const CollectivePlan& plan) {
+  const auto schedule = check(plan.schedule());
+  py::tuple all(schedule.size());
+  for (std::size_t r = 0; r < schedule.size(); ++r) all[r] = py::tuple(py::cast(schedule[r]));
+  return all;
+}
+
+void bind_planned_step(py::module_& module) {
+  py::class_<PlannedStep>(module, "PlannedStep", "One of the steps by which a rank carries out its part of a collective.")
+      .def_readonly("kind", &PlannedStep::kind, "\"send\", \"receive\", \"copy\" or \"reduce\".")
+      .def_readonly("peer", &PlannedStep::peer, "The other rank; own for copies, reductions and messages to itself.")
+      .def_readonly("tag", &PlannedStep::tag,
+                    "Of messages: alike for a send and its receive, distinct between one pair of ranks in one direction.")
+      .def_readonly("bytes", &PlannedStep::bytes, "Of each source, and of the target.")
+      .def_property_readonly(
+          "sources", [](const PlannedStep& step) { return slices_of(step.sources); },
+          "What is read: a (buffer, offset in bytes) for each source, in the order in which they are reduced; buffer is \"in\", "
+          "\"out\" or \"scratch\". A receive has none.")
+      .def_property_readonly(
+          "target",
+          [](const PlannedStep& step) -> std::optional<py::tuple> {
+            if (!step.target) return std::nullopt;
+            return slice_of(*step.target);
+          },
+          "What is written: a (buffer, offset in bytes); a reduction's may be one of its sources. None: a send.")
+      .def_property_readonly(
+          "after", [](const PlannedStep& step) { return py::tuple(py::cast(step.after)); },
+          "Indices of the steps of this rank that must be complete before.")
+      .def("__repr__", [](const PlannedStep& step) {
+        return "<hmc.PlannedStep " + step.kind + " of " + std::to_string(step.bytes) + " bytes, peer " + std::to_string(step.peer) +
+               ">";
+      });
+}
+
 void bind_plan_records(py::module_& module) {
   py::class_<PlannedLink>(module, "PlannedLink", "What one rank sends to another in a collective, and the figures of the link.")
       .def_readonly("source", &PlannedLink::source, "Rank.")
@@ -76,6 +120,21 @@ void bind_plan_records(py::module_& module) {
           },
           "Another algorithm, and its predicted seconds; beside one that was named, HMC's choice. None: there is no other.")
       .def_readonly("figures", &CollectivePlan::figures, "What the prediction rests on.")
+      .def_readonly("element", &CollectivePlan::element, "Bytes of an element, of calls that reduce; else 0.")
+      .def("schedule", schedule_of,
+           "The PlannedSteps of every rank: a tuple of tuples, by rank. Steps without `after` are posted in this order. "
+           "UnsupportedError: the call goes through shared or mapped memory, not by messages; more than 2^18 steps.")
+      .def(
+          "export",
+          [](const CollectivePlan& plan, const std::string& format, const py::object& path) -> py::tuple {
+            return py::module_::import("hmc._exports").attr("export_plan")(plan, format, path);
+          },
+          py::arg("format"), py::arg("path"),
+          "Writes the schedule for another program, and returns the paths of the files. format \"chakra\": an MLCommons Chakra "
+          "execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (pip install 'hmc-sdk[chakra]'). \"msccl\": "
+          "one algorithm in MSCCL's XML, of all_reduce, reduce_scatter, all_gather or all_to_all in equal chunks. path: str or "
+          "os.PathLike; files there are replaced. UnsupportedError: what schedule() raises; a plan that the format cannot hold, "
+          "and why. OSError; ImportError: protobuf is not installed.")
       .def("__str__", &CollectivePlan::str)
       .def("__repr__", [](const CollectivePlan& plan) {
         return "<hmc.CollectivePlan " + plan.call + " of " + std::to_string(plan.bytes) + " bytes: " + plan.algorithm + ">";
@@ -85,6 +144,7 @@ void bind_plan_records(py::module_& module) {
 }  // namespace
 
 void bind_plan(py::module_& module) {
+  bind_planned_step(module);
   bind_plan_records(module);
   const UniformLinks usual;
   module.def(

@@ -1329,6 +1329,48 @@ class Topology:
         How many processes bring cards.
         """
 
+class PlannedStep:
+    """
+    One of the steps by which a rank carries out its part of a collective.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def after(self) -> tuple[int, ...]:
+        """
+        Indices of the steps of this rank that must be complete before.
+        """
+    @property
+    def bytes(self) -> int:
+        """
+        Of each source, and of the target.
+        """
+    @property
+    def kind(self) -> str:
+        """
+        "send", "receive", "copy" or "reduce".
+        """
+    @property
+    def peer(self) -> int:
+        """
+        The other rank; own for copies, reductions and messages to itself.
+        """
+    @property
+    def sources(self) -> tuple[tuple[str, int], ...]:
+        """
+        What is read: a (buffer, offset in bytes) for each source, in the order in which they are reduced; buffer is "in", "out" or "scratch". A receive has none.
+        """
+    @property
+    def tag(self) -> int:
+        """
+        Of messages: alike for a send and its receive, distinct between one pair of ranks in one direction.
+        """
+    @property
+    def target(self) -> tuple[str, int] | None:
+        """
+        What is written: a (buffer, offset in bytes); a reduction's may be one of its sources. None: a send.
+        """
+
 class PlannedLink:
     """
     What one rank sends to another in a collective, and the figures of the link.
@@ -1407,6 +1449,15 @@ class CollectivePlan:
         Name of the collective.
         """
     @property
+    def element(self) -> int:
+        """
+        Bytes of an element, of calls that reduce; else 0.
+        """
+    def export(self, format: str, path: typing.Any) -> tuple[typing.Any, ...]:
+        """
+        Writes the schedule for another program, and returns the paths of the files. format "chakra": an MLCommons Chakra execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (pip install 'hmc-sdk[chakra]'). "msccl": one algorithm in MSCCL's XML, of all_reduce, reduce_scatter, all_gather or all_to_all in equal chunks. path: str or os.PathLike; files there are replaced. UnsupportedError: what schedule() raises; a plan that the format cannot hold, and why. OSError; ImportError: protobuf is not installed.
+        """
+    @property
     def figures(self) -> str:
         """
         What the prediction rests on.
@@ -1435,6 +1486,10 @@ class CollectivePlan:
     def runner_up(self) -> tuple[str, float] | None:
         """
         Another algorithm, and its predicted seconds; beside one that was named, HMC's choice. None: there is no other.
+        """
+    def schedule(self) -> tuple[tuple[PlannedStep, ...], ...]:
+        """
+        The PlannedSteps of every rank: a tuple of tuples, by rank. Steps without `after` are posted in this order. UnsupportedError: the call goes through shared or mapped memory, not by messages; more than 2^18 steps.
         """
     @property
     def seconds(self) -> float:

@@ -135,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
         "--border", type=rate_list, default=[], metavar="LIST", help="rates of each island's links to the others, in place of NICs"
     )
     plan.add_argument("--even", action="store_true", help="also the time of equal shares for all islands and border links")
+    plan.add_argument(
+        "--export",
+        nargs=2,
+        default=[],
+        metavar=("FORMAT", "PATH"),
+        help="also write the schedule: chakra (traces PATH.0.et, ...; requires protobuf) or msccl (XML)",
+    )
     plan.add_argument("--json", **as_json)
 
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")

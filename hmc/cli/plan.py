@@ -8,6 +8,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hmc._exports import FORMATS
 from hmc.cli.cards import CARDS
 from hmc.cli.text import write_json
 
@@ -101,7 +102,7 @@ def run_plan(options: argparse.Namespace) -> int:
             data, text = _plan_islands(options)
         else:
             data, text = _plan_flat(options)
-    except (hmc.HmcError, ValueError) as error:
+    except (hmc.HmcError, ImportError, OSError, ValueError) as error:
         print(f"hmc plan: {error}", file=sys.stderr)
         return 2
     if options.json:
@@ -122,6 +123,8 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     if options.border or options.even:
         raise ValueError("--border and --even belong to --islands")
+    if options.export and options.export[0] not in FORMATS:
+        raise ValueError(f"--export {options.export[0]}: pass one of {', '.join(FORMATS)}, then a path")
     plan = hmc.plan_collective(
         options.call,
         _bytes(options),
@@ -133,14 +136,16 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         algorithm=options.algorithm,
         exact=options.exact,
     )
+    if options.export:
+        plan.export(*options.export)
     return _flat_data(plan), str(plan)
 
 
 def _plan_islands(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import hmc
 
-    if options.algorithm or options.exact:
-        raise ValueError("--algorithm and --exact do not belong to --islands")
+    if options.algorithm or options.exact or options.export:
+        raise ValueError("--algorithm, --exact and --export do not belong to --islands")
     if options.call != "all_reduce":
         raise ValueError(f"--islands plans all_reduce only, not {options.call}")
     islands = [_island(count, model) for count, model in options.islands]

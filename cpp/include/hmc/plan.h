@@ -2,7 +2,9 @@
 // from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,6 +32,25 @@ struct PlannedLink {
   std::string basis;  // of both: "path" (what Path expects), "topology" (written down), "alike" (another link's Path), "default"
 };
 
+// Where the bytes of a step begin.
+struct PlannedSlice {
+  std::string buffer;        // "in", "out" (the caller's two), "scratch" (memory of the collective itself)
+  std::uint64_t offset = 0;  // bytes
+};
+
+// One of the steps by which a rank carries out its part.
+struct PlannedStep {
+  std::string kind;  // "send", "receive", "copy", "reduce"
+  int peer = 0;      // the other rank; own for copies, reductions and messages to itself
+  int tag = 0;       // of messages: alike for a send and its receive, distinct between one pair of ranks in one direction
+  std::uint64_t bytes = 0;
+  std::vector<PlannedSlice> sources;   // send, copy: one; reduce: `bytes` of each, in the order in which they are reduced
+  std::optional<PlannedSlice> target;  // receive, copy, reduce; a reduction's may be one of its sources
+  std::vector<std::size_t> after;      // indices of the steps of this rank that must be complete before
+};
+
+struct PlannedSchedules;  // internal
+
 struct PlannedAlternative {
   std::string algorithm;
   double seconds = 0;
@@ -39,15 +60,20 @@ struct CollectivePlan {
   std::string call;         // "all_reduce"
   std::uint64_t bytes = 0;  // of the largest buffer of a rank
   int ranks = 0;
-  std::string algorithm;                        // "reduce-scatter + all-gather, chunks of 256 KiB"
-  std::string reason;                           // why this one, in sentences
-  std::vector<std::string> algorithms;          // that can carry it out, by the names that collectives take as `algorithm`
-  std::vector<PlannedLink> links;               // with messages, by source, then target
-  double seconds = 0;                           // predicted, from the start of all ranks to the end of the last
-  double lower_bound = 0;                       // seconds that any algorithm takes over these links
-  std::optional<PlannedAlternative> runner_up;  // another one; beside one that was named, HMC's choice
-  std::string figures;                          // what the prediction rests on: "estimated: ..."
+  std::string algorithm;                              // "reduce-scatter + all-gather, chunks of 256 KiB"
+  std::string reason;                                 // why this one, in sentences
+  std::vector<std::string> algorithms;                // that can carry it out, by the names that collectives take as `algorithm`
+  std::vector<PlannedLink> links;                     // with messages, by source, then target
+  double seconds = 0;                                 // predicted, from the start of all ranks to the end of the last
+  double lower_bound = 0;                             // seconds that any algorithm takes over these links
+  std::optional<PlannedAlternative> runner_up;        // another one; beside one that was named, HMC's choice
+  std::string figures;                                // what the prediction rests on: "estimated: ..."
+  std::size_t element = 0;                            // bytes, of calls that reduce; else 0
+  std::shared_ptr<const PlannedSchedules> schedules;  // what schedule() reads; internal
 
+  // The steps of every rank, by rank. Those without `after` are posted in this order. Errors: unsupported: the call goes through
+  // shared or mapped memory, not by messages; more than 2^18 steps.
+  [[nodiscard]] HMC_API Result<std::vector<std::vector<PlannedStep>>> schedule() const;
   // A table within 80 columns, of the 16 links with the most bytes.
   [[nodiscard]] HMC_API std::string str() const;
 };

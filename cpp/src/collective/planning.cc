@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <utility>
 
 #include "collective/cost_bound.h"
@@ -17,6 +18,7 @@ constexpr std::uint64_t simulated_steps = 1 << 18;  // of all ranks together: a 
 struct Carried {
   Choice choice;
   std::vector<Schedule> schedules;
+  bool merged_chunks = false;  // schedules of fewer steps than the execution's
 };
 
 bool all_on_host(const PlannedGroup& group) {
@@ -122,6 +124,9 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
     }
     const Tuning coarse = coarser(call, tuning, simulated_steps);
     carried.schedules.push_back(is_shared(algorithm) ? shared_schedule_of(call, r, coarse) : schedule_of(call, r, coarse));
+    const bool coarser = coarse.reduce.chunk != tuning.reduce.chunk || coarse.spread.chunk != tuning.spread.chunk;
+    if (r == 0 && coarser && !is_shared(algorithm))
+      carried.merged_chunks = schedule_of(call, r, tuning).steps.size() != carried.schedules[r].steps.size();
   }
   return carried;
 }
@@ -204,6 +209,9 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
                           group.basis ? group.basis(pair.from, pair.to) : "given"});
   }
   plan.lower_bound = lower_bound(call.kind, call.bytes, call.root, cost);
+  plan.element = reduces(call.kind) ? call.element : 0;
+  plan.schedules = std::make_shared<const PlannedSchedules>(PlannedSchedules{
+      std::move(taken.schedules), taken.merged_chunks, !is_shared(taken.choice.algorithm), algorithm_names(call, {})});
   if (!other.choice.text.empty()) {
     HMC_ASSIGN(const double seconds, predict(other.schedules, cost));
     plan.runner_up = PlannedAlternative{other.choice.text, seconds};

@@ -15,6 +15,14 @@ namespace hmc {
 
 inline constexpr std::uint32_t max_planned_ranks = 256;  // all pairs of more take seconds
 
+// What CollectivePlan::schedule() tells of.
+struct PlannedSchedules {
+  std::vector<Schedule> by_rank;
+  bool merged_chunks = false;         // fewer steps than the execution has: the same bytes go the same way
+  bool by_messages = true;            // else they stand for what passes through shared or mapped memory
+  std::vector<std::string> messages;  // names of the algorithms by messages that can carry out the call
+};
+
 // What the ranks of a group are, as far as their Schedules depend on it, and what it costs.
 struct PlannedGroup {
   CostModel cost;
