@@ -69,7 +69,7 @@ struct CollectivePlan {
   std::optional<PlannedAlternative> runner_up;        // another one; beside one that was named, HMC's choice
   std::string figures;                                // what the prediction rests on: "estimated: ..."
   std::size_t element = 0;                            // bytes, of calls that reduce; else 0
-  std::shared_ptr<const PlannedSchedules> schedules;  // what schedule() reads; internal
+  std::shared_ptr<const PlannedSchedules> schedules;  // what schedule() reads, up to 30 MB; internal
 
   // The steps of every rank, by rank. Those without `after` are posted in this order. Errors: unsupported: the call goes through
   // shared or mapped memory, not by messages; more than 2^18 steps.
