@@ -295,6 +295,34 @@ def test_hierarchical_plans_give_the_result(run_job: Callable[..., str], tmp_pat
             assert algorithm.run(inputs, capacity, seed) == promised(call, inputs), call
 
 
+STAGED = """
+rank = hmc.info()["launch"]["rank"]
+comm = hmc.init(devices=[("mlu:0", "mlu:1", "cuda:0")[rank]])
+for call, algorithm in (
+    ("all_reduce", "reduce-scatter + all-gather"),
+    ("all_reduce", "whole inputs to every rank"),
+    ("reduce_scatter", "direct"),
+):
+    plan = comm.plan(call, 3 << 20, algorithm=algorithm)
+    own = [step for step in plan.schedule()[0] if step.kind == "send" and step.peer == 0]
+    assert own and "staged" in plan.reason, plan
+    if comm.rank == 0:
+        plan.export("msccl", {path!r} + call + algorithm[:5])
+comm.barrier(timeout=30)
+print("exported")
+"""
+
+
+def test_plans_that_the_cpu_reduces_give_the_result(run_job: Callable[..., str], tmp_path: Path) -> None:
+    environment = hmc.testing.environment("mlu", "cuda")
+    assert run_job(STAGED.format(path=str(tmp_path) + "/"), ranks=3, environment=environment).count("exported") == 3
+    for call, algorithm in (("all_reduce", "reduc"), ("all_reduce", "whole"), ("reduce_scatter", "direc")):
+        exported = Msccl(tmp_path / (call + algorithm))
+        inputs = distinct(call, 3, int(exported.algo.get("nchunksperloop", "")))
+        for capacity, seed in ((0, 1), (1, 2), (1 << 30, 3)):
+            assert exported.run(inputs, capacity, seed) == promised(call, inputs), call
+
+
 def test_the_command_exports(tmp_path: Path) -> None:
     file = tmp_path / "algorithm.xml"
     result = run_hmc("plan", "all_gather", "--ranks", "4", "--bytes", "4M", "--export", "msccl", str(file))
