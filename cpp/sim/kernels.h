@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core.h"
 #include "streams.h"
@@ -23,7 +24,10 @@ Error load_module(const char* image, void** module);
 Error find_kernel(void* module, const char* name, void** kernel);
 // Of the kernel hmc_reduce_<type>: checks a launch and makes the operation. not_found: it is none.
 Error prepare_reduce(const std::string& name, const Launch& launch, std::function<Error()>& work);
-// Likewise of the kernel hmc_mapped_<type>.
+// What that kernel does, on host memory, now. `op`: number of hmc::ReduceOp; `divisor`: of the result.
+void reduce_host(const std::string& type, void* target, const std::vector<const void*>& sources, std::size_t count, unsigned op,
+                 unsigned divisor);
+// As prepare_reduce(), of the kernel hmc_mapped_<type>.
 Error prepare_mapped(const std::string& name, const Launch& launch, std::function<Error()>& work);
 Error launch(void* kernel, const Launch& launch, const StreamRef& stream);
 

@@ -73,4 +73,22 @@ Error prepare_reduce(const std::string& name, const Launch& launch, std::functio
   return Error::not_found;
 }
 
+void reduce_host(const std::string& type, void* target, const std::vector<const void*>& sources, std::size_t count, unsigned op,
+                 unsigned divisor) {
+  for (const Row& row : rows) {
+    if (row.name != "hmc_reduce_" + type) continue;
+    Call call{};
+    call.target = static_cast<char*>(target);
+    for (std::size_t s = 0; s < sources.size(); ++s) call.sources[s] = static_cast<const char*>(sources[s]);
+    call.count = count;
+    call.scale = 1;
+    call.sources_count = static_cast<unsigned>(sources.size());
+    call.divisor = divisor;
+    call.op = op;
+    const auto bits = reinterpret_cast<std::uintptr_t>(target);
+    call.width = bits % hmc_reduce_kernel::pack_bytes == 0 ? hmc_reduce_kernel::pack_bytes : static_cast<unsigned>(row.element);
+    run_grid(1, [&] { row.kernel(call); });
+  }
+}
+
 }  // namespace hmc::sim

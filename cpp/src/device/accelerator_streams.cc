@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "device/accelerator_queue.h"
+
 namespace hmc {
 namespace {
 
@@ -50,6 +52,11 @@ Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<
   }
   static_cast<void>(held.release());  // the callback's
   return {};
+}
+
+Result<std::unique_ptr<DeviceQueue>> AcceleratorStreams::open_queue(int index) {
+  HMC_ASSIGN(auto queue, AcceleratorQueue::open(devices_, index));
+  return std::unique_ptr<DeviceQueue>(std::move(queue));
 }
 
 }  // namespace hmc

@@ -33,6 +33,7 @@ class AcceleratorStreams final : public DeviceStreams {
   explicit AcceleratorStreams(AcceleratorDevices& devices) noexcept : devices_(devices) {}
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
+  Result<std::unique_ptr<DeviceQueue>> open_queue(int index) override;
 
  private:
   [[nodiscard]] Status failure(const std::string& what, int code) const;

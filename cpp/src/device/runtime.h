@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -80,12 +81,29 @@ class StreamPoint {
   [[nodiscard]] virtual Result<bool> reached() = 0;
 };
 
-// Streams of callers. Thread rules as DeviceRuntime.
+// A stream of HMC's own, for what another library queues there.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;  // once nothing is pending
+  // Calls `issue` with the stream, on this thread and with the device current; what it queues comes after the points, which are of
+  // the same runtime. `done` as for DeviceRuntime::copy. Blocks as long as `issue` does. One thread at a time.
+  // Errors: of `issue`, device: part of the work may have been queued.
+  virtual Status run(const std::array<const StreamPoint*, 2>& after, const std::function<Status(StreamHandle)>& issue,
+                     Completion* done) = 0;
+  // Calls `function` with the device current. Any thread.
+  virtual Status on_device(const std::function<Status()>& function) = 0;
+};
+
+// Streams of callers, and queues. Thread rules as DeviceRuntime.
 class DeviceStreams {
  public:
   virtual Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) = 0;
   // What is queued on `stream` from now on waits for the gate; the caller does not.
   virtual Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) = 0;
+  // Errors: unsupported, device.
+  virtual Result<std::unique_ptr<DeviceQueue>> open_queue(int /*index*/) {
+    return Status(Code::unsupported, "this runtime has no streams");
+  }
 
  protected:
   ~DeviceStreams() = default;

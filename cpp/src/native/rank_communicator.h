@@ -1,0 +1,90 @@
+// RankCommunicator: one rank's communicator of a vendor's library, and the thread that calls the library for it.
+//
+// The library's calls may block on other ranks, so they are made on that thread, one after the other, and never with a lock held.
+// What they queue on the device ends by the device's events, without a thread that waits. An abort has a thread of its own: it ends
+// calls that block.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "base/completion.h"
+#include "device/runtime.h"
+#include "hmc/deadline.h"
+#include "hmc/reduce.h"
+#include "native/library.h"
+
+namespace hmc::native {
+
+enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce };
+
+// A collective of equal blocks, as the library has it.
+struct Call {
+  Kind kind = Kind::all_reduce;
+  int type = nccl::u8;    // the library's number
+  int op = nccl::sum;     // likewise, of calls that reduce
+  std::size_t count = 0;  // elements: of a rank's block where there are blocks, else of a buffer
+  int root = 0;
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
+// Any thread, engine lock held or not, unless it says otherwise. Callbacks come on the thread, without a lock.
+class RankCommunicator final : public std::enable_shared_from_this<RankCommunicator> {
+ public:
+  using Points = std::array<std::shared_ptr<StreamPoint>, 2>;
+
+  // `library` is open. Engine lock not held. Ended by close(). Errors: of DeviceStreams::open_queue(), out_of_memory (no thread).
+  static Result<std::shared_ptr<RankCommunicator>> make(Library& library, const Device& device, int rank, int ranks);
+  // Use make().
+  RankCommunicator(Library& library, std::unique_ptr<DeviceQueue> queue, int rank, int ranks)
+      : library_(library), queue_(std::move(queue)), rank_(rank), ranks_(ranks) {}
+
+  // Joins the communicator of that number, which rank 0 makes and publishes. Once. The other ranks have to join it too
+  // before `connected` is called. An error that is not a peer's makes the process avoid the library.
+  void connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected);
+  void connect(const UniqueId& id, std::function<void(const Status&)> connected);
+  // Once connected. `done` as for DeviceRuntime::copy, or on the thread. Errors of the library end it once nothing runs any more, and
+  // abort the communicator; so it does when abort() was called.
+  void start(const Call& call, Points after, Completion* done);
+  // What runs ends soon, whatever it has done, and nothing else starts. Idempotent.
+  void abort();
+  // Once nothing is pending: leaves the communicator, and the thread ends. Waits for it until the deadline; it goes on by itself.
+  // Engine lock not held.
+  void close(Deadline deadline);
+
+ private:
+  class Issued;
+  using Job = std::function<void()>;
+  void add(Job job);
+  void work();
+  void join(const UniqueId& id, const std::function<void(const Status&)>& connected);
+  void issue(const Call& call, const Points& after, Completion* done);
+  int call_library(const Call& call, Handle handle, Stream stream) const;
+  void look_for_errors();
+  void fail(const Status& why);
+  void abort_now();
+  void issued_ended() noexcept;
+  // Of the outcome that the device reports.
+  [[nodiscard]] Status outcome(const Status& of_device);
+
+  Library& library_;
+  const std::unique_ptr<DeviceQueue> queue_;
+  const int rank_, ranks_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  Handle handle_ = nullptr;   // once connected, until it is destroyed or aborted
+  std::uint32_t pending_ = 0;  // calls that the device carries out
+  bool closing_ = false, ended_ = false;  // of the thread
+  bool calling_ = false;                  // the thread is in the library, with handle_
+  bool aborting_ = false, aborted_ = false;
+  Status failure_;  // the library's, the first
+};
+
+}  // namespace hmc::native
