@@ -15,7 +15,7 @@ struct Named {
   Algorithm algorithm;
   std::string_view name;
 };
-constexpr std::string_view mapped = "one kernel over mapped memory";
+constexpr std::string_view mapped = "one kernel over mapped memory", native = "vendor's library";
 constexpr std::string_view shared_whole = "whole inputs through shared memory", shared_pass = "one pass over shared memory";
 constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::whole, "whole inputs to every rank"},
@@ -24,26 +24,31 @@ constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::shared_pass, shared_pass},
     Named{CallKind::all_reduce, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::all_reduce, Algorithm::mapped, mapped},
+    Named{CallKind::all_reduce, Algorithm::native, native},
     Named{CallKind::reduce, Algorithm::whole, "whole inputs to the root"},
     Named{CallKind::reduce, Algorithm::divided, "reduce-scatter + gather"},
     Named{CallKind::reduce, Algorithm::shared_whole, shared_whole},
     Named{CallKind::reduce, Algorithm::shared_pass, shared_pass},
     Named{CallKind::reduce, Algorithm::mapped, mapped},
+    Named{CallKind::reduce, Algorithm::native, native},
     Named{CallKind::reduce_scatter, Algorithm::direct, "direct"},
     Named{CallKind::reduce_scatter, Algorithm::shared_whole, shared_whole},
     Named{CallKind::reduce_scatter, Algorithm::shared_pass, shared_pass},
     Named{CallKind::reduce_scatter, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::reduce_scatter, Algorithm::mapped, mapped},
+    Named{CallKind::reduce_scatter, Algorithm::native, native},
     Named{CallKind::all_gather, Algorithm::tree, "doubling"},
     Named{CallKind::all_gather, Algorithm::direct, "direct"},
     Named{CallKind::all_gather, Algorithm::hierarchical, "hierarchical"},
     Named{CallKind::all_gather, Algorithm::shared_whole, shared_whole},
     Named{CallKind::all_gather, Algorithm::shared_pass, shared_pass},
+    Named{CallKind::all_gather, Algorithm::native, native},
     Named{CallKind::broadcast, Algorithm::tree, "binomial tree"},
     Named{CallKind::broadcast, Algorithm::divided, "scatter + all-gather"},
     Named{CallKind::broadcast, Algorithm::direct, "direct"},
     Named{CallKind::broadcast, Algorithm::shared_whole, shared_whole},
     Named{CallKind::broadcast, Algorithm::shared_pass, shared_pass},
+    Named{CallKind::broadcast, Algorithm::native, native},
     Named{CallKind::gather, Algorithm::direct, "direct"},
     Named{CallKind::scatter, Algorithm::direct, "direct"},
     Named{CallKind::all_to_all, Algorithm::relayed, "relayed"},
@@ -61,7 +66,11 @@ std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing
     return "it takes memory of devices that map each other's, and 2 to 8 ranks of one host in a Communicator of init() or split() "
            "with HMC_FUSED not 0, and no exact sums";
   }
-  if (is_shared(algorithm) && algorithm != Algorithm::mapped && !sharing.cpu)
+  if (algorithm == Algorithm::native && (call.exact || !sharing.library)) {
+    return "it takes memory of devices of one vendor whose collective library HMC knows (NCCL, RCCL), and ranks of one host in a "
+           "Communicator of init() or split() with HMC_FUSED not 0, and no exact sums";
+  }
+  if (is_shared(algorithm) && algorithm != Algorithm::mapped && algorithm != Algorithm::native && !sharing.cpu)
     return "it takes CPU memory, and ranks of one host in a Communicator of init() or split() with HMC_FUSED not 0";
   if (algorithm == Algorithm::shared_whole && !fused::fits_one_shot(call.kind, call.size, call.bytes)) {
     return std::string(reduces(call.kind) ? "an input has " : "the blocks have ") + bytes_text(call.bytes) + ", more than " +

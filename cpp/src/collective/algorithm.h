@@ -24,9 +24,11 @@ enum class Algorithm : std::uint8_t {
   relayed,       // blocks by way of other ranks
   hierarchical,  // hierarchical
   mapped,        // one kernel on each rank's device, over memory that all of them map
+  native,        // the collective library of the devices' vendor
 };
 [[nodiscard]] constexpr bool is_shared(Algorithm algorithm) noexcept {
-  return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass || algorithm == Algorithm::mapped;
+  return algorithm == Algorithm::shared_whole || algorithm == Algorithm::shared_pass || algorithm == Algorithm::mapped ||
+         algorithm == Algorithm::native;
 }
 // Whether calls of that algorithm may pass through memory that all ranks share, where the group has some.
 [[nodiscard]] constexpr bool may_be_shared(Algorithm algorithm) noexcept {
@@ -42,6 +44,7 @@ enum class Algorithm : std::uint8_t {
 struct Sharing {
   bool cpu = false;
   bool devices = false;  // the ranks' devices map each other's memory
+  bool library = false;  // the ranks' devices are of one vendor with a collective library
 };
 
 // "binomial tree". Empty: calls of that kind have no such algorithm. In a group of one rank all are "local".

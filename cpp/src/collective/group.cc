@@ -68,13 +68,18 @@ void Group::join() {
 void Group::leave() {
   if (closed_.exchange(true) || engine()->forked()) return;
   const auto self = shared_from_this();
-  const auto lock = engine()->lock();
-  world_->remove(*this);
-  fused_.leave();
-  running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
-  messenger_.watch_calls(collective_scope(), nullptr);
-  context().scopes().remove(collective_scope());
-  context().scopes().remove(scope_);
+  bool broken = false;
+  {
+    const auto lock = engine()->lock();
+    world_->remove(*this);
+    fused_.leave();
+    running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
+    messenger_.watch_calls(collective_scope(), nullptr);
+    context().scopes().remove(collective_scope());
+    context().scopes().remove(scope_);
+    broken = broken_.has_value();
+  }
+  fused_.natives().close(broken);
 }
 
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {

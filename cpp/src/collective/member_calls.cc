@@ -48,12 +48,25 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
   if (name.empty()) return Algorithm::chosen;
   EqualCall asked = call;
   if (call.kind == CallKind::all_gather) asked.islands = group.schedules().islands(group);
-  return named_algorithm(asked, name, {.cpu = group.fused().possible()});
+  return named_algorithm(asked, name, {.cpu = group.fused().possible(), .library = may_use_library(group, Algorithm::chosen)});
 }
 
 bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept {
   if (!group.fused().possible()) return false;
   return named == Algorithm::chosen ? fused::spreads_shared(kind, group.size(), bytes) : is_shared(named);
+}
+
+bool may_use_library(Group& group, Algorithm named) noexcept {
+  const bool possible = group.fused().possible() && group.fused().natives().may_be_named();
+  return possible && (named == Algorithm::chosen || named == Algorithm::native);
+}
+
+std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
+                                       std::optional<native::Call> call) {
+  // An empty call goes as others do, unless the library is named.
+  if (!call || (call->count == 0 && named == Algorithm::chosen)) return std::nullopt;
+  if (!may_use_library(group, named) || !group.fused().natives().prepare(rank, device)) return std::nullopt;
+  return call;
 }
 
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
@@ -72,6 +85,13 @@ Status check_layout(std::string_view call, std::string_view which, const Member:
                                         std::to_string(view.bytes) + " bytes"};
   }
   return {};
+}
+
+bool are_packed(const Member::Layout& layout, std::uint64_t bytes) noexcept {
+  for (std::size_t r = 0; r < layout.counts.size(); ++r) {
+    if (layout.counts[r] != bytes || layout.displacements[r] != r * bytes) return false;
+  }
+  return true;
 }
 
 Status check_disjoint(std::string_view call, const Member::Layout& layout) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "hmc/communicator.h"
+#include "native/rank_communicator.h"
 
 namespace hmc {
 
@@ -33,9 +35,17 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
 // Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share.
 [[nodiscard]] bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept;
 
+// The group's ranks are on one host, and their devices of one vendor with a collective library: calls of every size may go by that.
+[[nodiscard]] bool may_use_library(Group& group, Algorithm named) noexcept;
+// `call`, where it is one of the library's and the rank's device takes part in it.
+std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
+                                       std::optional<native::Call> call);
+
 // Whether each of the layout's blocks lies in `view`. `which`: "input" or "output", for errors.
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
                     std::size_t size);
+// Whether all blocks have `bytes`, one after the other.
+[[nodiscard]] bool are_packed(const Member::Layout& layout, std::uint64_t bytes) noexcept;
 // Whether no two blocks of a layout that is written overlap.
 Status check_disjoint(std::string_view call, const Member::Layout& layout);
 

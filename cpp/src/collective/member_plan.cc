@@ -12,6 +12,7 @@
 
 #include "collective/device_reducer.h"
 #include "collective/member_calls.h"
+#include "collective/native/calls.h"
 #include "collective/places.h"
 #include "collective/planning.h"
 #include "comm/peer_state.h"
@@ -166,6 +167,21 @@ bool may_map(Group& group, DataType type) {
   return runtime.ok() && (*runtime)->compute().prepare_exchange(device.index(), type).ok();
 }
 
+// What the vendor's library is to a plan. Other processes are taken to have what this one has.
+void plan_library(Group& group, const EqualCall& call, const PlanOptions& options, PlannedGroup& planned) {
+  if (!may_use_library(group, Algorithm::chosen)) return;
+  native::Ranks& natives = group.fused().natives();
+  const Reduction reduction{.type = options.type, .op = ReduceOp::sum, .factor = 1, .exact = call.exact};
+  const MemoryView any{nullptr, 0, group.rank(group.local().front()).device};
+  if (reduces(call.kind) && !native::reduction_call(native::Kind::all_reduce, any, any, reduction, 0)) return;
+  const Status ready = natives.open();
+  if (ready.ok()) {
+    planned.library = natives.describe();
+  } else {
+    planned.no_library = natives.describe() + " is not used: " + std::string(ready.message()) + ".";
+  }
+}
+
 Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_t bytes, const PlanOptions& options) {
   HMC_ASSIGN(EqualCall call, equal_call(name, bytes, options, group.size()));
   if (!call.exact) call.islands = group.schedules().islands(group);
@@ -176,6 +192,7 @@ Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_
   planned.staged = staged;
   planned.may_fuse = group.fused().possible();
   planned.may_map = may_map(group, options.type);
+  plan_library(group, call, options, planned);
   for (std::uint32_t r = 0; r < group.size(); ++r) planned.on_host.push_back(group.rank(r).device.is_cpu());
   planned.basis = [&](std::uint32_t from, std::uint32_t to) {
     return basis_names[static_cast<std::size_t>(survey.basis(from, to))];

@@ -7,6 +7,7 @@
 #include "collective/choose.h"
 #include "collective/device_reducer.h"
 #include "collective/member_calls.h"
+#include "collective/native/calls.h"
 #include "collective/plan_reduce.h"
 #include "collective/tuning.h"
 
@@ -35,10 +36,10 @@ struct Planned {
 };
 
 // The Schedule that `plan(tuning)` makes for who reduces: the device, where it is able to and has the scratch memory, else the CPU.
-// Other ranks see no difference.
+// Other ranks see no difference. `deferred`: it may be carried out without that, by the vendor's library.
 template <class Plan>
 Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
-                        Algorithm algorithm, const Plan& plan) {
+                        Algorithm algorithm, bool deferred, const Plan& plan) {
   const bool host = on_host(out, in);
   const bool device = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device &&
                       device_reduces(in.device, reduction.type, group.size());
@@ -47,7 +48,7 @@ Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out,
   Planned found{std::move(schedule)};
   found.maps = group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
                group.fused().devices().prepare(rank, out, in, reduction);
-  if (found.maps) {
+  if (found.maps || deferred) {
     found.staged = plan(reduce_tuning(true, algorithm));
   } else {
     auto scratch = DeviceScratch::take(in.device, found.schedule->scratch);
@@ -71,7 +72,8 @@ Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t byt
   if (name.empty()) return Algorithm::chosen;
   const bool possible = group.fused().possible();
   return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-                         {.cpu = possible, .devices = possible && group.fused().devices().may_be_named()});
+                         {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(),
+                          .library = may_use_library(group, Algorithm::chosen)});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
@@ -99,7 +101,9 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, step, algorithm));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, [&](ReduceTuning tuning) {
+  const auto library =
+      by_library(*group, rank, named, in.device, native::reduction_call(native::Kind::all_reduce, out, in, reduction, in.bytes));
+  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
                if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return group->schedules().get(
                    rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction, named)},
@@ -113,6 +117,7 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
   if (found.maps) share.fused->on_device = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
+  if (library) share.fused->by_library = library;
   share.packable = true;
   return share;
 }
@@ -136,7 +141,12 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
     bytes += count;
   }
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, step, algorithm));
-  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, [&](ReduceTuning tuning) {
+  std::optional<native::Call> library;
+  if (are_packed(layout, out.bytes)) {
+    library = by_library(*group, rank, named, in.device,
+                         native::reduction_call(native::Kind::reduce_scatter, out, in, reduction, out.bytes));
+  }
+  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
                if (bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                const auto plan = [&] {
                  return plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning);
@@ -153,6 +163,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
   if (found.maps) share.fused->on_device = fused::plan_reduce_scatter({layout.counts, layout.displacements});
+  if (library) share.fused->by_library = library;
   return share;
 }
 
@@ -192,7 +203,9 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, step, algorithm));
-  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, [&](const ReduceTuning& tuning) {
+  const auto library =
+      by_library(*group, rank, named, in.device, native::reduction_call(native::Kind::reduce, target, in, reduction, in.bytes, at));
+  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, library.has_value(), [&](const ReduceTuning& tuning) {
                return group->schedules().get(
                    rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},
                    [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
@@ -205,6 +218,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
   if (found.maps) share.fused->on_device = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
+  if (library) share.fused->by_library = library;
   share.root = at;
   share.packable = true;
   return share;

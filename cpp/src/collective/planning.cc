@@ -30,7 +30,8 @@ Sharing sharing_of(const EqualCall& call, const PlannedGroup& group) {
   const bool host = all_on_host(group);
   const bool on_devices = std::ranges::none_of(group.on_host, [](bool on_host) { return on_host; });
   return {.cpu = group.may_fuse && fused::may_carry(call.kind) && host,
-          .devices = group.may_map && reduces(call.kind) && on_devices && !call.exact};
+          .devices = group.may_map && reduces(call.kind) && on_devices && !call.exact,
+          .library = !group.library.empty() && on_devices && !call.exact && !name_of(call.kind, Algorithm::native).empty()};
 }
 
 // Of device memory.
@@ -71,6 +72,22 @@ Choice mapped_choice(const EqualCall& call) {
   }
   return {Algorithm::mapped, std::string(name_of(call.kind, Algorithm::mapped)),
           "All ranks are on one host, and their devices, of one vendor, may map each other's memory." + how};
+}
+
+// The library's own way is not known: as if each rank reduced a part, or sent its block to all.
+Tuning library_tuning_of(Tuning tuning) {
+  tuning.reduce.whole = 0;
+  tuning.reduce.hierarchical = tuning.spread.hierarchical = every_size;
+  return tuning;
+}
+
+Choice library_choice(const EqualCall& call, const PlannedGroup& group) {
+  std::string why = group.library + " spans all ranks: they are on one host, and each has a device of its own, of one vendor.";
+  if (sharing_of(call, group).devices && call.bytes > library_tuning.beside_mapped)
+    why += " " + bytes_text(call.bytes) + " are more than " + bytes_text(library_tuning.beside_mapped) +
+           ", up to which one kernel over mapped memory takes no longer.";
+  return {Algorithm::native, std::string(name_of(call.kind, Algorithm::native)),
+          why + " Bytes and time are those of HMC's messages: the library's own way is not known."};
 }
 
 // Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
@@ -115,15 +132,18 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
     const bool staged = !group.staged.empty() && group.staged[r];
     Tuning tuning = tuning_for(group.on_host[r], staged, is_shared(algorithm) ? Algorithm::chosen : algorithm);
     tuning.reduce.islands = tuning.spread.islands = call.islands;
-    const bool maps = algorithm == Algorithm::mapped;
-    if (is_shared(algorithm)) tuning = maps ? mapped_tuning(call, tuning) : shared_tuning(call, tuning, algorithm);
+    const bool maps = algorithm == Algorithm::mapped, native = algorithm == Algorithm::native;
+    const bool shared = is_shared(algorithm) && !native;
+    if (native) tuning = library_tuning_of(tuning);
+    if (shared) tuning = maps ? mapped_tuning(call, tuning) : shared_tuning(call, tuning, algorithm);
     if (r == 0) {
-      carried.choice = !is_shared(algorithm) ? choice_of(call, tuning)
-                       : maps                ? mapped_choice(call)
-                                             : shared_choice(call, algorithm);
+      carried.choice = native    ? library_choice(call, group)
+                       : !shared ? choice_of(call, tuning)
+                       : maps    ? mapped_choice(call)
+                                 : shared_choice(call, algorithm);
     }
     const Tuning coarse = coarser(call, tuning, simulated_steps);
-    carried.schedules.push_back(is_shared(algorithm) ? shared_schedule_of(call, r, coarse) : schedule_of(call, r, coarse));
+    carried.schedules.push_back(shared ? shared_schedule_of(call, r, coarse) : schedule_of(call, r, coarse));
     const bool coarser = coarse.reduce.chunk != tuning.reduce.chunk || coarse.spread.chunk != tuning.spread.chunk;
     if (r == 0 && coarser && !is_shared(algorithm))
       carried.merged_chunks = schedule_of(call, r, tuning).steps.size() != carried.schedules[r].steps.size();
@@ -134,6 +154,8 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
 // As HMC chooses.
 Carried carried(const EqualCall& call, const PlannedGroup& group) {
   const Sharing sharing = sharing_of(call, group);
+  const bool library = sharing.library && call.size > 1 && call.bytes > (sharing.devices ? library_tuning.beside_mapped : 0);
+  if (library) return carried_by(call, group, Algorithm::native);
   if (sharing.devices) return carried_by(call, group, Algorithm::mapped);
   const bool shared =
       sharing.cpu && call.size > 1 && (reduces(call.kind) || fused::spreads_shared(call.kind, call.size, call.bytes));
@@ -144,6 +166,7 @@ Carried carried(const EqualCall& call, const PlannedGroup& group) {
 
 // What else HMC has for the call, besides what it chooses. Its text is empty if there is nothing.
 Carried runner_up_of(const EqualCall& call, const PlannedGroup& group, const Choice& taken) {
+  if (taken.algorithm == Algorithm::native && sharing_of(call, group).devices) return carried_by(call, group, Algorithm::mapped);
   if (is_shared(taken.algorithm)) {
     Carried other = carried_by(call, group, Algorithm::chosen);
     other.choice.text = "by messages: " + other.choice.text;
@@ -201,7 +224,9 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
   plan.bytes = call.bytes;
   plan.ranks = static_cast<int>(call.size);
   plan.algorithm = std::move(taken.choice.text);
-  plan.reason = std::move(taken.choice.reason) + who_reduces(call, group) + exactness_text(call, group.cost);
+  plan.reason = std::move(taken.choice.reason) + (taken.choice.algorithm == Algorithm::native ? "" : who_reduces(call, group)) + exactness_text(call, group.cost);
+  if (!group.no_library.empty() && call.size > 1 && !name_of(call.kind, Algorithm::native).empty())
+    plan.reason += " " + group.no_library;
   plan.algorithms = algorithm_names(call, sharing);
   for (const PairTraffic& pair : traffic_of(taken.schedules)) {
     const LinkCost& link = cost.link(pair.from, pair.to);

@@ -182,11 +182,12 @@ TEST(Announcements, AreFoundUnderTheirSequence) {
   ASSERT_TRUE(segment.ok()) << segment.status().str();
   Board& board = (*segment)->slots().board(0);
   EXPECT_FALSE(latest_fused(board));
-  announce_fused(board, {0, 100, 7, true});
+  announce_fused(board, {0, 100, 7, by_mapped | by_native});
   EXPECT_EQ(latest_fused(board)->bytes, 100U);
-  announce_fused(board, {200, 50, 7, false});
+  EXPECT_EQ(latest_fused(board)->ways, by_mapped | by_native);
+  announce_fused(board, {200, 50, 7, 0});
   EXPECT_EQ(latest_fused(board)->sequence, 200U);
-  EXPECT_FALSE(latest_fused(board)->takes_part);
+  EXPECT_EQ(latest_fused(board)->ways, 0U);
   EXPECT_FALSE(other_call(board, 5));
   announce_other(board, 5, 9);
   EXPECT_EQ(other_call(board, 5), 9U);

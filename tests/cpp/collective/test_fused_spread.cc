@@ -213,7 +213,7 @@ TEST(FusedSpread, SmallCallsInOneShot) {
           ASSERT_FALSE(all[r]->way.in_chunks());
           ASSERT_EQ(all[r]->way.bytes, all[0]->way.bytes);
           ASSERT_TRUE(shots[r].can_publish(slots));
-          number = shots[r].publish(slots, r, {sequence, all[r]->way.bytes, 9, true}, all[r]->way, all[r]->buffers);
+          number = shots[r].publish(slots, r, {sequence, all[r]->way.bytes, 9, by_cpu}, all[r]->way, all[r]->buffers);
         }
         std::shuffle(order.begin(), order.end(), random);
         for (const std::uint32_t r : order) {

@@ -68,7 +68,7 @@ struct Rank {
     }
     in = apart;
   }
-  Announced announces(std::uint64_t sequence) const { return {sequence, way.bytes, 9, true}; }
+  Announced announces(std::uint64_t sequence) const { return {sequence, way.bytes, 9, by_cpu}; }
 
   Bytes in, out, want;
   std::vector<std::uint64_t> counts, packed, displacements;
@@ -82,7 +82,7 @@ bool all_announced(const Slots& slots, std::uint64_t number, std::uint64_t seque
     if (!theirs) return false;
     EXPECT_EQ(theirs->bytes, bytes);
     EXPECT_EQ(theirs->call, 9U);
-    EXPECT_TRUE(theirs->takes_part);
+    EXPECT_EQ(theirs->ways, by_cpu);
   }
   return true;
 }
@@ -152,13 +152,13 @@ TEST(OneShot, ASlotIsFreeOnceAllHavePublishedTheNextCall) {
   const Way way{nullptr, 0};
   for (const std::uint64_t sequence : {0U, 1U}) {
     ASSERT_TRUE(fast.can_publish(slots));
-    fast.publish(slots, 0, {sequence, 0, 9, false}, way, {});
+    fast.publish(slots, 0, {sequence, 0, 9, 0}, way, {});
   }
   EXPECT_FALSE(fast.can_publish(slots));
-  slow.publish(slots, 1, {0, 0, 9, true}, way, {});
+  slow.publish(slots, 1, {0, 0, 9, by_cpu}, way, {});
   EXPECT_FALSE(fast.can_publish(slots)) << "the other rank may still look at call 0";
-  EXPECT_FALSE(OneShots::announced(slots, 0, 0, 0)->takes_part);
-  slow.publish(slots, 1, {1, 0, 9, true}, way, {});
+  EXPECT_EQ(OneShots::announced(slots, 0, 0, 0)->ways, 0U);
+  slow.publish(slots, 1, {1, 0, 9, by_cpu}, way, {});
   EXPECT_TRUE(fast.can_publish(slots));
   EXPECT_TRUE(slow.can_publish(slots));
 }

@@ -14,22 +14,23 @@
 
 namespace hmc::fused {
 
+// How a rank is able to take part, in bits: by the CPU over shared memory; by its device, through mapped memory or by the vendor's
+// library. 0: by messages.
+inline constexpr std::uint32_t by_cpu = 1, by_mapped = 2, by_native = 4;
+
 struct Announced {
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;
   std::uint32_t call = 0;
-  bool takes_part = false;  // else it goes by messages
-  bool on_device = false;   // it takes part by its device, through mapped memory
+  std::uint32_t ways = 0;
 };
-// As boards have it.
-constexpr std::uint32_t code_of(const Announced& what) noexcept { return !what.takes_part ? 0 : what.on_device ? 2 : 1; }
 
 inline void announce_fused(Board& board, const Announced& what) noexcept {
   FusedAnnouncement& entry = board.fused;
   entry.number.store(0, std::memory_order_relaxed);  // a reader of the stores that follow sees a change at its second look
   entry.bytes.store(what.bytes, std::memory_order_release);
   entry.call.store(what.call, std::memory_order_release);
-  entry.takes_part.store(code_of(what), std::memory_order_release);
+  entry.ways.store(what.ways, std::memory_order_release);
   entry.number.store(what.sequence + 1, std::memory_order_seq_cst);
 }
 
@@ -39,8 +40,8 @@ inline std::optional<Announced> latest_fused(const Board& board) noexcept {
   const std::uint64_t number = entry.number.load(std::memory_order_seq_cst);
   if (number == 0) return std::nullopt;
   const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
-  const std::uint32_t call = entry.call.load(std::memory_order_acquire), code = entry.takes_part.load(std::memory_order_acquire);
-  const Announced found{number - 1, bytes, call, code != 0, code == 2};
+  const std::uint32_t call = entry.call.load(std::memory_order_acquire), ways = entry.ways.load(std::memory_order_acquire);
+  const Announced found{number - 1, bytes, call, ways};
   if (entry.number.load(std::memory_order_relaxed) != number) return std::nullopt;
   return found;
 }

@@ -17,12 +17,6 @@ namespace {
 // Bytes that one look moves, about: as long as the engine lock may be held.
 constexpr std::size_t bytes_per_poll = 256 << 10;
 
-CollectiveBuffers without_owners(CollectiveBuffers buffers) {
-  buffers.in.owner = nullptr;
-  buffers.out.owner = nullptr;
-  return buffers;
-}
-
 // A wait with the engine lock held: polls as long as the engine would. Where threads outnumber cores it then leaves the core to the
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
 class ShortWait {
@@ -58,43 +52,9 @@ bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < 
 
 }  // namespace
 
-Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers)
-    : WorkState(calls.group_.engine()),
-      calls_(calls),
-      rank_(rank),
-      own_(own),
-      way_(std::move(way)),
-      buffers_(without_owners(buffers)) {}
-
-Status Call::cancel_locked() {
-  if (done()) return {Code::invalid_argument, "the fused call is already complete"};
-  const auto self = std::static_pointer_cast<Call>(shared_from_this());
-  const Status cancelled(Code::cancelled, "cancelled");
-  calls_.give_up(rank_, own_.sequence);
-  if (kernel_) {
-    end_kernel(cancelled);
-  } else {
-    calls_.end(self, cancelled);
-  }
-  return {};
-}
-
-bool Call::needs(std::uint32_t rank) const noexcept {
-  if (rank == rank_) return false;
-  // One whose kernel is over has written all that this one waits for.
-  if (kernel_) return calls_.slots().board(rank).mapped.ended.load(std::memory_order_seq_cst) <= own_.sequence;
-  if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
-  return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
-}
-
-bool Call::awaits(std::uint32_t rank) const noexcept {
-  if (passing_ || kernel_ || !way_.in_chunks()) return needs(rank);
-  const auto theirs = latest_fused(calls_.slots().board(rank));
-  return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
-}
-
 void Calls::use(std::shared_ptr<Segment> segment) {
   devices_.use(segment->slots());
+  natives_.use(segment->slots());
   const auto lock = group_.engine()->lock();
   segment_ = std::move(segment);
   next_chunk_.assign(group_.size(), 0);
@@ -112,16 +72,15 @@ void Calls::announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t c
 std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
                                   const CollectiveBuffers& buffers, const std::optional<Begun>& begun) {
   if (!reserved_[rank]) reserved_[rank] = segment_->reserve(rank).ok();
-  const bool on_device = way.on_device != nullptr;
-  const bool by_cpu =
-      algorithm_of(call) != Algorithm::mapped && reserved_[rank] && buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
-  const bool takes_part = on_device || by_cpu;
+  std::uint32_t ways = (way.on_device ? by_mapped : 0) | (way.by_library ? by_native : 0);
+  const Algorithm named = algorithm_of(call);
+  const bool cpu_memory = buffers.in.device.is_cpu() && buffers.out.device.is_cpu() && way.cpu_memory;
+  if (cpu_memory && reserved_[rank] && named != Algorithm::mapped && named != Algorithm::native) ways = by_cpu;
   std::uint64_t bytes = way.bytes;
   if (way.chunks) {
     for (const Part& part : way.chunks->parts) bytes += part.bytes;
   }
-  auto posted =
-      std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, takes_part, on_device}, std::move(way), buffers);
+  auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, ways}, std::move(way), buffers);
   posted->accepted();
   under_way_.push_back(posted);
   if (begun) {
@@ -136,20 +95,20 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
 
 Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
                                      Begun& begun) {
-  const bool possible = segment_ && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
+  const bool possible = segment_ && !way.in_chunks() && way.cpu_memory && reserved_[rank] && buffers.in.device.is_cpu() &&
                         buffers.out.device.is_cpu() &&
                         std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
   if (!possible) return AtOnce::not_possible;
   HMC_ASSIGN(begun.sequence, group_.next_sequence(rank));
-  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, true}, way, buffers);
+  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, by_cpu}, way, buffers);
   wake_others();
   ShortWait wait(*group_.engine());
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == rank) continue;
     auto theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
     while (!theirs && wait.goes_on()) theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
-    if (!theirs || theirs->call != call || theirs->bytes != way.bytes || !theirs->takes_part) return AtOnce::begun;
+    if (!theirs || theirs->call != call || theirs->bytes != way.bytes || theirs->ways != by_cpu) return AtOnce::begun;
   }
   count(OneShots::finish(slots(), rank, begun.number, way, buffers));
   return AtOnce::done;
@@ -167,9 +126,10 @@ void Calls::announce(Call& call) {
   wake_others();
 }
 
-Calls::Agreement Calls::agreement(const Call& call) {
+Calls::Agreed Calls::agreement(const Call& call) {
   const Announced& own = call.own_;
-  bool declined = !own.takes_part, awaited = false;
+  std::uint32_t ways = own.ways;
+  bool declined = false, awaited = false;
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == call.rank_) continue;
     const Board& board = slots().board(r);
@@ -188,30 +148,32 @@ Calls::Agreement Calls::agreement(const Call& call) {
     }
     if (other) {
       if (CollectiveWork* const work = group_.running().find(call.rank_, own.sequence)) work->mismatch(r, *other);
-      return Agreement::broken;
+      return {Agreement::broken};
     }
     if (!theirs || theirs->sequence < own.sequence) {
       awaited = true;
-    } else if (theirs->sequence > own.sequence || !theirs->takes_part || theirs->on_device != own.on_device) {
+    } else if (theirs->sequence > own.sequence) {
       declined = true;
+    } else {
+      ways &= theirs->ways;
     }
   }
-  return declined ? Agreement::declined : awaited ? Agreement::awaited : Agreement::reached;
+  return {declined || ways == 0 ? Agreement::declined : awaited ? Agreement::awaited : Agreement::reached, ways};
 }
 
 bool Calls::advance(const std::shared_ptr<Call>& call) {
   // Looked at first: whoever has given up because of another collective has seen that one announced, so it is seen here as well.
   const std::optional<std::uint32_t> lost = abandoned_by(*call);
   if (!call->announced_ && can_announce(*call)) announce(*call);
-  if (call->announced_ && !call->passing_ && !call->kernel_) {
-    const Agreement agreed = agreement(*call);
+  if (call->announced_ && !call->passing_ && !call->device_work_) {
+    const auto [agreed, ways] = agreement(*call);
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
       end(call, Status(Code::unsupported, "a rank cannot take part in a fused call"));
       return true;
     }
-    if (agreed == Agreement::reached && call->own_.on_device) {
-      if (call->advance_on_device()) return true;
+    if (agreed == Agreement::reached && ways != by_cpu) {
+      if (call->advance_on_device(ways)) return true;
     } else if (agreed == Agreement::reached && !call->way_.in_chunks()) {
       count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
       end(call, {});
@@ -227,58 +189,14 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
   }
   if (!moved && lost) {
     const Status closed(Code::closed, group_.describe(*lost) + " has ended this collective, or has closed the Communicator");
-    if (call->kernel_) {
-      call->end_kernel(closed);
+    if (call->device_work_) {
+      call->end_on_device(closed);
       return false;
     }
     end(call, closed);
     return true;
   }
   return moved;
-}
-
-void Call::begin_passing() {
-  const std::uint64_t first = calls_.next_chunk_[rank_];
-  if (way_.spread) {
-    passing_ = std::make_unique<Spread>(calls_.slots(), rank_, *way_.spread, buffers_, first);
-  } else {
-    passing_ = std::make_unique<Pass>(calls_.slots(), rank_, way_.chunks, buffers_, first);
-  }
-}
-
-bool Call::advance_on_device() {
-  const auto self = std::static_pointer_cast<Call>(shared_from_this());
-  mapped::Devices& devices = calls_.devices_;
-  const bool moves = devices.can_map(rank_);
-  const auto mapping = devices.map(rank_);
-  if (moves) calls_.wake_others();
-  if (mapping == mapped::Devices::Mapping::awaited) return false;
-  if (mapping == mapped::Devices::Mapping::refused) {
-    calls_.end(self, Status(Code::unsupported, "a device does not map the memory of another one"));
-    return true;
-  }
-  kernel_ = devices.start(rank_, *way_.on_device, buffers_);
-  if (kernel_->done()) {
-    kernel_ended(kernel_->status());
-  } else {
-    kernel_->on_complete_locked([self](const Status& status) { self->kernel_ended(status); });
-  }
-  return true;
-}
-
-void Call::kernel_ended(const Status& status) {
-  // "Unsupported" would send this rank alone to messages.
-  if (outcome_.ok()) outcome_ = status.code() == Code::unsupported ? Status(Code::device, std::string(status.message())) : status;
-  if (outcome_.ok()) {
-    calls_.slots().board(rank_).mapped.ended.store(own_.sequence + 1, std::memory_order_seq_cst);
-    calls_.group_.context().counters().add("mapped.count", 1);
-  }
-  calls_.end(std::static_pointer_cast<Call>(shared_from_this()), outcome_);
-}
-
-void Call::end_kernel(const Status& status) {
-  if (outcome_.ok()) outcome_ = status;
-  calls_.devices_.end_kernels(rank_);
 }
 
 bool Calls::advance_passing(Call& call) {
@@ -320,7 +238,7 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
 void Calls::compare() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     const Call& call = *under_way_[i];
-    if (first_of_its_rank(i) && call.announced_ && !call.passing_ && !call.kernel_) static_cast<void>(agreement(call));
+    if (first_of_its_rank(i) && call.announced_ && !call.passing_ && !call.device_work_) static_cast<void>(agreement(call));
   }
 }
 
@@ -360,10 +278,10 @@ bool Calls::arm() {
 
 bool Calls::can_advance(Call& call) {
   if (!call.announced_) return can_announce(call);
-  if (call.kernel_) return false;  // its own Work looks at it
+  if (call.device_work_) return false;  // that looks itself
   if (call.passing_) return call.passing_->can_advance();
-  const Agreement agreed = agreement(call);
-  return agreed == Agreement::reached && call.own_.on_device ? devices_.can_map(call.rank_) : agreed != Agreement::awaited;
+  const auto [agreed, ways] = agreement(call);
+  return agreed == Agreement::reached && ways != by_cpu ? call.can_advance_on_device(ways) : agreed != Agreement::awaited;
 }
 
 void Calls::disarm() {

@@ -1,8 +1,8 @@
 // Calls: the fused calls of one group's local ranks, carried out in the order in which the ranks made them.
 //
 // Nothing of a call moves before every rank has announced the same one. So a rank that is in another collective is found. Where all
-// ranks pass CPU memory it goes through shared memory, where all have devices that map each other's memory a kernel on each of
-// these carries it out, and else all use messages.
+// ranks pass CPU memory it goes through shared memory. Where all pass device memory the devices carry it out, by a kernel over memory
+// that they map or by their vendor's library. Else all use messages.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "base/pollable.h"
-#include "collective/fused/announcements.h"
-#include "collective/fused/one_shot.h"
-#include "collective/fused/pass.h"
+#include "collective/fused/call.h"
 #include "collective/fused/segment.h"
-#include "collective/fused/spread.h"
 #include "collective/mapped/devices.h"
+#include "collective/native/ranks.h"
 #include "progress/work_state.h"
 
 namespace hmc {
@@ -25,59 +23,22 @@ class Group;
 
 namespace fused {
 
-class Calls;
-
 // A one-shot call that a rank has announced.
 struct Begun {
   std::uint64_t sequence = 0;
   std::uint64_t number = 0;  // of the one-shot calls
 };
 
-// One rank's share in a fused call. Ends with ok; unsupported: nothing was done, and every rank is to use messages; closed: another
-// rank gave up, and the collective's reason is on its way; cancelled.
-class Call final : public WorkState {
- public:
-  // `own`: what the rank announces.
-  Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers);
-
-  // ---- engine lock held ----
-  Status cancel_locked() override;  // at once: nothing of it is written afterwards
-  // Whether it cannot end without `rank`.
-  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept;
-  // Whether it is `rank` whose doing is missing now.
-  [[nodiscard]] bool awaits(std::uint32_t rank) const noexcept;
-
- private:
-  friend class Calls;
-  // What every rank has announced, in chunks.
-  void begin_passing();
-  // What every rank has announced for its device. True if anything moved.
-  bool advance_on_device();
-  void kernel_ended(const Status& status);
-  // The running kernel ends soon, and the call with that status.
-  void end_kernel(const Status& status);
-
-  Calls& calls_;
-  const std::uint32_t rank_;
-  const Announced own_;
-  const Way way_;
-  const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
-  bool announced_ = false;
-  std::uint64_t number_ = 0;           // once announced, of a one-shot call
-  std::unique_ptr<Passing> passing_;   // once every rank has announced the call, unless it is a one-shot call
-  std::shared_ptr<WorkState> kernel_;  // likewise, where the ranks' devices carry it out
-  Status outcome_;                     // of a call that has failed while the kernel runs
-};
-
 // Owned by Group. All calls but use() with the engine lock held.
 class Calls final : public Pollable {
  public:
-  explicit Calls(Group& group) noexcept : group_(group), devices_(group) {}
+  explicit Calls(Group& group) noexcept : group_(group), devices_(group), natives_(group) {}
 
   // Every rank is on this host and maps `segment`. Once, before the group's first collective. Engine lock not held.
   void use(std::shared_ptr<Segment> segment);
   [[nodiscard]] bool possible() const noexcept { return segment_ != nullptr; }  // any thread
   [[nodiscard]] mapped::Devices& devices() noexcept { return devices_; }
+  [[nodiscard]] native::Ranks& natives() noexcept { return natives_; }
 
   // `rank` has started a collective that is not fused.
   void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);
@@ -89,6 +50,8 @@ class Calls final : public Pollable {
   // `not_possible`: nothing was done. `begun`: the caller posts it. The group's next sequence is taken unless it is not possible.
   // Errors: those of Group::next_sequence().
   Result<AtOnce> at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers, Begun& begun);
+  // Wakes ranks that sleep until something changes here. After the change.
+  void wake_others();
   // Tells the local ranks that wait where another rank is in another collective, should that not have been noticed yet.
   void compare();
   // No local rank takes part in collectives any more.
@@ -104,8 +67,12 @@ class Calls final : public Pollable {
   enum class Agreement : std::uint8_t { reached, awaited, declined, broken };
 
   void announce(Call& call);
+  struct Agreed {
+    Agreement how = Agreement::awaited;
+    std::uint32_t ways = 0;  // that all ranks are able to, once reached
+  };
   // What the others have announced. Broken: another collective, which the call's rank has been told.
-  Agreement agreement(const Call& call);
+  Agreed agreement(const Call& call);
   bool advance(const std::shared_ptr<Call>& call);
   bool advance_passing(Call& call);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
@@ -117,8 +84,6 @@ class Calls final : public Pollable {
   void give_up(std::uint32_t rank, std::uint64_t from);
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
   [[nodiscard]] bool first_of_its_rank(std::size_t index) const noexcept;
-  // Wakes ranks that sleep until something changes here. After the change.
-  void wake_others();
 
   Group& group_;
   std::shared_ptr<Segment> segment_;              // null: none
@@ -127,6 +92,7 @@ class Calls final : public Pollable {
   std::vector<bool> reserved_;                    // likewise
   std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
   mapped::Devices devices_;
+  native::Ranks natives_;
   bool armed_ = false;
 };
 

@@ -35,8 +35,8 @@ void copy_input(std::byte* to, const Way& way, const CollectiveBuffers& buffers,
 std::optional<Announced> read(const ShotEntry& entry, std::uint64_t sequence) noexcept {
   if (entry.number.load(std::memory_order_seq_cst) != sequence + 1) return std::nullopt;
   const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
-  const std::uint32_t call = entry.call.load(std::memory_order_acquire), code = entry.takes_part.load(std::memory_order_acquire);
-  const Announced found{sequence, bytes, call, code != 0, code == 2};
+  const std::uint32_t call = entry.call.load(std::memory_order_acquire), ways = entry.ways.load(std::memory_order_acquire);
+  const Announced found{sequence, bytes, call, ways};
   if (entry.number.load(std::memory_order_relaxed) != sequence + 1) return std::nullopt;
   return found;
 }
@@ -157,8 +157,8 @@ std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const An
   entry.number.store(0, std::memory_order_relaxed);  // a reader of the stores that follow sees a change at its second look
   entry.bytes.store(own.bytes, std::memory_order_release);
   entry.call.store(own.call, std::memory_order_release);
-  entry.takes_part.store(code_of(own), std::memory_order_release);
-  if (own.takes_part && !own.on_device && own.bytes > 0)
+  entry.ways.store(own.ways, std::memory_order_release);
+  if (own.ways == by_cpu && own.bytes > 0)
     copy_input(input_at(slots, rank, number, own.bytes), way, buffers, slots.ranks());
   entry.number.store(own.sequence + 1, std::memory_order_seq_cst);
   return number;

@@ -30,7 +30,7 @@ struct FusedAnnouncement {
   std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
   std::atomic<std::uint64_t> bytes;
   std::atomic<std::uint32_t> call;
-  std::atomic<std::uint32_t> takes_part;  // see code_of()
+  std::atomic<std::uint32_t> ways;  // of Announced
 };
 struct OtherAnnouncement {
   std::atomic<std::uint64_t> number;
@@ -42,7 +42,7 @@ struct alignas(line_bytes) ShotEntry {
   std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
   std::atomic<std::uint64_t> bytes;   // of the input
   std::atomic<std::uint32_t> call;
-  std::atomic<std::uint32_t> takes_part;  // see code_of()
+  std::atomic<std::uint32_t> ways;  // of Announced
   std::byte input[line_bytes - 24];
 };
 static_assert(sizeof(ShotEntry) == line_bytes);
@@ -52,8 +52,18 @@ struct MappedOffer {
   static constexpr std::size_t most_bytes = 512;
   std::atomic<std::uint32_t> state;  // of mapped::Standing. Written last
   std::atomic<std::uint32_t> bytes;  // of what follows
-  std::atomic<std::uint64_t> ended;  // the sequence, plus one, of the rank's last call whose kernel is over
   std::byte offer[most_bytes];       // not changed once it is there
+};
+
+// What a rank says of its device to the vendor's collective library, see native/ranks.h.
+struct NativeOffer {
+  static constexpr std::size_t most_bytes = 96;
+  std::atomic<std::uint32_t> state;   // of native::Standing. Written last
+  std::atomic<std::uint32_t> bytes;   // of `offer`
+  std::atomic<std::uint32_t> has_id;  // 1: `id` is there. Of rank 0
+  std::atomic<std::uint64_t> agreed;  // the sequence, plus one, of the last call that the rank knows all to make by the library
+  std::byte id[128];                  // this and what follows is not changed once it is there
+  std::byte offer[most_bytes];
 };
 
 // Written by its rank alone, but for `armed`. All publishing writes are seq_cst, as are arm() and what it then looks at, so that
@@ -70,6 +80,8 @@ struct Board {
   ShotEntry shots[shot_depth];
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
   alignas(line_bytes) MappedOffer mapped;
+  alignas(line_bytes) NativeOffer native;
+  std::atomic<std::uint64_t> device_ended;  // the sequence, plus one, of the rank's last call that its device has carried out
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
 

@@ -1,0 +1,136 @@
+#include "collective/fused/call.h"
+
+#include <utility>
+
+#include "collective/fused/calls.h"
+#include "collective/fused/pass.h"
+#include "collective/fused/spread.h"
+#include "collective/group.h"
+#include "collective/tuning.h"
+#include "comm/counters.h"
+
+namespace hmc::fused {
+namespace {
+
+CollectiveBuffers without_owners(CollectiveBuffers buffers) {
+  buffers.in.owner = nullptr;
+  buffers.out.owner = nullptr;
+  return buffers;
+}
+
+}  // namespace
+
+Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers)
+    : WorkState(calls.group_.engine()),
+      calls_(calls),
+      rank_(rank),
+      own_(own),
+      way_(std::move(way)),
+      buffers_(without_owners(buffers)) {}
+
+Status Call::cancel_locked() {
+  if (done()) return {Code::invalid_argument, "the fused call is already complete"};
+  const auto self = std::static_pointer_cast<Call>(shared_from_this());
+  const Status cancelled(Code::cancelled, "cancelled");
+  calls_.give_up(rank_, own_.sequence);
+  if (way_.by_library && !device_work_) calls_.natives_.abort(rank_);  // it may be connecting
+  if (device_work_) {
+    end_on_device(cancelled);
+  } else {
+    calls_.end(self, cancelled);
+  }
+  return {};
+}
+
+bool Call::needs(std::uint32_t rank) const noexcept {
+  if (rank == rank_) return false;
+  // One whose device has ended has written all that this one waits for.
+  if (device_work_) return calls_.slots().board(rank).device_ended.load(std::memory_order_seq_cst) <= own_.sequence;
+  if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
+  return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
+}
+
+bool Call::awaits(std::uint32_t rank) const noexcept {
+  if (passing_ || device_work_ || !way_.in_chunks()) return needs(rank);
+  const auto theirs = latest_fused(calls_.slots().board(rank));
+  return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
+}
+
+void Call::begin_passing() {
+  const std::uint64_t first = calls_.next_chunk_[rank_];
+  if (way_.spread) {
+    passing_ = std::make_unique<Spread>(calls_.slots(), rank_, *way_.spread, buffers_, first);
+  } else {
+    passing_ = std::make_unique<Pass>(calls_.slots(), rank_, way_.chunks, buffers_, first);
+  }
+}
+
+bool Call::prefers_library(std::uint32_t ways) const noexcept {
+  if ((ways & by_native) == 0) return false;
+  return (ways & by_mapped) == 0 || own_.bytes > library_tuning.beside_mapped;
+}
+
+bool Call::can_advance_on_device(std::uint32_t ways) const noexcept {
+  return prefers_library(ways) ? calls_.natives_.can_connect(rank_, own_.sequence) : calls_.devices_.can_map(rank_);
+}
+
+bool Call::advance_on_device(std::uint32_t ways) {
+  if (prefers_library(ways)) return advance_by_library();
+  const auto self = std::static_pointer_cast<Call>(shared_from_this());
+  mapped::Devices& devices = calls_.devices_;
+  const bool moves = devices.can_map(rank_);
+  const auto mapping = devices.map(rank_);
+  if (moves) calls_.wake_others();
+  if (mapping == mapped::Devices::Mapping::awaited) return false;
+  if (mapping == mapped::Devices::Mapping::refused) {
+    calls_.end(self, Status(Code::unsupported, "a device does not map the memory of another one"));
+    return true;
+  }
+  begin_on_device(devices.start(rank_, *way_.on_device, buffers_));
+  return true;
+}
+
+bool Call::advance_by_library() {
+  using Connection = native::Ranks::Connection;
+  const auto self = std::static_pointer_cast<Call>(shared_from_this());
+  native::Ranks& natives = calls_.natives_;
+  const bool moves = natives.can_connect(rank_, own_.sequence);
+  const Connection connection = natives.connect(rank_, own_.sequence);
+  if (moves) calls_.wake_others();
+  if (connection == Connection::awaited) return false;
+  if (connection == Connection::refused) {
+    calls_.end(self, Status(Code::unsupported, "the vendor's library does not connect the ranks"));
+    return true;
+  }
+  by_library_ = true;
+  begin_on_device(natives.start(rank_, *way_.by_library, buffers_.after));
+  return true;
+}
+
+void Call::begin_on_device(std::shared_ptr<WorkState> work) {
+  device_work_ = std::move(work);
+  if (device_work_->done()) return device_ended(device_work_->status());
+  device_work_->on_complete_locked(
+      [self = std::static_pointer_cast<Call>(shared_from_this())](const Status& status) { self->device_ended(status); });
+}
+
+void Call::device_ended(const Status& status) {
+  // "Unsupported" would send this rank alone to messages.
+  if (outcome_.ok()) outcome_ = status.code() == Code::unsupported ? Status(Code::device, std::string(status.message())) : status;
+  if (outcome_.ok()) {
+    calls_.slots().board(rank_).device_ended.store(own_.sequence + 1, std::memory_order_seq_cst);
+    calls_.group_.context().counters().add(by_library_ ? "native.count" : "mapped.count", 1);
+  }
+  calls_.end(std::static_pointer_cast<Call>(shared_from_this()), outcome_);
+}
+
+void Call::end_on_device(const Status& status) {
+  if (outcome_.ok()) outcome_ = status;
+  if (by_library_) {
+    calls_.natives_.abort(rank_);
+  } else {
+    calls_.devices_.end_kernels(rank_);
+  }
+}
+
+}  // namespace hmc::fused

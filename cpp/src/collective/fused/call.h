@@ -1,0 +1,59 @@
+// Call: one rank's share in a fused call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "collective/fused/announcements.h"
+#include "collective/fused/one_shot.h"
+#include "collective/fused/passing.h"
+#include "progress/work_state.h"
+
+namespace hmc::fused {
+
+class Calls;
+
+// Ends with ok; unsupported: nothing was done, and every rank is to use messages; closed: another
+// rank gave up, and the collective's reason is on its way; cancelled.
+class Call final : public WorkState {
+ public:
+  // `own`: what the rank announces.
+  Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers);
+
+  // ---- engine lock held ----
+  Status cancel_locked() override;  // at once: nothing of it is written afterwards
+  // Whether it cannot end without `rank`.
+  [[nodiscard]] bool needs(std::uint32_t rank) const noexcept;
+  // Whether it is `rank` whose doing is missing now.
+  [[nodiscard]] bool awaits(std::uint32_t rank) const noexcept;
+
+ private:
+  friend class Calls;
+  // What every rank has announced, in chunks.
+  void begin_passing();
+  // What every rank has announced for its device, by `ways` that all are able to. True if anything moved.
+  bool advance_on_device(std::uint32_t ways);
+  // Whether advance_on_device() would.
+  [[nodiscard]] bool can_advance_on_device(std::uint32_t ways) const noexcept;
+  // The vendor's library carries it out rather than a kernel over mapped memory.
+  [[nodiscard]] bool prefers_library(std::uint32_t ways) const noexcept;
+  bool advance_by_library();
+  void begin_on_device(std::shared_ptr<WorkState> work);
+  void device_ended(const Status& status);
+  // What its device does ends soon, and the call with that status.
+  void end_on_device(const Status& status);
+
+  Calls& calls_;
+  const std::uint32_t rank_;
+  const Announced own_;
+  const Way way_;
+  const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
+  bool announced_ = false;
+  std::uint64_t number_ = 0;           // once announced, of a one-shot call
+  std::unique_ptr<Passing> passing_;        // once every rank has announced the call, unless it is a one-shot call
+  std::shared_ptr<WorkState> device_work_;  // likewise, where the ranks' devices carry it out
+  bool by_library_ = false;                 // that is the vendor's library's
+  Status outcome_;                          // of a call that has failed while the device carries it out
+};
+
+}  // namespace hmc::fused
