@@ -33,7 +33,7 @@ Status Call::cancel_locked() {
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
   const Status cancelled(Code::cancelled, "cancelled");
   calls_.give_up(rank_, own_.sequence);
-  if (way_.by_library && !device_work_) calls_.natives_.abort(rank_);  // it may be connecting
+  if (by_library_ && !device_work_) calls_.natives_.abort(rank_);  // it connects
   if (device_work_) {
     end_on_device(cancelled);
   } else {
@@ -45,12 +45,13 @@ Status Call::cancel_locked() {
 bool Call::needs(std::uint32_t rank) const noexcept {
   if (rank == rank_) return false;
   // One whose device has ended has written all that this one waits for.
-  if (device_work_) return calls_.slots().board(rank).device_ended.load(std::memory_order_seq_cst) <= own_.sequence;
+  if (on_device_) return calls_.slots().board(rank).device_ended.load(std::memory_order_seq_cst) <= own_.sequence;
   if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
   return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
 }
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
+  if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.awaits(rank, own_.sequence);
   if (passing_ || device_work_ || !way_.in_chunks()) return needs(rank);
   const auto theirs = latest_fused(calls_.slots().board(rank));
   return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
@@ -75,6 +76,7 @@ bool Call::can_advance_on_device(std::uint32_t ways) const noexcept {
 }
 
 bool Call::advance_on_device(std::uint32_t ways) {
+  on_device_ = true;
   if (prefers_library(ways)) return advance_by_library();
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
   mapped::Devices& devices = calls_.devices_;
@@ -92,6 +94,7 @@ bool Call::advance_on_device(std::uint32_t ways) {
 
 bool Call::advance_by_library() {
   using Connection = native::Ranks::Connection;
+  by_library_ = true;
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
   native::Ranks& natives = calls_.natives_;
   const bool moves = natives.can_connect(rank_, own_.sequence);
@@ -102,7 +105,6 @@ bool Call::advance_by_library() {
     calls_.end(self, Status(Code::unsupported, "the vendor's library does not connect the ranks"));
     return true;
   }
-  by_library_ = true;
   begin_on_device(natives.start(rank_, *way_.by_library, buffers_.after));
   return true;
 }

@@ -52,7 +52,8 @@ class Call final : public WorkState {
   std::uint64_t number_ = 0;           // once announced, of a one-shot call
   std::unique_ptr<Passing> passing_;        // once every rank has announced the call, unless it is a one-shot call
   std::shared_ptr<WorkState> device_work_;  // likewise, where the ranks' devices carry it out
-  bool by_library_ = false;                 // that is the vendor's library's
+  bool on_device_ = false;                  // they do, or get ready to
+  bool by_library_ = false;                 // the vendor's library does, or is to
   Status outcome_;                          // of a call that has failed while the device carries it out
 };
 

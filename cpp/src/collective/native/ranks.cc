@@ -174,8 +174,9 @@ Ranks::Connection Ranks::connect(std::uint32_t rank, std::uint64_t sequence) {
   if (standing(rank) == Standing::offered && (rank == 0 || id_is_there())) begin_to_connect(rank);
   for (std::uint32_t r = 0; r < group_.size(); ++r) {
     if (standing(r) != Standing::refused) continue;
+    const Status fits = check_offers();
     const std::scoped_lock lock(mutex_);
-    if (refused_.ok()) refused_ = Status(Code::unsupported, group_.describe(r) + " did not connect");
+    if (refused_.ok()) refused_ = fits.ok() ? Status(Code::unsupported, group_.describe(r) + " did not connect") : fits;
     return Connection::refused;
   }
   if (!all_stand(Standing::connected)) return Connection::awaited;
@@ -185,6 +186,10 @@ Ranks::Connection Ranks::connect(std::uint32_t rank, std::uint64_t sequence) {
     if (board(r).agreed.load(std::memory_order_seq_cst) <= sequence) return Connection::awaited;
   }
   return Connection::done;
+}
+
+bool Ranks::awaits(std::uint32_t other, std::uint64_t sequence) const noexcept {
+  return standing(other) != Standing::connected || board(other).agreed.load(std::memory_order_seq_cst) <= sequence;
 }
 
 bool Ranks::can_connect(std::uint32_t rank, std::uint64_t sequence) const noexcept {

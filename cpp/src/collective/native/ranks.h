@@ -56,6 +56,8 @@ class Ranks {
   // All ranks have announced the call with that sequence for the library. Takes the next step toward it.
   enum class Connection : std::uint8_t { done, awaited, refused };
   Connection connect(std::uint32_t rank, std::uint64_t sequence);
+  // Whether connect() waits for what `other` has not done yet.
+  [[nodiscard]] bool awaits(std::uint32_t other, std::uint64_t sequence) const noexcept;
   // Whether connect() would do or say something else than before.
   [[nodiscard]] bool can_connect(std::uint32_t rank, std::uint64_t sequence) const noexcept;
   // Ends when the device has carried it out, or once nothing of it runs any more.
