@@ -122,5 +122,181 @@ TEST(NativeCalls, EverySize) {
   }
 }
 
+// ---- which calls go by the library without having named it ----
+
+TEST(NativeCalls, TheMappedKernelComesFirstWhereThereIsOne) {
+  with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    testing::wait_until_ready(me.device(), DataType::f32, 2);
+    testing::wait_until_mapped(me, {DataType::f32});
+    HMC_ASSERT_OK(world.barrier(soon()));
+    testing::check_all_reduce(me, sum_of_f32, 100'000, true, 0);
+    EXPECT_EQ(library_calls(world), 0U);
+    const OnDevice in(me.device(), Bytes(3001)), out(me.device(), Bytes(6002));
+    HMC_ASSERT_OK(me.all_gather(out.view(), in.view(), soon()));
+    HMC_ASSERT_OK(me.broadcast(in.view(), 1, soon()));
+    EXPECT_EQ(library_calls(world), 2U);
+    HMC_ASSERT_OK(me.all_gather({out.view().data, 0, me.device()}, {in.view().data, 0, me.device()}, soon()));
+    EXPECT_EQ(library_calls(world), 2U) << "an empty call takes no device";
+
+    EXPECT_EQ(world.plan("all_reduce", 256 << 20)->algorithm, "one kernel over mapped memory");
+    const CollectivePlan plan = *world.plan("all_reduce", (256 << 20) + 4);
+    EXPECT_EQ(plan.algorithm, vendors_library);
+    EXPECT_NE(plan.reason.find("NCCL 2.27.3 (simulated) spans all ranks"), std::string::npos) << plan.reason;
+    EXPECT_EQ(plan.runner_up->algorithm, "one kernel over mapped memory");
+    EXPECT_EQ(world.plan("all_gather", 2000)->algorithm, vendors_library);
+    EXPECT_EQ(world.plan("broadcast", 2000)->algorithm, vendors_library);
+    for (const char* other : {"all_to_all", "gather", "scatter"}) EXPECT_NE(world.plan(other, 2000)->algorithm, vendors_library) << other;
+    for (const auto& options : {PlanOptions{.type = DataType::i16}, PlanOptions{.exact = true}}) {
+      const CollectivePlan without = *world.plan("all_reduce", 512 << 20, options);
+      EXPECT_NE(without.algorithm, vendors_library);
+    }
+  });
+}
+
+// The first call finds that nothing is mapped.
+TEST(NativeCalls, WithoutPeerAccessTheLibraryDoesAll) {
+  const testing::Environment environment(std::map<std::string, std::string>{{"HMC_SIM_PEERS", "0"}});
+  with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    for (const std::size_t count : {std::size_t{10}, std::size_t{300'000}, std::size_t{5}, std::size_t{1}})
+      testing::check_all_reduce(me, sum_of_f32, count, true, 0);
+    EXPECT_GE(library_calls(world), 3U);
+  });
+}
+
+TEST(NativeCalls, OthersDoNotGoByIt) {
+  with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    const auto rank = static_cast<std::size_t>(me.rank());
+    const OnDevice in(me.device(), input(DataType::f32, 100, rank)), out(me.device(), Bytes(400));
+    // min and max of floating types would lose NaNs, exact sums are rounded once.
+    for (const Reduction& reduction : {Reduction{DataType::f32, ReduceOp::min}, Reduction{DataType::i32, ReduceOp::avg},
+                                       Reduction{DataType::i16, ReduceOp::sum}, Reduction{DataType::f32, ReduceOp::premul_sum, 3}}) {
+      const Status status = me.all_reduce(out.view(), in.view(), reduction, soon(), vendors_library);
+      EXPECT_EQ(status.code(), Code::unsupported) << status.str();
+    }
+    const std::vector<std::uint64_t> counts{300, 100}, displacements{0, 300};
+    const OnDevice mine(me.device(), input(DataType::u8, counts[rank], rank));
+    const Status uneven = me.all_gather_v(out.view(), {counts, displacements}, mine.view(), soon(), vendors_library);
+    EXPECT_EQ(uneven.code(), Code::unsupported) << uneven.str();
+    HMC_ASSERT_OK(me.all_gather_v(out.view(), {counts, displacements}, mine.view(), soon()));
+    Bytes all = input(DataType::u8, 300, 0);
+    const Bytes second = input(DataType::u8, 100, 1);
+    all.insert(all.end(), second.begin(), second.end());
+    EXPECT_TRUE(out.read() == all);
+    EXPECT_EQ(library_calls(world), 0U);
+  });
+}
+
+// ---- in flight together ----
+
+// A root may be done with a call before the others have begun it.
+TEST(NativeCalls, ManyOfSeveralKinds) {
+  with_library({"cuda:2", "cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    constexpr std::size_t rounds = 40, bytes = 4004;
+    const auto rank = static_cast<std::size_t>(me.rank());
+    for (const bool at_once : {false, true}) {
+      std::vector<OnDevice> spread, summed;
+      std::vector<Work> works;
+      for (std::size_t i = 0; i < rounds; ++i) {
+        spread.emplace_back(me.device(), input(DataType::u8, bytes * (1 + i % 3), rank + 10 * i));
+        summed.emplace_back(me.device(), input(DataType::f32, 1000, rank));
+      }
+      for (std::size_t i = 0; i < rounds; ++i) {
+        works.push_back(*me.ibroadcast(spread[i].view(), static_cast<int>(i % 3), vendors_library));
+        if (!at_once) HMC_ASSERT_OK(works.back().wait(soon()));
+        if (i % 4 != 0) continue;
+        works.push_back(*me.iall_reduce(summed[i].view(), summed[i].view(), sum_of_f32));
+        if (!at_once) HMC_ASSERT_OK(works.back().wait(soon()));
+      }
+      HMC_ASSERT_OK(wait_all(works, soon()));
+      for (std::size_t i = 0; i < rounds; ++i) {
+        ASSERT_TRUE(spread[i].read() == input(DataType::u8, bytes * (1 + i % 3), i % 3 + 10 * i)) << i;
+        ASSERT_TRUE(i % 4 != 0 || summed[i].read() == expected(sum_of_f32, 1000, 3)) << i;
+      }
+    }
+    EXPECT_GE(library_calls(world), 2 * rounds);
+  });
+}
+
+// Two groups of the same devices, whose ranks call them in opposite orders.
+TEST(NativeCalls, TwoGroupsAtATime) {
+  with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    const std::vector<int> colors{0}, keys{1 - me.rank()};
+    const auto second = world.split(colors, keys, soon());
+    ASSERT_TRUE(second.ok()) << second.status().str();
+    const Member other = *second->self();
+    ASSERT_EQ(other.rank(), 1 - me.rank());
+    for (const std::size_t count : {std::size_t{100}, std::size_t{900'000}}) {
+      const OnDevice a(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
+      const OnDevice b(me.device(), input(DataType::f32, count, static_cast<std::size_t>(other.rank())));
+      std::vector<Work> works;
+      const auto one = [&] { works.push_back(*me.iall_reduce(a.view(), a.view(), sum_of_f32, vendors_library)); };
+      const auto two = [&] { works.push_back(*other.iall_reduce(b.view(), b.view(), sum_of_f32, vendors_library)); };
+      me.rank() == 0 ? one() : two();
+      me.rank() == 0 ? two() : one();
+      HMC_ASSERT_OK(wait_all(works, soon()));
+      ASSERT_TRUE(a.read() == expected(sum_of_f32, count, 2));
+      ASSERT_TRUE(b.read() == expected(sum_of_f32, count, 2));
+    }
+    EXPECT_EQ(library_calls(world), 4U);
+    HMC_EXPECT_OK(second->close(soon()));
+  });
+}
+
+// The library's work comes after what is queued on the caller's stream.
+TEST(NativeCalls, ComesAfterTheCallersStream) {
+  with_library({"rocm:0", "rocm:1"}, [](const Member& me, const Communicator& world) {
+    HMC_ASSERT_OK(world.barrier(soon()));
+    void* const library = dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD);
+    const auto call = [&](const char* name) {
+      void* const found = dlsym(library, name);
+      EXPECT_NE(found, nullptr) << name;
+      return found;
+    };
+    const Bytes mine = input(DataType::f32, 50'000, static_cast<std::size_t>(me.rank()));
+    const OnDevice memory(me.device(), Bytes(mine.size(), std::byte{0x11}));
+    void* stream = nullptr;
+    ASSERT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(me.device().index()), 0);
+    ASSERT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
+    const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+    ASSERT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
+    const auto copy = reinterpret_cast<int (*)(void*, const void*, std::size_t, int, void*)>(call("hipMemcpyAsync"));
+    ASSERT_EQ(copy(memory.view().data, mine.data(), mine.size(), 1, stream), 0);
+    MemoryView view = memory.view();
+    view.stream = reinterpret_cast<StreamHandle>(stream);
+    const Work work = *me.iall_reduce(view, view, sum_of_f32, vendors_library);
+    EXPECT_FALSE(work.done());
+    HMC_ASSERT_OK(work.wait(soon()));
+    ASSERT_TRUE(memory.read() == expected(sum_of_f32, 50'000, 2));
+    EXPECT_EQ(library_calls(world), 1U);
+  });
+}
+
+// Three Members of two processes: the library connects those of one process as it does others.
+TEST(NativeCalls, SeveralMembersOfAProcess) {
+  const testing::Environment libraries(testing::simulated_libraries());
+  testing::run_job(2, [&](const testing::Process& process) {
+    testing::simulate_vendors();
+    InitOptions options = process.options();
+    options.devices = process.rank == 0 ? std::vector<Device>{*Device::parse("cuda:0"), *Device::parse("cuda:2")}
+                                        : std::vector<Device>{*Device::parse("cuda:1")};
+    const Communicator world = process.init(options);
+    ASSERT_TRUE(world.valid());
+    ASSERT_EQ(world.size(), 3);
+    for (const std::size_t count : {std::size_t{1}, std::size_t{70'001}}) {
+      std::vector<OnDevice> memory;
+      std::vector<MemberBuffers> calls;
+      memory.reserve(2);
+      for (const Member& me : world.local()) {
+        memory.emplace_back(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
+        calls.push_back({me, memory.back().view(), memory.back().view()});
+      }
+      HMC_ASSERT_OK(world.all_reduce(calls, sum_of_f32, soon(), vendors_library));
+      for (const OnDevice& each : memory) ASSERT_TRUE(each.read() == expected(sum_of_f32, count, 3));
+    }
+    EXPECT_EQ(library_calls(world), 2 * world.local().size());
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
 }  // namespace
 }  // namespace hmc
