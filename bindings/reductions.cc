@@ -101,8 +101,8 @@ Reduction reduction_for(const py::object& out, const py::object& inp, const std:
 constexpr const char* all_reduce_doc =
     "all_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, timeout=None, exact=False, algorithm=None)\n--\n\n"
     "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
-    "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every "
-    "rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of "
+    "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Every rank gets the same bits. exact: of sum, "
+    "avg and premul_sum; each sum is rounded once, so it does not depend on the order of "
     "the "
     "ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several "
     "local Members: {member: (out, inp)} or {member: array}. "

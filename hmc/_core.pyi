@@ -817,7 +817,7 @@ class Member:
         algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
         self,
@@ -1695,7 +1695,7 @@ class Communicator:
         algorithm: str | None = None,
     ) -> None:
         """
-        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Each element is reduced in rank order: every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
+        Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, bxor, or premul_sum, which multiplies by factor before (alike on every rank). Every rank gets the same bits. exact: of sum, avg and premul_sum; each sum is rounded once, so it does not depend on the order of the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several local Members: {member: (out, inp)} or {member: array}. Collective.
         """
     def iall_reduce(
         self,

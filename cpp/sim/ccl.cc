@@ -1,9 +1,9 @@
-// A simulated collective library with NCCL's ABI, in the library of the vendor whose devices it serves: as NCCL it queues its work on
-// the vendor's streams, waits there for the other ranks, and ends early only when the communicator is aborted.
+// A simulated collective library with NCCL's ABI, in the library of the vendor whose devices it serves: as NCCL it queues its work
+// on the vendor's streams, waits there for the other ranks, and ends early only when the communicator is aborted.
 //
 // Injected errors (faults.cc) of an entry point are what it returns, but for 7 (in progress): then it does not return before the
-// communicator is aborted, and ncclCommInitRank never. Of "ncclKernel", which is no entry point but what runs on the stream: it hangs,
-// and ncclCommGetAsyncError gives the code unless that is 7.
+// communicator is aborted, and ncclCommInitRank never. Of "ncclKernel", which is no entry point but what runs on the stream: it
+// hangs, and ncclCommGetAsyncError gives the code unless that is 7.
 #include <unistd.h>
 
 #include <algorithm>
@@ -187,8 +187,8 @@ bool take(Comm* comm) {
 }  // namespace
 }  // namespace hmc::sim
 
-using hmc::sim::Comm;
 using hmc::sim::CclGroup;
+using hmc::sim::Comm;
 using hmc::sim::fail;
 using hmc::sim::GroupId;
 using hmc::sim::Shape;
@@ -215,7 +215,8 @@ HMC_SIM_EXPORT int ncclCommInitRank(Comm** comm, int ranks, GroupId id, int rank
   if (comm == nullptr || rank < 0 || HMC_SIM_CCL_DEVICE(&made->device) != 0)
     return fail(sim::invalid_argument, "ncclCommInitRank: no current device, or no such rank");
   made->rank = static_cast<std::uint32_t>(rank);
-  const auto joined = CclGroup::join(id, made->rank, static_cast<std::uint32_t>(ranks), sim::device_pci_bus(made->device), made->group);
+  const auto joined =
+      CclGroup::join(id, made->rank, static_cast<std::uint32_t>(ranks), sim::device_pci_bus(made->device), made->group);
   if (joined == CclGroup::Joined::invalid) return fail(sim::invalid_argument, "ncclCommInitRank: no such communicator");
   if (joined == CclGroup::Joined::duplicate_device) return fail(sim::invalid_usage, "ncclCommInitRank: two ranks have one device");
   const std::lock_guard lock(sim::comms().mutex);
@@ -246,8 +247,13 @@ HMC_SIM_EXPORT int ncclCommGetAsyncError(Comm* comm, int* code) {
 }
 
 HMC_SIM_EXPORT const char* ncclGetErrorString(int code) {
-  constexpr std::array texts{"no error",         "unhandled device error", "unhandled system error", "internal error",
-                             "invalid argument", "invalid usage",          "remote process exited or there was a network error",
+  constexpr std::array texts{"no error",
+                             "unhandled device error",
+                             "unhandled system error",
+                             "internal error",
+                             "invalid argument",
+                             "invalid usage",
+                             "remote process exited or there was a network error",
                              "operation in progress"};
   return code >= 0 && code < static_cast<int>(texts.size()) ? texts[static_cast<std::size_t>(code)] : "unknown result code";
 }
@@ -258,7 +264,8 @@ HMC_SIM_EXPORT int ncclAllReduce(const void* input, void* output, std::size_t co
   return sim::queue(__func__, comm, {Shape::all_reduce, input, output, count, type, op, 0}, stream);
 }
 
-HMC_SIM_EXPORT int ncclReduceScatter(const void* input, void* output, std::size_t count, int type, int op, Comm* comm, void* stream) {
+HMC_SIM_EXPORT int ncclReduceScatter(const void* input, void* output, std::size_t count, int type, int op, Comm* comm,
+                                     void* stream) {
   return sim::queue(__func__, comm, {Shape::reduce_scatter, input, output, count, type, op, 0}, stream);
 }
 

@@ -24,7 +24,8 @@ class CclGroup {
   static bool make_id(GroupId& id);
   // Waits for all ranks. invalid: there is no such group, or no such rank in it.
   enum class Joined { yes, invalid, duplicate_device };
-  static Joined join(const GroupId& id, std::uint32_t rank, std::uint32_t ranks, unsigned pci_bus, std::unique_ptr<CclGroup>& group);
+  static Joined join(const GroupId& id, std::uint32_t rank, std::uint32_t ranks, unsigned pci_bus,
+                     std::unique_ptr<CclGroup>& group);
   CclGroup(const CclGroup&) = delete;
   CclGroup& operator=(const CclGroup&) = delete;
   ~CclGroup();

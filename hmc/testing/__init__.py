@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["VENDORS", "environment", "library"]
+__all__ = ["LIBRARIES", "VENDORS", "environment", "library"]
 
 #: Vendors that can be simulated, by HMC's names, and the variable that names each one's library.
 VENDORS = {
@@ -21,6 +21,9 @@ VENDORS = {
     "mlu": "HMC_MLU_LIBRARY",
     "musa": "HMC_MUSA_LIBRARY",
 }
+
+#: Those whose collective library is simulated as well, in the same file, and the variable that names it.
+LIBRARIES = {"cuda": "HMC_NCCL_LIBRARY", "rocm": "HMC_RCCL_LIBRARY"}
 
 
 def library(vendor: str) -> str:
@@ -38,10 +41,12 @@ def library(vendor: str) -> str:
     return str(path)
 
 
-def environment(*vendors: str, devices: int = 2) -> dict[str, str]:
+def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dict[str, str]:
     """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
 
-    ``devices`` is their number per vendor. Set them before the process first asks HMC for a device, best before it starts.
+    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL) carry out collectives,
+    else none does. Set them before the process first asks HMC for a device, best before it starts.
     """
     chosen = vendors or tuple(VENDORS)
-    return {**{VENDORS[vendor]: library(vendor) for vendor in chosen}, "HMC_SIM_DEVICES": str(devices)}
+    collective = {LIBRARIES[each]: library(each) if libraries else "off" for each in chosen if each in LIBRARIES}
+    return {**{VENDORS[each]: library(each) for each in chosen}, **collective, "HMC_SIM_DEVICES": str(devices)}

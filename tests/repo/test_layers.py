@@ -12,9 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "cpp" / "src"
 LAYERS = ["base", "device", "memory", "progress", "control", "transport", "comm", "layout", "native", "collective"]
 # control and transport stand side by side, and layout and native: neither sees the other.
-RANK = {
-    "base": 0, "device": 1, "memory": 2, "progress": 3, "control": 4, "transport": 4, "comm": 5, "layout": 6, "native": 6, "collective": 7
-}  # fmt: skip
+ABREAST = (("control", "transport"), ("layout", "native"))
+RANK = {layer: min(LAYERS.index(each) for pair in [(layer,), *ABREAST] if layer in pair for each in pair) for layer in LAYERS}
 INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 

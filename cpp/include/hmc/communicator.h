@@ -109,8 +109,8 @@ class HMC_API Member {
   [[nodiscard]] Result<Work> iall_to_all_v(const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                                            const Layout& in_layout) const;
 
-  // Reductions. Each element is reduced once, from all ranks in rank order: the result has the same bits on every rank and in every
-  // run (hmc/reduce.h has the arithmetic). `out` may be `in`. Device memory is reduced by the CPU, in host memory.
+  // Reductions. The result has the same bits on every rank and in every run (hmc/reduce.h has the arithmetic). `out` may be `in`.
+  // Memory of devices that cannot reduce is reduced by the CPU, in host memory.
   // Errors besides those above: invalid_argument (sizes, also no whole number of elements; an operation that the type does not
   // have; on every rank: another type, operation, size or root than another rank's, in all but 1 of 256 cases of sizes and roots).
   // `in` of every rank to `out` of every rank; both have the same size.

@@ -45,7 +45,8 @@ enum class ReduceOp : std::uint8_t {
 };
 inline constexpr std::size_t reduce_ops = 9;
 
-// Results are those of the same loop over NumPy scalars, in rank order:
+// Results are those of the same loop over NumPy scalars, in rank order, but for floating sums, averages and products between
+// islands and by a vendor's library, which have an order of their own (docs/explanation/collectives.md):
 // - f64 and f32 round after each operation. Narrower floating types are added up in f32 and rounded once, to nearest even.
 //   A result beyond the largest number is an infinity, or NaN where the type has none.
 // - Integers wrap around. `avg` of integers divides the wrapped sum and rounds toward zero.

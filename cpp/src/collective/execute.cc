@@ -19,10 +19,10 @@ Status shared_memory_refused(std::uint32_t call) {
 }
 Status library_refused(Group& group, std::uint32_t call) {
   const Status why = group.fused().natives().obstacle();
-  return {Code::unsupported,
-          describe_call(call) + ": a rank does not load the library, or passed CPU memory, memory that is not aligned to its "
-                                "elements, uneven blocks, or a type or operation that the library does not have" +
-              (why.ok() ? "" : " (" + why.str() + ")") + "; name no algorithm"};
+  return {Code::unsupported, describe_call(call) +
+                                 ": a rank does not load the library, or passed CPU memory, memory that is not aligned to its "
+                                 "elements, uneven blocks, or a type or operation that the library does not have" +
+                                 (why.ok() ? "" : " (" + why.str() + ")") + "; name no algorithm"};
 }
 
 }  // namespace
@@ -142,7 +142,8 @@ void CollectiveWork::on_fused(const Status& status) {
   } else if (status.code() == Code::unsupported && !failing_) {
     if (is_shared(algorithm_of(call_))) {
       const bool library = algorithm_of(call_) == Algorithm::native;
-      outcome_ = library ? library_refused(*group_, call_) : shared_memory_refused(call_);  // on every rank alike, so the Communicator stays usable
+      outcome_ = library ? library_refused(*group_, call_)
+                         : shared_memory_refused(call_);  // on every rank alike, so the Communicator stays usable
       run_.skip();
     } else {
       advance_soon();

@@ -72,7 +72,8 @@ Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t byt
   if (name.empty()) return Algorithm::chosen;
   const bool possible = group.fused().possible();
   return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-                         {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(),
+                         {.cpu = possible,
+                          .devices = possible && group.fused().devices().may_be_named(),
                           .library = may_use_library(group, Algorithm::chosen)});
 }
 

@@ -224,7 +224,8 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
   plan.bytes = call.bytes;
   plan.ranks = static_cast<int>(call.size);
   plan.algorithm = std::move(taken.choice.text);
-  plan.reason = std::move(taken.choice.reason) + (taken.choice.algorithm == Algorithm::native ? "" : who_reduces(call, group)) + exactness_text(call, group.cost);
+  plan.reason = std::move(taken.choice.reason) + (taken.choice.algorithm == Algorithm::native ? "" : who_reduces(call, group)) +
+                exactness_text(call, group.cost);
   if (!group.no_library.empty() && call.size > 1 && !name_of(call.kind, Algorithm::native).empty())
     plan.reason += " " + group.no_library;
   plan.algorithms = algorithm_names(call, sharing);

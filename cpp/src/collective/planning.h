@@ -26,12 +26,12 @@ struct PlannedSchedules {
 // What the ranks of a group are, as far as their Schedules depend on it, and what it costs.
 struct PlannedGroup {
   CostModel cost;
-  std::vector<bool> on_host;                                            // by rank: its buffers are CPU memory
-  std::vector<bool> staged = {};                                        // by rank: the CPU reduces its device memory
-  bool may_fuse = false;                                                // reductions of CPU memory, over shared memory
-  bool may_map = false;                                                 // those of device memory, over mapped memory
-  std::string library = {};                                             // "NCCL 2.27.3": may carry calls out; empty: none may
-  std::string no_library = {};                                          // why it does not, as a sentence; empty: it does, or no matter
+  std::vector<bool> on_host;      // by rank: its buffers are CPU memory
+  std::vector<bool> staged = {};  // by rank: the CPU reduces its device memory
+  bool may_fuse = false;          // reductions of CPU memory, over shared memory
+  bool may_map = false;           // those of device memory, over mapped memory
+  std::string library = {};       // "NCCL 2.27.3": may carry calls out; empty: none may
+  std::string no_library = {};    // why it does not, as a sentence; empty: it does, or no matter
   std::function<std::string(std::uint32_t, std::uint32_t)> basis = {};  // of a link's figures
   std::string figures = {};                                             // CollectivePlan::figures
 };

@@ -25,7 +25,8 @@ std::string version_text(int version) {
 
 Library* library_of(std::string_view vendor) noexcept {
   // Never destroyed, as the libraries are never unloaded.
-  static std::array<Library*, rows.size()>& all = *new std::array<Library*, rows.size()>{new Library(rows[0]), new Library(rows[1])};
+  static std::array<Library*, rows.size()>& all =
+      *new std::array<Library*, rows.size()>{new Library(rows[0]), new Library(rows[1])};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].vendor == vendor) return all[i];
   }
@@ -63,7 +64,8 @@ Status Library::open_locked() {
 #undef HMC_LOAD_REQUIRED
 #undef HMC_LOAD_OPTIONAL
   if (!missing.empty()) return {Code::unsupported, library_.path() + " has no " + missing};
-  if (const int code = calls_.version(&version_); code != nccl::success) return failure("it does not say its version", code, nullptr);
+  if (const int code = calls_.version(&version_); code != nccl::success)
+    return failure("it does not say its version", code, nullptr);
   if (version_ < nccl::oldest_version) {
     return {Code::unsupported, library_.path() + " is " + std::string(row_.name) + " " + version_text(version_) + "; it takes " +
                                    version_text(nccl::oldest_version) + " or later"};
@@ -78,7 +80,8 @@ Status Library::check_provenance() const {
   if (!info.available || info.devices.empty()) return {Code::unsupported, "there are no devices of " + std::string(row_.vendor)};
   const std::string &devices = info.devices.front().provenance, own = library_.provenance();
   if (devices == own) return {};
-  return {Code::unsupported, library_.path() + " is " + own + ", and the devices of " + std::string(row_.vendor) + " are " + devices};
+  return {Code::unsupported,
+          library_.path() + " is " + own + ", and the devices of " + std::string(row_.vendor) + " are " + devices};
 }
 
 void Library::avoid(const Status& why) {

@@ -28,8 +28,8 @@ class Library {
   explicit Library(const Row& row) noexcept : row_(row), library_(row.library) {}
 
   // Opens it unless it is open; again where the process has loaded one since. It takes a library as real as the vendor's runtime,
-  // which is opened too: no hardware's with simulated devices. Engine lock not held. Errors: unsupported, with the reason; why it is
-  // avoided.
+  // which is opened too: no hardware's with simulated devices. Engine lock not held. Errors: unsupported, with the reason; why it
+  // is avoided.
   Status open();
   // Once open() was ok.
   [[nodiscard]] const NcclFunctions& calls() const noexcept { return calls_; }

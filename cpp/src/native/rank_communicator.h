@@ -49,8 +49,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   // before `connected` is called. An error that is not a peer's makes the process avoid the library.
   void connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected);
   void connect(const UniqueId& id, std::function<void(const Status&)> connected);
-  // Once connected. `done` as for DeviceRuntime::copy, or on the thread. Errors of the library end it once nothing runs any more, and
-  // abort the communicator; so it does when abort() was called.
+  // Once connected. `done` as for DeviceRuntime::copy, or on the thread. Errors of the library end it once nothing runs any more,
+  // and abort the communicator; so it does when abort() was called.
   void start(const Call& call, Points after, Completion* done);
   // What runs ends soon, whatever it has done, and nothing else starts. Idempotent.
   void abort();
@@ -79,8 +79,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<Job> jobs_;
-  Handle handle_ = nullptr;   // once connected, until it is destroyed or aborted
-  std::uint32_t pending_ = 0;  // calls that the device carries out
+  Handle handle_ = nullptr;               // once connected, until it is destroyed or aborted
+  std::uint32_t pending_ = 0;             // calls that the device carries out
   bool closing_ = false, ended_ = false;  // of the thread
   bool calling_ = false;                  // the thread is in the library, with handle_
   bool aborting_ = false, aborted_ = false;

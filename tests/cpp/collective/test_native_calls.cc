@@ -22,7 +22,8 @@ std::vector<Reduction> library_reductions() {
   for (std::size_t type = 0; type < data_types; ++type) {
     for (std::size_t op = 0; op < reduce_ops; ++op) {
       const Reduction each{static_cast<DataType>(type), static_cast<ReduceOp>(op)};
-      if (check_reduction(each).ok() && native::type_number(each.type) && native::op_number(each.op, each.type)) all.push_back(each);
+      if (check_reduction(each).ok() && native::type_number(each.type) && native::op_number(each.op, each.type))
+        all.push_back(each);
     }
   }
   return all;
@@ -112,7 +113,8 @@ TEST(NativeCalls, EverySize) {
   for (const Devices& devices : {Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}}) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
-      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{70'001}, std::size_t{1'000'003}}) {
+      for (const std::size_t count :
+           {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{70'001}, std::size_t{1'000'003}}) {
         check_reductions(me, sum_of_f32, count);
         check_spreads(me, count);
         calls += 6 + 2 * static_cast<std::uint64_t>(me.size());
@@ -145,7 +147,8 @@ TEST(NativeCalls, TheMappedKernelComesFirstWhereThereIsOne) {
     EXPECT_EQ(plan.runner_up->algorithm, "one kernel over mapped memory");
     EXPECT_EQ(world.plan("all_gather", 2000)->algorithm, vendors_library);
     EXPECT_EQ(world.plan("broadcast", 2000)->algorithm, vendors_library);
-    for (const char* other : {"all_to_all", "gather", "scatter"}) EXPECT_NE(world.plan(other, 2000)->algorithm, vendors_library) << other;
+    for (const char* other : {"all_to_all", "gather", "scatter"})
+      EXPECT_NE(world.plan(other, 2000)->algorithm, vendors_library) << other;
     for (const auto& options : {PlanOptions{.type = DataType::i16}, PlanOptions{.exact = true}}) {
       const CollectivePlan without = *world.plan("all_reduce", 512 << 20, options);
       EXPECT_NE(without.algorithm, vendors_library);
@@ -168,8 +171,9 @@ TEST(NativeCalls, OthersDoNotGoByIt) {
     const auto rank = static_cast<std::size_t>(me.rank());
     const OnDevice in(me.device(), input(DataType::f32, 100, rank)), out(me.device(), Bytes(400));
     // min and max of floating types would lose NaNs, exact sums are rounded once.
-    for (const Reduction& reduction : {Reduction{DataType::f32, ReduceOp::min}, Reduction{DataType::i32, ReduceOp::avg},
-                                       Reduction{DataType::i16, ReduceOp::sum}, Reduction{DataType::f32, ReduceOp::premul_sum, 3}}) {
+    for (const Reduction& reduction :
+         {Reduction{DataType::f32, ReduceOp::min}, Reduction{DataType::i32, ReduceOp::avg}, Reduction{DataType::i16, ReduceOp::sum},
+          Reduction{DataType::f32, ReduceOp::premul_sum, 3}}) {
       const Status status = me.all_reduce(out.view(), in.view(), reduction, soon(), vendors_library);
       EXPECT_EQ(status.code(), Code::unsupported) << status.str();
     }

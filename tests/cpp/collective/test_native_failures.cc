@@ -142,7 +142,8 @@ TEST(NativeFailures, AnotherCallIsNamedOnBothSides) {
 }
 
 // `what` of the library of rank 0 hangs in an all_reduce of both ranks, or before it where they have not connected.
-void while_it_hangs(const char* what, bool connects, const std::function<void(const Member&, const Communicator&, const MemoryView&)>& body) {
+void while_it_hangs(const char* what, bool connects,
+                    const std::function<void(const Member&, const Communicator&, const MemoryView&)>& body) {
   with_library(
       two,
       [&](const Member& me, const Communicator& world) {

@@ -1,8 +1,8 @@
 // Calls: the fused calls of one group's local ranks, carried out in the order in which the ranks made them.
 //
 // Nothing of a call moves before every rank has announced the same one. So a rank that is in another collective is found. Where all
-// ranks pass CPU memory it goes through shared memory. Where all pass device memory the devices carry it out, by a kernel over memory
-// that they map or by their vendor's library. Else all use messages.
+// ranks pass CPU memory it goes through shared memory. Where all pass device memory the devices carry it out, by a kernel over
+// memory that they map or by their vendor's library. Else all use messages.
 #pragma once
 
 #include <cstdint>

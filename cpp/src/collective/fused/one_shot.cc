@@ -158,8 +158,7 @@ std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const An
   entry.bytes.store(own.bytes, std::memory_order_release);
   entry.call.store(own.call, std::memory_order_release);
   entry.ways.store(own.ways, std::memory_order_release);
-  if (own.ways == by_cpu && own.bytes > 0)
-    copy_input(input_at(slots, rank, number, own.bytes), way, buffers, slots.ranks());
+  if (own.ways == by_cpu && own.bytes > 0) copy_input(input_at(slots, rank, number, own.bytes), way, buffers, slots.ranks());
   entry.number.store(own.sequence + 1, std::memory_order_seq_cst);
   return number;
 }

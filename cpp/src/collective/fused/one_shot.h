@@ -55,7 +55,7 @@ struct Way {
   std::shared_ptr<const Plan> on_device = nullptr;
   std::optional<native::Call> by_library = std::nullopt;  // likewise, by the vendor's library
   bool cpu_memory = true;                                 // false: calls of CPU memory of that size go by messages
-  std::optional<SpreadPlan> spread = std::nullopt;  // of a call that hands bytes on: in place of the above, but for `bytes`
+  std::optional<SpreadPlan> spread = std::nullopt;        // of a call that hands bytes on: in place of the above, but for `bytes`
 
   [[nodiscard]] bool in_chunks() const noexcept { return spread ? !spread->in_one_shot : chunks != nullptr; }
 };

@@ -86,8 +86,7 @@ bool Ranks::prepare(std::uint32_t rank, const Device& device) {
 
 Status Ranks::offer(std::uint32_t rank, const Device& device) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
-  HMC_ASSIGN(auto communicator,
-             RankCommunicator::make(*library_, device, static_cast<int>(rank), static_cast<int>(group_.size())));
+  HMC_ASSIGN(auto communicator, RankCommunicator::make(*library_, device, static_cast<int>(rank), static_cast<int>(group_.size())));
   Bytes bytes;
   WireWriter(bytes).text(card_of(*runtime, device)).u32(static_cast<std::uint32_t>(library_->version()));
   fused::NativeOffer& offered = board(rank);
