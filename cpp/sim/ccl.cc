@@ -10,9 +10,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,9 +50,11 @@ struct Comm {
   Ticket last;  // of what was queued
 };
 
+using CommRef = std::shared_ptr<Comm>;
+
 struct Comms {
   std::mutex mutex;
-  std::set<Comm*> open;
+  std::map<const Comm*, CommRef> open;
 };
 Comms& comms() {
   static Comms& instance = *new Comms;
@@ -137,14 +139,16 @@ class Kernel {
   std::byte* output_ = nullptr;
 };
 
-bool known(const Comm* comm) {
+// Null: none, or no longer.
+CommRef find(const Comm* handle) {
   const std::lock_guard lock(comms().mutex);
-  return comms().open.contains(const_cast<Comm*>(comm));
+  const auto found = comms().open.find(handle);
+  return found == comms().open.end() ? nullptr : found->second;
 }
 
-int queue(const char* call, void* handle, const Operation& operation, void* stream) {
-  auto* const comm = static_cast<Comm*>(handle);
-  if (!known(comm)) return fail(invalid_argument, std::string(call) + ": no such communicator");
+int queue(const char* call, const Comm* handle, const Operation& operation, void* stream) {
+  const CommRef comm = find(handle);
+  if (!comm) return fail(invalid_argument, std::string(call) + ": no such communicator");
   if (const int code = injected_error(call); code == in_progress) {
     while (!comm->aborted.load()) usleep(200);
     return fail(remote_error, std::string(call) + ": the communicator was aborted");
@@ -168,20 +172,18 @@ int queue(const char* call, void* handle, const Operation& operation, void* stre
   return success;
 }
 
-// Once nothing of it runs.
-void end(Comm* comm) {
+// Returns once nothing of it runs.
+int end(const Comm* handle) {
+  const CommRef comm = find(handle);
+  if (!comm) return invalid_argument;
   Ticket last;
   {
     const std::lock_guard lock(comm->mutex);
     last = comm->last;
   }
   static_cast<void>(last.wait());
-  delete comm;
-}
-
-bool take(Comm* comm) {
   const std::lock_guard lock(comms().mutex);
-  return comms().open.erase(comm) == 1;
+  return comms().open.erase(handle) == 1 ? success : invalid_argument;
 }
 
 }  // namespace
@@ -211,7 +213,7 @@ HMC_SIM_EXPORT int ncclCommInitRank(Comm** comm, int ranks, GroupId id, int rank
   } else if (code != 0) {
     return fail(code, "ncclCommInitRank: an injected error");
   }
-  auto made = std::make_unique<Comm>();
+  auto made = std::make_shared<Comm>();
   if (comm == nullptr || rank < 0 || HMC_SIM_CCL_DEVICE(&made->device) != 0)
     return fail(sim::invalid_argument, "ncclCommInitRank: no current device, or no such rank");
   made->rank = static_cast<std::uint32_t>(rank);
@@ -220,29 +222,24 @@ HMC_SIM_EXPORT int ncclCommInitRank(Comm** comm, int ranks, GroupId id, int rank
   if (joined == CclGroup::Joined::invalid) return fail(sim::invalid_argument, "ncclCommInitRank: no such communicator");
   if (joined == CclGroup::Joined::duplicate_device) return fail(sim::invalid_usage, "ncclCommInitRank: two ranks have one device");
   const std::lock_guard lock(sim::comms().mutex);
-  *comm = made.release();
-  sim::comms().open.insert(*comm);
+  *comm = made.get();
+  sim::comms().open.emplace(*comm, made);
   return sim::success;
 }
 
-HMC_SIM_EXPORT int ncclCommDestroy(Comm* comm) {
-  if (!sim::take(comm)) return sim::invalid_argument;
-  sim::end(comm);
-  return sim::success;
-}
+HMC_SIM_EXPORT int ncclCommDestroy(Comm* comm) { return sim::end(comm); }
 
 HMC_SIM_EXPORT int ncclCommAbort(Comm* comm) {
-  if (!sim::known(comm)) return sim::invalid_argument;
-  comm->aborted.store(true);
-  usleep(2000);  // calls that block leave
-  if (!sim::take(comm)) return sim::invalid_argument;
-  sim::end(comm);
-  return sim::success;
+  const sim::CommRef found = sim::find(comm);
+  if (!found) return sim::invalid_argument;
+  found->aborted.store(true);
+  return sim::end(comm);
 }
 
 HMC_SIM_EXPORT int ncclCommGetAsyncError(Comm* comm, int* code) {
-  if (!sim::known(comm) || code == nullptr) return sim::invalid_argument;
-  *code = comm->failure.load();
+  const sim::CommRef found = sim::find(comm);
+  if (!found || code == nullptr) return sim::invalid_argument;
+  *code = found->failure.load();
   return sim::success;
 }
 

@@ -99,6 +99,7 @@ TEST(NativeCalls, EveryTypeAndOperation) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
       for (const Reduction& reduction : library_reductions()) {
+        testing::wait_until_ready(me.device(), reduction.type, static_cast<std::size_t>(me.size()));
         for (const std::size_t count : {std::size_t{1}, std::size_t{1003}}) {
           check_reductions(me, reduction, count);
           calls += 4 + static_cast<std::uint64_t>(me.size());
@@ -249,6 +250,7 @@ TEST(NativeCalls, TwoGroupsAtATime) {
 // The library's work comes after what is queued on the caller's stream.
 TEST(NativeCalls, ComesAfterTheCallersStream) {
   with_library({"rocm:0", "rocm:1"}, [](const Member& me, const Communicator& world) {
+    testing::wait_until_mapped(me, {DataType::f32});
     HMC_ASSERT_OK(world.barrier(soon()));
     void* const library = dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD);
     const auto call = [&](const char* name) {

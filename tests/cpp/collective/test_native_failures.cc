@@ -102,7 +102,7 @@ TEST(NativeFailures, OneRankWithOtherMemory) {
 }
 
 TEST(NativeFailures, TwoRanksOnOneDevice) {
-  with_library({"rocm:1", "rocm:0", "rocm:1"}, [](const Member& me, const Communicator& world) {
+  with_library({"cuda:1", "cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     check_gathered(me, 3001);
     check_gathered(me, 3001);
     EXPECT_EQ(library_calls(world), 0U);

@@ -41,7 +41,11 @@ inline std::map<std::string, std::string> simulated_libraries() {
 inline void with_library(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body,
                          bool breaks = false) {
   const Environment environment(simulated_libraries());
-  on_devices(devices, body, "", breaks);
+  const auto once_ready = [&](const Member& me, const Communicator& world) {
+    wait_until_ready(me.device(), DataType::f32, devices.size());
+    body(me, world);
+  };
+  on_devices(devices, once_ready, "", breaks);
 }
 
 inline std::uint64_t library_calls(const Communicator& world) { return world.context().counters()["native.count"]; }

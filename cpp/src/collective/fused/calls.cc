@@ -47,6 +47,12 @@ class ShortWait {
   Deadline::Clock::time_point until_ = {};
 };
 
+void count(Group& group, std::uint64_t bytes_taken) {
+  Counters& counters = group.context().counters();
+  counters.add("fused.count", 1);
+  counters.add("fused.bytes", bytes_taken);
+}
+
 // Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.
 bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < first_exact_kind; }
 
@@ -110,7 +116,7 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
     while (!theirs && wait.goes_on()) theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
     if (!theirs || theirs->call != call || theirs->bytes != way.bytes || theirs->ways != by_cpu) return AtOnce::begun;
   }
-  count(OneShots::finish(slots(), rank, begun.number, way, buffers));
+  count(group_, OneShots::finish(slots(), rank, begun.number, way, buffers));
   return AtOnce::done;
 }
 
@@ -175,7 +181,7 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     if (agreed == Agreement::reached && ways != by_cpu) {
       if (call->advance_on_device(ways)) return true;
     } else if (agreed == Agreement::reached && !call->way_.in_chunks()) {
-      count(OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
+      count(group_, OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
       end(call, {});
       return true;
     } else if (agreed == Agreement::reached) {
@@ -204,15 +210,9 @@ bool Calls::advance_passing(Call& call) {
   if (moved) wake_others();
   if (call.passing_->done()) {
     next_chunk_[call.rank_] = call.passing_->end();
-    count(call.passing_->bytes_taken());
+    count(group_, call.passing_->bytes_taken());
   }
   return moved;
-}
-
-void Calls::count(std::uint64_t bytes_taken) {
-  Counters& counters = group_.context().counters();
-  counters.add("fused.count", 1);
-  counters.add("fused.bytes", bytes_taken);
 }
 
 std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcept {

@@ -77,7 +77,6 @@ class Calls final : public Pollable {
   bool advance_passing(Call& call);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
-  void count(std::uint64_t bytes_taken);
   void end(const std::shared_ptr<Call>& call, const Status& status);
   // The first rank that it needs and that has given up.
   [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;

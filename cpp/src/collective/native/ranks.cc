@@ -114,7 +114,7 @@ Status Ranks::check_offers() const {
 void Ranks::begin_to_connect(std::uint32_t rank) {
   if (const Status fits = check_offers(); !fits.ok()) return refuse(rank, fits);
   stand(rank, Standing::connecting);
-  const auto then = [weak = group_.weak_from_this(), rank](const auto& act) {
+  const auto then = [weak = group_.weak_from_this()](const auto& act) {
     const auto group = weak.lock();
     if (!group) return;
     const auto lock = group->engine()->lock();
@@ -125,7 +125,7 @@ void Ranks::begin_to_connect(std::uint32_t rank) {
   const auto joined = [then, rank](const Status& status) { then([&](Ranks& ranks) { ranks.connected(rank, status); }); };
   RankCommunicator& communicator = *locals_[rank].communicator;
   if (rank == 0) {
-    communicator.connect([then](const UniqueId& id) { then([&](Ranks& ranks) { ranks.publish_id(0, id); }); }, joined);
+    communicator.connect([then](const UniqueId& id) { then([&](Ranks& ranks) { ranks.publish_id(id); }); }, joined);
   } else {
     UniqueId id;
     std::memcpy(id.bytes, board(0).id, sizeof id.bytes);
@@ -133,10 +133,10 @@ void Ranks::begin_to_connect(std::uint32_t rank) {
   }
 }
 
-void Ranks::publish_id(std::uint32_t rank, const UniqueId& id) {
-  static_assert(sizeof id.bytes == sizeof board(rank).id);
-  std::memcpy(board(rank).id, id.bytes, sizeof id.bytes);
-  board(rank).has_id.store(1, std::memory_order_seq_cst);
+void Ranks::publish_id(const UniqueId& id) {
+  static_assert(sizeof id.bytes == sizeof board(0).id);
+  std::memcpy(board(0).id, id.bytes, sizeof id.bytes);
+  board(0).has_id.store(1, std::memory_order_seq_cst);
 }
 
 void Ranks::connected(std::uint32_t rank, const Status& status) {

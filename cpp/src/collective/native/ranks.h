@@ -77,7 +77,7 @@ class Ranks {
   // Whether all that the ranks have offered fits together.
   Status check_offers() const;
   void begin_to_connect(std::uint32_t rank);
-  void publish_id(std::uint32_t rank, const UniqueId& id);
+  void publish_id(const UniqueId& id);
   void connected(std::uint32_t rank, const Status& status);
   void refuse(std::uint32_t rank, const Status& why);
   void stand(std::uint32_t rank, Standing standing) noexcept;
