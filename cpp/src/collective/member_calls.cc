@@ -48,7 +48,7 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
   if (name.empty()) return Algorithm::chosen;
   EqualCall asked = call;
   if (call.kind == CallKind::all_gather) asked.islands = group.schedules().islands(group);
-  return named_algorithm(asked, name, {.cpu = group.fused().possible(), .library = may_use_library(group, Algorithm::chosen)});
+  return named_algorithm(asked, name, {.cpu = group.fused().possible(), .library = may_name_library(group)});
 }
 
 bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept {
@@ -56,16 +56,12 @@ bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm nam
   return named == Algorithm::chosen ? fused::spreads_shared(kind, group.size(), bytes) : is_shared(named);
 }
 
-bool may_use_library(Group& group, Algorithm named) noexcept {
-  const bool possible = group.fused().possible() && group.fused().natives().may_be_named();
-  return possible && (named == Algorithm::chosen || named == Algorithm::native);
-}
+bool may_name_library(Group& group) noexcept { return group.fused().possible() && group.fused().natives().may_be_named(); }
 
 std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
                                        std::optional<native::Call> call) {
-  // An empty call goes as others do, unless the library is named.
-  if (!call || (call->count == 0 && named == Algorithm::chosen)) return std::nullopt;
-  if (!may_use_library(group, named) || !group.fused().natives().prepare(rank, device)) return std::nullopt;
+  if (!call || named != Algorithm::native) return std::nullopt;
+  if (!may_name_library(group) || !group.fused().natives().prepare(rank, device)) return std::nullopt;
   return call;
 }
 

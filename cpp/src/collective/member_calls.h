@@ -35,9 +35,9 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
 // Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share.
 [[nodiscard]] bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept;
 
-// The group's ranks are on one host, and their devices of one vendor with a collective library: calls of every size may go by that.
-[[nodiscard]] bool may_use_library(Group& group, Algorithm named) noexcept;
-// `call`, where it is one of the library's and the rank's device takes part in it.
+// The group's ranks are on one host, and their devices of one vendor with a collective library: calls may name that.
+[[nodiscard]] bool may_name_library(Group& group) noexcept;
+// `call`, where the library is named, it is one of the library's, and the rank's device takes part in it.
 std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
                                        std::optional<native::Call> call);
 

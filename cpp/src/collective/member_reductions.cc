@@ -74,7 +74,7 @@ Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t byt
   return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
                          {.cpu = possible,
                           .devices = possible && group.fused().devices().may_be_named(),
-                          .library = may_use_library(group, Algorithm::chosen)});
+                          .library = may_name_library(group)});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.

@@ -57,10 +57,8 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   auto schedule =
       equal ? group->schedules().get(rank, {CallKind::all_gather, bytes, detail}, plan) : std::make_shared<const Schedule>(plan());
   Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
-  const bool shared = goes_shared(*group, CallKind::all_gather, bytes, named);
-  if (shared || may_use_library(*group, named)) {
+  if (goes_shared(*group, CallKind::all_gather, bytes, named)) {
     share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
-    share.fused->cpu_memory = shared;
     if (are_packed(layout, in.bytes)) {
       share.fused->by_library =
           by_library(*group, rank, named, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
@@ -95,10 +93,8 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
   share.root = at;
   share.packable = true;
-  const bool shared = goes_shared(*group, CallKind::broadcast, view.bytes, named);
-  if (shared || may_use_library(*group, named)) {
+  if (goes_shared(*group, CallKind::broadcast, view.bytes, named)) {
     share.fused = fused::way_of_broadcast(rank, at, view.bytes, named);
-    share.fused->cpu_memory = shared;
     share.fused->by_library =
         by_library(*group, rank, named, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at));
   }

@@ -82,12 +82,9 @@ Tuning library_tuning_of(Tuning tuning) {
 }
 
 Choice library_choice(const EqualCall& call, const PlannedGroup& group) {
-  std::string why = group.library + " spans all ranks: they are on one host, and each has a device of its own, of one vendor.";
-  if (sharing_of(call, group).devices && call.bytes > library_tuning.beside_mapped)
-    why += " " + bytes_text(call.bytes) + " are more than " + bytes_text(library_tuning.beside_mapped) +
-           ", up to which one kernel over mapped memory takes no longer.";
   return {Algorithm::native, std::string(name_of(call.kind, Algorithm::native)),
-          why + " Bytes and time are those of HMC's messages: the library's own way is not known."};
+          group.library + " spans all ranks: they are on one host, and each has a device of its own, of one vendor. Bytes and time are "
+                          "those of HMC's messages: the library's own way is not known."};
 }
 
 // Through shared slots the same bytes pass between the same ranks as by messages: in chunks, or whole inputs in one shot.
@@ -154,8 +151,6 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
 // As HMC chooses.
 Carried carried(const EqualCall& call, const PlannedGroup& group) {
   const Sharing sharing = sharing_of(call, group);
-  const bool library = sharing.library && call.size > 1 && call.bytes > (sharing.devices ? library_tuning.beside_mapped : 0);
-  if (library) return carried_by(call, group, Algorithm::native);
   if (sharing.devices) return carried_by(call, group, Algorithm::mapped);
   const bool shared =
       sharing.cpu && call.size > 1 && (reduces(call.kind) || fused::spreads_shared(call.kind, call.size, call.bytes));

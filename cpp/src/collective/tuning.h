@@ -27,13 +27,6 @@ inline constexpr std::uint64_t every_size = std::numeric_limits<std::uint64_t>::
   if (!host) tuning.inline_copy = 0;
   return tuning;
 }
-struct LibraryTuning {
-  // Calls of more bytes go by the vendor's library where a kernel over mapped memory is able to carry them out as well. Measured on
-  // 2 x H100: up to here the kernel takes no longer than NCCL.
-  std::uint64_t beside_mapped = 256 << 20;
-};
-inline constexpr LibraryTuning library_tuning;
-
 // `staged`: device memory that the CPU reduces.
 [[nodiscard]] inline ReduceTuning reduce_tuning(bool staged, Algorithm algorithm = Algorithm::chosen) {
   ReduceTuning tuning;

@@ -6,7 +6,6 @@
 #include "collective/fused/pass.h"
 #include "collective/fused/spread.h"
 #include "collective/group.h"
-#include "collective/tuning.h"
 #include "comm/counters.h"
 
 namespace hmc::fused {
@@ -66,18 +65,13 @@ void Call::begin_passing() {
   }
 }
 
-bool Call::prefers_library(std::uint32_t ways) const noexcept {
-  if ((ways & by_native) == 0) return false;
-  return (ways & by_mapped) == 0 || own_.bytes > library_tuning.beside_mapped;
-}
-
 bool Call::can_advance_on_device(std::uint32_t ways) const noexcept {
-  return prefers_library(ways) ? calls_.natives_.can_connect(rank_, own_.sequence) : calls_.devices_.can_map(rank_);
+  return (ways & by_native) != 0 ? calls_.natives_.can_connect(rank_, own_.sequence) : calls_.devices_.can_map(rank_);
 }
 
 bool Call::advance_on_device(std::uint32_t ways) {
   on_device_ = true;
-  if (prefers_library(ways)) return advance_by_library();
+  if ((ways & by_native) != 0) return advance_by_library();
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
   mapped::Devices& devices = calls_.devices_;
   const bool moves = devices.can_map(rank_);

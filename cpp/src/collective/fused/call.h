@@ -36,7 +36,6 @@ class Call final : public WorkState {
   // Whether advance_on_device() would.
   [[nodiscard]] bool can_advance_on_device(std::uint32_t ways) const noexcept;
   // The vendor's library carries it out rather than a kernel over mapped memory.
-  [[nodiscard]] bool prefers_library(std::uint32_t ways) const noexcept;
   bool advance_by_library();
   void begin_on_device(std::shared_ptr<WorkState> work);
   void device_ended(const Status& status);

@@ -80,7 +80,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   if (!reserved_[rank]) reserved_[rank] = segment_->reserve(rank).ok();
   std::uint32_t ways = (way.on_device ? by_mapped : 0) | (way.by_library ? by_native : 0);
   const Algorithm named = algorithm_of(call);
-  const bool cpu_memory = buffers.in.device.is_cpu() && buffers.out.device.is_cpu() && way.cpu_memory;
+  const bool cpu_memory = buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
   if (cpu_memory && reserved_[rank] && named != Algorithm::mapped && named != Algorithm::native) ways = by_cpu;
   std::uint64_t bytes = way.bytes;
   if (way.chunks) {
@@ -101,7 +101,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
 
 Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
                                      Begun& begun) {
-  const bool possible = segment_ && !way.in_chunks() && way.cpu_memory && reserved_[rank] && buffers.in.device.is_cpu() &&
+  const bool possible = segment_ && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
                         buffers.out.device.is_cpu() &&
                         std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
