@@ -11,6 +11,7 @@ from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
+from hmc.tensors import Tensor, view
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
 from hmc.weights._manifest import MAX_EPOCH, Shard
@@ -134,6 +135,31 @@ class Plan:
             self._pull = Pull(pulled)
             return self._pull
 
+    def pulled(self) -> tuple[int, list[tuple[str, Tensor]]]:
+        """What the last pull has read: its epoch, and the name and elements of each part of the target, in the target's order.
+
+        For a program that puts the elements in place itself: the target does not change. They lie in the shadow: the next pull()
+        overwrites them, and close() ends them. Of a quantised() part they are float32.
+
+        InvalidArgumentError where no pull has succeeded since the last commit().
+        """
+        with self._lock:
+            self._check_open()
+            epoch = self._check_pulled("pulled()")
+            return epoch, [
+                (place.name, view(self.shadow, place.part.dtype, place.part.extents, offset=place.offset)) for place in self.places
+            ]
+
+    def _check_pulled(self, what: str) -> int:
+        """The epoch in the shadow. Under the lock."""
+        if self._pull is None:
+            raise InvalidArgumentError(f"{what} of a plan without a pull: pull() first")
+        if not self._pull.done:
+            raise InvalidArgumentError(f"{what} while the pull is under way: wait for it first")
+        if self._pulled is None:
+            raise InvalidArgumentError(f"{what}: the last pull has failed or was committed before; pull() again")
+        return self._pulled
+
     def commit(self) -> int:
         """Copies what was pulled to the target, all of it, and returns its epoch. The target is not to be used meanwhile.
 
@@ -143,18 +169,13 @@ class Plan:
         """
         with self._lock:
             self._check_open()
-            if self._pull is None:
-                raise InvalidArgumentError("commit of a plan without a pull: pull() first")
-            if not self._pull.done:
-                raise InvalidArgumentError("commit while the pull is under way: wait for it first")
-            if self._pulled is None:
-                raise InvalidArgumentError("commit: the last pull has failed or was committed before; pull() again")
+            epoch = self._check_pulled("commit")
             for sink in self._sinks:
                 sink.check()
             wait_for(queued(array for sink in self._sinks for array in sink.arrays()), self._check_open)
             self._copy()
-            self._epoch, self._pulled = self._pulled, None
-            return self._epoch
+            self._epoch, self._pulled = epoch, None
+            return epoch
 
     def _copy(self) -> None:
         interrupted: BaseException | None = None

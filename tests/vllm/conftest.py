@@ -7,34 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine, free_port, transfer
-
-LAYERS, HEADS, DIMS = 4, 4, 32
+from engines import Engine, free_port, save_llama, transfer
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A seeded Llama whose greedy output depends on every block of its cache: weights are far from 0."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=HEADS,
-        head_dim=DIMS,
-        vocab_size=1024,
-        max_position_embeddings=2048,
-        initializer_range=0.5,
-        tie_word_embeddings=False,
-        dtype=torch.float32,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("model"), 11)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,9 @@ KVTransferConfig. Commands:
     {"idle": seconds}           waits until no request has blocks: {"idle": whether}
     {"backends": true}          answers torch's backends of the groups of each worker: {"backends": [{"pp": name, ...}, ...]}
     {"preemptions": true}       answers {"preempted": how many requests have lost their blocks}
+    {"call": name, "with": [arguments]}   calls a method of vllm.LLM: {"called": name, "error": text, or "" where it returned}
+    {"counters": true}          answers the counters of each worker's weight-transfer engine: {"counters": [{name: number}, ...]}
+    {"kill": pid, "after": n, "worker": w}   kills a process once, when worker w has read n tasks of weights: {"armed": pid}
 """
 
 from __future__ import annotations
@@ -47,6 +50,39 @@ def backends(worker: Any) -> dict[str, str]:
     groups = {"pp": parallel_state.get_pp_group(), "tp": parallel_state.get_tp_group(), "world": parallel_state.get_world_group()}
     found = {name: dist.get_backend(group.device_group) for name, group in groups.items()}
     return {**found, "pp metadata": dist.get_backend(groups["pp"].cpu_group)}
+
+
+def counters(worker: Any) -> dict[str, float]:
+    """Runs in each worker."""
+    found: dict[str, float] = worker.weight_transfer_engine.counters()
+    return found
+
+
+def kill_in_pull(worker: Any, pid: int, tasks: int, number: int) -> None:
+    """Runs in each worker. Lets pulls that are planned from now on have small tasks, and kills a process in the middle of one."""
+    import os
+    import signal
+    import time
+
+    import psutil
+
+    from hmc.weights import _cells, _pull
+
+    _cells.TASK_BYTES = 1 << 16
+    real_land, count = _pull.Worker._land, [0]
+    if worker.rank != number:
+        return
+
+    def land(self: Any, *given: Any) -> None:
+        real_land(self, *given)
+        count[0] += 1
+        if count[0] == tasks:
+            _pull.Worker._land = real_land
+            os.kill(pid, signal.SIGKILL)
+            while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+
+    _pull.Worker._land = land
 
 
 class Engine:
@@ -105,8 +141,23 @@ class Engine:
             say(backends=self.llm.collective_rpc(backends))
         elif "preemptions" in command:
             say(preempted=sum(one.value for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"))
+        elif "call" in command:
+            say(called=command["call"], error=self.call(command["call"], command["with"]))
+        elif "counters" in command:
+            say(counters=self.llm.collective_rpc(counters))
+        elif "kill" in command:
+            self.llm.collective_rpc(kill_in_pull, args=(command["kill"], command["after"], command["worker"]))
+            say(armed=command["kill"])
         else:
             raise ValueError(f"no such command: {command}")
+
+    def call(self, name: str, arguments: list[Any]) -> str:
+        """What a method has raised."""
+        try:
+            getattr(self.llm, name)(*arguments)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
 
 
 def main() -> None:

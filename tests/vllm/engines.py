@@ -21,6 +21,33 @@ HERE = Path(__file__).parent
 TOKENS = 2048  # of every engine's cache
 DEADLINE = 60.0
 STARTED = 240.0
+LAYERS, HEADS, DIMS = 4, 4, 32  # of the model
+
+
+def save_llama(folder: Path, seed: int, **more: Any) -> Path:
+    """Writes a tiny Llama whose weights are far from 0. Returns the folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        **{
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 8,
+            "num_key_value_heads": HEADS,
+            "head_dim": DIMS,
+            "vocab_size": 1024,
+            "max_position_embeddings": 2048,
+            "initializer_range": 0.5,
+            "tie_word_embeddings": False,
+            "dtype": torch.float32,
+            **more,
+        }
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def free_port() -> int:
@@ -142,6 +169,22 @@ class Engine:
         """Requests that have lost their blocks so far. Of an engine with ``disable_log_stats=False``."""
         self._tell(preemptions=True)
         return int(self._take("preempted", DEADLINE)["preempted"])
+
+    def call(self, method: str, *arguments: Any, seconds: float = DEADLINE) -> str:
+        """Calls a method of vllm.LLM. What it has raised, or an empty text."""
+        self._tell(call=method, **{"with": arguments})
+        return str(self._take("called", seconds)["error"])
+
+    def counters(self) -> list[dict[str, float]]:
+        """Of each worker's weight-transfer engine."""
+        self._tell(counters=True)
+        found: list[dict[str, float]] = self._take("counters", DEADLINE)["counters"]
+        return found
+
+    def kill_in_pull(self, pid: int, after: int, worker: int = 0) -> None:
+        """Kills a process when a worker has read so many tasks of 64 KiB. Before the sources of the pull are given."""
+        self._tell(kill=pid, after=after, worker=worker)
+        self._take("armed", DEADLINE)
 
     def kill(self) -> None:
         """Kills all of its processes, and waits."""
