@@ -174,6 +174,30 @@ def test_commit_is_once_per_pull(pair: Pair) -> None:
     source.close()
 
 
+def test_what_was_pulled_can_be_read_without_a_commit(pair: Pair) -> None:
+    arrays = {"b": random((5, 7), np.uint16), "none": np.zeros((0, 3), np.float32), "a": random((3, 1001), np.uint8)}
+    target = {name: np.zeros_like(array) for name, array in arrays.items()}
+    plan = pair.plan(pair.publish(arrays, epoch=6), target)
+    with pytest.raises(hmc.InvalidArgumentError, match="without a pull"):
+        plan.pulled()
+    plan.pull().wait(20)
+    epoch, found = plan.pulled()
+    assert epoch == 6
+    assert plan.epoch is None
+    assert [name for name, _ in found] == list(arrays)
+    for name, tensor in found:
+        assert (tensor.dtype, tensor.shape) == (arrays[name].dtype.name, arrays[name].shape)
+        assert np.array_equal(tensor.numpy(), arrays[name])
+    assert not any(one.any() for one in target.values())
+    assert plan.commit() == 6
+    assert all(np.array_equal(target[name], array) for name, array in arrays.items())
+    with pytest.raises(hmc.InvalidArgumentError, match="committed before"):
+        plan.pulled()
+    plan.close()
+    with pytest.raises(hmc.ClosedError):
+        plan.pulled()
+
+
 def test_an_update_that_raises_leaves_no_epoch(pair: Pair) -> None:
     array, target = random((20, 33), np.uint16), np.zeros((20, 33), np.uint16)
     with weights.publish(pair.source_ctx, {"x": array}, epoch=1) as source:

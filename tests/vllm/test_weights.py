@@ -194,8 +194,9 @@ def test_a_source_that_is_killed_in_mid_pull_leaves_the_old_weights(
     engine.kill_in_pull(first.process.pid, 40)
     assert find(engine, first) == ""
     error = update(engine)
-    assert first.process.poll() is not None, "it was not killed"
-    assert "PeerLostError" in error or "lost" in error, error
+    assert first.process.wait(20) != 0
+    assert str(first.process.pid) in error
+    assert "PeerLostError" in engine.text()
     assert tokens(engine) == expected["A"]
     assert update(engine) != "", "it has no source"
     assert find(engine, source("B")) == ""
@@ -267,7 +268,7 @@ def test_two_workers_update_together_or_not_at_all(
         lost = source("B")
         engine.kill_in_pull(lost.process.pid, 40, worker)
         assert find(engine, lost) == ""
-        assert "lost" in update(engine)
+        assert str(lost.process.pid) in update(engine)
         assert tokens(engine) == expected["A"]
     ranks = [source("B", rank, 2) for rank in range(2)]
     assert find(engine, *ranks) == ""

@@ -136,7 +136,7 @@ class HMCWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._load(incoming, read)
         except Exception as error:
             self._counters["updates_failed"] += 1
-            logger.warning("HMC: weights were not updated: %s", error)
+            logger.warning("HMC: weights were not updated: %s: %s", type(error).__name__, error)
             raise
         seconds = time.monotonic() - begun
         for name, more in zip(self._counters, (1, 0, read.nbytes, read.seconds, seconds), strict=True):

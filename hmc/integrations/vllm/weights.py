@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hmc.integrations.vllm._weight_calls import answer_all
+
 if TYPE_CHECKING:
     from hmc.integrations.vllm._weight_engine import (
         HMCWeightTransferEngine,
@@ -57,3 +59,4 @@ def register() -> None:
     ):
         if _NAME not in factory._registry:  # register_engine() refuses a name that is taken
             factory.register_engine(_NAME, module, name)
+    answer_all(_NAME)
