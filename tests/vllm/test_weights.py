@@ -178,9 +178,7 @@ def test_a_trained_module_reaches_the_engine(
     assert "HMC: weights of epoch 2" in engine.text()
 
 
-def test_shards_of_a_trainer_reach_an_engine(
-    engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]
-) -> None:
+def test_shards_of_a_trainer_reach_an_engine(engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]) -> None:
     ranks = [source("B", rank, 2) for rank in range(2)]
     assert find(engine, *ranks) == ""
     assert update(engine, epoch=1) == ""
@@ -204,9 +202,7 @@ def test_a_source_that_is_killed_in_mid_pull_leaves_the_old_weights(
     assert tokens(engine) == expected["B"]
 
 
-def test_a_pull_goes_on_from_another_source(
-    engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]
-) -> None:
+def test_a_pull_goes_on_from_another_source(engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]) -> None:
     first, second = source("B"), source("B")
     engine.kill_in_pull(first.process.pid, 40)
     assert find(engine, first, second) == ""
@@ -223,25 +219,25 @@ def test_changed_bytes_are_never_loaded(engine: Engine, source: Callable[..., So
     assert tokens(engine) == expected["A"]
 
 
-def test_another_model_leaves_the_old_weights(
-    engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]
-) -> None:
+def test_another_model_leaves_the_old_weights(engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]) -> None:
     assert find(engine, source("wide")) == ""
     assert update(engine) != ""
     assert tokens(engine) == expected["A"]
+    assert find(engine, source("B")) == ""
+    assert update(engine) == ""
+    assert tokens(engine) == expected["B"]
 
 
 def test_a_part_of_the_model_leaves_the_old_weights(
     engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]
 ) -> None:
-    assert find(engine, source("B", 0, 1, 20)) == ""
-    assert "no source publishes" in update(engine)
-    assert tokens(engine) == expected["A"]
+    for tensors in (1, 20):
+        assert find(engine, source("B", 0, 1, tensors)) == ""
+        assert "no source publishes" in update(engine)
+        assert tokens(engine) == expected["A"]
 
 
-def test_an_epoch_that_nobody_has_is_a_timeout(
-    engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]
-) -> None:
+def test_an_epoch_that_nobody_has_is_a_timeout(engine: Engine, source: Callable[..., Source], expected: dict[str, Tokens]) -> None:
     assert find(engine, source("B"), timeout=240) == ""
     assert "epoch 7" in update(engine, epoch=7, timeout=1)
     assert tokens(engine) == expected["A"]

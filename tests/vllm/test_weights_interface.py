@@ -98,13 +98,13 @@ def test_infos_pass_through_json() -> None:
     ],
 )
 def test_wrong_init_infos_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="HMCWeightTransferEngine|pass"):
+    with pytest.raises(ValueError, match=r"HMCWeightTransferEngine|pass"):
         engine().parse_init_info(given)
 
 
 @pytest.mark.parametrize("given", [{"epoch": -1}, {"epoch": 1.0}, {"epoch": True}, {"timeout": -1}, {"names": ["a"]}])
 def test_wrong_update_infos_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="HMCWeightTransferEngine|pass"):
+    with pytest.raises(ValueError, match=r"HMCWeightTransferEngine|pass"):
         engine().parse_update_info(given)
 
 

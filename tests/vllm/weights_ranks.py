@@ -58,7 +58,9 @@ def main() -> None:
     kind, rank, address, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     torch.manual_seed(5)
-    module = torch.nn.Sequential(torch.nn.Linear(33, 17), torch.nn.Linear(17, 7, bias=False), torch.nn.LayerNorm(7)).to(torch.bfloat16)
+    module = torch.nn.Sequential(torch.nn.Linear(33, 17), torch.nn.Linear(17, 7, bias=False), torch.nn.LayerNorm(7)).to(
+        torch.bfloat16
+    )
     for part in module:
         fully_shard(part)
     client = Worker()

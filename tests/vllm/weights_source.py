@@ -1,7 +1,7 @@
-"""A rank of a trainer in a process of its own: weights_source.py MODEL RANK SIZE. Prints its address.
+"""A rank of a trainer in a process of its own: weights_source.py [MODEL, RANK, SIZE, TENSORS], as JSON. Prints its address.
 
-Publishes its shards of a model's weights as epoch 1: of SIZE equal ones, along the longest axis. "spoil" on stdin changes a byte
-without an update; the end of stdin ends it.
+Publishes as epoch 1 its shards of a model's weights, or of the first TENSORS of them: shards of SIZE equal ones, along the longest
+axis. "spoil" on stdin changes an element without an update. The end of stdin ends it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TENSORS = 38  # of the model
 
-
-def shards(folder: str, rank: int, size: int, names: int = TENSORS + 1) -> dict[str, Any]:
-    """The first tensors of a model, as a rank has them."""
+def shards(folder: str, rank: int, size: int, tensors: int | None) -> dict[str, Any]:
+    """The tensors of a model as a rank has them."""
     from safetensors.torch import load_file
 
     from hmc import weights
 
     found = {}
-    for name, tensor in list(load_file(f"{folder}/model.safetensors").items())[:names]:
+    for name, tensor in list(load_file(f"{folder}/model.safetensors").items())[:tensors]:
         axis = max(range(tensor.ndim), key=lambda axis: tensor.shape[axis])
         found[name] = weights.shard(tensor.chunk(size, axis)[rank].contiguous(), axis, rank, size)
     return found
@@ -31,8 +29,8 @@ def shards(folder: str, rank: int, size: int, names: int = TENSORS + 1) -> dict[
 class Source:
     """The process, as a test has it."""
 
-    def __init__(self, model: Path, rank: int = 0, size: int = 1, names: int = TENSORS + 1) -> None:
-        command = [sys.executable, __file__, json.dumps([str(model), rank, size, names])]
+    def __init__(self, model: Path, rank: int = 0, size: int = 1, tensors: int | None = None) -> None:
+        command = [sys.executable, __file__, json.dumps([str(model), rank, size, tensors])]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")
 
     def address(self) -> str:

@@ -77,7 +77,9 @@ class HMCWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         super().__init__(config, vllm_config, device, model)
         self._incoming: Incoming | None = None
         self._timeout = 0.0
-        self._counters: dict[str, float] = dict.fromkeys(("updates", "updates_failed", "bytes_read", "read_seconds", "load_seconds"), 0)
+        self._counters: dict[str, float] = dict.fromkeys(
+            ("updates", "updates_failed", "bytes_read", "read_seconds", "load_seconds"), 0
+        )
 
     def init_transfer_engine(self, init_info: HMCWeightTransferInitInfo) -> None:
         """Finds the sources. May be called again, with other sources; the former ones are then left.

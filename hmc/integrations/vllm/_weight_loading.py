@@ -29,7 +29,9 @@ def load(model: Any, model_config: Any, tensors: Iterable[tuple[str, torch.Tenso
     if model_config.quantization is None and loaded is not None:  # as vLLM checks a checkpoint
         missing = sorted(wanted - loaded)
         if missing:
-            raise InvalidArgumentError(f"no source publishes what {len(missing)} weights of the model are loaded from: {missing[:4]}")
+            raise InvalidArgumentError(
+                f"no source publishes what {len(missing)} weights of the model are loaded from: {missing[:4]}"
+            )
     finalize_layerwise_reload(model, model_config)
 
 
