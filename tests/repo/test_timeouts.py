@@ -78,6 +78,7 @@ WITHOUT_TIMEOUT = {
     ("Pool", "remote"): "for the pool's parts: ten seconds",
     ("Plan", "commit"): "copies from memory to memory",
     ("Plan", "move"): LOCAL,
+    ("Plan", "pulled"): LOCAL,
     ("Publication", "update"): "refuses while another one runs",
     ("Publication", "check_open"): LOCAL,
     ("Buffer", "experts_of"): LOCAL,
