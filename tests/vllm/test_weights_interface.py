@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 import hmc
 from hmc import weights
+from hmc.integrations.vllm._incoming_weights import Incoming
 from hmc.integrations.vllm.weights import (
     HMCTrainerInitInfo,
     HMCTrainerWeightTransferEngine,
@@ -161,6 +162,20 @@ def test_the_trainer_speaks_the_infos_of_the_engine() -> None:
     epochs = [engine().parse_update_info(what).epoch for name, what in rounds if name == "update"]
     assert epochs == [1, 9, 10]
     assert [name for name, _ in rounds] == ["start", "update", "finish"] * 3
+
+
+@pytest.mark.parametrize(("listen", "found"), [(None, "unix:"), ("tcp://127.0.0.1:0", "tcp://127.0.0.1:")])
+def test_the_engine_gets_the_address_that_the_trainer_listens_at(listen: str | None, found: str) -> None:
+    client, tensors = Client(), {"a": torch.arange(1001)}
+    trainer = HMCTrainerWeightTransferEngine.trainer_init(HMCTrainerInitInfo(rank=0, listen=listen), client=client, source=tensors)
+    try:
+        [address] = client.calls[0][1]["sources"]
+        assert address.startswith(found)
+        one = Incoming([address], "weights", 30)
+        assert one.read(0, 30).nbytes == 8 * 1001
+        one.close()
+    finally:
+        trainer.shutdown()
 
 
 def test_a_trainer_whose_engine_fails_raises_and_may_go_on() -> None:

@@ -110,7 +110,7 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
     @property
     def addresses(self) -> list[str]:
         """Where this rank's weights can be pulled; none where rank 0 publishes for it."""
-        return [] if self._ctx is None else self._ctx.addresses[:1]
+        return [] if self._ctx is None else self._ctx.addresses[-1:]  # behind the private Unix socket
 
     def _gather(self) -> list[str]:
         if not _together():
