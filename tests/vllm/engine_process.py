@@ -11,6 +11,7 @@ KVTransferConfig. Commands:
     {"call": name, "with": [arguments]}   calls a method of vllm.LLM: {"called": name, "error": text, or "" where it returned}
     {"counters": true}          answers the counters of each worker's weight-transfer engine: {"counters": [{name: number}, ...]}
     {"kill": pid, "after": n, "worker": w}   kills a process once, when worker w has read n tasks of weights: {"armed": pid}
+    {"fail_load": w}            lets worker w fail the next time that it loads weights: {"armed": w}
 """
 
 from __future__ import annotations
@@ -85,6 +86,24 @@ def kill_in_pull(worker: Any, pid: int, tasks: int, number: int) -> None:
     _pull.Worker._land = land
 
 
+def fail_load(worker: Any, number: int) -> None:
+    """Runs in each worker. The next time that worker loads weights, it fails behind the first half of them."""
+    if worker.rank != number:
+        return
+    model, calls = worker.get_model(), []
+    real = model.load_weights
+
+    def load_weights(tensors: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return real(tensors)
+        found = list(tensors)
+        real(found[: len(found) // 2])
+        raise MemoryError("no memory for a test")
+
+    model.load_weights = load_weights
+
+
 class Engine:
     """The commands."""
 
@@ -148,6 +167,9 @@ class Engine:
         elif "kill" in command:
             self.llm.collective_rpc(kill_in_pull, args=(command["kill"], command["after"], command["worker"]))
             say(armed=command["kill"])
+        elif "fail_load" in command:
+            self.llm.collective_rpc(fail_load, args=(command["fail_load"],))
+            say(armed=command["fail_load"])
         else:
             raise ValueError(f"no such command: {command}")
 

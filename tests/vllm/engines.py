@@ -186,6 +186,11 @@ class Engine:
         self._tell(kill=pid, after=after, worker=worker)
         self._take("armed", DEADLINE)
 
+    def fail_load(self, worker: int) -> None:
+        """Lets a worker run out of memory in the middle of the next weights that it loads."""
+        self._tell(fail_load=worker)
+        self._take("armed", DEADLINE)
+
     def kill(self) -> None:
         """Kills all of its processes, and waits."""
         os.killpg(self.process.pid, signal.SIGKILL)

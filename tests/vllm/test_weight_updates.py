@@ -268,6 +268,10 @@ def test_two_workers_update_together_or_not_at_all(
         assert tokens(engine) == expected["A"]
     ranks = [source("B", rank, 2) for rank in range(2)]
     assert find(engine, *ranks) == ""
+    for worker in range(2):
+        engine.fail_load(worker)
+        assert "no memory for a test" in update(engine)
+        assert tokens(engine) == expected["A"], "the other worker has loaded B"
     assert update(engine) == ""
     assert tokens(engine) == expected["B"]
     assert [one["updates"] for one in engine.counters()] == [1, 1]
