@@ -71,10 +71,9 @@ std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const Reduc
 Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, const ReduceStep& step, std::string_view name) {
   if (name.empty()) return Algorithm::chosen;
   const bool possible = group.fused().possible();
-  return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-                         {.cpu = possible,
-                          .devices = possible && group.fused().devices().may_be_named(),
-                          .library = may_name_library(group)});
+  return named_algorithm(
+      {.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
+      {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(), .library = may_name_library(group)});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.

@@ -54,7 +54,7 @@ struct Way {
   // Not null: the memory is its device's, which carries the call out so if those of all ranks do.
   std::shared_ptr<const Plan> on_device = nullptr;
   std::optional<native::Call> by_library = std::nullopt;  // likewise, by the vendor's library
-  std::optional<SpreadPlan> spread = std::nullopt;  // of a call that hands bytes on: in place of the above, but for `bytes`
+  std::optional<SpreadPlan> spread = std::nullopt;        // of a call that hands bytes on: in place of the above, but for `bytes`
 
   [[nodiscard]] bool in_chunks() const noexcept { return spread ? !spread->in_one_shot : chunks != nullptr; }
 };
