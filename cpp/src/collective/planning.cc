@@ -162,7 +162,6 @@ Carried carried(const EqualCall& call, const PlannedGroup& group) {
 
 // What else HMC has for the call, besides what it chooses. Its text is empty if there is nothing.
 Carried runner_up_of(const EqualCall& call, const PlannedGroup& group, const Choice& taken) {
-  if (taken.algorithm == Algorithm::native && sharing_of(call, group).devices) return carried_by(call, group, Algorithm::mapped);
   if (is_shared(taken.algorithm)) {
     Carried other = carried_by(call, group, Algorithm::chosen);
     other.choice.text = "by messages: " + other.choice.text;
@@ -206,7 +205,8 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
   if (named != Algorithm::chosen && named != chosen.choice.algorithm) {
     taken = carried_by(call, group, named);
     if (taken.choice.algorithm != named) taken.choice.text = name_of(call.kind, named);  // an empty call
-    taken.choice.reason = "It was named. HMC chooses \"" + chosen.choice.text + "\". " + chosen.choice.reason;
+    const std::string library = named == Algorithm::native ? taken.choice.reason + " " : "";
+    taken.choice.reason = "It was named. " + library + "HMC chooses \"" + chosen.choice.text + "\". " + chosen.choice.reason;
     other = chosen;
   } else {
     other = runner_up_of(call, group, chosen.choice);

@@ -146,7 +146,7 @@ TEST(NativeCalls, NoneGoesByItUnnamed) {
     for (const char* other : {"all_to_all", "gather", "scatter"})
       EXPECT_FALSE(world.plan(other, 2000, {.algorithm = vendors_library}).ok()) << other;
     for (const auto& options : {PlanOptions{.type = DataType::i16, .algorithm = vendors_library},
-                                PlanOptions{.exact = true, .algorithm = vendors_library}})
+                                PlanOptions{.algorithm = vendors_library, .exact = true}})
       EXPECT_FALSE(world.plan("all_reduce", 512 << 20, options).ok());
   });
 }

@@ -30,7 +30,9 @@ void expect_steps_of(const std::vector<PlannedStep>& found, const Schedule& plan
     EXPECT_EQ(found[i].bytes, step.bytes);
     EXPECT_EQ(found[i].after.size(), step.waits);
     EXPECT_EQ(found[i].target.has_value(), step.kind != StepKind::send);
-    if (found[i].target) EXPECT_TRUE(same(*found[i].target, step.to));
+    if (found[i].target) {
+      EXPECT_TRUE(same(*found[i].target, step.to));
+    }
     if (step.kind == StepKind::send || step.kind == StepKind::copy) {
       ASSERT_EQ(found[i].sources.size(), 1U);
       EXPECT_TRUE(same(found[i].sources[0], step.from));
