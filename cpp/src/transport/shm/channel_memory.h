@@ -35,6 +35,7 @@ class ChannelMemory {
   Status reserve_signals(std::uint64_t end) {  // up to this place of the first lap
     return end <= signals_reserved_ ? Status() : reserve_more_signals(end);
   }
+  [[nodiscard]] bool has_signals() const noexcept { return signals_reserved_ != 0; }
   Status reserve_slots();
 
  private:

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "base/log.h"
+
 namespace hmc::shm {
 
 namespace {
@@ -10,6 +12,13 @@ constexpr std::size_t max_waiting_signals = 64;
 
 const Status& ring_full() {
   static const Status status(Code::would_block, "the peer's signal ring is full");
+  return status;
+}
+
+// The two ends are in the middle of something, and a signal of that cannot be given up: it waits for memory.
+const Status& no_memory(const Status& reserved) {
+  static const Status status(Code::would_block, "the host has no memory for more of the peer's signal ring");
+  warn_once("shm.ring_memory", "messages wait for memory: " + reserved.str());
   return status;
 }
 
@@ -34,7 +43,8 @@ Status Signals::post(ByteSpan head, ByteSpan body) {
   if (bytes > max_signal) [[unlikely]] {
     return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
   }
-  HMC_TRY(out_->reserve_signals(producer_.end_of(bytes)));
+  if (Status reserved = out_->reserve_signals(producer_.end_of(bytes)); !reserved.ok()) [[unlikely]]
+    return out_->has_signals() ? blocked(bytes, no_memory(reserved)) : reserved;
   if (!waiting_.empty() || !producer_.has_room(bytes)) [[unlikely]]
     return blocked(bytes, ring_full());
   push(head, body);

@@ -1,12 +1,27 @@
 // The parts of an endpoint on their own: signals that meet a full ring, operations and their flushes, doorbells.
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <vector>
 
 #include "testing.h"
 #include "transport/shm/doorbell.h"
 #include "transport/shm/operations.h"
 #include "transport/shm/signals.h"
+
+namespace {
+std::atomic<bool> memory_is_short{false};
+}  // namespace
+
+// Instead of the C library's, whose errors nothing else brings about at will.
+extern "C" int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  if (!memory_is_short) return static_cast<int>(syscall(SYS_fallocate, fd, mode, offset, bytes));
+  errno = ENOSPC;
+  return -1;
+}
 
 namespace hmc::shm {
 namespace {
@@ -92,6 +107,28 @@ TEST_F(ShmParts, TooManyWaitingSignalsAreRefused) {
   for (; sender.accept(max_signal).ok(); ++accepted) EXPECT_FALSE(sender.attach(pattern(max_signal, 1)));
   EXPECT_EQ(accepted, 64);
   EXPECT_EQ(sender.accept(1).code(), Code::would_block);
+}
+
+TEST_F(ShmParts, WithoutMemoryForMoreOfTheRingSignalsWait) {
+  Signals& sender = sides_[0].signals;
+  memory_is_short = true;
+  EXPECT_EQ(sender.post(pattern(1, 0), {}).code(), Code::out_of_memory);  // nothing has begun
+  memory_is_short = false;
+  HMC_EXPECT_OK(sender.post(pattern(100, 0), {}));
+  memory_is_short = true;
+  std::uint64_t sent = 1;
+  for (; sender.post(pattern(100, sent), {}).ok(); ++sent) continue;
+  EXPECT_EQ(sender.post(pattern(100, sent), {}).code(), Code::would_block);
+  EXPECT_TRUE(sender.waits());
+  EXPECT_TRUE(sender.can_send());  // nobody rings when there is memory: it asks until there is
+  EXPECT_FALSE(sender.has_room(100));
+  memory_is_short = false;
+  EXPECT_TRUE(sender.send_waiting());
+  HMC_EXPECT_OK(sender.post(pattern(100, sent), {}));
+  EXPECT_FALSE(sender.waits());
+  EXPECT_GT(sent, 300U);
+  for (std::uint64_t seed = 0; seed <= sent; ++seed) EXPECT_EQ(take(1), pattern(100, seed));
+  EXPECT_FALSE(sides_[1].signals.ready());
 }
 
 TEST_F(ShmParts, DoorbellRingsOnlyAnArmedPeer) {
