@@ -43,7 +43,7 @@ void log(LogLevel level, std::string_view message) noexcept {
 
 void warn_once(std::string_view key, std::string_view message) noexcept {
   static std::mutex mutex;
-  static std::set<std::string, std::less<>> seen;
+  static auto& seen = *new std::set<std::string, std::less<>>;  // never destroyed: threads warn during exit
   {
     const std::scoped_lock lock(mutex);
     if (!seen.emplace(key).second) return;

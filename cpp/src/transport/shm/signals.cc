@@ -11,13 +11,15 @@ namespace {
 constexpr std::size_t max_waiting_signals = 64;
 
 const Status& ring_full() {
-  static const Status status(Code::would_block, "the peer's signal ring is full");
+  static const Status& status =
+      *new Status(Code::would_block, "the peer's signal ring is full");  // never destroyed: threads send during exit
   return status;
 }
 
 // The two ends are in the middle of something, and a signal of that cannot be given up: it waits for memory.
 const Status& no_memory(const Status& reserved) {
-  static const Status status(Code::would_block, "the host has no memory for more of the peer's signal ring");
+  static const Status& status = *new Status(
+      Code::would_block, "the host has no memory for more of the peer's signal ring");  // never destroyed: threads send during exit
   warn_once("shm.ring_memory", "messages wait for memory: " + reserved.str());
   return status;
 }

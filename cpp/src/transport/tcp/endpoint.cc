@@ -67,7 +67,8 @@ Status TcpEndpoint::signal(ByteSpan head, ByteSpan body) {
   HMC_TRY(check_signal(head.size() + body.size()));
   reader_.warm_up(*streams_[0]);
   if (!writer_.signal(head, body)) {
-    static const Status full(Code::would_block, "the data connection takes no more signals");
+    static const Status& full =
+        *new Status(Code::would_block, "the data connection takes no more signals");  // never destroyed: threads send during exit
     return full;
   }
   if (ready() && writer_.has_output()) engine_->kick();

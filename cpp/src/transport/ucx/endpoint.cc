@@ -110,7 +110,8 @@ Status UcxEndpoint::signal(ByteSpan head, ByteSpan body) {
     return not_ready();
   HMC_TRY(check_signal(head.size() + body.size()));
   if (!waiting_.empty() || !requests_.room_for(Request::Kind::signal)) {
-    static const Status full(Code::would_block, "UCX has no room for another signal");
+    static const Status& full =
+        *new Status(Code::would_block, "UCX has no room for another signal");  // never destroyed: threads send during exit
     return full;
   }
   MessageHead message;

@@ -55,7 +55,8 @@ Status Link::signal(ByteSpan head, ByteSpan body) {
     return not_ready();
   HMC_TRY(check_signal(head.size() + body.size()));
   if (waiting_.empty() && post_signal(head, body)) return ready() ? Status() : not_ready();
-  static const Status full(Code::would_block, "no credit of the peer for another signal");
+  static const Status& full =
+      *new Status(Code::would_block, "no credit of the peer for another signal");  // never destroyed: threads send during exit
   return full;
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <vector>
 
 #include "testing.h"
@@ -97,6 +98,22 @@ TEST_F(ShmParts, AttachedSignalsWaitForRoomAndKeepTheirOrder) {
   EXPECT_FALSE(receiver.ready());
   EXPECT_FALSE(sender.waits());
   HMC_EXPECT_OK(sender.post(pattern(5, 1), {}));
+}
+
+// A thread that still sends while the process ends.
+TEST_F(ShmParts, AFullRingIsToldDuringExit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a new process: nothing has met a full ring yet
+  static Signals* late = nullptr;
+  late = &sides_[0].signals;
+  const auto end = [] {
+    std::atexit([] {  // after the end of every object that is made later
+      const Status status = late->post(pattern(max_signal, 1), {});
+      _exit(status.code() == Code::would_block && status.message() == "the peer's signal ring is full" ? 0 : 3);
+    });
+    while (late->post(pattern(max_signal, 1), {}).ok()) continue;
+    std::exit(4);
+  };
+  EXPECT_EXIT(end(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(ShmParts, TooManyWaitingSignalsAreRefused) {
