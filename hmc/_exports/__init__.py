@@ -34,4 +34,7 @@ def export_plan(plan: hmc.CollectivePlan, format: str, path: str | os.PathLike[s
     """The paths of the files written."""
     if format not in FORMATS:
         raise InvalidArgumentError(f'export: "{format}" is no format; pass one of {", ".join(FORMATS)}')
-    return tuple(FORMATS[format](plan, Path(path)))
+    file = Path(path)
+    if file.name in ("", ".."):
+        raise InvalidArgumentError(f'export: "{path}" names no file')
+    return tuple(FORMATS[format](plan, file))

@@ -139,6 +139,9 @@ def test_msccl_refuses_by_name_what_it_cannot_hold(tmp_path: Path) -> None:
         with pytest.raises(hmc.UnsupportedError, match=why):
             planned(call, nbytes, ranks, algorithm).export("msccl", file)
     assert not file.exists()
+    for nowhere in ("", ".."):
+        with pytest.raises(hmc.InvalidArgumentError, match="names no file"):
+            planned("all_reduce", 64, 2).export("chakra", nowhere)
     with pytest.raises(hmc.InvalidArgumentError, match="chakra, msccl"):
         planned("all_reduce", 64, 2).export("json", file)
     with pytest.raises(FileNotFoundError):
