@@ -1,6 +1,6 @@
 // Ranks: the local ranks of a group, as far as their vendor's collective library carries out its collectives.
 //
-// A rank's first call of device memory that the library knows opens the library and offers the rank's device on its Board. The
+// A rank's first call that names the library opens it and offers the rank's device on its Board. The
 // first call for which all ranks have done that connects them: rank 0 makes the communicator's number, and each rank joins on a
 // thread of its own. Once all are connected, and each knows that all make the same call, each starts it. If one could not connect,
 // or two have one device, the group does without the library.

@@ -107,7 +107,7 @@ bool ShmEndpoint::drain_signals(std::size_t& budget) {
       sink_->on_signal({shared_->incoming.data(), size});
     }
     budget -= std::min(budget, size);
-    // What came without a receive would be kept aside, at twice the cost.
+    // A message without a receive would be copied to memory of its own first.
     if (budget == 0 || shared_->engine->waiter_is_served()) break;
   }
   return moved;
