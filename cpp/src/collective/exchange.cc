@@ -83,8 +83,9 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
                                         std::to_string(counts.back()) + " bytes");
     }
   }
-  HMC_ASSIGN(const auto values, gather_once(group, ranks, std::move(mine), counts, what, deadline));
-  return split_up(values.front()->out, counts);
+  const auto values = gather_once(group, ranks, std::move(mine), counts, what, deadline);
+  if (!values.ok()) return group->error_of_call(values.status());
+  return split_up(values->front()->out, counts);
 }
 
 namespace {

@@ -99,6 +99,16 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   return next++;
 }
 
+bool Group::all_on_host() const noexcept {
+  return std::ranges::all_of(ranks_, [](const RankInfo& rank) { return rank.device.is_cpu(); });
+}
+
+Status Group::error_of_call(const Status& failed) const {
+  if (failed.code() != Code::closed || closed_.load(std::memory_order_relaxed)) return failed;
+  const auto lock = engine()->lock();
+  return broken_ ? broken_->reason : failed;
+}
+
 std::size_t Group::local_index(std::uint32_t r) const noexcept {
   return static_cast<std::size_t>(std::lower_bound(local_.begin(), local_.end(), r) - local_.begin());
 }

@@ -58,8 +58,12 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   // ---- any thread, engine lock not held ----
   // Makes its scopes known to comm, takes part in the job's news. Ended by leave(), once, before the last reference is dropped.
   void join();
-  void leave();  // what is under way ends with closed
+  void leave();                                     // what is under way ends with closed
+  [[nodiscard]] bool all_on_host() const noexcept;  // all Members are CPUs
   [[nodiscard]] RankOwners& owners() noexcept { return owners_; }
+  // The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more
+  // than that it did. To the caller it is the one call that failed.
+  [[nodiscard]] Status error_of_call(const Status& failed) const;
   [[nodiscard]] ScheduleCache& schedules() noexcept { return schedules_; }
 
   // ---- engine lock held ----
