@@ -1,6 +1,7 @@
 #include "hmc/communicator.h"
 
 #include "blocks.h"
+#include "caller_stream.h"
 #include "collectives.h"
 #include "context_options.h"
 #include "members.h"
@@ -152,26 +153,31 @@ void bind_ranked(Class& cls) {
           py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
       .def(
           "iall_to_all",
-          [](const T& self, const py::object& out, const py::object& inp, const std::optional<std::string>& algorithm) {
-            const MemoryView to = view_of(out, true);
-            const MemoryView from = view_of(inp, false);
+          [](const T& self, const py::object& out, const py::object& inp, const std::optional<std::string>& algorithm,
+             const py::object& stream) {
+            const CallerStream ordered(stream);
+            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
+            const std::string_view name = algorithm ? std::string_view(*algorithm) : std::string_view();
             const ReleasedGil nogil;
-            return check(member_of(self).iall_to_all(to, from, algorithm ? std::string_view(*algorithm) : std::string_view()));
+            return ordered.join(check(member_of(self).iall_to_all(to, from, name)), {to, from});
           },
-          py::arg("out"), py::arg("inp"), py::arg("algorithm") = py::none(), "As all_to_all, but returns a Work at once.")
+          py::arg("out"), py::arg("inp"), py::arg("algorithm") = py::none(), py::arg("stream") = py::none(),
+          "As all_to_all of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "iall_to_all_v",
           [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp, const py::object& in_counts,
-             const py::object& out_displacements, const py::object& in_displacements) {
-            const MemoryView to = view_of(out, true);
-            const MemoryView from = view_of(inp, false);
+             const py::object& out_displacements, const py::object& in_displacements, const py::object& stream) {
+            const CallerStream ordered(stream);
+            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
             const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
             const ReleasedGil nogil;
-            return check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout()));
+            return ordered.join(check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout())),
+                                {to, from});
           },
           py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
-          py::arg("in_displacements") = py::none(), "As all_to_all_v, but returns a Work at once.")
+          py::arg("in_displacements") = py::none(), py::arg("stream") = py::none(),
+          "As all_to_all_v, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "all_to_all_v",
           [](const T& self, const py::object& out, const py::object& out_counts, const py::object& inp, const py::object& in_counts,

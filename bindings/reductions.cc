@@ -1,4 +1,5 @@
 // all_reduce, reduce_scatter, reduce, all_gather, broadcast, gather and scatter of Member and Communicator.
+#include "caller_stream.h"
 #include "collectives.h"
 #include "element_type.h"
 #include "members.h"
@@ -14,32 +15,6 @@ std::string_view text(const Name& name) { return name ? std::string_view(*name) 
 // inp=None: in place.
 py::object input_of(const py::object& out, const py::object& inp) { return inp.is_none() ? out : inp; }
 // None: a rank that has no such buffer.
-// The `stream=` of a call that returns a Work.
-class CallerStream {
- public:
-  explicit CallerStream(const py::object& stream) : given_(!stream.is_none()), handle_(stream_of(stream)) {}
-  // The call starts behind what the stream has now.
-  [[nodiscard]] MemoryView of(MemoryView view) const {
-    if (!given_ || view.bytes == 0) return view;
-    if (view.device.is_cpu()) refuse("stream= orders a call on device memory, and an array is CPU memory; pass none");
-    view.stream = handle_;
-    return view;
-  }
-  // What comes on the stream later waits for the call.
-  [[nodiscard]] Work join(Work work, std::initializer_list<MemoryView> views) const {
-    for (const MemoryView& view : views) {
-      if (!given_ || view.bytes == 0) continue;
-      check(work.join(view.device, handle_));
-      break;
-    }
-    return work;
-  }
-
- private:
-  const bool given_;
-  const StreamHandle handle_;
-};
-
 MemoryView maybe_view(const py::object& array, bool writable) { return array.is_none() ? MemoryView{} : view_of(array, writable); }
 
 // Of {member: (out, inp)}, or {member: array} in place.

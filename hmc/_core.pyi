@@ -1010,9 +1010,9 @@ class Member:
         """
         Gets every block. stream: as in get.
         """
-    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None) -> Work:
+    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None, stream: typing.Any = None) -> Work:
         """
-        As all_to_all, but returns a Work at once.
+        As all_to_all of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def iall_to_all_v(
         self,
@@ -1022,9 +1022,10 @@ class Member:
         in_counts: typing.Any,
         out_displacements: typing.Any = None,
         in_displacements: typing.Any = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_to_all_v, but returns a Work at once.
+        As all_to_all_v, but returns a Work at once. stream: as in iall_reduce.
         """
     def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """
@@ -1916,9 +1917,9 @@ class Communicator:
         """
         Gets every block. stream: as in get.
         """
-    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None) -> Work:
+    def iall_to_all(self, out: typing.Any, inp: typing.Any, algorithm: str | None = None, stream: typing.Any = None) -> Work:
         """
-        As all_to_all, but returns a Work at once.
+        As all_to_all of arrays, but returns a Work at once. stream: as in iall_reduce.
         """
     def iall_to_all_v(
         self,
@@ -1928,9 +1929,10 @@ class Communicator:
         in_counts: typing.Any,
         out_displacements: typing.Any = None,
         in_displacements: typing.Any = None,
+        stream: typing.Any = None,
     ) -> Work:
         """
-        As all_to_all_v, but returns a Work at once.
+        As all_to_all_v, but returns a Work at once. stream: as in iall_reduce.
         """
     def islands(self) -> tuple[tuple[int, ...], ...]:
         """

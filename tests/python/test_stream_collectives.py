@@ -48,6 +48,47 @@ with hmc.init() as comm:
     )
 
 
+@pytest.mark.parametrize("other", ["cuda:1", "cpu"])
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_blocks_are_handed_on_in_the_order_of_a_stream(run_job: Callable[..., str], other: str, size: int) -> None:
+    job(
+        run_job,
+        "cuda",
+        other,
+        f"""
+size = {size}
+with hmc.init() as comm:
+    device = "cuda:0" if comm.rank == 0 else target
+    out, inp = (comm.buffer(2 * size, device=device) for _ in range(2))
+    for name in ("iall_to_all", "iall_to_all_v"):
+        counts = ((out, [size, size], inp, [size, size]) if name == "iall_to_all_v" else (out, inp))
+        if comm.rank == 0:
+            caller = Caller(vendor)
+            host = np.zeros(2 * size, np.uint8)
+            for value in (5, 9):
+                caller.gate.clear()
+                caller.hold()
+                caller.fill(address_of(inp), value, 2 * size)
+                work = getattr(comm, name)(*counts, stream=caller.stream)
+                caller.copy_out(host, address_of(out))
+                time.sleep(0.1)
+                assert not work.done
+                caller.gate.set()
+                caller.synchronize()
+                assert (host[:size] == value).all() and (host[size:] == 3).all()
+                work.wait(30)
+        else:
+            for value in (5, 9):
+                inp.memory.fill(3)
+                getattr(comm, name)(*counts).wait(30)
+                assert (read(out)[:size] == value).all()
+    comm.barrier(timeout=30)
+    mapped = comm.context.counters().get("mapped.count", 0)
+    assert mapped == (2 if target == "cuda:1" else 0), mapped
+""",
+    )
+
+
 def test_cpu_memory_with_a_stream_is_refused(run_job: Callable[..., str]) -> None:
     run_job(
         """
@@ -58,6 +99,7 @@ with hmc.init() as comm:
         lambda: comm.ireduce_scatter(x, y, stream=5),
         lambda: comm.ireduce(x, root=0, stream=5),
         lambda: comm.iall_gather(y, x, stream=5),
+        lambda: comm.iall_to_all(y, y + 1, stream=5),
         lambda: comm.ibroadcast(x, stream=5),
         lambda: comm.igather(y, x, stream=5),
         lambda: comm.iscatter(x, y, stream=5),

@@ -1,0 +1,36 @@
+// CallerStream: the order of a collective among what is queued on a caller's stream.
+#pragma once
+
+#include <initializer_list>
+
+#include "common.h"
+
+namespace hmc::bindings {
+
+// The `stream=` of a call that returns a Work.
+class CallerStream {
+ public:
+  explicit CallerStream(const py::object& stream) : given_(!stream.is_none()), handle_(stream_of(stream)) {}
+  // The call starts behind what the stream has now.
+  [[nodiscard]] MemoryView of(MemoryView view) const {
+    if (!given_ || view.bytes == 0) return view;
+    if (view.device.is_cpu()) refuse("stream= orders a call on device memory, and an array is CPU memory; pass none");
+    view.stream = handle_;
+    return view;
+  }
+  // What comes on the stream later waits for the call.
+  [[nodiscard]] Work join(Work work, std::initializer_list<MemoryView> views) const {
+    for (const MemoryView& view : views) {
+      if (!given_ || view.bytes == 0) continue;
+      check(work.join(view.device, handle_));
+      break;
+    }
+    return work;
+  }
+
+ private:
+  const bool given_;
+  const StreamHandle handle_;
+};
+
+}  // namespace hmc::bindings
