@@ -42,11 +42,11 @@ types="f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 i64 i32 i16 i8 u64 u32 u16
 
 # Loads and stores of system scope are of sm_70. Longer than the literals that every compiler must take; gcc and clang take any.
 {
-  header "reduce.cu and mapped.cu"
+  header "reduce.cu, mapped_memory.cu and mapped.cu"
   printf '#pragma GCC diagnostic push\n#pragma GCC diagnostic ignored "-Woverlength-strings"\n'
   echo "inline constexpr const char* mapped_ptx[] = {"
   for type in $types; do
-    echo "$(text mapped.cu sm_70 -fmad=false -include reduce.cu "-DHMC_MAPPED_$type"),"
+    echo "$(text mapped.cu sm_70 -fmad=false -include reduce.cu -include mapped_memory.cu "-DHMC_MAPPED_$type"),"
   done
   printf '};\n#pragma GCC diagnostic pop\n\n}  // namespace hmc\n'
 } >"$out/mapped_ptx.h"

@@ -1,5 +1,5 @@
-// The kernels that exchange with other devices: cpp/src/device/kernels/mapped.cu itself, compiled for the host. Its blocks run one
-// after the other, which is enough for it. Other devices run theirs meanwhile: each stream is a thread.
+// The kernels that exchange with other devices: cpp/src/device/kernels/mapped.cu and what it needs, compiled for the host. Its
+// blocks run one after the other, which is enough for it. Other devices run theirs meanwhile: each stream is a thread.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -25,6 +25,7 @@
 #include "../src/device/kernels/reduce.cu"
 #define HMC_MAPPED_ALL
 #include "../src/device/kernels/mapped.cu"
+#include "../src/device/kernels/mapped_memory.cu"
 #pragma GCC diagnostic pop
 
 namespace hmc::sim {
@@ -63,14 +64,15 @@ class Reached {
 Error run(const Row& row, const Call& given, unsigned groups) {
   using namespace hmc_mapped_kernel;
   Call call = given;
-  std::uint64_t read = call.own.offset + call.own.bytes, written = call.keeps != 0 ? call.kept_at + call.own.bytes : 0;
+  std::uint64_t read = call.own.bytes != 0 ? call.own.offset + call.own.bytes : 0;
+  std::uint64_t written = call.keeps != 0 && call.own.bytes != 0 ? call.kept_at + call.own.bytes : 0;
+  const auto reach_to = [](std::uint64_t& end, const Part& part) {
+    if (part.bytes != 0) end = std::max<std::uint64_t>(end, part.offset + part.bytes);
+  };
   for (unsigned r = 0; r < call.ranks; ++r) {
-    const std::uint64_t end = call.parts[r].offset + call.parts[r].bytes;
-    if (call.parts[r].bytes != 0 && r != call.rank) read = std::max<std::uint64_t>(read, end);
-    if (call.parts[r].bytes != 0 && r != call.rank && (call.collectors >> call.rank & 1U) != 0)
-      written = std::max<std::uint64_t>(written, end);
+    reach_to(read, call.gives[r]);
+    if (r != call.rank || call.sources == 0) reach_to(written, call.takes[r]);
   }
-  if (call.own.bytes == 0 && read == call.own.offset) read = 0;
   const std::uint64_t segment = call.slots_at + std::uint64_t{2} * (call.ranks - 1) * most_blocks * slots_of_block * call.slot;
   Reached reached;
   bool good = reached.take(call.input, read, call.width) && reached.take(call.output, written, call.width) &&
@@ -90,6 +92,7 @@ Error prepare_mapped(const std::string& name, const Launch& launch, std::functio
     std::memcpy(&call, launch.arguments[0], sizeof call);
     const bool fits = call.ranks > 1 && call.ranks <= hmc_mapped_kernel::most_ranks && call.rank < call.ranks &&
                       launch.groups <= hmc_mapped_kernel::most_blocks && call.chunk <= call.slot &&
+                      call.source + call.sources <= call.ranks &&
                       (call.width == 1 || call.width == row.element || call.width == hmc_reduce_kernel::pack_bytes);
     if (!fits) return Error::invalid_value;
     work = [&row, call, groups = launch.groups] { return run(row, call, groups); };

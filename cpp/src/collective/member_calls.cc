@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collective/batch.h"
+#include "collective/mapped/calls.h"
 
 namespace hmc {
 
@@ -48,12 +49,41 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
   if (name.empty()) return Algorithm::chosen;
   EqualCall asked = call;
   if (call.kind == CallKind::all_gather) asked.islands = group.schedules().islands(group);
-  return named_algorithm(asked, name, {.cpu = group.fused().possible(), .library = may_name_library(group)});
+  const bool possible = group.fused().possible();
+  return named_algorithm(
+      asked, name,
+      {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(), .library = may_name_library(group)});
 }
+
+namespace {
+
+// Up to that size a broadcast among CPU Members is best by messages: see fused::spreads_shared().
+constexpr std::uint64_t few_bytes = 8 << 10;
+
+}  // namespace
 
 bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept {
   if (!group.fused().possible()) return false;
-  return named == Algorithm::chosen ? fused::spreads_shared(kind, group.size(), bytes) : is_shared(named);
+  if (named != Algorithm::chosen) return is_shared(named);
+  if (fused::spreads_shared(kind, group.size(), bytes)) return true;
+  // CPU Members may pass device memory; of what is small they rarely do.
+  const bool by_kernel = group.fused().devices().may_be_named() && mapped::carries(kind, group.size(), bytes);
+  return by_kernel && (!group.all_on_host() || bytes > few_bytes);
+}
+
+void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,
+                  fused::Way& way) {
+  way.through_slots = named != Algorithm::chosen || way.spread->in_one_shot || fused::spreads_shared(kind, group.size(), way.bytes);
+  const bool given_here = in.bytes == 0 || in.device == out.device;
+  const bool by_kernel =
+      named == Algorithm::mapped || (named == Algorithm::chosen && mapped::carries(kind, group.size(), way.bytes));
+  if (out.device.is_cpu() || !given_here || !by_kernel) return;
+  ExchangeCall call = mapped::spread(rank, group.size(), *way.spread);
+  call.input = in.data != nullptr ? in.data : out.data;
+  call.output = out.data;
+  call.reduction = {.type = mapped::moved_type(call)};
+  if (group.fused().devices().prepare(rank, out.device, call.reduction.type))
+    way.on_device = std::make_shared<const ExchangeCall>(call);
 }
 
 bool may_name_library(Group& group) noexcept { return group.fused().possible() && group.fused().natives().may_be_named(); }

@@ -32,8 +32,11 @@ Status check_memory(std::string_view call, const MemoryView& out, const MemoryVi
 
 // The algorithm that was named for a call that hands bytes on. Errors: of named_algorithm().
 Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::string_view name);
-// Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share.
+// Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share. Alike on every rank.
 [[nodiscard]] bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept;
+// What that needs besides `way`: whether CPU memory goes so, and the device's share where device memory does.
+void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,
+                  fused::Way& way);
 
 // The group's ranks are on one host, and their devices of one vendor with a collective library: calls may name that.
 [[nodiscard]] bool may_name_library(Group& group) noexcept;

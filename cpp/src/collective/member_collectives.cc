@@ -44,8 +44,10 @@ Result<Share> all_to_all_share(const Member& member, const MemoryView& out, cons
   const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in), named);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
   Share share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};
-  if (goes_shared(*group, CallKind::all_to_all, in.bytes, named))
+  if (goes_shared(*group, CallKind::all_to_all, in.bytes, named)) {
     share.fused = fused::way_of_all_to_all(group->size(), block, named);
+    share_spread(*group, rank, CallKind::all_to_all, named, out, in, *share.fused);
+  }
   return share;
 }
 

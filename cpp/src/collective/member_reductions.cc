@@ -6,6 +6,7 @@
 
 #include "collective/choose.h"
 #include "collective/device_reducer.h"
+#include "collective/mapped/calls.h"
 #include "collective/member_calls.h"
 #include "collective/native/calls.h"
 #include "collective/plan_reduce.h"
@@ -47,7 +48,7 @@ Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out,
   if (!device) return Planned{std::move(schedule)};
   Planned found{std::move(schedule)};
   found.maps = group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
-               group.fused().devices().prepare(rank, out, in, reduction);
+               group.fused().devices().prepare(rank, in.device, reduction.type);
   if (found.maps || deferred) {
     found.staged = plan(reduce_tuning(true, algorithm));
   } else {
@@ -89,6 +90,15 @@ std::uint32_t call_of(CallKind kind, const Reduction& reduction, Algorithm algor
   return encode_call(kind, reduction, alike, algorithm);
 }
 
+// The share of the rank's device over mapped memory.
+std::shared_ptr<const ExchangeCall> by_kernel(const Share& share, const fused::Plan& plan) {
+  auto call = std::make_shared<ExchangeCall>(mapped::reduction(share.rank, share.group->size(), plan));
+  call->input = share.buffers.in.data;
+  call->output = share.buffers.out.data;
+  call->reduction = share.buffers.reduction;
+  return call;
+}
+
 Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
                                std::string_view algorithm) {
   HMC_TRY(check(member.state()));
@@ -116,7 +126,7 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
               {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
-  if (found.maps) share.fused->on_device = fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type));
+  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type)));
   if (library) share.fused->by_library = library;
   share.packable = true;
   return share;
@@ -162,7 +172,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
               {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
-  if (found.maps) share.fused->on_device = fused::plan_reduce_scatter({layout.counts, layout.displacements});
+  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce_scatter({layout.counts, layout.displacements}));
   if (library) share.fused->by_library = library;
   return share;
 }
@@ -217,7 +227,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
               {in, target, step, {}, std::move(found.scratch), std::move(found.staged)}};
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
-  if (found.maps) share.fused->on_device = fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type));
+  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type)));
   if (library) share.fused->by_library = library;
   share.root = at;
   share.packable = true;

@@ -59,6 +59,7 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
   if (goes_shared(*group, CallKind::all_gather, bytes, named)) {
     share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
+    share_spread(*group, rank, CallKind::all_gather, named, out, in, *share.fused);
     if (are_packed(layout, in.bytes)) {
       share.fused->by_library =
           by_library(*group, rank, named, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
@@ -87,7 +88,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
              spread_algorithm(*group, {.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm));
   const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
-    return plan_broadcast(rank, size, at, view.bytes, spread_tuning(true, true, named));
+    return plan_broadcast(rank, size, at, view.bytes, broadcast_tuning(group->all_on_host(), named));
   });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
   Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
@@ -95,6 +96,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   share.packable = true;
   if (goes_shared(*group, CallKind::broadcast, view.bytes, named)) {
     share.fused = fused::way_of_broadcast(rank, at, view.bytes, named);
+    share_spread(*group, rank, CallKind::broadcast, named, view, {}, *share.fused);
     share.fused->by_library =
         by_library(*group, rank, named, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at));
   }

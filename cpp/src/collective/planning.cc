@@ -30,7 +30,7 @@ Sharing sharing_of(const EqualCall& call, const PlannedGroup& group) {
   const bool host = all_on_host(group);
   const bool on_devices = std::ranges::none_of(group.on_host, [](bool on_host) { return on_host; });
   return {.cpu = group.may_fuse && fused::may_carry(call.kind) && host,
-          .devices = group.may_map && reduces(call.kind) && on_devices && !call.exact,
+          .devices = group.may_map && fused::may_carry(call.kind) && on_devices && !call.exact,
           .library = !group.library.empty() && on_devices && !call.exact && !name_of(call.kind, Algorithm::native).empty()};
 }
 
@@ -58,20 +58,25 @@ std::string exactness_text(const EqualCall& call, const CostModel& cost) {
 Tuning mapped_tuning(const EqualCall& call, Tuning tuning) {
   const bool whole = call.bytes <= mapped::most_whole_bytes(call.size);
   tuning.reduce.whole = whole ? call.bytes * call.size : 0;
-  tuning.reduce.chunk = most_exchange_blocks * exchange_segment(call.size).slot;
+  tuning.reduce.chunk = tuning.spread.chunk = most_exchange_blocks * exchange_segment(call.size).slot;
+  tuning.spread.tree = tuning.all_to_all.relay_block = 0;
   return tuning;
 }
 
+std::string how_it_maps(const EqualCall& call) {
+  const bool whole = call.bytes <= mapped::most_whole_bytes(call.size);
+  const std::string limit = (whole ? "at most " : "more than ") + bytes_text(mapped::most_whole_bytes(call.size));
+  if (call.kind == CallKind::reduce_scatter) return " Each rank reduces its part.";
+  if (reduces(call.kind) && whole) return " An input has " + limit + ", so it goes whole to each rank that wants the result.";
+  if (reduces(call.kind)) return " An input has " + limit + ", so each rank reduces a part of it.";
+  if (call.kind != CallKind::broadcast) return " Each rank writes its blocks into the others' memory.";
+  if (call.size == 2 || whole) return " The root writes into the others' memory.";
+  return " There are " + limit + ", so the root gives each of the others a part, which that one passes on.";
+}
+
 Choice mapped_choice(const EqualCall& call) {
-  const std::string limit = bytes_text(mapped::most_whole_bytes(call.size));
-  std::string how = " Each rank reduces its part.";
-  if (call.kind != CallKind::reduce_scatter && call.bytes <= mapped::most_whole_bytes(call.size)) {
-    how = " An input has at most " + limit + ", so it goes whole to each rank that wants the result.";
-  } else if (call.kind != CallKind::reduce_scatter) {
-    how = " An input has more than " + limit + ", so each rank reduces a part of it.";
-  }
   return {Algorithm::mapped, std::string(name_of(call.kind, Algorithm::mapped)),
-          "All ranks are on one host, and their devices, of one vendor, may map each other's memory." + how};
+          "All ranks are on one host, and their devices, of one vendor, may map each other's memory." + how_it_maps(call)};
 }
 
 // The library's own way is not known: as if each rank reduced a part, or sent its block to all.
@@ -97,9 +102,10 @@ Tuning shared_tuning(const EqualCall& call, Tuning tuning, Algorithm algorithm) 
   return tuning;
 }
 
-Schedule shared_schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tuning) {
+Schedule shared_schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tuning, bool maps) {
   if (call.kind != CallKind::broadcast) return schedule_of(call, rank, tuning);
-  // Each rank reads the root's slots.
+  if (maps && call.size > 2 && call.bytes > mapped::most_whole_bytes(call.size)) return schedule_of(call, rank, tuning);
+  // Each rank reads the root's slots, or gets what it writes.
   std::vector<std::uint64_t> counts(call.size), displacements(call.size);
   counts[call.root] = call.bytes;
   return plan_all_gather_blocks(rank, call.size, {counts, displacements}, tuning.spread);
@@ -129,6 +135,7 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
   for (std::uint32_t r = 0; r < call.size; ++r) {
     const bool staged = !group.staged.empty() && group.staged[r];
     Tuning tuning = tuning_for(group.on_host[r], staged, is_shared(algorithm) ? Algorithm::chosen : algorithm);
+    if (call.kind == CallKind::broadcast) tuning.spread.chunk = broadcast_tuning(all_on_host(group)).chunk;
     tuning.reduce.islands = tuning.spread.islands = call.islands;
     const bool maps = algorithm == Algorithm::mapped, native = algorithm == Algorithm::native;
     const bool shared = is_shared(algorithm) && !native;
@@ -141,7 +148,7 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
                                  : shared_choice(call, algorithm);
     }
     const Tuning coarse = coarser(call, tuning, simulated_steps);
-    carried.schedules.push_back(shared ? shared_schedule_of(call, r, coarse) : schedule_of(call, r, coarse));
+    carried.schedules.push_back(shared ? shared_schedule_of(call, r, coarse, maps) : schedule_of(call, r, coarse));
     const bool coarser = coarse.reduce.chunk != tuning.reduce.chunk || coarse.spread.chunk != tuning.spread.chunk;
     if (r == 0 && coarser && !is_shared(algorithm))
       carried.merged_chunks = schedule_of(call, r, tuning).steps.size() != carried.schedules[r].steps.size();
@@ -152,7 +159,8 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
 // As HMC chooses.
 Carried carried(const EqualCall& call, const PlannedGroup& group) {
   const Sharing sharing = sharing_of(call, group);
-  if (sharing.devices) return carried_by(call, group, Algorithm::mapped);
+  if (sharing.devices && call.size > 1 && mapped::carries(call.kind, call.size, call.bytes))
+    return carried_by(call, group, Algorithm::mapped);
   const bool shared =
       sharing.cpu && call.size > 1 && (reduces(call.kind) || fused::spreads_shared(call.kind, call.size, call.bytes));
   if (!shared) return carried_by(call, group, Algorithm::chosen);

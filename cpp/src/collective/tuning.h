@@ -47,4 +47,12 @@ inline constexpr std::uint64_t every_size = std::numeric_limits<std::uint64_t>::
   return tuning;
 }
 
+// Of a broadcast. `host`: all Members are CPUs. To and from devices a message costs as much as some hundred KiB.
+[[nodiscard]] inline SpreadTuning broadcast_tuning(bool host, Algorithm algorithm = Algorithm::chosen) {
+  constexpr std::uint64_t chunk_of_devices = 4 << 20;
+  SpreadTuning tuning = spread_tuning(true, true, algorithm);
+  if (!host) tuning.chunk = chunk_of_devices;
+  return tuning;
+}
+
 }  // namespace hmc

@@ -297,7 +297,7 @@ VendorCalls cuda_like_calls(const Row& row) {
       const std::string kernel = name_of_reduce_kernel(type);
       return runtime.compile(kernel.c_str(), "#define HMC_REDUCE_" + std::string(name_of(type)) + "\n", reduce_source, device);
     });
-    static const std::string source = std::string(reduce_source) + mapped_source;
+    static const std::string source = std::string(reduce_source) + mapped_memory_source + mapped_source;
     const auto image = [&runtime](int device, DataType type) {
       const std::string kernel = name_of_exchange_kernel(type);
       return runtime.compile(kernel.c_str(), "#define HMC_MAPPED_" + std::string(name_of(type)) + "\n", source.c_str(), device);

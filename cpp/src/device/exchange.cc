@@ -5,7 +5,7 @@
 namespace hmc {
 namespace {
 
-// As in kernels/mapped.cu.
+// As in kernels/mapped_memory.cu.
 constexpr std::uint64_t flags_bytes = std::uint64_t{2} * most_exchange_blocks * most_exchange_ranks * 64;
 constexpr std::uint64_t slots_of_block = 4;
 constexpr std::uint64_t pack = 16;
@@ -13,8 +13,8 @@ constexpr std::uint64_t pack = 16;
 // Measured on 2 x H100: beyond that, flags behind the bytes cost less than cells of twice the bytes.
 constexpr std::uint64_t cell_input = 256 << 10;
 // Slots of all other ranks together, for one chunk of one block.
-constexpr std::uint64_t slots_bytes = 256 << 10;
-constexpr std::uint32_t few_threads = 256, cell_threads = 512, chunk_threads = 1024;
+constexpr std::uint64_t slots_bytes = 192 << 10;
+constexpr std::uint32_t few_threads = 256, cell_threads = 512, chunk_threads = 512;
 
 constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
 

@@ -1,5 +1,5 @@
-// A rank's share of a reduction that kernels on the devices of all ranks carry out together. Each rank has a segment of device
-// memory, which the devices of all ranks map; what lies where in it is said here and in kernels/mapped.cu.
+// A rank's share of a collective that kernels on the devices of all ranks carry out together. Each rank has a segment of device
+// memory, which the devices of all ranks map; what lies where in it is said here and in kernels/mapped_memory.cu.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 namespace hmc {
 
 inline constexpr std::uint32_t most_exchange_ranks = 8;
-inline constexpr std::uint32_t most_exchange_blocks = 36;  // groups of threads of one kernel
+inline constexpr std::uint32_t most_exchange_blocks = 96;  // groups of threads of one kernel
 
 // What lies in a segment, for a group of `ranks`: flags, cells of small calls, slots for chunks.
 struct ExchangeSegment {
@@ -36,7 +36,7 @@ struct ExchangeShape {
 // For a call whose largest part has that many bytes. `cells`: it has no collectors, so it may pass through cells.
 [[nodiscard]] ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept;
 
-struct ExchangePart {  // of the input
+struct ExchangePart {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
@@ -46,11 +46,14 @@ struct ExchangeCall {
   void* output = nullptr;
   std::uint32_t rank = 0, ranks = 0;
   std::array<void*, most_exchange_ranks> segments = {};      // by rank, as this rank's device maps them
-  std::array<ExchangePart, most_exchange_ranks> parts = {};  // what each rank gets of this one's input
-  ExchangePart own;                                          // what this rank reduces
+  std::array<ExchangePart, most_exchange_ranks> gives = {};  // of the input: what each rank gets of it
+  std::array<ExchangePart, most_exchange_ranks> takes = {};  // of the output: what comes of each rank
+  ExchangePart own;                                          // of the input: what this rank reduces
   bool keeps = false;                                        // its output gets the result, at `kept_at`
   std::uint64_t kept_at = 0;
-  std::uint32_t collectors = 0;  // bit r: rank r gets the results of all, each at its part's offset
+  std::uint32_t collectors = 0;  // bit r: rank r gets the results of all, and takes those of each
+  std::uint32_t sources = 0;     // ranks whose inputs are reduced, from `source` on; 0: none, the bytes are handed on
+  std::uint32_t source = 0;
   ExchangeShape shape;
   std::uint64_t first = 0;  // the number of the call's first chunk: follows on that of the group's last one
   std::uint32_t shot = 0;   // of a call through cells: one more than that of the last one

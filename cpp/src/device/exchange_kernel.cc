@@ -7,7 +7,7 @@ namespace {
 
 constexpr unsigned pack_bytes = 16;
 
-// As in kernels/mapped.cu.
+// As in kernels/mapped_memory.cu.
 struct Part {
   unsigned long long offset, bytes;
 };
@@ -29,18 +29,20 @@ struct Call {
   void* output;
   void* segments[most_exchange_ranks];
   const void* ended;
-  Part parts[most_exchange_ranks];
+  Part gives[most_exchange_ranks];
+  Part takes[most_exchange_ranks];
   Part own;
   Place place;
   Chunks chunks;
   Segment segment;
   Arithmetic arithmetic;
-  unsigned width, rank, ranks, collectors, shot;
+  unsigned width, rank, ranks, collectors, shot, sources, source;
 };
 
 unsigned width_of(const ExchangeCall& call) {
   auto bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output);
-  for (const ExchangePart& part : call.parts) bits |= part.offset;
+  for (const ExchangePart& part : call.gives) bits |= part.offset;
+  for (const ExchangePart& part : call.takes) bits |= part.offset;
   bits |= call.own.offset | call.kept_at;
   if (bits % pack_bytes == 0) return pack_bytes;
   const std::size_t element = size_of(call.reduction.type);
@@ -69,7 +71,8 @@ int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream strea
             .output = given.output,
             .segments = {},
             .ended = given.ended,
-            .parts = {},
+            .gives = {},
+            .takes = {},
             .own = {given.own.offset, given.own.bytes},
             .place = {given.kept_at, given.keeps ? 1ULL : 0ULL},
             .chunks = {given.first, given.shape.steps, given.shape.chunk},
@@ -79,9 +82,14 @@ int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream strea
             .rank = given.rank,
             .ranks = given.ranks,
             .collectors = given.collectors,
-            .shot = given.shot};
+            .shot = given.shot,
+            .sources = given.sources,
+            .source = given.source};
   std::ranges::copy(given.segments, call.segments);
-  for (std::size_t r = 0; r < given.parts.size(); ++r) call.parts[r] = {given.parts[r].offset, given.parts[r].bytes};
+  for (std::size_t r = 0; r < given.gives.size(); ++r) {
+    call.gives[r] = {given.gives[r].offset, given.gives[r].bytes};
+    call.takes[r] = {given.takes[r].offset, given.takes[r].bytes};
+  }
   void* arguments[] = {&call};
   return vendor_.clear(
       api_.launch(kernel.function, given.shape.blocks, 1, 1, given.shape.threads, 1, 1, 0, stream, arguments, nullptr));

@@ -35,9 +35,9 @@ TEST(MappedCalls, PartsCoverTheInputOnce) {
       std::uint64_t reduced = 0, end = 0;
       for (std::uint32_t r = 0; r < ranks; ++r) {
         const auto plan = fused::plan_all_reduce(r, ranks, bytes, 2);
-        const ExchangeCall call = mapped::exchange_call(r, ranks, *plan);
+        const ExchangeCall call = mapped::reduction(r, ranks, *plan);
         EXPECT_EQ(call.own.offset, call.kept_at);
-        EXPECT_EQ(call.parts[r].bytes, call.own.bytes);
+        EXPECT_EQ(call.gives[r].bytes, call.own.bytes);
         EXPECT_TRUE(call.keeps);
         EXPECT_LE(call.shape.chunk, exchange_segment(ranks).slot);
         if (call.collectors == 0) {
@@ -72,6 +72,8 @@ TEST(MappedCalls, EveryPathOfAllReduce) {
         check_all_reduce(me, {DataType::u8, ReduceOp::max}, count, false, 1);
         calls += 3;
       }
+      check_all_reduce(me, {DataType::u8, ReduceOp::sum}, 26'000'003, true, 0);
+      ++calls;
       EXPECT_EQ(mapped_calls(world), before + calls);
     });
   }

@@ -1,9 +1,10 @@
 // What ranks say of the collectives that they start, read and written by several processes at once.
 //
-// A rank announces a fused call when its earlier ones have ended. So a rank that waits in call n, and finds call m > n announced,
-// knows that the other rank carried out n by messages. Other collectives are announced so that a rank that waits in a fused call
-// learns that another collective was called instead. The last announcement_count of them are kept: a rank that is further ahead is
-// not found, and the wait ends at its deadline.
+// A rank announces a fused call when its earlier ones have ended, or when its device carries them out. The last two are kept, and
+// one whose call the device carries out until all ranks have given it to theirs. So a rank that waits in call n, and finds a call m
+// > n announced but not n, knows that the other rank carried out n by messages. Other collectives are announced so that a rank that
+// waits in a fused call learns that another collective was called instead. The last announcement_count of them are kept: a rank
+// that is further ahead is not found, and the wait ends at its deadline.
 #pragma once
 
 #include <atomic>
@@ -25,8 +26,14 @@ struct Announced {
   std::uint32_t ways = 0;
 };
 
+// The entry that the board's rank, which alone writes there, announces its next call in.
+inline FusedAnnouncement& next_entry(Board& board) noexcept {
+  const auto number = [&](std::size_t i) { return board.fused[i].number.load(std::memory_order_relaxed); };
+  return board.fused[number(0) <= number(1) ? 0 : 1];
+}
+
 inline void announce_fused(Board& board, const Announced& what) noexcept {
-  FusedAnnouncement& entry = board.fused;
+  FusedAnnouncement& entry = next_entry(board);
   entry.number.store(0, std::memory_order_relaxed);  // a reader of the stores that follow sees a change at its second look
   entry.bytes.store(what.bytes, std::memory_order_release);
   entry.call.store(what.call, std::memory_order_release);
@@ -34,9 +41,8 @@ inline void announce_fused(Board& board, const Announced& what) noexcept {
   entry.number.store(what.sequence + 1, std::memory_order_seq_cst);
 }
 
-// The latest of the board's rank; none: nothing yet, or it is being written and seen at the next look.
-inline std::optional<Announced> latest_fused(const Board& board) noexcept {
-  const FusedAnnouncement& entry = board.fused;
+// None: nothing yet, or it is being written and seen at the next look.
+inline std::optional<Announced> read(const FusedAnnouncement& entry) noexcept {
   const std::uint64_t number = entry.number.load(std::memory_order_seq_cst);
   if (number == 0) return std::nullopt;
   const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
@@ -44,6 +50,14 @@ inline std::optional<Announced> latest_fused(const Board& board) noexcept {
   const Announced found{number - 1, bytes, call, ways};
   if (entry.number.load(std::memory_order_relaxed) != number) return std::nullopt;
   return found;
+}
+
+// What the board's rank announced under `sequence`, else the latest.
+inline std::optional<Announced> fused_under(const Board& board, std::uint64_t sequence) noexcept {
+  const auto first = read(board.fused[0]), second = read(board.fused[1]);
+  if (first && first->sequence == sequence) return first;
+  if (!first || (second && (second->sequence == sequence || second->sequence > first->sequence))) return second;
+  return first;
 }
 
 inline void announce_other(Board& board, std::uint64_t sequence, std::uint32_t call) noexcept {

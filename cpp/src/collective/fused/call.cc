@@ -52,7 +52,7 @@ bool Call::needs(std::uint32_t rank) const noexcept {
 bool Call::awaits(std::uint32_t rank) const noexcept {
   if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.awaits(rank, own_.sequence);
   if (passing_ || device_work_ || !way_.in_chunks()) return needs(rank);
-  const auto theirs = latest_fused(calls_.slots().board(rank));
+  const auto theirs = fused_under(calls_.slots().board(rank), own_.sequence);
   return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
 }
 
@@ -105,6 +105,8 @@ bool Call::advance_by_library() {
 
 void Call::begin_on_device(std::shared_ptr<WorkState> work) {
   device_work_ = std::move(work);
+  calls_.slots().board(rank_).device_started.store(own_.sequence + 1, std::memory_order_seq_cst);
+  calls_.wake_others();
   if (device_work_->done()) return device_ended(device_work_->status());
   device_work_->on_complete_locked(
       [self = std::static_pointer_cast<Call>(shared_from_this())](const Status& status) { self->device_ended(status); });

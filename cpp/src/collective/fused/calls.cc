@@ -17,6 +17,9 @@ namespace {
 // Bytes that one look moves, about: as long as the engine lock may be held.
 constexpr std::size_t bytes_per_poll = 256 << 10;
 
+// Calls of a rank that its device has been given: so many that it need not wait for the host, and few enough to look at each often.
+constexpr std::size_t most_on_device = 4;
+
 // A wait with the engine lock held: polls as long as the engine would. Where threads outnumber cores it then leaves the core to the
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
 class ShortWait {
@@ -81,7 +84,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   std::uint32_t ways = (way.on_device ? by_mapped : 0) | (way.by_library ? by_native : 0);
   const Algorithm named = algorithm_of(call);
   const bool cpu_memory = buffers.in.device.is_cpu() && buffers.out.device.is_cpu();
-  if (cpu_memory && reserved_[rank] && named != Algorithm::mapped && named != Algorithm::native) ways = by_cpu;
+  if (cpu_memory && reserved_[rank] && way.through_slots && named != Algorithm::mapped && named != Algorithm::native) ways = by_cpu;
   std::uint64_t bytes = way.bytes;
   if (way.chunks) {
     for (const Part& part : way.chunks->parts) bytes += part.bytes;
@@ -92,7 +95,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   if (begun) {
     posted->number_ = begun->number;
     posted->announced_ = true;
-  } else if (first_of_its_rank(under_way_.size() - 1) && can_announce(*posted)) {
+  } else if (is_next(under_way_.size() - 1) && can_announce(*posted)) {
     announce(*posted);
   }
   group_.engine()->kick();
@@ -120,7 +123,22 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
   return AtOnce::done;
 }
 
-bool Calls::can_announce(const Call& call) noexcept { return call.way_.in_chunks() || shots_[call.rank_].can_publish(slots()); }
+bool Calls::can_announce(const Call& call) noexcept {
+  if (!call.way_.in_chunks()) return shots_[call.rank_].can_publish(slots());
+  const std::uint64_t replaced = next_entry(slots().board(call.rank_)).number.load(std::memory_order_relaxed);
+  for (const auto& earlier : under_way_) {
+    const bool is_replaced = earlier->rank_ == call.rank_ && earlier->own_.sequence + 1 == replaced;
+    if (is_replaced && earlier->device_work_ && !started_by_all(*earlier)) return false;
+  }
+  return true;
+}
+
+bool Calls::started_by_all(const Call& call) const noexcept {
+  for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
+    if (r != call.rank_ && slots().board(r).device_started.load(std::memory_order_seq_cst) <= call.own_.sequence) return false;
+  }
+  return true;
+}
 
 void Calls::announce(Call& call) {
   if (call.way_.in_chunks()) {
@@ -139,7 +157,7 @@ Calls::Agreed Calls::agreement(const Call& call) {
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == call.rank_) continue;
     const Board& board = slots().board(r);
-    const auto in_chunks = latest_fused(board);
+    const auto in_chunks = fused_under(board, own.sequence);
     const auto theirs = call.way_.in_chunks() ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
     auto other = other_call(board, own.sequence);
     if (const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
@@ -238,7 +256,7 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
 void Calls::compare() {
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     const Call& call = *under_way_[i];
-    if (first_of_its_rank(i) && call.announced_ && !call.passing_ && !call.device_work_) static_cast<void>(agreement(call));
+    if (is_next(i) && call.announced_ && !call.passing_ && !call.device_work_) static_cast<void>(agreement(call));
   }
 }
 
@@ -248,9 +266,13 @@ void Calls::leave() {
   group_.engine()->remove(*this);
 }
 
-bool Calls::first_of_its_rank(std::size_t index) const noexcept {
-  return std::none_of(under_way_.begin(), under_way_.begin() + static_cast<std::ptrdiff_t>(index),
-                      [&](const auto& earlier) { return earlier->rank_ == under_way_[index]->rank_; });
+bool Calls::is_next(std::size_t index) const noexcept {
+  std::size_t on_device = 0;
+  for (std::size_t i = 0; i < index; ++i) {
+    if (under_way_[i]->rank_ != under_way_[index]->rank_) continue;
+    if (!under_way_[i]->device_work_ || ++on_device == most_on_device) return false;
+  }
+  return true;
 }
 
 // Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll.
@@ -258,7 +280,7 @@ bool Calls::poll() {
   bool moved = false;
   for (std::size_t i = 0; i < under_way_.size();) {
     const auto call = under_way_[i];
-    if (first_of_its_rank(i) && advance(call)) moved = true;
+    if (is_next(i) && advance(call)) moved = true;
     if (i < under_way_.size() && under_way_[i] == call) ++i;
   }
   return moved;
@@ -270,7 +292,7 @@ bool Calls::arm() {
   for (const std::uint32_t rank : group_.local()) slots().board(rank).armed.exchange(1, std::memory_order_seq_cst);
   for (std::size_t i = 0; i < under_way_.size(); ++i) {
     Call& call = *under_way_[i];
-    if (!first_of_its_rank(i)) continue;
+    if (!is_next(i)) continue;
     if (abandoned_by(call) || can_advance(call)) return false;
   }
   return true;

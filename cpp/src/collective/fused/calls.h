@@ -76,13 +76,16 @@ class Calls final : public Pollable {
   bool advance(const std::shared_ptr<Call>& call);
   bool advance_passing(Call& call);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
+  // Every other rank has given that call to its device.
+  [[nodiscard]] bool started_by_all(const Call& call) const noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void end(const std::shared_ptr<Call>& call, const Status& status);
   // The first rank that it needs and that has given up.
   [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;
   void give_up(std::uint32_t rank, std::uint64_t from);
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
-  [[nodiscard]] bool first_of_its_rank(std::size_t index) const noexcept;
+  // It may be announced: its rank's device carries out the rank's earlier ones, if there are any.
+  [[nodiscard]] bool is_next(std::size_t index) const noexcept;
 
   Group& group_;
   std::shared_ptr<Segment> segment_;              // null: none

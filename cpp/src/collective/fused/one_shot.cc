@@ -49,7 +49,8 @@ bool takes_one_shot(std::uint64_t bytes, std::uint32_t ranks, Algorithm algorith
 
 // An empty call goes in one shot, as above. `longest`: what a rank gives at most.
 bool spreads_at_once(std::uint64_t longest, std::uint64_t bytes, Algorithm algorithm) noexcept {
-  return bytes == 0 || (algorithm != Algorithm::shared_pass && longest <= shot_bytes && bytes <= most_read_at_once);
+  const bool may_be = algorithm == Algorithm::chosen || algorithm == Algorithm::shared_whole;
+  return bytes == 0 || (may_be && longest <= shot_bytes && bytes <= most_read_at_once);
 }
 
 // Returns the bytes taken from other ranks' slots.

@@ -22,7 +22,11 @@
 #include "collective/parts.h"
 #include "native/rank_communicator.h"
 
-namespace hmc::fused {
+namespace hmc {
+
+struct ExchangeCall;
+
+namespace fused {
 
 // Bytes of a call of ranks' equal parts, as EqualCall has them, that go in one shot at most: larger inputs are not reduced so, as a
 // rank reads all of every input; bytes that are handed on fit a slot, and a rank reads little.
@@ -46,15 +50,16 @@ constexpr bool spreads_shared(CallKind kind, std::uint32_t ranks, std::uint64_t 
 
 // How one rank takes part in a fused call.
 struct Way {
-  std::shared_ptr<const Plan> chunks = nullptr;  // of a call that reduces; null: in one shot, as the following say
-  std::uint64_t bytes = 0;                       // alike at every rank: of the input; of all blocks where bytes are handed on
-  Part wanted = {};                              // of the published inputs: the rank reduces it into its output
-  std::uint64_t wanted_at = 0;                   // where that part is in the rank's own input
-  std::vector<Part> pieces = {};                 // of its own input, published one after the other; none: all of it
+  std::shared_ptr<const Plan> chunks = nullptr;     // of a call that reduces; null: in one shot, as the following say
+  std::uint64_t bytes = 0;                          // alike at every rank: of the input; of all blocks where bytes are handed on
+  Part wanted = {};                                 // of the published inputs: the rank reduces it into its output
+  std::uint64_t wanted_at = 0;                      // where that part is in the rank's own input
+  std::vector<Part> pieces = {};                    // of its own input, published one after the other; none: all of it
+  std::optional<SpreadPlan> spread = std::nullopt;  // of a call that hands bytes on: in place of the above, but for `bytes`
+  bool through_slots = true;                        // where all ranks pass CPU memory; else that goes by messages
   // Not null: the memory is its device's, which carries the call out so if those of all ranks do.
-  std::shared_ptr<const Plan> on_device = nullptr;
+  std::shared_ptr<const ExchangeCall> on_device = nullptr;
   std::optional<native::Call> by_library = std::nullopt;  // likewise, by the vendor's library
-  std::optional<SpreadPlan> spread = std::nullopt;        // of a call that hands bytes on: in place of the above, but for `bytes`
 
   [[nodiscard]] bool in_chunks() const noexcept { return spread ? !spread->in_one_shot : chunks != nullptr; }
 };
@@ -93,4 +98,5 @@ class OneShots {
   std::uint64_t last_sequence_ = 0;  // of the call before
 };
 
-}  // namespace hmc::fused
+}  // namespace fused
+}  // namespace hmc

@@ -25,7 +25,7 @@ inline constexpr std::uint64_t shot_depth = 2;               // one-shot calls w
 inline constexpr std::size_t rank_bytes = ring_bytes + shot_depth * shot_bytes;
 inline constexpr std::uint64_t announcement_count = 64;  // kept of collectives that are not fused
 
-// What a rank says of its latest fused call, and of other collectives that it has started: see announcements.h.
+// What a rank says of one of its latest fused calls, and of other collectives that it has started: see announcements.h.
 struct FusedAnnouncement {
   std::atomic<std::uint64_t> number;  // the collective's sequence, plus one; 0: none yet. Written last
   std::atomic<std::uint64_t> bytes;
@@ -76,12 +76,13 @@ struct Board {
   // The sequence, plus one, from which on the rank takes no part in fused calls: one failed there, or it left the group. 0: it
   // does.
   alignas(line_bytes) std::atomic<std::uint64_t> gave_up;
-  alignas(line_bytes) FusedAnnouncement fused;
+  alignas(line_bytes) FusedAnnouncement fused[2];  // of calls in chunks, in turns
   ShotEntry shots[shot_depth];
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
   alignas(line_bytes) MappedOffer mapped;
   alignas(line_bytes) NativeOffer native;
-  std::atomic<std::uint64_t> device_ended;  // the sequence, plus one, of the rank's last call that its device has carried out
+  // The sequence, plus one, of the rank's last call that its device has been given, and of the last that it has carried out.
+  std::atomic<std::uint64_t> device_started, device_ended;
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
 

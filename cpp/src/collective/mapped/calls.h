@@ -1,9 +1,11 @@
-// How a reduction is carried out by kernels over mapped memory. Pure.
+// How a collective is carried out by kernels over mapped memory. Pure.
 #pragma once
 
 #include <cstdint>
 
+#include "collective/areas.h"
 #include "collective/fused/pass.h"
+#include "collective/fused/spread.h"
 #include "device/exchange.h"
 
 namespace hmc::mapped {
@@ -12,7 +14,15 @@ namespace hmc::mapped {
 // two exchanges.
 [[nodiscard]] std::uint64_t most_whole_bytes(std::uint32_t ranks) noexcept;
 
-// The share of `rank`, but for its memory, its numbers and its arithmetic. `ranks`: 2 to most_exchange_ranks.
-[[nodiscard]] ExchangeCall exchange_call(std::uint32_t rank, std::uint32_t ranks, const fused::Plan& plan) noexcept;
+// Whether HMC chooses kernels for a call of that kind with `bytes`, as EqualCall has them: two ranks are as fast by their devices'
+// copy engines where blocks are long.
+[[nodiscard]] bool carries(CallKind kind, std::uint32_t ranks, std::uint64_t bytes) noexcept;
+// The share of `rank` in a call that reduces, but for its memory, its numbers and its arithmetic. `ranks`: 2 to
+// most_exchange_ranks.
+[[nodiscard]] ExchangeCall reduction(std::uint32_t rank, std::uint32_t ranks, const fused::Plan& plan) noexcept;
+// Likewise in a call that hands bytes on.
+[[nodiscard]] ExchangeCall spread(std::uint32_t rank, std::uint32_t ranks, const fused::SpreadPlan& plan) noexcept;
+// The widest type whose elements the memory of such a call is made of.
+[[nodiscard]] DataType moved_type(const ExchangeCall& call) noexcept;
 
 }  // namespace hmc::mapped

@@ -10,7 +10,6 @@
 #include "base/wire.h"
 #include "collective/device_reducer.h"
 #include "collective/group.h"
-#include "collective/mapped/calls.h"
 
 namespace hmc::mapped {
 namespace {
@@ -55,26 +54,22 @@ void Devices::use(const fused::Slots& slots) {
   usable_.store(usable);
 }
 
-bool Devices::suits(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const {
-  return !in.device.is_cpu() && in.device == out.device && !(reduction.exact && is_floating(reduction.type));
-}
-
-bool Devices::prepare(std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction) {
-  if (!possible() || !suits(out, in, reduction)) return false;
-  const auto runtime = runtime_for(in.device);
+bool Devices::prepare(std::uint32_t rank, const Device& device, DataType type) {
+  if (!possible() || device.is_cpu()) return false;
+  const auto runtime = runtime_for(device);
   if (!runtime.ok()) return false;
   const std::scoped_lock lock(mutex_);
   Local& local = locals_[rank];
   // Not yet, where a run-time compiler makes the kernel; another type's may be there.
-  const Status kernel = (*runtime)->compute().prepare_exchange(in.device.index(), reduction.type);
+  const Status kernel = (*runtime)->compute().prepare_exchange(device.index(), type);
   if (!kernel.ok() && !std::exchange(local.told, true)) {
-    log(LogLevel::info, "a collective of " + in.device.str() + " goes by messages, perhaps for now: " + kernel.str());
+    log(LogLevel::info, "a collective of " + device.str() + " goes by messages, perhaps for now: " + kernel.str());
   }
   if (!local.tried && kernel.ok()) {
     local.tried = true;
-    if (const Status opened = open(rank, in.device); !opened.ok()) refuse(rank, opened);
+    if (const Status opened = open(rank, device); !opened.ok()) refuse(rank, opened);
   }
-  return kernel.ok() && local.exchange != nullptr && local.device == in.device && possible();
+  return kernel.ok() && local.exchange != nullptr && local.device == device && possible();
 }
 
 Status Devices::open(std::uint32_t rank, const Device& device) {
@@ -172,7 +167,7 @@ Status Devices::map_one(std::uint32_t rank, std::uint32_t owner) {
   return {};
 }
 
-std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, const fused::Plan& plan, const CollectiveBuffers& buffers) {
+std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call, const CollectiveBuffers& buffers) {
   Local& local = locals_[rank];
   const auto runtime = runtime_for(local.device);
   if (!runtime.ok()) return completed_work(group_.engine(), runtime.status());
@@ -181,11 +176,7 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, const fused::Plan&
                                                   "2^32 calls have used up the numbers of this Communicator's calls; "
                                                   "make a new one by split()"));
   }
-  ExchangeCall call = exchange_call(rank, group_.size(), plan);
-  call.input = buffers.in.data;
-  call.output = buffers.out.data;
   call.segments = local.segments;
-  call.reduction = buffers.reduction;
   call.first = local.next_chunk;
   local.next_chunk += call.shape.steps;
   if (call.shape.steps == 0) call.shot = ++local.last_shot;

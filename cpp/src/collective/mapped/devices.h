@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "collective/areas.h"
-#include "collective/fused/pass.h"
 #include "collective/fused/slots.h"
 #include "device/runtime.h"
 #include "hmc/reduce.h"
@@ -38,8 +37,8 @@ class Devices {
   [[nodiscard]] bool possible() const noexcept { return usable_.load(std::memory_order_relaxed); }
   // Whether it may be asked for by name: alike on every rank. Any thread.
   [[nodiscard]] bool may_be_named() const noexcept { return nameable_; }
-  // Whether `rank` takes part in such a call with its device, which it makes ready. Engine lock not held.
-  bool prepare(std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction);
+  // Whether `rank` takes part in such a call with its device, which it makes ready for elements of that type. Engine lock not held.
+  bool prepare(std::uint32_t rank, const Device& device, DataType type);
 
   // ---- engine lock held ----
   // Whether all ranks map all segments, now that each has announced such a call. Maps those of the others for `rank`, once.
@@ -47,8 +46,8 @@ class Devices {
   Mapping map(std::uint32_t rank);
   // Whether map() would do or say something else than before.
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
-  // Starts the kernel of `rank`. Ends as that does.
-  std::shared_ptr<WorkState> start(std::uint32_t rank, const fused::Plan& plan, const CollectiveBuffers& buffers);
+  // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
+  std::shared_ptr<WorkState> start(std::uint32_t rank, ExchangeCall call, const CollectiveBuffers& buffers);
   // The rank's kernels end soon, whatever they have done: the group carries out no more collectives.
   void end_kernels(std::uint32_t rank) noexcept;
 
@@ -66,7 +65,6 @@ class Devices {
     std::uint64_t next_chunk = 0;
     std::uint32_t last_shot = 0;
   };
-  [[nodiscard]] bool suits(const MemoryView& out, const MemoryView& in, const Reduction& reduction) const;
   Status open(std::uint32_t rank, const Device& device);
   Status map_others(std::uint32_t rank);
   Status map_one(std::uint32_t rank, std::uint32_t owner);

@@ -1,0 +1,192 @@
+// What a rank tells the others of a collective of device memory (mapped.cu), in memory that the devices of all ranks map: its Call,
+// flags, cells and slots. Stands behind reduce.cu.
+//
+// Each rank has a segment of device memory that the others write. What it says there of a chunk: `pushed`, what a rank gives of the
+// chunk is in the slot of the rank that takes or reduces it; `reduced`, the result is in the slot of a rank that collects it.
+// Numbers of chunks never go back, so nothing is reset between calls. Block b of a kernel waits for block b of the other ranks'
+// kernels only: it needs no other block of its own grid to run at the same time.
+//
+// Slots are reused without a question. A rank that has been told of chunk n - 2 by another one knows that this one has reduced or
+// taken chunk n - 4; a rank that has been told of chunk n knows that the other one has collected chunk n - 3. With slots_of_block =
+// 4, both are free.
+
+#if defined(__HIP__) || defined(__HIPCC_RTC__)
+#define HMC_MAPPED_HIP
+#elif defined(__CUDACC__)
+#define HMC_MAPPED_CUDA
+#endif
+
+namespace hmc_mapped_kernel {
+
+using hmc_reduce_kernel::Pack;
+using hmc_reduce_kernel::pack_bytes;
+using hmc_reduce_kernel::Sum;
+using hmc_reduce_kernel::Words;
+using Number = unsigned long long;
+
+constexpr unsigned most_ranks = 8;
+constexpr unsigned most_blocks = 96;
+constexpr unsigned slots_of_block = 4;
+constexpr unsigned flag_bytes = 64;
+constexpr unsigned cell_bytes = 32;  // carries a pack: words and the call's number in turns
+constexpr unsigned most_ahead = 4;   // packs that a thread loads before it uses the first
+
+struct Part {
+  Number offset, bytes;
+};
+
+struct Call {
+  const char* input;
+  char* output;
+  char* segments[most_ranks];
+  const unsigned* ended;      // not 0: the host has ended the call
+  Part gives[most_ranks];     // of the input: what rank r gets of it
+  Part takes[most_ranks];     // of the output: what comes of rank r
+  Part own;                   // of the input: what this rank reduces
+  Number kept_at;             // where in the output its result goes
+  Number keeps;               // not 0: it goes there
+  Number first;               // the number of the call's first chunk
+  Number steps;               // chunks of each block; 0: the call passes through cells
+  Number chunk;               // bytes, of each step of a block
+  Number slot;                // bytes of a slot
+  Number cells_at, slots_at;  // in the segments
+  Number cells;               // bytes of the cells of one rank
+  double scale;
+  unsigned divisor;
+  unsigned op;
+  unsigned width;       // divides the addresses of the input and the output, and all offsets
+  unsigned rank, ranks;
+  unsigned collectors;  // bit r: rank r collects all results
+  unsigned shot;        // number of a call that passes through cells; not 0
+  unsigned sources;     // inputs that are reduced, from rank `source` on; 0: what is given is taken as it is
+  unsigned source;
+};
+
+// ---- memory that other devices write ----
+
+// What this thread knows to be written comes before what it publishes from here on.
+__device__ inline void fence() {
+#if defined(HMC_MAPPED_CUDA)
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#elif defined(HMC_MAPPED_HIP)
+  __threadfence_system();
+#else
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+__device__ inline void publish(Number* flag, Number value) {
+#if defined(HMC_MAPPED_CUDA)
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+#elif defined(HMC_MAPPED_HIP)
+  __hip_atomic_store(flag, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  __atomic_store_n(flag, value, __ATOMIC_RELAXED);
+#endif
+}
+
+__device__ inline Number observe(const Number* flag) {
+#if defined(HMC_MAPPED_CUDA)
+  Number value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+#elif defined(HMC_MAPPED_HIP)
+  return __hip_atomic_load(flag, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+#endif
+}
+
+// Each half of a cell's 16 bytes, a word and a number, is written and read at once.
+__device__ inline void write_half_cell(char* to, unsigned first, unsigned second, unsigned number) {
+#if defined(HMC_MAPPED_CUDA)
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(first), "r"(number), "r"(second), "r"(number)
+               : "memory");
+#else
+  const Number high = static_cast<Number>(number) << 32;
+  Number* const words = reinterpret_cast<Number*>(to);
+#if defined(HMC_MAPPED_HIP)
+  __hip_atomic_store(words, high | first, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store(words + 1, high | second, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  __atomic_store_n(words, high | first, __ATOMIC_RELAXED);
+  __atomic_store_n(words + 1, high | second, __ATOMIC_RELAXED);
+#endif
+#endif
+}
+
+// False: it is not there yet.
+__device__ inline bool read_half_cell(const char* from, unsigned& first, unsigned& second, unsigned number) {
+#if defined(HMC_MAPPED_CUDA)
+  unsigned one, other;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(first), "=r"(one), "=r"(second), "=r"(other)
+               : "l"(from)
+               : "memory");
+  return one == number && other == number;
+#else
+  const Number* const words = reinterpret_cast<const Number*>(from);
+#if defined(HMC_MAPPED_HIP)
+  const Number low = __hip_atomic_load(words, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  const Number high = __hip_atomic_load(words + 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  const Number low = __atomic_load_n(words, __ATOMIC_RELAXED);
+  const Number high = __atomic_load_n(words + 1, __ATOMIC_RELAXED);
+#endif
+  first = static_cast<unsigned>(low);
+  second = static_cast<unsigned>(high);
+  return low >> 32 == number && high >> 32 == number;
+#endif
+}
+
+// One look more. True: the host has ended the call. The word is in host memory, so few looks of a device read it.
+__device__ inline bool ended_after(const Call& call, unsigned& looks) {
+#if defined(HMC_MAPPED_CUDA) || defined(HMC_MAPPED_HIP)
+  constexpr unsigned looks_per_word = 256;
+  return ++looks % looks_per_word == 0 && *reinterpret_cast<const volatile unsigned*>(call.ended) != 0;
+#else
+  HMC_MAPPED_RELAX();  // each look gives the core away
+  ++looks;
+  return __atomic_load_n(call.ended, __ATOMIC_ACQUIRE) != 0;
+#endif
+}
+
+// ---- flags and slots ----
+
+enum Kind : unsigned { pushed, reduced };
+
+__device__ inline Number* flag_of(char* segment, Kind kind, unsigned from) {
+  return reinterpret_cast<Number*>(segment + ((kind * most_blocks + blockIdx.x) * most_ranks + from) * flag_bytes);
+}
+__device__ inline char* slot_of(const Call& call, unsigned in, Kind kind, unsigned from, Number step) {
+  const unsigned other = from < in ? from : from - 1;
+  const Number at = ((static_cast<Number>(kind) * (call.ranks - 1) + other) * most_blocks + blockIdx.x) * slots_of_block +
+                    (call.first + step) % slots_of_block;
+  return call.segments[in] + call.slots_at + at * call.slot;
+}
+// By all threads of a block: the chunk of that step is in the slots of those ranks, bit r of `ranks`: rank r.
+__device__ inline void tell(const Call& call, Kind kind, unsigned ranks, Number step) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fence();
+  for (unsigned to = 0; to < call.ranks; ++to) {
+    if (to != call.rank && (ranks >> to & 1U)) publish(flag_of(call.segments[to], kind, call.rank), call.first + step + 1);
+  }
+}
+// By all threads of a block. False: the call was ended.
+__device__ inline bool await(const Call& call, Kind kind, Number step, unsigned& ended) {
+  unsigned looks = 0;
+  for (unsigned from = threadIdx.x; from < call.ranks; from += blockDim.x) {
+    if (from == call.rank) continue;
+    const Number* const flag = flag_of(call.segments[call.rank], kind, from);
+    while (observe(flag) < call.first + step + 1) {
+      if (!ended_after(call, looks)) continue;
+      ended = 1;
+      break;
+    }
+  }
+  __syncthreads();
+  return ended == 0;
+}
+
+}  // namespace hmc_mapped_kernel
