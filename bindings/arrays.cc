@@ -9,6 +9,7 @@
 #include "cuda_array.h"
 #include "dlpack.h"
 #include "interop.h"
+#include "torch_tensor.h"
 
 namespace hmc::bindings {
 namespace {
@@ -86,6 +87,11 @@ bool numpy_view(py::handle object, bool writable, Viewed& viewed) {
   viewed.view.bytes = static_cast<std::size_t>(array.size()) * static_cast<std::size_t>(type.itemsize());
   viewed.read_only = !array.writeable();
   return true;
+}
+
+// An array that C describes, and whose own reference keeps the memory.
+bool direct_view(py::handle object, bool writable, Viewed& viewed) {
+  return numpy_view(object, writable, viewed) || torch_view(object, viewed.view);
 }
 
 // Empty where the object offers the buffer protocol and has none to give: JAX for bfloat16 and fp8, and for its devices' memory.
@@ -194,9 +200,8 @@ void keep_reference(std::shared_ptr<BorrowedView::Reference> reference) {
 }  // namespace
 
 BorrowedView::BorrowedView(py::handle object, bool writable, py::handle stream) {
-  if (Viewed viewed; numpy_view(object, writable, viewed)) {
-    view_.data = viewed.view.data;
-    view_.bytes = viewed.view.bytes;
+  if (Viewed viewed; direct_view(object, writable, viewed)) {
+    view_ = std::move(viewed.view);
     reference_ = take_reference();
     reference_->object = Py_NewRef(object.ptr());
     view_.owner = reference_;
@@ -233,7 +238,7 @@ Viewed look_at(py::handle object, bool writable) {
   static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
   if (Py_TYPE(object.ptr()) == buffer_type) return own_view(object.cast<const ConnBuffer&>(), writable);
   if (Py_TYPE(object.ptr()) == memory_type) return own_view(object.cast<const Memory&>(), writable);
-  if (Viewed viewed; numpy_view(object, writable, viewed)) {
+  if (Viewed viewed; direct_view(object, writable, viewed)) {
     viewed.view.owner = shared_reference(object);
     return viewed;
   }

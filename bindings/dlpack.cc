@@ -1,41 +1,10 @@
 #include "dlpack.h"
 
+#include "dlpack_abi.h"
 #include "interop.h"
 
 namespace hmc::bindings {
 namespace {
-
-struct DlDevice {
-  std::int32_t type;
-  std::int32_t id;
-};
-struct DlType {
-  std::uint8_t code;
-  std::uint8_t bits;
-  std::uint16_t lanes;
-};
-struct DlTensor {
-  void* data;
-  DlDevice device;
-  std::int32_t ndim;
-  DlType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;
-  std::uint64_t byte_offset;
-};
-struct DlManagedTensor {
-  DlTensor tensor;
-  void* manager;
-  void (*deleter)(DlManagedTensor*);
-};
-struct DlManagedTensorVersioned {
-  std::uint32_t major;
-  std::uint32_t minor;
-  void* manager;
-  void (*deleter)(DlManagedTensorVersioned*);
-  std::uint64_t flags;
-  DlTensor tensor;
-};
 
 constexpr std::uint64_t read_only_flag = 1;
 constexpr const char* plain_name = "dltensor";
@@ -76,20 +45,6 @@ Managed* export_memory(const Memory& memory) {
   return &exported->managed;
 }
 
-std::size_t contiguous_bytes(const DlTensor& tensor) {
-  std::int64_t expected = 1;
-  for (std::int32_t i = 0; i < tensor.ndim; ++i) {
-    if (tensor.shape[i] == 0) return 0;  // whatever its strides
-  }
-  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.strides != nullptr && tensor.shape[i] > 1 && tensor.strides[i] != expected) {
-      refuse("a tensor that is not C-contiguous cannot be transferred; make it contiguous, or use blocks");
-    }
-    expected *= tensor.shape[i];
-  }
-  return static_cast<std::size_t>(expected) * ((static_cast<std::size_t>(tensor.dtype.bits) * tensor.dtype.lanes + 7) / 8);
-}
-
 }  // namespace
 
 DlpackView take_dlpack(py::handle object) {
@@ -114,7 +69,9 @@ DlpackView take_dlpack(py::handle object) {
   } else {
     refuse("__dlpack__ did not return a tensor");
   }
-  view.bytes = contiguous_bytes(*tensor);
+  const std::optional<std::size_t> bytes = contiguous_bytes(*tensor);
+  if (!bytes) refuse("a tensor that is not C-contiguous cannot be transferred; make it contiguous, or use blocks");
+  view.bytes = *bytes;
   view.data = view.bytes > 0 ? static_cast<std::byte*>(tensor->data) + tensor->byte_offset : nullptr;
   const std::int32_t type = tensor->device.type;
   if (!dlpack_on_host(type)) {

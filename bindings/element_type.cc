@@ -99,7 +99,10 @@ std::optional<DataType> type_named(py::handle dtype) {
 py::object dtype_of(py::handle array) {
   if (Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_)
     return py::reinterpret_borrow<py::object>(py::detail::array_proxy(array.ptr())->descr);
-  return py::getattr(array, "dtype", py::none());
+  static PyObject* const name = PyUnicode_InternFromString("dtype");
+  PyObject* const found = in_interpreter([&] { return PyObject_GetAttr(array.ptr(), name); });
+  if (found == nullptr) PyErr_Clear();
+  return found != nullptr ? py::reinterpret_steal<py::object>(found) : py::none();
 }
 
 double factor_of(py::handle factor) {
