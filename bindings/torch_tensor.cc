@@ -12,7 +12,7 @@ namespace {
 // A type met before. Its references are never dropped: the interpreter may have ended before.
 struct TorchType {
   PyTypeObject* type = nullptr;
-  const DlExchangeApi* api = nullptr;  // null: older than torch 2.10, its tensors go by the protocols
+  const DlExchangeApi* api = nullptr;  // null: this torch has none, and its tensors go by the protocols
   PyObject* is_in_bad_fork = nullptr;  // of torch._C; null in builds without CUDA and HIP
   PyObject* current_stream = nullptr;  // the same: by the index of a device its current stream's handle
 };
@@ -108,12 +108,12 @@ bool torch_view(py::handle object, MemoryView& view) {
     return false;
   }
   const std::optional<std::size_t> bytes = contiguous_bytes(tensor);
-  if (!bytes || (*bytes > 0 && tensor.data == nullptr) || !plain_values(object.ptr(), tensor)) return false;
+  if (!bytes || !plain_values(object.ptr(), tensor)) return false;
   void* const data = *bytes > 0 ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
   Device device = Device::cpu();
   StreamHandle stream = no_stream;
   if (tensor.device.type != dlpack_cpu) {
-    // Torch calls HIP's devices "cuda" too. Other devices have streams of their own, and an empty tensor has no address to ask for.
+    // Torch calls AMD's devices "cuda" too. Other vendors' have streams of their own, and an empty tensor has no address.
     const bool of_cuda = tensor.device.type == interop_of("cuda").dlpack || tensor.device.type == interop_of("rocm").dlpack;
     if (!of_cuda || *bytes == 0 || !current_stream(*torch, tensor.device.id, stream)) return false;
     // The code does not always name the vendor: ask the runtimes whose pointer it is.

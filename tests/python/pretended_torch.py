@@ -147,7 +147,12 @@ def tensor_of(tensor: Any, out: Any) -> int:
 API = ExchangeApi(1, 3, tensor_of=tensor_of)
 
 
+kept: list[ExchangeApi] = []
+
+
 def capsule_of(api: ExchangeApi) -> Any:
+    """Such an interface lives as long as the process."""
+    kept.append(api)
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return make(ctypes.addressof(api), b"dlpack_exchange_api", None)
