@@ -32,7 +32,8 @@ py::object attribute_if_any(PyObject* object, const char* name) {
 
 // Of a module that is imported already.
 py::object attribute_of_imported(const char* module, const char* name) {
-  const auto found = py::reinterpret_steal<py::object>(PyImport_GetModule(py::str(module).ptr()));
+  const py::str name_of_module(module);
+  const auto found = py::reinterpret_steal<py::object>(in_interpreter([&] { return PyImport_GetModule(name_of_module.ptr()); }));
   if (!found) PyErr_Clear();
   return found ? attribute_if_any(found.ptr(), name) : py::object();
 }
