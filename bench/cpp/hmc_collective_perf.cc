@@ -1,8 +1,7 @@
-// Collectives of hmc::Communicator in C++, f32. Rank 0 prints one JSON object per measured point: {"operation", "ranks", "bytes" of a
-// rank's largest array, "alone": seconds of a call that is waited for, "in_a_row": seconds per call of many that are posted before any
-// is waited for}. Medians of 7.
-// Usage: hmc run -n N hmc_collective_perf [prefix of the ranks' devices [largest bytes [operation]]]; the prefix is "cuda:" by default,
-// and rank r has the device of that number; "cpu" is the CPU.
+// Collectives of hmc::Communicator in C++, f32. Rank 0 prints one JSON object per measured point: {"operation", "ranks", "bytes" of
+// a rank's largest array, "alone": seconds of a call that is waited for, "in_a_row": seconds per call of many that are posted
+// before any is waited for}. Medians of 7. Usage: hmc run -n N hmc_collective_perf [prefix of the ranks' devices [largest bytes
+// [operation]]]; the prefix is "cuda:" by default, and rank r has the device of that number; "cpu" is the CPU.
 #include <hmc/hmc.h>
 
 #include <algorithm>
@@ -64,8 +63,8 @@ void measure(const hmc::Communicator& comm, const hmc::Member& self, const hmc::
     if (!only.empty() && only != name) continue;
     const double alone = seconds_per_call(comm, post, calls, false), row = seconds_per_call(comm, post, calls, true);
     if (self.rank() != 0) continue;
-    std::printf("{\"operation\": \"%s\", \"ranks\": %zu, \"bytes\": %zu, \"alone\": %.9f, \"in_a_row\": %.9f}\n", name.c_str(), ranks,
-                whole, alone, row);
+    std::printf("{\"operation\": \"%s\", \"ranks\": %zu, \"bytes\": %zu, \"alone\": %.9f, \"in_a_row\": %.9f}\n", name.c_str(),
+                ranks, whole, alone, row);
     std::fflush(stdout);
   }
 }
@@ -81,8 +80,8 @@ int main(int argc, char** argv) {
   options.devices = {check(hmc::Device::parse(prefix == "cpu" ? prefix : prefix + (number == nullptr ? "0" : number)))};
   const hmc::Communicator comm = check(hmc::Communicator::init(options));
   const hmc::Member self = check(comm.self());
-  for (const std::size_t bytes : {std::size_t{8}, std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20,
-                                  std::size_t{256} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{8}, std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{256} << 20}) {
     if (bytes <= largest) measure(comm, self, options.devices.front(), bytes, only);
   }
   return 0;

@@ -3,8 +3,8 @@
 Usage: python bench/peers/device_collectives.py [--ranks N] [--sizes BYTES ...] [--one-process] [--by NAME ...] [--calls NAME ...]
 
 Every rank is a process of its own, or all are cards of one process. Rank 0 prints JSON lines: medians of 7 turns. Sizes are bytes
-of a rank's largest array. "alone": a call and its end; "in a row": calls behind one another on a stream, per call. HMC's results of up
-to 32 MiB are compared with what torch computes before anything is timed.
+of a rank's largest array. "alone": a call and its end; "in a row": calls behind one another on a stream, per call. HMC's results
+of up to 32 MiB are compared with what torch computes before anything is timed.
 """
 
 from __future__ import annotations

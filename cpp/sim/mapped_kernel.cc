@@ -22,10 +22,12 @@
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of the first source, which each kernel has
 #endif
+// Each stands behind the one before.
 #include "../src/device/kernels/reduce.cu"
 #define HMC_MAPPED_ALL
-#include "../src/device/kernels/mapped.cu"
 #include "../src/device/kernels/mapped_memory.cu"
+
+#include "../src/device/kernels/mapped.cu"
 #pragma GCC diagnostic pop
 
 namespace hmc::sim {

@@ -1,5 +1,5 @@
-// all_gather, broadcast and all_to_all by one kernel over mapped device memory, and calls that follow one another without a wait, on
-// simulated devices.
+// all_gather, broadcast and all_to_all by one kernel over mapped device memory, and calls that follow one another without a wait,
+// on simulated devices.
 #include <cstring>
 #include <numeric>
 
@@ -80,8 +80,8 @@ void check_all_to_all(const Member& me, std::size_t block, std::size_t offset) {
 
 // Through cells, in one step, in several; of every alignment that has a kernel of its own.
 TEST(MappedSpreads, EveryPath) {
-  for (const Devices& devices : {Devices{"cuda:0", "cuda:1"}, Devices{"rocm:2", "rocm:0", "rocm:3"},
-                                 Devices{"cuda:3", "cuda:1", "cuda:0", "cuda:2"}}) {
+  for (const Devices& devices :
+       {Devices{"cuda:0", "cuda:1"}, Devices{"rocm:2", "rocm:0", "rocm:3"}, Devices{"cuda:3", "cuda:1", "cuda:0", "cuda:2"}}) {
     on_four(devices, [](const Member& me, const Communicator& world) {
       const std::uint64_t before = calls_by_kernel(world);
       std::uint64_t calls = 0;
@@ -224,7 +224,8 @@ TEST(MappedSpreads, CpuMemoryIsRefusedWhereTheKernelIsNamed) {
   });
 }
 
-// A rank that looks late finds what the others have announced of a call that their devices carry out, whatever they have called since.
+// A rank that looks late finds what the others have announced of a call that their devices carry out, whatever they have called
+// since.
 TEST(MappedSpreads, ARankThatLooksLateFindsTheCall) {
   testing::run_job(3, [](const testing::Process& process) {
     testing::simulate_vendors();
