@@ -184,7 +184,7 @@ def test_a_stopped_newcomer_is_the_others_deadline(tmp_path: Path) -> None:
     if rank == 0:
         pid = int(take("pid"))
         give("invitation", comm.invite())
-        while b"(python) T" not in open(f"/proc/{pid}/stat", "rb").read():
+        while b") T" not in open(f"/proc/{pid}/stat", "rb").read():
             time.sleep(0.01)
         give("stopped")
     take("stopped")
