@@ -133,6 +133,10 @@ void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
   }
 }
 
+std::shared_ptr<DeviceOrder> CollectiveWork::device_order() {
+  return fused_call_ && fused_call_->may_be_on_device() ? fused_call_ : nullptr;
+}
+
 // Inside its completion: no message is posted from here.
 void CollectiveWork::on_fused(const Status& status) {
   const auto self = shared_from_this();

@@ -43,6 +43,7 @@ class CollectiveWork final : public WorkState {
   // Stops what can be stopped and ends with `reason` once nothing of it is under way any more. Breaks the group.
   void fail(const Status& reason);
   Status cancel_locked() override;
+  [[nodiscard]] std::shared_ptr<DeviceOrder> device_order() override;
   [[nodiscard]] bool involves(std::uint32_t process) const;     // cannot end without it
   [[nodiscard]] bool fused_needs(std::uint32_t process) const;  // that, in a fused call
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }

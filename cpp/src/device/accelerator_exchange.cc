@@ -93,4 +93,17 @@ Status AcceleratorExchange::run(ExchangeCall call, const std::array<const Stream
   return left;
 }
 
+Status AcceleratorExchange::order(StreamHandle stream) {
+  const VendorCalls& calls = devices_.calls();
+  const int index = segment_.device.index();
+  const DeviceScope scope(*calls.devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const std::scoped_lock lock(device_.mutex);
+  HMC_ASSIGN(const VendorEvent event, devices_.event(device_));
+  int code = calls.streams->record(event, stream_->handle);
+  if (code == 0) code = calls.streams->wait(vendor_stream(stream), event);
+  device_.free_events.push_back(event);  // the wait keeps what it stood for
+  return code == 0 ? Status() : devices_.failure("ordering the caller's stream of " + devices_.name(index), code);
+}
+
 }  // namespace hmc

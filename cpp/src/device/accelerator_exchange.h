@@ -19,6 +19,7 @@ class AcceleratorExchange final : public DeviceExchange {
 
   [[nodiscard]] DeviceSpan segment() const noexcept override { return segment_; }
   Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) override;
+  Status order(StreamHandle stream) override;
   void end_kernels() noexcept override { ended_->store(1, std::memory_order_release); }
   [[nodiscard]] bool ended() const noexcept { return ended_ != nullptr && ended_->load(std::memory_order_relaxed) != 0; }
 

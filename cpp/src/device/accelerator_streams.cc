@@ -5,11 +5,6 @@
 #include "device/accelerator_queue.h"
 
 namespace hmc {
-namespace {
-
-VendorStream stream_of(StreamHandle stream) { return stream == default_stream ? nullptr : reinterpret_cast<VendorStream>(stream); }
-
-}  // namespace
 
 Result<bool> AcceleratorPoint::reached() {
   const int code = devices_.calls().streams->query(event_);
@@ -31,7 +26,7 @@ Result<std::shared_ptr<StreamPoint>> AcceleratorStreams::mark(int index, StreamH
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
   const std::scoped_lock lock(on->mutex);
   HMC_ASSIGN(const VendorEvent made, devices_.event(*on));
-  if (const int code = devices_.calls().streams->record(made, stream_of(stream)); code != 0) {
+  if (const int code = devices_.calls().streams->record(made, vendor_stream(stream)); code != 0) {
     on->free_events.push_back(made);
     return failure("recording an event on the caller's stream of " + devices_.name(index), code);
   }
@@ -47,7 +42,7 @@ Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<
     const std::unique_ptr<std::shared_ptr<const StreamGate>> mine(static_cast<std::shared_ptr<const StreamGate>*>(data));
     (*mine)->wait();
   };
-  if (const int code = devices_.calls().streams->call_host(stream_of(stream), wait, held.get()); code != 0) {
+  if (const int code = devices_.calls().streams->call_host(vendor_stream(stream), wait, held.get()); code != 0) {
     return failure("making a stream of " + devices_.name(index) + " wait", code);
   }
   static_cast<void>(held.release());  // the callback's

@@ -9,6 +9,10 @@
 
 namespace hmc {
 
+[[nodiscard]] inline VendorStream vendor_stream(StreamHandle stream) noexcept {
+  return stream == default_stream ? nullptr : reinterpret_cast<VendorStream>(stream);
+}
+
 // An event on a caller's stream.
 class AcceleratorPoint final : public StreamPoint {
  public:

@@ -174,6 +174,8 @@ class DeviceExchange {
   [[nodiscard]] virtual DeviceSpan segment() const noexcept = 0;
   // `call` without `ended`. `after`: of the same runtime: come first; not used after the call. `done` as for DeviceRuntime::copy.
   virtual Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) = 0;
+  // What is queued on `stream`, of the same device, from now on waits for the kernels that are pending.
+  virtual Status order(StreamHandle stream) = 0;
   // Pending kernels, and all later ones, end soon, whatever they have done. Any thread.
   virtual void end_kernels() noexcept = 0;
 };

@@ -1,5 +1,6 @@
 #include "hmc/work.h"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -10,7 +11,17 @@
 namespace hmc {
 namespace {
 
+// So long a stream's caller waits to learn whether a device carries the operation out: no longer than the host takes to release a
+// stream that waits for it.
+constexpr auto until_settled = std::chrono::microseconds(30);
+
 Status no_work() { return {Code::invalid_argument, "this Work is empty: it names no operation"}; }
+
+template <class Function>
+auto locked(Engine& engine, const Function& function) {
+  const auto lock = engine.lock();
+  return function();
+}
 
 }  // namespace
 
@@ -35,6 +46,11 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   if (!state_) return no_work();
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   if (done()) return {};
+  const std::shared_ptr<Engine>& engine = state_->engine();
+  if (const auto order = locked(*engine, [&] { return state_->device_order(); }); order && !engine->forked()) {
+    static_cast<void>(engine->drive_flag(Deadline::after(until_settled), order->settled()));
+    if (locked(*engine, [&] { return order->order(device, stream); })) return {};
+  }
   const auto gate = std::make_shared<StreamGate>();
   HMC_TRY(runtime->streams().hold(device.index(), stream, gate));
   state_->then([gate](const Status&) { gate->open(); });

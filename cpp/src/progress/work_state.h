@@ -9,6 +9,7 @@
 
 #include "base/completion.h"
 #include "hmc/work.h"
+#include "progress/device_order.h"
 #include "progress/engine.h"
 
 namespace hmc {
@@ -29,6 +30,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   virtual Status cancel_locked();
   // As cancel_locked(), also once complete: see Work::withdraw. Default: invalid_argument once complete.
   virtual Status withdraw_locked();
+  // Null: no device carries it out.
+  [[nodiscard]] virtual std::shared_ptr<DeviceOrder> device_order() { return nullptr; }
 
   // ---- any thread ----
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire) != 0; }

@@ -41,6 +41,10 @@ Status Call::cancel_locked() {
   return {};
 }
 
+bool Call::order(const Device& device, StreamHandle stream) {
+  return device_work_ && !by_library_ && calls_.devices_.order(rank_, device, stream);
+}
+
 bool Call::needs(std::uint32_t rank) const noexcept {
   if (rank == rank_) return false;
   // One whose device has ended has written all that this one waits for.
@@ -105,6 +109,7 @@ bool Call::advance_by_library() {
 
 void Call::begin_on_device(std::shared_ptr<WorkState> work) {
   device_work_ = std::move(work);
+  settled_.store(1, std::memory_order_release);
   calls_.slots().board(rank_).device_started.store(own_.sequence + 1, std::memory_order_seq_cst);
   calls_.wake_others();
   if (device_work_->done()) return device_ended(device_work_->status());

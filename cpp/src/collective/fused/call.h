@@ -1,6 +1,7 @@
 // Call: one rank's share in a fused call.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -15,12 +16,17 @@ class Calls;
 
 // Ends with ok; unsupported: nothing was done, and every rank is to use messages; closed: another
 // rank gave up, and the collective's reason is on its way; cancelled.
-class Call final : public WorkState {
+class Call final : public WorkState, public DeviceOrder {
  public:
   // `own`: what the rank announces.
   Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers);
 
+  [[nodiscard]] const std::atomic<std::uint32_t>& settled() const noexcept override { return settled_; }
+  // The ranks' devices may carry it out.
+  [[nodiscard]] bool may_be_on_device() const noexcept { return way_.on_device != nullptr; }
+
   // ---- engine lock held ----
+  bool order(const Device& device, StreamHandle stream) override;
   Status cancel_locked() override;  // at once: nothing of it is written afterwards
   // Whether it cannot end without `rank`.
   [[nodiscard]] bool needs(std::uint32_t rank) const noexcept;
@@ -51,6 +57,7 @@ class Call final : public WorkState {
   std::uint64_t number_ = 0;                // once announced, of a one-shot call
   std::unique_ptr<Passing> passing_;        // once every rank has announced the call, unless it is a one-shot call
   std::shared_ptr<WorkState> device_work_;  // likewise, where the ranks' devices carry it out
+  std::atomic<std::uint32_t> settled_{0};   // how it is carried out
   bool on_device_ = false;                  // they do, or get ready to
   bool by_library_ = false;                 // the vendor's library does, or is to
   Status outcome_;                          // of a call that has failed while the device carries it out

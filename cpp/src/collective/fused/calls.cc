@@ -243,6 +243,7 @@ std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcep
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
   std::erase(under_way_, call);
+  call->settled_.store(1, std::memory_order_release);
   call->complete(status);
 }
 

@@ -185,6 +185,11 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call,
   });
 }
 
+bool Devices::order(std::uint32_t rank, const Device& device, StreamHandle stream) {
+  const Local& local = locals_[rank];
+  return local.exchange && local.device == device && local.exchange->order(stream).ok();
+}
+
 void Devices::end_kernels(std::uint32_t rank) noexcept {
   if (rank < locals_.size() && locals_[rank].exchange) locals_[rank].exchange->end_kernels();
 }

@@ -48,6 +48,8 @@ class Devices {
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
   // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
   std::shared_ptr<WorkState> start(std::uint32_t rank, ExchangeCall call, const CollectiveBuffers& buffers);
+  // What is queued on `stream` of `device` from now on waits for the rank's kernels. False: they are another device's.
+  bool order(std::uint32_t rank, const Device& device, StreamHandle stream);
   // The rank's kernels end soon, whatever they have done: the group carries out no more collectives.
   void end_kernels(std::uint32_t rank) noexcept;
 
