@@ -84,7 +84,7 @@ Result<std::vector<Bytes>> gather_bytes(const std::shared_ptr<Group>& group, std
     }
   }
   const auto values = gather_once(group, ranks, std::move(mine), counts, what, deadline);
-  if (!values.ok()) return group->error_of_call(values.status());
+  if (!values.ok()) return error_of_call(*group, values.status());
   return split_up(values->front()->out, counts);
 }
 

@@ -318,16 +318,11 @@ Status CollectiveWork::cancel_locked() {
                                  "output may be written"};
 }
 
-bool CollectiveWork::fused_needs(std::uint32_t process) const {
-  if (mismatched_) return false;  // it ends for that reason
-  for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
+bool CollectiveWork::involves(std::uint32_t process, bool fused) const {
+  for (std::uint32_t r = 0; fused_call_ && !mismatched_ && r < group_->size(); ++r) {  // mismatched: it ends for that reason
     if (group_->rank(r).process == process && (r == rank_ || fused_call_->needs(r))) return true;
   }
-  return false;
-}
-
-bool CollectiveWork::involves(std::uint32_t process) const {
-  if (fused_call_) return fused_needs(process);
+  if (fused || fused_call_) return false;
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
     if (!run_.done(i) && (step.kind == StepKind::send || step.kind == StepKind::receive) &&

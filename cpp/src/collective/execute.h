@@ -44,8 +44,8 @@ class CollectiveWork final : public WorkState {
   void fail(const Status& reason);
   Status cancel_locked() override;
   [[nodiscard]] std::shared_ptr<DeviceOrder> device_order() override;
-  [[nodiscard]] bool involves(std::uint32_t process) const;     // cannot end without it
-  [[nodiscard]] bool fused_needs(std::uint32_t process) const;  // that, in a fused call
+  // It cannot end without that process; `fused`: asked of a fused call alone.
+  [[nodiscard]] bool involves(std::uint32_t process, bool fused = false) const;
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
   // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is.
   [[nodiscard]] std::string missing() const;

@@ -99,14 +99,17 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   return next++;
 }
 
-bool Group::all_on_host() const noexcept {
-  return std::ranges::all_of(ranks_, [](const RankInfo& rank) { return rank.device.is_cpu(); });
+bool all_on_host(const Group& group) noexcept {
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    if (!group.rank(r).device.is_cpu()) return false;
+  }
+  return true;
 }
 
-Status Group::error_of_call(const Status& failed) const {
-  if (failed.code() != Code::closed || closed_.load(std::memory_order_relaxed)) return failed;
-  const auto lock = engine()->lock();
-  return broken_ ? broken_->reason : failed;
+Status error_of_call(const Group& group, const Status& failed) {
+  if (failed.code() != Code::closed || group.closed_.load(std::memory_order_relaxed)) return failed;
+  const auto lock = group.engine()->lock();
+  return group.broken_ ? group.broken_->reason : failed;
 }
 
 std::size_t Group::local_index(std::uint32_t r) const noexcept {
@@ -158,7 +161,7 @@ void Group::process_gone(std::uint32_t process, const Status& reason) {
   // Messages of one that said goodbye end by themselves: what it owed this side it has sent.
   if (reason.code() == Code::closed) {
     fused_.compare();  // it may have left because it was in another collective
-    return running_.fail_if([process](const CollectiveWork& work) { return work.fused_needs(process); }, reason);
+    return running_.fail_if([process](const CollectiveWork& work) { return work.involves(process, true); }, reason);
   }
   std::string ranks;
   for (std::uint32_t r = 0; r < size(); ++r) {

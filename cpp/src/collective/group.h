@@ -58,12 +58,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   // ---- any thread, engine lock not held ----
   // Makes its scopes known to comm, takes part in the job's news. Ended by leave(), once, before the last reference is dropped.
   void join();
-  void leave();                                     // what is under way ends with closed
-  [[nodiscard]] bool all_on_host() const noexcept;  // all Members are CPUs
+  void leave();  // what is under way ends with closed
   [[nodiscard]] RankOwners& owners() noexcept { return owners_; }
-  // The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more
-  // than that it did. To the caller it is the one call that failed.
-  [[nodiscard]] Status error_of_call(const Status& failed) const;
   [[nodiscard]] ScheduleCache& schedules() noexcept { return schedules_; }
 
   // ---- engine lock held ----
@@ -83,6 +79,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void compare_early(CollectiveWork& work);
 
  private:
+  friend Status error_of_call(const Group& group, const Status& failed);
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
   [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
 
@@ -103,5 +100,10 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   std::optional<job::Breakage> broken_;
   fused::Calls fused_{*this};
 };
+
+[[nodiscard]] bool all_on_host(const Group& group) noexcept;  // all Members are CPUs
+// The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more than
+// that it did. To the caller it is the one call that failed. Engine lock not held.
+[[nodiscard]] Status error_of_call(const Group& group, const Status& failed);
 
 }  // namespace hmc

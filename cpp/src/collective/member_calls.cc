@@ -68,7 +68,7 @@ bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm nam
   if (fused::spreads_shared(kind, group.size(), bytes)) return true;
   // CPU Members may pass device memory; of what is small they rarely do.
   const bool by_kernel = group.fused().devices().may_be_named() && mapped::carries(kind, group.size(), bytes);
-  return by_kernel && (!group.all_on_host() || bytes > few_bytes);
+  return by_kernel && (!all_on_host(group) || bytes > few_bytes);
 }
 
 void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,

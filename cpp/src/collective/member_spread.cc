@@ -88,7 +88,7 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
              spread_algorithm(*group, {.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm));
   const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
   auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
-    return plan_broadcast(rank, size, at, view.bytes, broadcast_tuning(group->all_on_host(), named));
+    return plan_broadcast(rank, size, at, view.bytes, broadcast_tuning(all_on_host(*group), named));
   });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
   Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};

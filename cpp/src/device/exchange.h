@@ -41,6 +41,16 @@ struct ExchangePart {
   std::uint64_t bytes = 0;
 };
 
+// What this rank reduces of a call, and for whom.
+struct ExchangeReduced {
+  std::uint32_t sources = 0;  // ranks whose inputs are reduced, from `source` on; 0: none, the bytes are handed on
+  std::uint32_t source = 0;
+  ExchangePart own;    // of the input
+  bool keeps = false;  // its output gets the result, at `kept_at`
+  std::uint64_t kept_at = 0;
+  std::uint32_t collectors = 0;  // bit r: rank r gets the results of all, and takes those of each
+};
+
 struct ExchangeCall {
   const void* input = nullptr;
   void* output = nullptr;
@@ -48,12 +58,7 @@ struct ExchangeCall {
   std::array<void*, most_exchange_ranks> segments = {};      // by rank, as this rank's device maps them
   std::array<ExchangePart, most_exchange_ranks> gives = {};  // of the input: what each rank gets of it
   std::array<ExchangePart, most_exchange_ranks> takes = {};  // of the output: what comes of each rank
-  ExchangePart own;                                          // of the input: what this rank reduces
-  bool keeps = false;                                        // its output gets the result, at `kept_at`
-  std::uint64_t kept_at = 0;
-  std::uint32_t collectors = 0;  // bit r: rank r gets the results of all, and takes those of each
-  std::uint32_t sources = 0;     // ranks whose inputs are reduced, from `source` on; 0: none, the bytes are handed on
-  std::uint32_t source = 0;
+  ExchangeReduced reduced;
   ExchangeShape shape;
   std::uint64_t first = 0;  // the number of the call's first chunk: follows on that of the group's last one
   std::uint32_t shot = 0;   // of a call through cells: one more than that of the last one

@@ -24,6 +24,12 @@ struct Arithmetic {
   double scale;
   unsigned divisor, op;
 };
+struct Ranks {
+  unsigned width, rank, ranks, collectors, shot;
+};
+struct Sources {
+  unsigned count, first;
+};
 struct Call {
   const void* input;
   void* output;
@@ -36,14 +42,15 @@ struct Call {
   Chunks chunks;
   Segment segment;
   Arithmetic arithmetic;
-  unsigned width, rank, ranks, collectors, shot, sources, source;
+  Ranks ranks;
+  Sources sources;
 };
 
 unsigned width_of(const ExchangeCall& call) {
   auto bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output);
   for (const ExchangePart& part : call.gives) bits |= part.offset;
   for (const ExchangePart& part : call.takes) bits |= part.offset;
-  bits |= call.own.offset | call.kept_at;
+  bits |= call.reduced.own.offset | call.reduced.kept_at;
   if (bits % pack_bytes == 0) return pack_bytes;
   const std::size_t element = size_of(call.reduction.type);
   return bits % element == 0 ? static_cast<unsigned>(element) : 1;
@@ -73,18 +80,13 @@ int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream strea
             .ended = given.ended,
             .gives = {},
             .takes = {},
-            .own = {given.own.offset, given.own.bytes},
-            .place = {given.kept_at, given.keeps ? 1ULL : 0ULL},
+            .own = {given.reduced.own.offset, given.reduced.own.bytes},
+            .place = {given.reduced.kept_at, given.reduced.keeps ? 1ULL : 0ULL},
             .chunks = {given.first, given.shape.steps, given.shape.chunk},
             .segment = {segment.slot, segment.cells_at, segment.slots_at, segment.cells},
             .arithmetic = {given.reduction.scale, given.reduction.divisor, static_cast<unsigned>(given.reduction.op)},
-            .width = width_of(given),
-            .rank = given.rank,
-            .ranks = given.ranks,
-            .collectors = given.collectors,
-            .shot = given.shot,
-            .sources = given.sources,
-            .source = given.source};
+            .ranks = {width_of(given), given.rank, given.ranks, given.reduced.collectors, given.shot},
+            .sources = {given.reduced.sources, given.reduced.source}};
   std::ranges::copy(given.segments, call.segments);
   for (std::size_t r = 0; r < given.gives.size(); ++r) {
     call.gives[r] = {given.gives[r].offset, given.gives[r].bytes};

@@ -2,6 +2,8 @@
 // defined for.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -110,6 +112,21 @@ inline void wait_until_mapped(const Member& me, const std::vector<DataType>& typ
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+}
+
+// A stream of a simulated HIP's device that is busy for a while.
+inline StreamHandle busy_stream(const Device& device, const char* simulator) {
+  const auto call = [library = dlopen(simulator, RTLD_NOW | RTLD_NOLOAD)](const char* name) {
+    void* const found = dlsym(library, name);
+    EXPECT_NE(found, nullptr) << name;
+    return found;
+  };
+  void* stream = nullptr;
+  EXPECT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(device.index()), 0);
+  EXPECT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
+  const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(700)); };
+  EXPECT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
+  return reinterpret_cast<StreamHandle>(stream);
 }
 
 using Devices = std::vector<const char*>;  // by rank

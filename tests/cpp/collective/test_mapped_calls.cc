@@ -36,19 +36,19 @@ TEST(MappedCalls, PartsCoverTheInputOnce) {
       for (std::uint32_t r = 0; r < ranks; ++r) {
         const auto plan = fused::plan_all_reduce(r, ranks, bytes, 2);
         const ExchangeCall call = mapped::reduction(r, ranks, *plan);
-        EXPECT_EQ(call.own.offset, call.kept_at);
-        EXPECT_EQ(call.gives[r].bytes, call.own.bytes);
-        EXPECT_TRUE(call.keeps);
+        EXPECT_EQ(call.reduced.own.offset, call.reduced.kept_at);
+        EXPECT_EQ(call.gives[r].bytes, call.reduced.own.bytes);
+        EXPECT_TRUE(call.reduced.keeps);
         EXPECT_LE(call.shape.chunk, exchange_segment(ranks).slot);
-        if (call.collectors == 0) {
-          EXPECT_EQ(call.own.bytes, bytes);
+        if (call.reduced.collectors == 0) {
+          EXPECT_EQ(call.reduced.own.bytes, bytes);
           continue;
         }
-        EXPECT_EQ(call.own.offset, end);
-        EXPECT_EQ(call.own.offset % 16, 0U);
-        EXPECT_GE(call.shape.steps * call.shape.blocks * call.shape.chunk, call.own.bytes);
-        end += call.own.bytes;
-        reduced += call.own.bytes;
+        EXPECT_EQ(call.reduced.own.offset, end);
+        EXPECT_EQ(call.reduced.own.offset % 16, 0U);
+        EXPECT_GE(call.shape.steps * call.shape.blocks * call.shape.chunk, call.reduced.own.bytes);
+        end += call.reduced.own.bytes;
+        reduced += call.reduced.own.bytes;
       }
       EXPECT_TRUE(reduced == bytes || bytes <= mapped::most_whole_bytes(ranks)) << bytes;
     }
@@ -194,21 +194,6 @@ TEST(MappedCalls, AnotherCallIsNamedOnBothSides) {
       "", true);
 }
 
-// A stream of the device that is busy for a while.
-StreamHandle busy_stream(const Device& device, const void* library) {
-  const auto call = [&](const char* name) {
-    void* const found = dlsym(const_cast<void*>(library), name);
-    EXPECT_NE(found, nullptr) << name;
-    return found;
-  };
-  void* stream = nullptr;
-  EXPECT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(device.index()), 0);
-  EXPECT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
-  const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(700)); };
-  EXPECT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
-  return reinterpret_cast<StreamHandle>(stream);
-}
-
 // The kernel of rank 1 starts late, so that of rank 0 waits for it.
 void while_a_kernel_waits(const std::function<void(const Member&, const Communicator&, const MemoryView&)>& body, int killed = -1) {
   testing::JobOptions options;
@@ -229,7 +214,7 @@ void while_a_kernel_waits(const std::function<void(const Member&, const Communic
         EXPECT_EQ(mapped_calls(world), 1U);
         const OnDevice memory(me.device(), Bytes(4'000'000));
         MemoryView view = memory.view();
-        if (process.rank == 1) view.stream = busy_stream(me.device(), dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD));
+        if (process.rank == 1) view.stream = testing::busy_stream(me.device(), HMC_SIM_ROCM);
         body(me, world, view);
         if (killed >= 0) return;
         process.board[0].fetch_add(1);

@@ -2,6 +2,7 @@
 // on simulated devices.
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "collective/fused/one_shot.h"
 #include "collective/mapped/calls.h"
@@ -128,16 +129,16 @@ TEST(MappedSpreads, PartsOfABroadcastCoverItOnce) {
         for (std::uint32_t r = 0; r < ranks; ++r) {
           const ExchangeCall call = mapped::spread(r, ranks, *way(r).spread);
           EXPECT_EQ(call.shape.steps, gives.shape.steps);
-          EXPECT_EQ(call.collectors, gives.collectors);
+          EXPECT_EQ(call.reduced.collectors, gives.reduced.collectors);
           if (r == root) continue;
           EXPECT_EQ(gives.gives[r].offset, end);
-          EXPECT_EQ(call.own.offset, end);
-          EXPECT_EQ(call.own.bytes, gives.gives[r].bytes);
-          std::uint64_t taken = call.own.bytes;
+          EXPECT_EQ(call.reduced.own.offset, end);
+          EXPECT_EQ(call.reduced.own.bytes, gives.gives[r].bytes);
+          std::uint64_t taken = call.reduced.own.bytes;
           for (const ExchangePart& part : call.takes) taken += part.bytes;
           EXPECT_EQ(taken, bytes);
-          EXPECT_GE(call.shape.steps * call.shape.blocks * call.shape.chunk, call.own.bytes);
-          end += call.own.bytes;
+          EXPECT_GE(call.shape.steps * call.shape.blocks * call.shape.chunk, call.reduced.own.bytes);
+          end += call.reduced.own.bytes;
         }
         EXPECT_EQ(end, bytes);
       }
@@ -215,7 +216,7 @@ TEST(MappedSpreads, CallsThatAreNotWaitedForKeepTheirOrder) {
 
 TEST(MappedSpreads, CpuMemoryIsRefusedWhereTheKernelIsNamed) {
   on_devices({"cpu", "cpu"}, [](const Member& me, const Communicator&) {
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{3'000'000}}) {
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{8}, std::size_t{3'000'000}}) {
       Bytes memory(bytes), other(bytes);
       const auto named = [](const Status& status) { EXPECT_EQ(status.code(), Code::unsupported) << status.str(); };
       named(me.broadcast(testing::view(memory), 0, soon(), "one kernel over mapped memory"));
@@ -251,6 +252,73 @@ TEST(MappedSpreads, ARankThatLooksLateFindsTheCall) {
     }
     HMC_EXPECT_OK(world.barrier(soon()));
   });
+}
+
+// An earlier call whose kernel waits for its stream: a later one that is cancelled, or a rank that dies, ends both. `held`: a
+// stream of rank 0 that is busy for a while.
+void while_a_call_waits(int ranks, const std::function<void(const Member&, const Communicator&, StreamHandle)>& body,
+                        std::set<int> killed = {}) {
+  testing::JobOptions options;
+  options.killed = std::move(killed);
+  testing::run_job(
+      ranks,
+      [&](const testing::Process& process) {
+        testing::simulate_vendors();
+        setenv("HMC_SIM_DEVICES", "4", 1);
+        InitOptions init = process.options();
+        init.devices = {*Device::parse("rocm:" + std::to_string(process.rank))};
+        const Communicator world = process.init(init);
+        ASSERT_TRUE(world.valid());
+        const Member me = *world.self();
+        testing::wait_until_ready(me.device(), DataType::i32, static_cast<std::size_t>(ranks));
+        testing::wait_until_mapped(me, {DataType::i32});
+        HMC_ASSERT_OK(world.barrier(soon()));
+        testing::check_all_reduce(me, sum, 100, false, 0);
+        body(me, world, process.rank == 0 ? testing::busy_stream(me.device(), HMC_SIM_ROCM) : no_stream);
+        if (!options.killed.empty()) return;
+        process.board[0].fetch_add(1);
+        EXPECT_TRUE(process.board.wait(0, ranks));
+      },
+      options);
+}
+
+TEST(MappedSpreads, ACancelledCallDoesNotMakeAnEarlierOneEndWell) {
+  for (const std::size_t count : {std::size_t{16}, std::size_t{500'000}}) {
+    while_a_call_waits(2, [&](const Member& me, const Communicator&, StreamHandle held) {
+      const Bytes mine = testing::input(DataType::i32, count, static_cast<std::size_t>(me.rank()));
+      const OnDevice first(me.device(), mine), second(me.device(), mine);
+      MemoryView view = first.view();
+      view.stream = held;
+      const Work earlier = *me.iall_reduce(view, view, sum);
+      const Result<Work> later = me.iall_reduce(second.view(), second.view(), sum);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (me.rank() == 0 && later.ok()) static_cast<void>(later->cancel());
+      const Status status = earlier.wait(soon());
+      if (status.ok()) {
+        EXPECT_TRUE(first.read() == testing::expected(sum, count, 2)) << count;
+      }
+    });
+  }
+}
+
+TEST(MappedSpreads, ADeadRankThatHadAnnouncedASmallCallIsNamed) {
+  while_a_call_waits(2,
+                     [](const Member& me, const Communicator& world, StreamHandle held) {
+                       const OnDevice memory(me.device(), testing::input(DataType::i32, 16, static_cast<std::size_t>(me.rank())));
+                       MemoryView view = memory.view();
+                       if (me.rank() == 0) {
+                         view.stream = held;
+                         const Work work = *me.iall_reduce(view, view, sum);
+                         std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                         testing::die();
+                       }
+                       const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+                       while (world.lost().empty() && std::chrono::steady_clock::now() < until)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                       const Status status = me.all_reduce(view, view, sum, soon());
+                       EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
+                     },
+                     {0});
 }
 
 TEST(MappedSpreads, WhatFollowsAnotherCallFailsWithIt) {

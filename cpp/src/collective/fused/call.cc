@@ -48,9 +48,14 @@ bool Call::order(const Device& device, StreamHandle stream) {
 bool Call::needs(std::uint32_t rank) const noexcept {
   if (rank == rank_) return false;
   // One whose device has ended has written all that this one waits for.
-  if (on_device_) return calls_.slots().board(rank).device_ended.load(std::memory_order_seq_cst) <= own_.sequence;
+  if (on_device_) return ended_on_device(calls_.slots().board(rank)).load(std::memory_order_seq_cst) <= own_.sequence;
   if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
-  return !announced_ || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
+  // Of CPU memory, all that it waits for comes with the announcement.
+  return !announced_ || own_.ways != by_cpu || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
+}
+
+std::atomic<std::uint64_t>& Call::ended_on_device(Board& board) const noexcept {
+  return by_library_ ? board.library_ended : board.kernel_ended;
 }
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
@@ -118,10 +123,14 @@ void Call::begin_on_device(std::shared_ptr<WorkState> work) {
 }
 
 void Call::device_ended(const Status& status) {
+  // A rank's kernels are ended together. How far this one had come is not known.
+  const Status& stopped = calls_.stopped_devices_[rank_];
+  if (outcome_.ok() && status.ok() && !stopped.ok())
+    outcome_ = stopped.with_context("its device was stopped for a later collective");
   // "Unsupported" would send this rank alone to messages.
   if (outcome_.ok()) outcome_ = status.code() == Code::unsupported ? Status(Code::device, std::string(status.message())) : status;
   if (outcome_.ok()) {
-    calls_.slots().board(rank_).device_ended.store(own_.sequence + 1, std::memory_order_seq_cst);
+    ended_on_device(calls_.slots().board(rank_)).store(own_.sequence + 1, std::memory_order_seq_cst);
     calls_.group_.context().counters().add(by_library_ ? "native.count" : "mapped.count", 1);
   }
   calls_.end(std::static_pointer_cast<Call>(shared_from_this()), outcome_);
@@ -129,6 +138,8 @@ void Call::device_ended(const Status& status) {
 
 void Call::end_on_device(const Status& status) {
   if (outcome_.ok()) outcome_ = status;
+  Status& stopped = calls_.stopped_devices_[rank_];
+  if (stopped.ok()) stopped = status;
   if (by_library_) {
     calls_.natives_.abort(rank_);
   } else {

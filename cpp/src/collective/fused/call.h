@@ -45,6 +45,7 @@ class Call final : public WorkState, public DeviceOrder {
   bool advance_by_library();
   void begin_on_device(std::shared_ptr<WorkState> work);
   void device_ended(const Status& status);
+  [[nodiscard]] std::atomic<std::uint64_t>& ended_on_device(Board& board) const noexcept;
   // What its device does ends soon, and the call with that status.
   void end_on_device(const Status& status);
 

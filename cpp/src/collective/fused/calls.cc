@@ -56,6 +56,14 @@ void count(Group& group, std::uint64_t bytes_taken) {
   counters.add("fused.bytes", bytes_taken);
 }
 
+// Every rank but that one has given its device the call with that sequence.
+bool started_by_others(const Slots& slots, std::uint32_t rank, std::uint64_t sequence) noexcept {
+  for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
+    if (r != rank && slots.board(r).device_started.load(std::memory_order_seq_cst) <= sequence) return false;
+  }
+  return true;
+}
+
 // Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.
 bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < first_exact_kind; }
 
@@ -68,6 +76,7 @@ void Calls::use(std::shared_ptr<Segment> segment) {
   segment_ = std::move(segment);
   next_chunk_.assign(group_.size(), 0);
   reserved_.assign(group_.size(), false);
+  stopped_devices_.assign(group_.size(), {});
   shots_.assign(group_.size(), {});
   group_.engine()->add(*this);
 }
@@ -104,7 +113,9 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
 
 Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
                                      Begun& begun) {
-  const bool possible = segment_ && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
+  const Algorithm named = algorithm_of(call);
+  const bool by_slots = named != Algorithm::mapped && named != Algorithm::native;
+  const bool possible = segment_ && by_slots && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
                         buffers.out.device.is_cpu() &&
                         std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
@@ -128,14 +139,7 @@ bool Calls::can_announce(const Call& call) noexcept {
   const std::uint64_t replaced = next_entry(slots().board(call.rank_)).number.load(std::memory_order_relaxed);
   for (const auto& earlier : under_way_) {
     const bool is_replaced = earlier->rank_ == call.rank_ && earlier->own_.sequence + 1 == replaced;
-    if (is_replaced && earlier->device_work_ && !started_by_all(*earlier)) return false;
-  }
-  return true;
-}
-
-bool Calls::started_by_all(const Call& call) const noexcept {
-  for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
-    if (r != call.rank_ && slots().board(r).device_started.load(std::memory_order_seq_cst) <= call.own_.sequence) return false;
+    if (is_replaced && earlier->device_work_ && !started_by_others(slots(), call.rank_, earlier->own_.sequence)) return false;
   }
   return true;
 }
@@ -160,13 +164,14 @@ Calls::Agreed Calls::agreement(const Call& call) {
     const auto in_chunks = fused_under(board, own.sequence);
     const auto theirs = call.way_.in_chunks() ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
     auto other = other_call(board, own.sequence);
-    if (const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
-        elsewhere && elsewhere->sequence == own.sequence)
-      other = elsewhere->call;
+    const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
+    const bool differs = elsewhere && elsewhere->sequence == own.sequence;  // in one shot here, in chunks there
+    if (differs) other = elsewhere->call;
     const bool same = theirs && theirs->sequence == own.sequence;
     if (same && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes)) other = theirs->call;
-    // Blocks of other sizes, of which messages tell each rank, and go on.
-    if (other && is_lenient(own.call) && !different_calls(own.call, *other)) {
+    // Blocks of other sizes, of which messages tell each rank, and go on; unless one of them has taken a number of the one-shot
+    // calls.
+    if (other && !differs && is_lenient(own.call) && !different_calls(own.call, *other)) {
       declined = true;
       continue;
     }

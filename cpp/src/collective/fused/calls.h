@@ -76,8 +76,6 @@ class Calls final : public Pollable {
   bool advance(const std::shared_ptr<Call>& call);
   bool advance_passing(Call& call);
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
-  // Every other rank has given that call to its device.
-  [[nodiscard]] bool started_by_all(const Call& call) const noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void end(const std::shared_ptr<Call>& call, const Status& status);
   // The first rank that it needs and that has given up.
@@ -92,6 +90,7 @@ class Calls final : public Pollable {
   std::vector<std::uint64_t> next_chunk_;         // by rank; of local ones
   std::vector<OneShots> shots_;                   // likewise
   std::vector<bool> reserved_;                    // likewise
+  std::vector<Status> stopped_devices_;           // likewise: why all that the rank's device runs was ended; ok: it was not
   std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
   mapped::Devices devices_;
   native::Ranks natives_;

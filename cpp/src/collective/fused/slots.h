@@ -81,8 +81,9 @@ struct Board {
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
   alignas(line_bytes) MappedOffer mapped;
   alignas(line_bytes) NativeOffer native;
-  // The sequence, plus one, of the rank's last call that its device has been given, and of the last that it has carried out.
-  std::atomic<std::uint64_t> device_started, device_ended;
+  // The sequence, plus one, of the rank's last call that its device has been given, and of the last that it has carried out: by a
+  // kernel, and by the vendor's library, whose ends come in an order of their own.
+  std::atomic<std::uint64_t> device_started, kernel_ended, library_ended;
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
 

@@ -25,8 +25,8 @@ ExchangeCall divided_broadcast(std::uint32_t rank, std::uint32_t ranks, std::uin
   ExchangeCall call;
   call.rank = rank;
   call.ranks = ranks;
-  call.sources = 1;
-  call.source = root;
+  call.reduced.sources = 1;
+  call.reduced.source = root;
   const std::uint64_t each = share_of(bytes, ranks - 1);
   for (std::uint32_t r = 0; r < ranks; ++r) {
     if (r == root) continue;
@@ -34,11 +34,11 @@ ExchangeCall divided_broadcast(std::uint32_t rank, std::uint32_t ranks, std::uin
     const ExchangePart part = part_of(bytes, each, index, index + 2 == ranks);
     if (rank == root) call.gives[r] = part;
     if (rank != root && r != rank) call.takes[r] = part;
-    if (r == rank) call.own = part;
-    call.collectors |= 1U << r;
+    if (r == rank) call.reduced.own = part;
+    call.reduced.collectors |= 1U << r;
   }
-  call.keeps = rank != root;
-  call.kept_at = call.own.offset;
+  call.reduced.keeps = rank != root;
+  call.reduced.kept_at = call.reduced.own.offset;
   call.shape = exchange_shape(std::max(each, bytes - std::min(bytes, each * (ranks - 2))), ranks, false);
   return call;
 }
@@ -58,7 +58,7 @@ ExchangeCall reduction(std::uint32_t rank, std::uint32_t ranks, const fused::Pla
   ExchangeCall call;
   call.rank = rank;
   call.ranks = ranks;
-  call.sources = ranks;
+  call.reduced.sources = ranks;
   std::uint64_t largest = 0, total = 0;
   for (const Part& part : plan.parts) {
     largest = std::max(largest, part.bytes);
@@ -70,8 +70,8 @@ ExchangeCall reduction(std::uint32_t rank, std::uint32_t ranks, const fused::Pla
     for (std::uint32_t r = 0; r < ranks; ++r) {
       if (collects(r)) call.gives[r] = {0, total};
     }
-    call.own = call.gives[rank];
-    call.keeps = collects(rank);
+    call.reduced.own = call.gives[rank];
+    call.reduced.keeps = collects(rank);
     call.shape = exchange_shape(total, ranks, true);
     return call;
   }
@@ -79,12 +79,12 @@ ExchangeCall reduction(std::uint32_t rank, std::uint32_t ranks, const fused::Pla
   if (!scatters) largest = std::max(each, total - std::min(total, each * (ranks - 1)));
   for (std::uint32_t r = 0; r < ranks; ++r) {
     call.gives[r] = scatters ? as_exchanged(plan.parts[r]) : part_of(total, each, r, r + 1 == ranks);
-    if (collects(r)) call.collectors |= 1U << r;
+    if (collects(r)) call.reduced.collectors |= 1U << r;
   }
   if (collects(rank)) call.takes = call.gives;
-  call.own = call.gives[rank];
-  call.keeps = scatters || collects(rank);
-  call.kept_at = scatters ? plan.keeps_at : call.own.offset;
+  call.reduced.own = call.gives[rank];
+  call.reduced.keeps = scatters || collects(rank);
+  call.reduced.kept_at = scatters ? plan.keeps_at : call.reduced.own.offset;
   call.shape = exchange_shape(largest, ranks, scatters);
   return call;
 }
@@ -104,8 +104,8 @@ ExchangeCall spread(std::uint32_t rank, std::uint32_t ranks, const fused::Spread
 }
 
 DataType moved_type(const ExchangeCall& call) noexcept {
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output) | call.kept_at |
-                       call.own.offset | call.own.bytes;
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output) |
+                       call.reduced.kept_at | call.reduced.own.offset | call.reduced.own.bytes;
   for (std::uint32_t r = 0; r < call.ranks; ++r)
     bits |= call.gives[r].offset | call.gives[r].bytes | call.takes[r].offset | call.takes[r].bytes;
   for (const DataType type : {DataType::u64, DataType::u32, DataType::u16}) {
