@@ -4,8 +4,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
-#include <string>
 
 namespace hmc::ipc {
 
@@ -42,7 +40,7 @@ Status DescriptorChannel::send(ByteSpan bytes, std::span<const UniqueFd> fds) {
     case ETOOMANYREFS:
       return {Code::unsupported, "too many descriptors are on their way to other processes (ulimit -n)", errno};
     default:
-      return {Code::transport, std::string("passing descriptors to the peer: ") + std::strerror(errno), errno};
+      return errno_status("passing descriptors to the peer", errno);  // a broken pipe: a peer that dies
   }
 }
 

@@ -19,7 +19,7 @@ class DescriptorChannel {
   // The peer's, which receive() reads from. The far end is the peer's alone from now on.
   void connect(UniqueFd peers);
 
-  // Errors: would_block (the peer has much to take in yet), unsupported (the descriptors cannot be passed), transport.
+  // Errors: would_block (the peer has much to take in yet), unsupported (the descriptors cannot be passed), peer_lost, transport.
   Status send(ByteSpan bytes, std::span<const UniqueFd> fds);
   struct Received {
     Bytes bytes;

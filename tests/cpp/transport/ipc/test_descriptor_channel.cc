@@ -52,5 +52,12 @@ TEST_F(Descriptors, AFullSocketSaysSo) {
   HMC_EXPECT_OK(far_->send(words(64), {}));
 }
 
+// Its death may be noticed here first.
+TEST_F(Descriptors, APeerThatIsGoneIsLost) {
+  near_.reset();
+  shared_.reset();
+  EXPECT_EQ(far_->send(words(64), {}).code(), Code::peer_lost);
+}
+
 }  // namespace
 }  // namespace hmc::testing
