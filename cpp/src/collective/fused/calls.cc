@@ -164,14 +164,13 @@ Calls::Agreed Calls::agreement(const Call& call) {
     const auto in_chunks = fused_under(board, own.sequence);
     const auto theirs = call.way_.in_chunks() ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
     auto other = other_call(board, own.sequence);
-    const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
-    const bool differs = elsewhere && elsewhere->sequence == own.sequence;  // in one shot here, in chunks there
-    if (differs) other = elsewhere->call;
+    if (const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
+        elsewhere && elsewhere->sequence == own.sequence)
+      other = elsewhere->call;
     const bool same = theirs && theirs->sequence == own.sequence;
     if (same && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes)) other = theirs->call;
-    // Blocks of other sizes, of which messages tell each rank, and go on; unless one of them has taken a number of the one-shot
-    // calls.
-    if (other && !differs && is_lenient(own.call) && !different_calls(own.call, *other)) {
+    // Blocks of other sizes, of which messages tell each rank, and go on.
+    if (other && is_lenient(own.call) && !different_calls(own.call, *other)) {
       declined = true;
       continue;
     }
