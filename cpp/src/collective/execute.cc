@@ -56,17 +56,17 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank,
 
 CollectiveWork::~CollectiveWork() = default;
 
-Status CollectiveWork::start(const std::optional<fused::Begun>& begun) {
-  if (begun) {
-    sequence_ = begun->sequence;
+Status CollectiveWork::start(std::optional<std::uint64_t> announced) {
+  if (announced) {
+    sequence_ = *announced;
   } else {
     HMC_ASSIGN(sequence_, group_->next_sequence(rank_));
   }
   group_->running().add(*this);
   accepted();
   run_.begin();
-  if (begun) {
-    start_fused(begun);
+  if (announced) {
+    start_fused(true);
   } else {
     if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
     if (group_->context().fenced_peers() != 0) [[unlikely]]
@@ -102,7 +102,7 @@ void CollectiveWork::advance_soon() {
 void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
-  if (fused_way_ && !failing_) return start_fused(std::nullopt);
+  if (fused_way_ && !failing_) return start_fused(false);
   if (fences_ != 0) return;
   // The caller may make its stream wait for this very collective, so messages must not wait for the stream as it is when they are
   // posted.
@@ -121,8 +121,9 @@ void CollectiveWork::advance() {
   end_if_done();
 }
 
-void CollectiveWork::start_fused(const std::optional<fused::Begun>& begun) {
-  fused_call_ = group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_way_, std::nullopt), areas_.buffers(), begun);
+void CollectiveWork::start_fused(bool announced) {
+  fused_call_ =
+      group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_way_, std::nullopt), areas_.buffers(), announced);
   fused_call_->on_complete_locked([this](const Status& status) { on_fused(status); });
   // Of a process that died or left earlier there is no more news. One that left may have taken part before.
   for (std::uint32_t r = 0; r < group_->size() && fused_call_; ++r) {

@@ -37,9 +37,9 @@ class CollectiveWork final : public WorkState {
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
-  // Takes the collective's number and posts all that waits for nothing. `begun`: a fused call that has been announced, and has its
-  // number. Errors: closed (not accepted).
-  Status start(const std::optional<fused::Begun>& begun = std::nullopt);
+  // Takes the collective's number and posts all that waits for nothing. `announced`: the number of a fused call that has been
+  // announced. Errors: closed (not accepted).
+  Status start(std::optional<std::uint64_t> announced = std::nullopt);
   // Stops what can be stopped and ends with `reason` once nothing of it is under way any more. Breaks the group.
   void fail(const Status& reason);
   Status cancel_locked() override;
@@ -57,7 +57,7 @@ class CollectiveWork final : public WorkState {
 
  private:
   class Gate;
-  void start_fused(const std::optional<fused::Begun>& begun);
+  void start_fused(bool announced);
   void on_fused(const Status& status);
   void post(std::uint32_t index);
   void post_message(std::uint32_t index);

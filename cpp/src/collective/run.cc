@@ -38,16 +38,16 @@ Status run_collective(CollectiveCall call, Deadline deadline) {
   const std::shared_ptr<Engine>& engine = call.group->engine();
   if (call.fused && !engine->forked()) {
     using AtOnce = fused::Calls::AtOnce;
-    fused::Begun begun;
+    std::uint64_t sequence = 0;
     const auto lock = engine->lock();
     auto tried = AtOnce::not_possible;
     if (call.group->context().fenced_peers() == 0) {
-      HMC_ASSIGN(tried, call.group->fused().at_once(call.rank, call.call, *call.fused, call.buffers, begun));
+      HMC_ASSIGN(tried, call.group->fused().at_once(call.rank, call.call, *call.fused, call.buffers, sequence));
     }
     if (tried == AtOnce::done) return {};
-    if (tried == AtOnce::begun) {
+    if (tried == AtOnce::announced) {
       work = make_work(std::move(call));
-      HMC_TRY(work->start(begun));
+      HMC_TRY(work->start(sequence));
     }
   }
   if (!work) {

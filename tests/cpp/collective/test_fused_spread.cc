@@ -207,17 +207,16 @@ TEST(FusedSpread, SmallCallsInOneShot) {
         std::vector<std::uint32_t> order(ranks);
         std::iota(order.begin(), order.end(), 0U);
         std::shuffle(order.begin(), order.end(), random);
-        std::uint64_t number = 0;
         for (std::uint32_t r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>(kind, r, ranks, bytes, sequence));
         for (const std::uint32_t r : order) {
           ASSERT_FALSE(all[r]->way.in_chunks());
           ASSERT_EQ(all[r]->way.bytes, all[0]->way.bytes);
           ASSERT_TRUE(shots[r].can_publish(slots));
-          number = shots[r].publish(slots, r, {sequence, all[r]->way.bytes, 9, by_cpu}, all[r]->way, all[r]->buffers);
+          shots[r].publish(slots, r, {sequence, all[r]->way.bytes, 9, by_cpu}, all[r]->way, all[r]->buffers);
         }
         std::shuffle(order.begin(), order.end(), random);
         for (const std::uint32_t r : order) {
-          EXPECT_EQ(OneShots::finish(slots, r, number, all[r]->way, all[r]->buffers), all[r]->taken);
+          EXPECT_EQ(OneShots::finish(slots, r, sequence, all[r]->way, all[r]->buffers), all[r]->taken);
           ASSERT_EQ(all[r]->out, all[r]->want) << "rank " << r;
         }
         sequence += random() % 3 + 1;

@@ -221,12 +221,22 @@ TEST(SpreadCallsOfAllSizes, AnotherBlockSizeHangsNobody) {
     run_job(3, [&](const Process& process) {
       const Communicator world = process.init();
       const Member me = *world.self();
-      const std::size_t block = process.rank == 1 ? blocks.odd : blocks.usual;
-      Bytes in(3 * block), out(in.size());
-      const Status status = me.all_to_all(view(out), view(in), soon());
-      EXPECT_EQ(status.code(), Code::invalid_argument) << blocks.usual << " and " << blocks.odd << ": " << status.str();
-      HMC_EXPECT_OK(world.barrier(soon()));
-      HMC_EXPECT_OK(spread({"all_to_all", 30'000}, me, soon()));
+      for (std::uint64_t round = 0; round < 9; ++round) {
+        const std::size_t block = process.rank == static_cast<int>(round % 4) ? blocks.odd : blocks.usual;
+        Bytes in(3 * block), out(in.size());
+        const Status status = me.all_to_all(view(out), view(in), soon());
+        const Code expected = round % 4 == 3 ? Code::ok : Code::invalid_argument;
+        EXPECT_EQ(status.code(), expected) << blocks.usual << " and " << blocks.odd << ": " << status.str();
+        // Nothing else between two of them in some rounds, and calls in one shot and in chunks in others.
+        for (std::uint64_t i = 0; i < round % 4; ++i) HMC_ASSERT_OK(spread({"all_to_all", 5 + i}, me, soon(), i));
+        if (round % 3 == 1) {
+          HMC_EXPECT_OK(world.barrier(soon()));
+        }
+        if (round % 3 == 2) {
+          HMC_ASSERT_OK(spread({"all_gather", 3}, me, soon(), round));
+          HMC_ASSERT_OK(spread({"all_to_all", 30'000}, me, soon(), round));
+        }
+      }
     });
   }
 }

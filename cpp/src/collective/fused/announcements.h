@@ -1,12 +1,13 @@
 // What ranks say of the collectives that they start, read and written by several processes at once.
 //
-// A rank announces a fused call when its earlier ones have ended, or when its device carries them out. The last two are kept, and
-// one whose call the device carries out until all ranks have given it to theirs. So a rank that waits in call n, and finds a call m
+// A rank announces a fused call when its earlier ones have ended, or when its device carries them out. What it announced is kept
+// until every rank is past the call, unless the rank carried it out by messages. So a rank that waits in call n, and finds a call m
 // > n announced but not n, knows that the other rank carried out n by messages. Other collectives are announced so that a rank that
 // waits in a fused call learns that another collective was called instead. The last announcement_count of them are kept: a rank
 // that is further ahead is not found, and the wait ends at its deadline.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -41,23 +42,35 @@ inline void announce_fused(Board& board, const Announced& what) noexcept {
   entry.number.store(what.sequence + 1, std::memory_order_seq_cst);
 }
 
-// None: nothing yet, or it is being written and seen at the next look.
-inline std::optional<Announced> read(const FusedAnnouncement& entry) noexcept {
-  const std::uint64_t number = entry.number.load(std::memory_order_seq_cst);
-  if (number == 0) return std::nullopt;
+// None: `entry` holds another call, or is being written.
+template <typename Entry>
+std::optional<Announced> read(const Entry& entry, std::uint64_t sequence) noexcept {
+  if (entry.number.load(std::memory_order_seq_cst) != sequence + 1) return std::nullopt;
   const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
   const std::uint32_t call = entry.call.load(std::memory_order_acquire), ways = entry.ways.load(std::memory_order_acquire);
-  const Announced found{number - 1, bytes, call, ways};
-  if (entry.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  const Announced found{sequence, bytes, call, ways};
+  if (entry.number.load(std::memory_order_relaxed) != sequence + 1) return std::nullopt;
   return found;
 }
+template <typename Entry, std::size_t count>
+std::optional<Announced> read_any(const Entry (&entries)[count], std::uint64_t sequence) noexcept {
+  for (const Entry& entry : entries) {
+    if (const auto found = read(entry, sequence)) return found;
+  }
+  return std::nullopt;
+}
 
-// What the board's rank announced under `sequence`, else the latest.
-inline std::optional<Announced> fused_under(const Board& board, std::uint64_t sequence) noexcept {
-  const auto first = read(board.fused[0]), second = read(board.fused[1]);
-  if (first && first->sequence == sequence) return first;
-  if (!first || (second && (second->sequence == sequence || second->sequence > first->sequence))) return second;
-  return first;
+// What the board's rank announced under `sequence`, if that is kept: a call in chunks, and one in one shot.
+inline std::optional<Announced> in_chunks_under(const Board& board, std::uint64_t sequence) noexcept {
+  return read_any(board.fused, sequence);
+}
+inline std::optional<Announced> in_one_shot_under(const Board& board, std::uint64_t sequence) noexcept {
+  return read_any(board.shots, sequence);
+}
+// Whether the board's rank has announced a call behind that one. What it announced before is seen by whoever looks afterwards.
+inline bool is_beyond(const Board& board, std::uint64_t sequence) noexcept {
+  const auto is_behind = [&](const auto& entry) { return entry.number.load(std::memory_order_seq_cst) > sequence + 1; };
+  return std::ranges::any_of(board.fused, is_behind) || std::ranges::any_of(board.shots, is_behind);
 }
 
 inline void announce_other(Board& board, std::uint64_t sequence, std::uint32_t call) noexcept {

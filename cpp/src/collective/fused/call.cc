@@ -51,7 +51,7 @@ bool Call::needs(std::uint32_t rank) const noexcept {
   if (on_device_) return ended_on_device(calls_.slots().board(rank)).load(std::memory_order_seq_cst) <= own_.sequence;
   if (way_.in_chunks()) return !passing_ || passing_->needs(rank);
   // Of CPU memory, all that it waits for comes with the announcement.
-  return !announced_ || own_.ways != by_cpu || !OneShots::announced(calls_.slots(), rank, number_, own_.sequence);
+  return !announced_ || own_.ways != by_cpu || !in_one_shot_under(calls_.slots().board(rank), own_.sequence);
 }
 
 std::atomic<std::uint64_t>& Call::ended_on_device(Board& board) const noexcept {
@@ -61,8 +61,8 @@ std::atomic<std::uint64_t>& Call::ended_on_device(Board& board) const noexcept {
 bool Call::awaits(std::uint32_t rank) const noexcept {
   if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.awaits(rank, own_.sequence);
   if (passing_ || device_work_ || !way_.in_chunks()) return needs(rank);
-  const auto theirs = fused_under(calls_.slots().board(rank), own_.sequence);
-  return rank != rank_ && (!theirs || theirs->sequence < own_.sequence);
+  const Board& board = calls_.slots().board(rank);
+  return rank != rank_ && !is_beyond(board, own_.sequence) && !in_chunks_under(board, own_.sequence);
 }
 
 void Call::begin_passing() {
@@ -115,7 +115,7 @@ bool Call::advance_by_library() {
 void Call::begin_on_device(std::shared_ptr<WorkState> work) {
   device_work_ = std::move(work);
   settled_.store(1, std::memory_order_release);
-  calls_.slots().board(rank_).device_started.store(own_.sequence + 1, std::memory_order_seq_cst);
+  calls_.pass(rank_, own_.sequence);
   calls_.wake_others();
   if (device_work_->done()) return device_ended(device_work_->status());
   device_work_->on_complete_locked(

@@ -55,7 +55,6 @@ class Call final : public WorkState, public DeviceOrder {
   const Way way_;
   const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
   bool announced_ = false;
-  std::uint64_t number_ = 0;                // once announced, of a one-shot call
   std::unique_ptr<Passing> passing_;        // once every rank has announced the call, unless it is a one-shot call
   std::shared_ptr<WorkState> device_work_;  // likewise, where the ranks' devices carry it out
   std::atomic<std::uint32_t> settled_{0};   // how it is carried out

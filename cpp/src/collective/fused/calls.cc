@@ -56,10 +56,10 @@ void count(Group& group, std::uint64_t bytes_taken) {
   counters.add("fused.bytes", bytes_taken);
 }
 
-// Every rank but that one has given its device the call with that sequence.
-bool started_by_others(const Slots& slots, std::uint32_t rank, std::uint64_t sequence) noexcept {
+// Every other rank is past the call with that sequence.
+bool others_are_past(const Slots& slots, std::uint32_t rank, std::uint64_t sequence) noexcept {
   for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
-    if (r != rank && slots.board(r).device_started.load(std::memory_order_seq_cst) <= sequence) return false;
+    if (r != rank && slots.board(r).past.load(std::memory_order_seq_cst) <= sequence) return false;
   }
   return true;
 }
@@ -88,7 +88,7 @@ void Calls::announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t c
 }
 
 std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
-                                  const CollectiveBuffers& buffers, const std::optional<Begun>& begun) {
+                                  const CollectiveBuffers& buffers, bool announced) {
   if (!reserved_[rank]) reserved_[rank] = segment_->reserve(rank).ok();
   std::uint32_t ways = (way.on_device ? by_mapped : 0) | (way.by_library ? by_native : 0);
   const Algorithm named = algorithm_of(call);
@@ -101,8 +101,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, ways}, std::move(way), buffers);
   posted->accepted();
   under_way_.push_back(posted);
-  if (begun) {
-    posted->number_ = begun->number;
+  if (announced) {
     posted->announced_ = true;
   } else if (is_next(under_way_.size() - 1) && can_announce(*posted)) {
     announce(*posted);
@@ -112,7 +111,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
 }
 
 Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
-                                     Begun& begun) {
+                                     std::uint64_t& sequence) {
   const Algorithm named = algorithm_of(call);
   const bool by_slots = named != Algorithm::mapped && named != Algorithm::native;
   const bool possible = segment_ && by_slots && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
@@ -120,17 +119,18 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
                         std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
   if (!possible) return AtOnce::not_possible;
-  HMC_ASSIGN(begun.sequence, group_.next_sequence(rank));
-  begun.number = shots_[rank].publish(slots(), rank, {begun.sequence, way.bytes, call, by_cpu}, way, buffers);
+  HMC_ASSIGN(sequence, group_.next_sequence(rank));
+  shots_[rank].publish(slots(), rank, {sequence, way.bytes, call, by_cpu}, way, buffers);
   wake_others();
   ShortWait wait(*group_.engine());
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == rank) continue;
-    auto theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
-    while (!theirs && wait.goes_on()) theirs = OneShots::announced(slots(), r, begun.number, begun.sequence);
-    if (!theirs || theirs->call != call || theirs->bytes != way.bytes || theirs->ways != by_cpu) return AtOnce::begun;
+    auto theirs = in_one_shot_under(slots().board(r), sequence);
+    while (!theirs && wait.goes_on()) theirs = in_one_shot_under(slots().board(r), sequence);
+    if (!theirs || theirs->call != call || theirs->bytes != way.bytes || theirs->ways != by_cpu) return AtOnce::announced;
   }
-  count(group_, OneShots::finish(slots(), rank, begun.number, way, buffers));
+  count(group_, OneShots::finish(slots(), rank, sequence, way, buffers));
+  pass(rank, sequence);
   return AtOnce::done;
 }
 
@@ -139,7 +139,7 @@ bool Calls::can_announce(const Call& call) noexcept {
   const std::uint64_t replaced = next_entry(slots().board(call.rank_)).number.load(std::memory_order_relaxed);
   for (const auto& earlier : under_way_) {
     const bool is_replaced = earlier->rank_ == call.rank_ && earlier->own_.sequence + 1 == replaced;
-    if (is_replaced && earlier->device_work_ && !started_by_others(slots(), call.rank_, earlier->own_.sequence)) return false;
+    if (is_replaced && earlier->device_work_ && !others_are_past(slots(), call.rank_, earlier->own_.sequence)) return false;
   }
   return true;
 }
@@ -148,7 +148,7 @@ void Calls::announce(Call& call) {
   if (call.way_.in_chunks()) {
     announce_fused(slots().board(call.rank_), call.own_);
   } else {
-    call.number_ = shots_[call.rank_].publish(slots(), call.rank_, call.own_, call.way_, call.buffers_);
+    shots_[call.rank_].publish(slots(), call.rank_, call.own_, call.way_, call.buffers_);
   }
   call.announced_ = true;
   wake_others();
@@ -161,14 +161,12 @@ Calls::Agreed Calls::agreement(const Call& call) {
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == call.rank_) continue;
     const Board& board = slots().board(r);
-    const auto in_chunks = fused_under(board, own.sequence);
-    const auto theirs = call.way_.in_chunks() ? in_chunks : OneShots::announced(slots(), r, call.number_, own.sequence);
+    const bool beyond = is_beyond(board, own.sequence);
+    auto theirs = in_chunks_under(board, own.sequence), elsewhere = in_one_shot_under(board, own.sequence);
+    if (!call.way_.in_chunks()) std::swap(theirs, elsewhere);
     auto other = other_call(board, own.sequence);
-    if (const auto elsewhere = call.way_.in_chunks() ? shot_under(board, own.sequence) : in_chunks;
-        elsewhere && elsewhere->sequence == own.sequence)
-      other = elsewhere->call;
-    const bool same = theirs && theirs->sequence == own.sequence;
-    if (same && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes)) other = theirs->call;
+    if (elsewhere) other = elsewhere->call;
+    if (theirs && (different_calls(own.call, theirs->call) || own.bytes != theirs->bytes)) other = theirs->call;
     // Blocks of other sizes, of which messages tell each rank, and go on.
     if (other && is_lenient(own.call) && !different_calls(own.call, *other)) {
       declined = true;
@@ -178,13 +176,9 @@ Calls::Agreed Calls::agreement(const Call& call) {
       if (CollectiveWork* const work = group_.running().find(call.rank_, own.sequence)) work->mismatch(r, *other);
       return {Agreement::broken};
     }
-    if (!theirs || theirs->sequence < own.sequence) {
-      awaited = true;
-    } else if (theirs->sequence > own.sequence) {
-      declined = true;
-    } else {
-      ways &= theirs->ways;
-    }
+    if (theirs) ways &= theirs->ways;
+    declined = declined || (!theirs && beyond);
+    awaited = awaited || (!theirs && !beyond);
   }
   return {declined || ways == 0 ? Agreement::declined : awaited ? Agreement::awaited : Agreement::reached, ways};
 }
@@ -197,13 +191,14 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     const auto [agreed, ways] = agreement(*call);
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
+      shots_[call->rank_].declined(call->own_.sequence);
       end(call, Status(Code::unsupported, "a rank cannot take part in a fused call"));
       return true;
     }
     if (agreed == Agreement::reached && ways != by_cpu) {
       if (call->advance_on_device(ways)) return true;
     } else if (agreed == Agreement::reached && !call->way_.in_chunks()) {
-      count(group_, OneShots::finish(slots(), call->rank_, call->number_, call->way_, call->buffers_));
+      count(group_, OneShots::finish(slots(), call->rank_, call->own_.sequence, call->way_, call->buffers_));
       end(call, {});
       return true;
     } else if (agreed == Agreement::reached) {
@@ -247,8 +242,15 @@ std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcep
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
   std::erase(under_way_, call);
+  if (call->announced_) pass(call->rank_, call->own_.sequence);
   call->settled_.store(1, std::memory_order_release);
   call->complete(status);
+}
+
+// A device's calls may end in another order.
+void Calls::pass(std::uint32_t rank, std::uint64_t sequence) noexcept {
+  std::atomic<std::uint64_t>& past = slots().board(rank).past;
+  if (past.load(std::memory_order_relaxed) <= sequence) past.store(sequence + 1, std::memory_order_seq_cst);
 }
 
 void Calls::give_up(std::uint32_t rank, std::uint64_t from) {

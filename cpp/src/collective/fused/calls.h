@@ -23,12 +23,6 @@ class Group;
 
 namespace fused {
 
-// A one-shot call that a rank has announced.
-struct Begun {
-  std::uint64_t sequence = 0;
-  std::uint64_t number = 0;  // of the one-shot calls
-};
-
 // Owned by Group. All calls but use() with the engine lock held.
 class Calls final : public Pollable {
  public:
@@ -42,14 +36,15 @@ class Calls final : public Pollable {
 
   // `rank` has started a collective that is not fused.
   void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);
-  // Starts a fused call, where those are possible. It takes its turn after the rank's earlier ones. `begun`: what at_once() began.
+  // Starts a fused call, where those are possible. It takes its turn after the rank's earlier ones. `announced`: by at_once().
   std::shared_ptr<Call> post(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call, Way way,
-                             const CollectiveBuffers& buffers, const std::optional<Begun>& begun);
+                             const CollectiveBuffers& buffers, bool announced);
   // Carries out a one-shot call at once, without a Call, if every other rank comes before a waiter would yield.
-  enum class AtOnce : std::uint8_t { not_possible, done, begun };
-  // `not_possible`: nothing was done. `begun`: the caller posts it. The group's next sequence is taken unless it is not possible.
-  // Errors: those of Group::next_sequence().
-  Result<AtOnce> at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers, Begun& begun);
+  enum class AtOnce : std::uint8_t { not_possible, done, announced };
+  // `not_possible`: nothing was done. `announced`: the caller posts it. `sequence`: the group's next, taken unless it is not
+  // possible. Errors: those of Group::next_sequence().
+  Result<AtOnce> at_once(std::uint32_t rank, std::uint32_t call, const Way& way, const CollectiveBuffers& buffers,
+                         std::uint64_t& sequence);
   // Wakes ranks that sleep until something changes here. After the change.
   void wake_others();
   // Tells the local ranks that wait where another rank is in another collective, should that not have been noticed yet.
@@ -78,6 +73,8 @@ class Calls final : public Pollable {
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void end(const std::shared_ptr<Call>& call, const Status& status);
+  // See Board::past.
+  void pass(std::uint32_t rank, std::uint64_t sequence) noexcept;
   // The first rank that it needs and that has given up.
   [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;
   void give_up(std::uint32_t rank, std::uint64_t from);

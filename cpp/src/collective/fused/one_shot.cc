@@ -5,14 +5,22 @@
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <utility>
 
 namespace hmc::fused {
 namespace {
 
-std::byte* input_at(const Slots& slots, std::uint32_t rank, std::uint64_t number, std::uint64_t bytes) noexcept {
-  ShotEntry& entry = slots.board(rank).shots[number % shot_depth];
-  return bytes <= sizeof entry.input ? entry.input : slots.shot(rank, number);
+std::byte* input_in(const Slots& slots, std::uint32_t rank, std::size_t slot, std::uint64_t bytes) noexcept {
+  ShotEntry& entry = slots.board(rank).shots[slot];
+  return bytes <= sizeof entry.input ? entry.input : slots.shot(rank, slot);
 }
+
+// Of a call that `rank` has announced.
+const std::byte* input_of(const Slots& slots, std::uint32_t rank, std::uint64_t sequence, std::uint64_t bytes) noexcept {
+  const bool is_first = slots.board(rank).shots[0].number.load(std::memory_order_relaxed) == sequence + 1;
+  return input_in(slots, rank, is_first ? 0 : 1, bytes);
+}
+static_assert(shot_depth == 2);
 
 void copy_input(std::byte* to, const Way& way, const CollectiveBuffers& buffers, std::uint32_t ranks) noexcept {
   if (way.spread) {
@@ -31,16 +39,6 @@ void copy_input(std::byte* to, const Way& way, const CollectiveBuffers& buffers,
   }
 }
 
-// None: another call's, or it is being written.
-std::optional<Announced> read(const ShotEntry& entry, std::uint64_t sequence) noexcept {
-  if (entry.number.load(std::memory_order_seq_cst) != sequence + 1) return std::nullopt;
-  const std::uint64_t bytes = entry.bytes.load(std::memory_order_acquire);
-  const std::uint32_t call = entry.call.load(std::memory_order_acquire), ways = entry.ways.load(std::memory_order_acquire);
-  const Announced found{sequence, bytes, call, ways};
-  if (entry.number.load(std::memory_order_relaxed) != sequence + 1) return std::nullopt;
-  return found;
-}
-
 // A rank could end a call without chunks, and announce its next one, before the others have seen its announcement.
 bool takes_one_shot(std::uint64_t bytes, std::uint32_t ranks, Algorithm algorithm) noexcept {
   return algorithm == Algorithm::chosen || bytes == 0 ? fits_one_shot(CallKind::all_reduce, ranks, bytes)
@@ -54,7 +52,7 @@ bool spreads_at_once(std::uint64_t longest, std::uint64_t bytes, Algorithm algor
 }
 
 // Returns the bytes taken from other ranks' slots.
-std::uint64_t take(const Slots& slots, std::uint32_t rank, std::uint64_t number, const Way& way,
+std::uint64_t take(const Slots& slots, std::uint32_t rank, std::uint64_t sequence, const Way& way,
                    const CollectiveBuffers& buffers) noexcept {
   const SpreadPlan& plan = *way.spread;
   auto* const out = static_cast<std::byte*>(buffers.out.data);
@@ -64,7 +62,7 @@ std::uint64_t take(const Slots& slots, std::uint32_t rank, std::uint64_t number,
     if (to.bytes == 0) continue;
     const std::byte* from = given_by(buffers) + plan.given_to(rank).offset;
     if (r != rank) {
-      from = input_at(slots, r, number, way.bytes) + (plan.to_all ? 0 : rank * plan.gives.bytes);
+      from = input_of(slots, r, sequence, way.bytes) + (plan.to_all ? 0 : rank * plan.gives.bytes);
       bytes += to.bytes;
     }
     if (from != out + to.offset) std::memcpy(out + to.offset, from, to.bytes);
@@ -134,47 +132,42 @@ Way way_of_broadcast(std::uint32_t rank, std::uint32_t root, std::uint64_t bytes
   return way;
 }
 
-std::optional<Announced> shot_under(const Board& board, std::uint64_t sequence) noexcept {
-  for (const ShotEntry& entry : board.shots) {
-    if (const auto found = read(entry, sequence)) return found;
-  }
-  return std::nullopt;
-}
-
-bool OneShots::can_publish(const Slots& slots) noexcept {
-  if (next_ < shot_depth) return true;
+bool OneShots::can_publish(const Slots& slots) const noexcept {
+  const Published& replaced = published_[next_];
+  if (replaced.is_free) return true;
+  const std::uint64_t last = published_[next_ ^ 1].sequence;
   for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
-    const ShotEntry& before = slots.board(r).shots[(next_ - 1) % shot_depth];
-    if (before.number.load(std::memory_order_seq_cst) != last_sequence_ + 1) return false;
+    const Board& board = slots.board(r);
+    if (!in_one_shot_under(board, last) && board.past.load(std::memory_order_seq_cst) <= replaced.sequence) return false;
   }
   return true;
 }
 
-std::uint64_t OneShots::publish(const Slots& slots, std::uint32_t rank, const Announced& own, const Way& way,
-                                const CollectiveBuffers& buffers) noexcept {
-  const std::uint64_t number = next_++;
-  last_sequence_ = own.sequence;
-  ShotEntry& entry = slots.board(rank).shots[number % shot_depth];
+void OneShots::publish(const Slots& slots, std::uint32_t rank, const Announced& own, const Way& way,
+                       const CollectiveBuffers& buffers) noexcept {
+  const std::size_t slot = std::exchange(next_, next_ ^ 1);
+  published_[slot] = {own.sequence, false};
+  ShotEntry& entry = slots.board(rank).shots[slot];
   entry.number.store(0, std::memory_order_relaxed);  // a reader of the stores that follow sees a change at its second look
   entry.bytes.store(own.bytes, std::memory_order_release);
   entry.call.store(own.call, std::memory_order_release);
   entry.ways.store(own.ways, std::memory_order_release);
-  if (own.ways == by_cpu && own.bytes > 0) copy_input(input_at(slots, rank, number, own.bytes), way, buffers, slots.ranks());
+  if (own.ways == by_cpu && own.bytes > 0) copy_input(input_in(slots, rank, slot, own.bytes), way, buffers, slots.ranks());
   entry.number.store(own.sequence + 1, std::memory_order_seq_cst);
-  return number;
 }
 
-std::optional<Announced> OneShots::announced(const Slots& slots, std::uint32_t rank, std::uint64_t number,
-                                             std::uint64_t sequence) noexcept {
-  return read(slots.board(rank).shots[number % shot_depth], sequence);
+void OneShots::declined(std::uint64_t sequence) noexcept {
+  for (Published& slot : published_) {
+    if (slot.sequence == sequence) slot.is_free = true;
+  }
 }
 
-std::uint64_t OneShots::finish(const Slots& slots, std::uint32_t rank, std::uint64_t number, const Way& way,
+std::uint64_t OneShots::finish(const Slots& slots, std::uint32_t rank, std::uint64_t sequence, const Way& way,
                                const CollectiveBuffers& buffers) noexcept {
-  if (way.spread) return take(slots, rank, number, way, buffers);
+  if (way.spread) return take(slots, rank, sequence, way, buffers);
   if (way.wanted.bytes == 0) return 0;
   std::array<const void*, max_ranks> sources;
-  for (std::uint32_t r = 0; r < slots.ranks(); ++r) sources[r] = input_at(slots, r, number, way.bytes) + way.wanted.offset;
+  for (std::uint32_t r = 0; r < slots.ranks(); ++r) sources[r] = input_of(slots, r, sequence, way.bytes) + way.wanted.offset;
   sources[rank] = static_cast<const std::byte*>(buffers.in.data) + way.wanted_at;
   const ReduceStep& step = buffers.reduction;
   reduce_on_cpu(buffers.out.data, std::span(sources.data(), slots.ranks()), way.wanted.bytes / size_of(step.type), step);

@@ -2,11 +2,13 @@
 // and reduces or copies what it wants of them itself: one exchange, where chunks (pass.h, spread.h) take more. All ranks reduce in
 // the same loop in rank order, so they get the same bits.
 //
-// One-shot calls are numbered from the group's first on, alike at every rank, and alternate between shot_depth = 2 slots. A rank
-// publishes call n once every rank has published call n - 1: each has then taken what it wants of call n - 2, whose slots are free.
+// A rank's one-shot calls alternate between its shot_depth = 2 slots, and are found by their sequence: ranks that called with
+// blocks of other sizes may have made other numbers of them. A slot is free once every rank is past the call that it was used for,
+// which a rank that has published a later one-shot call is.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -73,29 +75,29 @@ Way way_of_all_to_all(std::uint32_t size, std::uint64_t block, Algorithm algorit
 Way way_of_all_gather(std::uint32_t rank, const BlockLayout& blocks, Algorithm algorithm = Algorithm::chosen);
 Way way_of_broadcast(std::uint32_t rank, std::uint32_t root, std::uint64_t bytes, Algorithm algorithm = Algorithm::chosen);
 
-// The one-shot call that `board`'s rank announced under `sequence`, if its entry still holds it.
-std::optional<Announced> shot_under(const Board& board, std::uint64_t sequence) noexcept;
-
-// One thread at a time.
+// The one-shot calls that one rank publishes. One thread at a time.
 class OneShots {
  public:
   // Whether the slot of the next call is free.
-  [[nodiscard]] bool can_publish(const Slots& slots) noexcept;
-  // Announces the next call and publishes its input, which is not read if the rank takes no part. Returns the call's number.
-  std::uint64_t publish(const Slots& slots, std::uint32_t rank, const Announced& own, const Way& way,
-                        const CollectiveBuffers& buffers) noexcept;
+  [[nodiscard]] bool can_publish(const Slots& slots) const noexcept;
+  // Announces the next call and publishes its input, which is not read if the rank takes no part.
+  void publish(const Slots& slots, std::uint32_t rank, const Announced& own, const Way& way,
+               const CollectiveBuffers& buffers) noexcept;
+  // That call goes by messages, at every rank: what was published is not read.
+  void declined(std::uint64_t sequence) noexcept;
 
-  // What `rank` has announced as call `number`, whose sequence it is; none: nothing yet.
-  static std::optional<Announced> announced(const Slots& slots, std::uint32_t rank, std::uint64_t number,
-                                            std::uint64_t sequence) noexcept;
-  // Call `number` of `rank`, which every rank has announced alike. Returns the bytes taken from other ranks' slots. Afterwards
+  // The call of that sequence, which every rank has announced alike. Returns the bytes taken from other ranks' slots. Afterwards
   // nothing of it is read or written.
-  static std::uint64_t finish(const Slots& slots, std::uint32_t rank, std::uint64_t number, const Way& way,
+  static std::uint64_t finish(const Slots& slots, std::uint32_t rank, std::uint64_t sequence, const Way& way,
                               const CollectiveBuffers& buffers) noexcept;
 
  private:
-  std::uint64_t next_ = 0;           // the number of the next call
-  std::uint64_t last_sequence_ = 0;  // of the call before
+  struct Published {
+    std::uint64_t sequence = 0;
+    bool is_free = true;
+  };
+  std::array<Published, shot_depth> published_;  // by slot
+  std::size_t next_ = 0;                         // the slot of the next call
 };
 
 }  // namespace fused

@@ -81,9 +81,12 @@ struct Board {
   alignas(line_bytes) OtherAnnouncement others[announcement_count];
   alignas(line_bytes) MappedOffer mapped;
   alignas(line_bytes) NativeOffer native;
-  // The sequence, plus one, of the rank's last call that its device has been given, and of the last that it has carried out: by a
-  // kernel, and by the vendor's library, whose ends come in an order of their own.
-  std::atomic<std::uint64_t> device_started, kernel_ended, library_ended;
+  // The sequence, plus one, of the rank's last call that its device has carried out: by a kernel, and by the vendor's library,
+  // whose ends come in an order of their own.
+  std::atomic<std::uint64_t> kernel_ended, library_ended;
+  // The sequence, plus one, of the last fused call that the rank is past: it has ended, or its device was given it. What ranks
+  // announced of that call and of earlier ones is not looked at again.
+  alignas(line_bytes) std::atomic<std::uint64_t> past;
 };
 static_assert(sizeof(Board) <= board_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -106,9 +109,9 @@ class Slots {
   [[nodiscard]] std::byte* result(std::uint32_t rank, std::uint64_t number) const noexcept {
     return slot(rank, number) + ranks_ * chunk();
   }
-  // Where `rank` publishes its input of one-shot call `number` of the group, if its entry has no room.
-  [[nodiscard]] std::byte* shot(std::uint32_t rank, std::uint64_t number) const noexcept {
-    return area(rank) + ring_bytes + (number % shot_depth) * shot_bytes;
+  // Where `rank` publishes the input of its one-shot call in that slot, if its entry has no room.
+  [[nodiscard]] std::byte* shot(std::uint32_t rank, std::size_t slot) const noexcept {
+    return area(rank) + ring_bytes + slot * shot_bytes;
   }
   // The rank's slots of both kinds: rank_bytes.
   [[nodiscard]] std::byte* area(std::uint32_t rank) const noexcept { return base_ + ranks_ * board_bytes + rank * rank_bytes; }
