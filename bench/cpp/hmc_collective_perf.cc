@@ -1,7 +1,7 @@
 // Collectives of hmc::Communicator in C++, f32. Rank 0 prints one JSON object per measured point: {"operation", "ranks", "bytes" of
 // a rank's largest array, "alone": seconds of a call that is waited for, "in_a_row": seconds per call of many that are posted
 // before any is waited for}. Medians of 7. Usage: hmc run -n N hmc_collective_perf [prefix of the ranks' devices [largest bytes
-// [operation]]]; the prefix is "cuda:" by default, and rank r has the device of that number; "cpu" is the CPU.
+// [operation [smallest bytes]]]]; the prefix is "cuda:" by default, and rank r has the device of that number; "cpu" is the CPU.
 #include <hmc/hmc.h>
 
 #include <algorithm>
@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
   const std::string prefix = argc > 1 ? argv[1] : "cuda:";
   const std::size_t largest = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::size_t{256} << 20;
   const std::string only = argc > 3 ? argv[3] : "";
+  const std::size_t smallest = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0;
   const char* const number = std::getenv("HMC_RANK");
   hmc::InitOptions options;
   options.devices = {check(hmc::Device::parse(prefix == "cpu" ? prefix : prefix + (number == nullptr ? "0" : number)))};
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
   const hmc::Member self = check(comm.self());
   for (const std::size_t bytes :
        {std::size_t{8}, std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{256} << 20}) {
-    if (bytes <= largest) measure(comm, self, options.devices.front(), bytes, only);
+    if (bytes >= smallest && bytes <= largest) measure(comm, self, options.devices.front(), bytes, only);
   }
   return 0;
 }

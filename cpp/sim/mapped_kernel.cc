@@ -94,7 +94,7 @@ Error prepare_mapped(const std::string& name, const Launch& launch, std::functio
     std::memcpy(&call, launch.arguments[0], sizeof call);
     const bool fits = call.ranks > 1 && call.ranks <= hmc_mapped_kernel::most_ranks && call.rank < call.ranks &&
                       launch.groups <= hmc_mapped_kernel::most_blocks && call.chunk <= call.slot &&
-                      call.source + call.sources <= call.ranks &&
+                      2 * call.lag <= hmc_mapped_kernel::slots_of_block && call.source + call.sources <= call.ranks &&
                       (call.width == 1 || call.width == row.element || call.width == hmc_reduce_kernel::pack_bytes);
     if (!fits) return Error::invalid_value;
     work = [&row, call, groups = launch.groups] { return run(row, call, groups); };

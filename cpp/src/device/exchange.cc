@@ -6,15 +6,18 @@ namespace hmc {
 namespace {
 
 // As in kernels/mapped_memory.cu.
-constexpr std::uint64_t flags_bytes = std::uint64_t{2} * most_exchange_blocks * most_exchange_ranks * 64;
+constexpr std::uint64_t flags_bytes = std::uint64_t{most_exchange_blocks} * most_exchange_ranks * 64;
 constexpr std::uint64_t slots_of_block = 4;
 constexpr std::uint64_t pack = 16;
 
 // Measured on 2 x H100: beyond that, flags behind the bytes cost less than cells of twice the bytes.
 constexpr std::uint64_t cell_input = 256 << 10;
-// Slots of all other ranks together, for one chunk of one block.
-constexpr std::uint64_t slots_bytes = 192 << 10;
-constexpr std::uint32_t few_threads = 256, cell_threads = 512, chunk_threads = 512;
+// Slots of all other ranks together, for one chunk of one block. Measured on 2 and 4 x H200: with more, what is under way leaves
+// the caches; with less, blocks wait for each other more often.
+constexpr std::uint64_t slots_bytes = 48 << 10;
+constexpr std::uint32_t cell_threads = 256, chunk_threads = 512;
+// Of what takes more than one: fewer do not overlap what the links, the memory and the arithmetic do.
+constexpr std::uint64_t least_steps = 3;
 
 constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
 
@@ -35,14 +38,21 @@ ExchangeSegment exchange_segment(std::uint32_t ranks) noexcept {
 ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept {
   const std::uint64_t packs = std::max<std::uint64_t>(1, (bytes + pack - 1) / pack);
   if (cells && bytes <= most_cell_bytes(ranks)) {
-    const std::uint32_t threads = packs <= most_exchange_blocks * few_threads ? few_threads : cell_threads;
-    return {static_cast<std::uint32_t>(std::min<std::uint64_t>((packs + threads - 1) / threads, most_exchange_blocks)), threads, 0,
-            0};
+    const std::uint64_t blocks = std::min<std::uint64_t>((packs + cell_threads - 1) / cell_threads, most_exchange_blocks);
+    return {.blocks = static_cast<std::uint32_t>(blocks), .threads = cell_threads};
   }
   const std::uint64_t share = (packs + most_exchange_blocks - 1) / most_exchange_blocks * pack;
   const std::uint64_t slot = exchange_segment(ranks).slot;
-  const std::uint64_t steps = (share + slot - 1) / slot;
-  return {most_exchange_blocks, chunk_threads, steps, rounded_up((share + steps - 1) / steps, pack)};
+  const std::uint64_t steps = share <= slot ? 1 : std::max(least_steps, (share + slot - 1) / slot);
+  return {.blocks = most_exchange_blocks,
+          .threads = chunk_threads,
+          .steps = steps,
+          .chunk = rounded_up((share + steps - 1) / steps, pack),
+          .lag = steps == 1 ? 1U : 2U};
+}
+
+std::uint64_t exchange_rounds(const ExchangeCall& call) noexcept {
+  return call.shape.steps + (call.reduced.collectors != 0 ? 2 : 1) * call.shape.lag;
 }
 
 }  // namespace hmc

@@ -12,7 +12,7 @@
 namespace hmc {
 
 inline constexpr std::uint32_t most_exchange_ranks = 8;
-inline constexpr std::uint32_t most_exchange_blocks = 96;  // groups of threads of one kernel
+inline constexpr std::uint32_t most_exchange_blocks = 132;  // groups of threads of one kernel
 
 // What lies in a segment, for a group of `ranks`: flags, cells of small calls, slots for chunks.
 struct ExchangeSegment {
@@ -32,6 +32,7 @@ struct ExchangeShape {
   std::uint32_t threads = 1;
   std::uint64_t steps = 0;  // chunks of each block; 0: the call passes through cells
   std::uint64_t chunk = 0;  // bytes
+  std::uint64_t lag = 0;    // rounds between what is done with a chunk
 };
 // For a call whose largest part has that many bytes. `cells`: it has no collectors, so it may pass through cells.
 [[nodiscard]] ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept;
@@ -60,10 +61,13 @@ struct ExchangeCall {
   std::array<ExchangePart, most_exchange_ranks> takes = {};  // of the output: what comes of each rank
   ExchangeReduced reduced;
   ExchangeShape shape;
-  std::uint64_t first = 0;  // the number of the call's first chunk: follows on that of the group's last one
+  std::uint64_t first = 0;  // the number of the call's first round: follows on that of the group's last one
   std::uint32_t shot = 0;   // of a call through cells: one more than that of the last one
   ReduceStep reduction;
   const std::atomic<std::uint32_t>* ended = nullptr;  // not 0: kernels end soon, whatever they have done
 };
+
+// Of a call that passes through chunks.
+[[nodiscard]] std::uint64_t exchange_rounds(const ExchangeCall& call) noexcept;
 
 }  // namespace hmc

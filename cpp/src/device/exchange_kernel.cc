@@ -15,7 +15,7 @@ struct Place {
   unsigned long long kept_at, keeps;
 };
 struct Chunks {
-  unsigned long long first, steps, chunk;
+  unsigned long long first, steps, chunk, lag;
 };
 struct Segment {
   unsigned long long slot, cells_at, slots_at, cells;
@@ -82,7 +82,7 @@ int ExchangeKernel::run(int index, const ExchangeCall& given, VendorStream strea
             .takes = {},
             .own = {given.reduced.own.offset, given.reduced.own.bytes},
             .place = {given.reduced.kept_at, given.reduced.keeps ? 1ULL : 0ULL},
-            .chunks = {given.first, given.shape.steps, given.shape.chunk},
+            .chunks = {given.first, given.shape.steps, given.shape.chunk, given.shape.lag},
             .segment = {segment.slot, segment.cells_at, segment.slots_at, segment.cells},
             .arithmetic = {given.reduction.scale, given.reduction.divisor, static_cast<unsigned>(given.reduction.op)},
             .ranks = {width_of(given), given.rank, given.ranks, given.reduced.collectors, given.shot},

@@ -1,7 +1,10 @@
 // all_gather, broadcast and all_to_all by one kernel over mapped device memory, and calls that follow one another without a wait,
 // on simulated devices.
+#include <array>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <random>
 #include <set>
 
 #include "collective/fused/one_shot.h"
@@ -211,6 +214,43 @@ TEST(MappedSpreads, CallsThatAreNotWaitedForKeepTheirOrder) {
       std::memcpy(wanted.data(), right.data(), wanted.size());
       ASSERT_TRUE(a.read() == wanted) << count;
     }
+  });
+}
+
+// Calls of one step and of several, whose rounds lag by more, and through cells: a slot that one of them leaves is another one's next.
+TEST(MappedSpreads, ShortAndLongCallsFollowOneAnother) {
+  on_four({"cuda:1", "cuda:0", "cuda:3"}, [](const Member& me, const Communicator& world) {
+    struct Call {
+      OnDevice in, out;
+      Bytes right;
+    };
+    const auto rank = static_cast<std::size_t>(me.rank());
+    const std::uint64_t before = calls_by_kernel(world);
+    std::vector<std::unique_ptr<Call>> calls;
+    std::vector<Work> works;
+    std::mt19937 random(17);
+    for (std::size_t i = 0; i < 24; ++i) {
+      const std::size_t count = std::array<std::size_t, 4>{6, 100'000, 800'000, 1'100'001}[random() % 4];  // elements of a block
+      const bool reduces = random() % 2 == 0;
+      Bytes right = reduces ? testing::expected(sum, 3 * count, 3) : Bytes();
+      if (reduces) {
+        const auto begin = right.begin() + static_cast<std::ptrdiff_t>(rank * count * 4);
+        right = Bytes(begin, begin + static_cast<std::ptrdiff_t>(count * 4));
+      }
+      for (std::size_t r = 0; r < 3 && !reduces; ++r) {
+        const Bytes one = given_by_rank(r, count * 4, i);
+        right.insert(right.end(), one.begin(), one.end());
+      }
+      const Bytes given = reduces ? testing::input(DataType::i32, 3 * count, rank) : given_by_rank(rank, count * 4, i);
+      calls.push_back(std::make_unique<Call>(
+          Call{OnDevice(me.device(), given), OnDevice(me.device(), Bytes(right.size())), std::move(right)}));
+      const Call& call = *calls.back();
+      works.push_back(reduces ? *me.ireduce_scatter(call.out.view(), call.in.view(), sum)
+                              : *me.iall_gather(call.out.view(), call.in.view()));
+    }
+    HMC_ASSERT_OK(wait_all(works, soon()));
+    EXPECT_EQ(calls_by_kernel(world), before + works.size());
+    for (std::size_t i = 0; i < calls.size(); ++i) ASSERT_TRUE(calls[i]->out.read() == calls[i]->right) << i;
   });
 }
 

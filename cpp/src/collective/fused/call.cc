@@ -41,6 +41,8 @@ Status Call::cancel_locked() {
   return {};
 }
 
+bool Call::queued() const { return !announced_ && !done() && calls_.is_busy(rank_); }
+
 bool Call::order(const Device& device, StreamHandle stream) {
   return device_work_ && !by_library_ && calls_.devices_.order(rank_, device, stream);
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t bytes_per_poll = 256 << 10;
 
 // Calls of a rank that its device has been given: so many that it need not wait for the host, and few enough to look at each often.
-constexpr std::size_t most_on_device = 4;
+constexpr std::size_t most_on_device = 8;
 
 // A wait with the engine lock held: polls as long as the engine would. Where threads outnumber cores it then leaves the core to the
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
@@ -280,6 +280,11 @@ bool Calls::is_next(std::size_t index) const noexcept {
     if (!under_way_[i]->device_work_ || ++on_device == most_on_device) return false;
   }
   return true;
+}
+
+bool Calls::is_busy(std::uint32_t rank) const noexcept {
+  const auto first = std::ranges::find_if(under_way_, [&](const auto& call) { return call->rank_ == rank; });
+  return first != under_way_.end() && (*first)->device_work_ && others_are_past(slots(), rank, (*first)->own_.sequence);
 }
 
 // Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll.

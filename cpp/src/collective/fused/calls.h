@@ -81,6 +81,8 @@ class Calls final : public Pollable {
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
   // It may be announced: its rank's device carries out the rank's earlier ones, if there are any.
   [[nodiscard]] bool is_next(std::size_t index) const noexcept;
+  // The rank's device carries out the first call of its that is under way, and all other ranks' devices have been given that one.
+  [[nodiscard]] bool is_busy(std::uint32_t rank) const noexcept;
 
   Group& group_;
   std::shared_ptr<Segment> segment_;              // null: none

@@ -177,9 +177,12 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call,
                                                   "make a new one by split()"));
   }
   call.segments = local.segments;
-  call.first = local.next_chunk;
-  local.next_chunk += call.shape.steps;
-  if (call.shape.steps == 0) call.shot = ++local.last_shot;
+  call.first = local.next_round;
+  if (call.shape.steps == 0) {
+    call.shot = ++local.last_shot;
+  } else {
+    local.next_round += exchange_rounds(call);
+  }
   return work_on_device(group_.engine(), **runtime, [&](Completion* done) {
     return local.exchange->run(call, {buffers.after[0].get(), buffers.after[1].get()}, done);
   });

@@ -64,7 +64,7 @@ class Devices {
     std::unique_ptr<DeviceExchange> exchange;
     std::array<void*, most_exchange_ranks> segments = {};
     std::vector<std::unique_ptr<Allocation>> imported;
-    std::uint64_t next_chunk = 0;
+    std::uint64_t next_round = 0;
     std::uint32_t last_shot = 0;
   };
   Status open(std::uint32_t rank, const Device& device);

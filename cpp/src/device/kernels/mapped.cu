@@ -20,76 +20,80 @@ __device__ inline unsigned valid_of(Number bytes, Number pack) {
 }
 __device__ inline Number packs_of(Number bytes) { return (bytes + pack_bytes - 1) / pack_bytes; }
 
-// By all threads of a block. One of the two sides is a slot, which is aligned.
+// ---- rounds ----
+
+struct Copy {
+  char* to;
+  const char* from;
+  Number bytes;
+};
+
+// What a block does in a round. Filled in by some of its threads.
+struct Round {
+  Copy pushes[most_ranks], takes[most_ranks];
+  const char* sources[most_ranks];  // from rank `source` on
+  char* results[most_ranks];        // of the ranks that get the result
+  Number reduces;                   // bytes
+  unsigned result_count;
+};
+
+// By some threads. Of `count` copies four packs are on their way at a time, of up to four of them.
 template <class Format>
-__device__ __noinline__ void copy(char* to, unsigned to_width, const char* from, unsigned from_width, Number bytes) {
-  constexpr unsigned unroll = 4;
-  const Number step = blockDim.x;
-  Number at = threadIdx.x;
-  if (to_width == pack_bytes && from_width == pack_bytes) {
-    const Number whole = bytes / pack_bytes;
-    Words* const target = reinterpret_cast<Words*>(to);
-    const Words* const source = reinterpret_cast<const Words*>(from);
-    for (; at + (unroll - 1) * step < whole; at += unroll * step) {
-      Words words[unroll];
+__device__ __noinline__ void copy(const Copy* copies, unsigned count, unsigned width, Threads threads) {
+  for (unsigned first = 0; first < count; first += most_ahead) {
+    const unsigned together = count - first < most_ahead ? count - first : most_ahead;
+    const unsigned packs_each = together == 1 ? 4 : together == 2 ? 2 : 1;
+    const Words* from[most_ahead];
+    Words* to[most_ahead];
+    Number whole[most_ahead], longest = 0;
 #pragma unroll
-      for (unsigned i = 0; i < unroll; ++i) words[i] = source[at + i * step];
+    for (unsigned i = 0; i < most_ahead; ++i) {
+      const Copy& one = copies[first + i % together];
+      const Number ahead = static_cast<Number>(i / together) * threads.count;
+      const Number packs = width == pack_bytes && i < together * packs_each ? one.bytes / pack_bytes : 0;
+      from[i] = reinterpret_cast<const Words*>(one.from) + ahead;
+      to[i] = reinterpret_cast<Words*>(one.to) + ahead;
+      whole[i] = packs > ahead ? packs - ahead : 0;
+      longest = whole[i] > longest ? whole[i] : longest;
+    }
+    const Number step = static_cast<Number>(packs_each) * threads.count;
+    for (Number at = threads.index(); at < longest; at += step) {
+      Words words[most_ahead];
 #pragma unroll
-      for (unsigned i = 0; i < unroll; ++i) target[at + i * step] = words[i];
+      for (unsigned i = 0; i < most_ahead; ++i) {
+        if (at < whole[i]) words[i] = from[i][at];
+      }
+#pragma unroll
+      for (unsigned i = 0; i < most_ahead; ++i) {
+        if (at < whole[i]) to[i][at] = words[i];
+      }
+    }
+    // What is no whole pack, or not aligned to one.
+#pragma unroll 1
+    for (unsigned i = 0; i < together; ++i) {
+      const Copy& one = copies[first + i];
+      const Number done = width == pack_bytes ? one.bytes / pack_bytes : 0;
+#pragma unroll 1
+      for (Number at = done + threads.index(); at < packs_of(one.bytes); at += threads.count) {
+        const unsigned valid = valid_of<Format>(one.bytes, at);
+        Pack<Format> pack;
+        pack.load(one.from + at * pack_bytes, valid, width);
+        pack.store(one.to + at * pack_bytes, valid, width);
+      }
     }
   }
-  for (; at < packs_of(bytes); at += step) {
-    const unsigned valid = valid_of<Format>(bytes, at);
-    Pack<Format> pack;
-    pack.load(from + at * pack_bytes, valid, from_width);
-    pack.store(to + at * pack_bytes, valid, to_width);
-  }
-}
-
-template <class Format>
-__device__ inline void push(const Call& call, Number step) {
-  for (unsigned i = 1; i < call.ranks; ++i) {
-    const unsigned to = (call.rank + i) % call.ranks;
-    const Part what = piece(call, call.gives[to], step);
-    copy<Format>(slot_of(call, to, pushed, call.rank, step), pack_bytes, call.input + what.offset, call.width, what.bytes);
-  }
-}
-
-// What the others have given, out of their slots of that kind.
-template <class Format>
-__device__ inline void take(const Call& call, Kind kind, Number step) {
-  for (unsigned i = 1; i < call.ranks; ++i) {
-    const unsigned from = (call.rank + i) % call.ranks;
-    const Part what = piece(call, call.takes[from], step);
-    copy<Format>(call.output + what.offset, call.width, slot_of(call, call.rank, kind, from, step), pack_bytes, what.bytes);
-  }
-}
-
-// What this rank gives itself, unless it is there.
-template <class Format>
-__device__ inline void keep(const Call& call, Number step) {
-  const Part from = piece(call, call.gives[call.rank], step), to = piece(call, call.takes[call.rank], step);
-  if (call.input + from.offset != call.output + to.offset)
-    copy<Format>(call.output + to.offset, call.width, call.input + from.offset, call.width, to.bytes);
 }
 
 __device__ inline Words picked(const Words (&words)[most_ahead], unsigned at) {
   return at < 2 ? (at == 0 ? words[0] : words[1]) : (at == 2 ? words[2] : words[3]);
 }
 
-// In rank order, each element once. A thread loads some packs before it uses the first: what takes long is not their bytes but their
-// way. Everything else has one place in the code, which is compiled for every operation.
+// In rank order, each element once, by some threads. A thread loads some packs before it uses the first: what takes long is not their
+// bytes but their way. Everything else has one place in the code, which is compiled for every operation.
 template <class Format>
-__device__ inline void reduce(const Call& call, Number step) {
-  const Part what = piece(call, call.own, step);
-  const Number packs = packs_of(what.bytes), stride = blockDim.x;
-  const Number whole = call.width == pack_bytes ? what.bytes / pack_bytes : 0;
-  const char* const input = call.input + what.offset;
-  char* const output = call.keeps == 0 ? nullptr : call.output + call.kept_at + (what.offset - call.own.offset);
-  const auto source = [&](unsigned i) {
-    const unsigned from = call.source + i;
-    return from == call.rank ? input : slot_of(call, call.rank, pushed, from, step);
-  };
+__device__ inline void reduce(const Call& call, const Round& round, Threads threads) {
+  const Number packs = packs_of(round.reduces), stride = threads.count;
+  const Number whole = call.width == pack_bytes ? round.reduces / pack_bytes : 0;
   // Of several packs all sources, or of one pack some.
   const unsigned at_once = call.sources == 1 ? most_ahead : call.sources == 2 ? 2 : 1;
   Words words[most_ahead];
@@ -98,25 +102,25 @@ __device__ inline void reduce(const Call& call, Number step) {
     for (unsigned i = 0; i < most_ahead; ++i) {
       const unsigned from = at_once == 1 ? first + i : call.sources == 1 ? 0 : i % 2;
       const Number pack = at + (at_once == 1 ? 0 : call.sources == 1 ? i : i / 2) * stride;
-      if (from < call.sources && pack < whole) words[i] = reinterpret_cast<const Words*>(source(from))[pack];
+      if (from < call.sources && pack < whole) words[i] = reinterpret_cast<const Words*>(round.sources[from])[pack];
     }
   };
-  for (Number at = threadIdx.x; at < packs; at += at_once * stride) {
+  for (Number at = threads.index(); at < packs; at += at_once * stride) {
     load_ahead(at, 0);
 #pragma unroll 1
     for (unsigned i = 0; i < at_once; ++i) {
       const Number pack = at + i * stride;
       if (pack >= packs) break;
-      const unsigned valid = valid_of<Format>(what.bytes, pack);
+      const unsigned valid = valid_of<Format>(round.reduces, pack);
       Sum<Format> result;
       Pack<Format> next;
 #pragma unroll 1
       for (unsigned from = 0; from < call.sources; ++from) {
-        if (from == most_ahead) load_ahead(at, from);
+        if (from != 0 && from % most_ahead == 0) load_ahead(at, from);
         if (pack < whole) {
           next.words = picked(words, (i * call.sources + from) % most_ahead);
         } else {
-          next.load(source(from) + pack * pack_bytes, valid, call.source + from == call.rank ? call.width : pack_bytes);
+          next.load(round.sources[from] + pack * pack_bytes, valid, call.width);
         }
         Sum<Format> more;
         more.decode(next, call.scale);
@@ -128,56 +132,112 @@ __device__ inline void reduce(const Call& call, Number step) {
       }
       result.encode(next, call.divisor);
 #pragma unroll 1
-      for (unsigned to = 0; to < call.ranks; ++to) {
-        const bool mine = to == call.rank;
-        if (mine ? call.keeps == 0 : (call.collectors >> to & 1U) == 0) continue;
-        next.store((mine ? output : slot_of(call, to, reduced, call.rank, step)) + pack * pack_bytes, valid,
-                   mine ? call.width : pack_bytes);
-      }
+      for (unsigned to = 0; to < round.result_count; ++to) next.store(round.results[to] + pack * pack_bytes, valid, call.width);
     }
   }
 }
 
-constexpr unsigned everybody = ~0U;
+// What chunk `step` of the call is, and where it lies, with the slots of the rounds in which it was pushed and reduced. Chunks that
+// do not exist have no bytes.
+__device__ inline Part piece_of(const Call& call, const Part& part, Number step) {
+  return step < call.steps ? piece(call, part, step) : Part{part.offset, 0};
+}
 
-// Chunk by chunk: every block pushes one, reduces the one before and collects the one before that.
-template <class Format>
-__device__ inline void pass(const Call& call) {
-  __shared__ unsigned ended;
-  const bool collects = call.collectors >> call.rank & 1U;
-  if (threadIdx.x == 0) ended = 0;
-  for (Number step = 0; step < call.steps + 2; ++step) {
-    if (step < call.steps) {
-      push<Format>(call, step);
-      tell(call, pushed, everybody, step);
-    }
-    if (step >= 1 && step <= call.steps) {
-      if (!await(call, pushed, step - 1, ended)) return;
-      reduce<Format>(call, step - 1);
-      tell(call, reduced, call.collectors, step - 1);
-    }
-    if (step >= 2 && collects) {
-      if (!await(call, reduced, step - 2, ended)) return;
-      take<Format>(call, reduced, step - 2);
-    }
+__device__ inline void describe_pushes(const Call& call, Number step, Threads threads, Round& round) {
+  for (unsigned i = threads.index(); i + 1 < call.ranks; i += threads.count) {
+    const unsigned to = (call.rank + i + 1) % call.ranks;
+    const Part what = piece_of(call, call.gives[to], step);
+    round.pushes[i] = {slot_of(call, to, pushed, call.rank, call.first + step), call.input + what.offset, what.bytes};
   }
 }
 
-// The same where nothing is reduced: every block pushes a chunk and takes the one before.
-template <class Format>
-__device__ inline void hand_on(const Call& call) {
-  __shared__ unsigned ended;
-  if (threadIdx.x == 0) ended = 0;
-  for (Number step = 0; step <= call.steps; ++step) {
-    if (step < call.steps) {
-      push<Format>(call, step);
-      tell(call, pushed, everybody, step);
-      keep<Format>(call, step);
+// `filled`: the round in which the others put chunk `step` into this rank's slots of that kind.
+__device__ inline void describe_takes(const Call& call, Kind kind, Number step, Number filled, Threads threads, Round& round) {
+  for (unsigned i = threads.index(); i + 1 < call.ranks; i += threads.count) {
+    const unsigned from = (call.rank + i + 1) % call.ranks;
+    const Part what = piece_of(call, call.takes[from], step);
+    round.takes[i] = {call.output + what.offset, slot_of(call, call.rank, kind, from, filled), what.bytes};
+  }
+}
+
+// What the rank gives itself.
+__device__ inline void describe_kept(const Call& call, Number step, Round& round) {
+  const Part to = piece_of(call, call.takes[call.rank], step), from = piece_of(call, call.gives[call.rank], step);
+  round.takes[call.ranks - 1] = {call.output + to.offset, call.input + from.offset, to.bytes};
+}
+
+__device__ inline void describe_reduction(const Call& call, Number step, Number now, Threads threads, Round& round) {
+  const Part what = piece_of(call, call.own, step);
+  for (unsigned i = threads.index(); i < call.sources; i += threads.count) {
+    const unsigned from = call.source + i;
+    round.sources[i] =
+        from == call.rank ? call.input + what.offset : slot_of(call, call.rank, pushed, from, call.first + step);
+  }
+  if (threads.index() != 0) return;
+  unsigned count = 0;
+  for (unsigned to = 0; to < call.ranks; ++to) {
+    if (to == call.rank && call.keeps != 0) round.results[count++] = call.output + call.kept_at + (what.offset - call.own.offset);
+    if (to != call.rank && (call.collectors >> to & 1U)) round.results[count++] = slot_of(call, to, reduced, call.rank, now);
+  }
+  round.result_count = count;
+  round.reduces = what.bytes;
+}
+
+// Of the working threads, those that come behind `before` parts of `all`: `parts` of them.
+__device__ inline Threads share(const Roles& roles, unsigned before, unsigned parts, unsigned all) {
+  if (roles.together || parts == 0) return {0, parts == 0 ? 0 : blockDim.x};
+  const unsigned warps = roles.working.count / warp, first = warps * before / all, end = warps * (before + parts) / all;
+  return {roles.working.first + first * warp, (end - first) * warp};
+}
+
+// Which parts of the working threads do what in a round: none that there is nothing to do for.
+struct Shares {
+  unsigned pushing, reducing, taking;
+};
+
+// The rounds of a call with or without a reduction. Some threads look ahead, to the round that comes next, and some are behind; hence
+// two rounds are described, and a round that ends the call does not say so where another one is looked for.
+template <class Format, bool reduces>
+__device__ inline void go_round(const Call& call) {
+  __shared__ Round rounds[2];
+  __shared__ unsigned ended_in[4];
+  const Roles roles;
+  const bool begins = roles.beginning.contain(), tells = roles.telling.contain(), works = roles.working.contain();
+  const bool collects = !reduces || (call.collectors >> call.rank & 1U);
+  const bool keeps = !reduces && call.input + call.gives[call.rank].offset != call.output + call.takes[call.rank].offset;
+  bool gives = false;
+  for (unsigned r = 0; r < call.ranks; ++r) gives = gives || (r != call.rank && call.gives[r].bytes != 0);
+  const Number taken_after = reduces ? 2 * call.lag : call.lag;
+  const Number count = call.steps + (call.collectors != 0 || !reduces ? taken_after : call.lag);
+  for (unsigned i = threadIdx.x; i < 4; i += blockDim.x) ended_in[i] = 0;
+  __syncthreads();
+  for (Number i = 0; i < count; ++i) {
+    Round& round = rounds[i % 2];
+    unsigned& ended = ended_in[i % 4];
+    const Number now = call.first + i;
+    // Steps before the first one are none, as they are beyond the last.
+    if (begins) {
+      describe_pushes(call, i, roles.beginning, round);
+      if (reduces) describe_reduction(call, i - call.lag, now, roles.beginning, round);
+      describe_takes(call, reduces ? reduced : pushed, i - taken_after, now - call.lag, roles.beginning, round);
+      if (keeps && roles.beginning.index() == 0) describe_kept(call, i - taken_after, round);
+      await(call, now, roles.beginning, ended);
     }
-    if (step >= 1) {
-      if (!await(call, pushed, step - 1, ended)) return;
-      take<Format>(call, pushed, step - 1);
+    meet(roles, 1, begins || works);
+    if (works && ended == 0) {
+      const Shares parts = {gives && i < call.steps ? 3U : 0U,
+                            reduces && call.own.bytes != 0 && i - call.lag < call.steps ? 3U : 0U,
+                            collects && i - taken_after < call.steps ? 2U : 0U};
+      const unsigned all = parts.pushing + parts.reducing + parts.taking;
+      const Threads pushing = share(roles, 0, parts.pushing, all), reducing = share(roles, parts.pushing, parts.reducing, all),
+                    taking = share(roles, parts.pushing + parts.reducing, parts.taking, all);
+      if (pushing.contain()) copy<Format>(round.pushes, call.ranks - 1, call.width, pushing);
+      if (reduces && reducing.contain()) reduce<Format>(call, round, reducing);
+      if (taking.contain()) copy<Format>(round.takes, call.ranks - (keeps ? 0 : 1), call.width, taking);
     }
+    meet(roles, 2, tells || works);
+    if (ended != 0) return;
+    if (tells && roles.telling.index() == 0) tell(call, now);
   }
 }
 
@@ -276,8 +336,8 @@ __device__ inline void exchange(const Call& call) {
 template <class Format>
 __device__ inline void run(const Call& call) {
   if (call.steps == 0) return exchange<Format>(call);
-  if (call.sources != 0) return pass<Format>(call);
-  if constexpr (hands_on<Format>) hand_on<Format>(call);
+  if (call.sources != 0) return go_round<Format, true>(call);
+  if constexpr (hands_on<Format>) go_round<Format, false>(call);
 }
 
 }  // namespace hmc_mapped_kernel

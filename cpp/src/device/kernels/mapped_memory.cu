@@ -1,14 +1,14 @@
 // What a rank tells the others of a collective of device memory (mapped.cu), in memory that the devices of all ranks map: its Call,
 // flags, cells and slots. Stands behind reduce.cu.
 //
-// Each rank has a segment of device memory that the others write. What it says there of a chunk: `pushed`, what a rank gives of the
-// chunk is in the slot of the rank that takes or reduces it; `reduced`, the result is in the slot of a rank that collects it.
-// Numbers of chunks never go back, so nothing is reset between calls. Block b of a kernel waits for block b of the other ranks'
-// kernels only: it needs no other block of its own grid to run at the same time.
+// A call goes in rounds, which are numbered from the group's first one on and never go back, so nothing is reset between calls. In
+// round n a block pushes chunk n of what its rank gives into slots of the ranks that take or reduce it; reduces chunk n - lag into
+// slots of the ranks that collect it; and takes chunk n - 2 lag out of its own slots (n - lag, where nothing is reduced). It begins
+// round n when the same block of every other rank has ended round n - lag, and needs no other block of its own grid to run at the
+// same time.
 //
-// Slots are reused without a question. A rank that has been told of chunk n - 2 by another one knows that this one has reduced or
-// taken chunk n - 4; a rank that has been told of chunk n knows that the other one has collected chunk n - 3. With slots_of_block =
-// 4, both are free.
+// Hence slots are reused without a question: what was in a slot of round n - slots_of_block was read in round n - slots_of_block +
+// lag, and a lag is at most half of slots_of_block.
 
 #if defined(__HIP__) || defined(__HIPCC_RTC__)
 #define HMC_MAPPED_HIP
@@ -25,7 +25,7 @@ using hmc_reduce_kernel::Words;
 using Number = unsigned long long;
 
 constexpr unsigned most_ranks = 8;
-constexpr unsigned most_blocks = 96;
+constexpr unsigned most_blocks = 132;
 constexpr unsigned slots_of_block = 4;
 constexpr unsigned flag_bytes = 64;
 constexpr unsigned cell_bytes = 32;  // carries a pack: words and the call's number in turns
@@ -45,9 +45,10 @@ struct Call {
   Part own;                   // of the input: what this rank reduces
   Number kept_at;             // where in the output its result goes
   Number keeps;               // not 0: it goes there
-  Number first;               // the number of the call's first chunk
+  Number first;               // the number of the call's first round
   Number steps;               // chunks of each block; 0: the call passes through cells
   Number chunk;               // bytes, of each step of a block
+  Number lag;                 // rounds between what is done with a chunk
   Number slot;                // bytes of a slot
   Number cells_at, slots_at;  // in the segments
   Number cells;               // bytes of the cells of one rank
@@ -151,42 +152,72 @@ __device__ inline bool ended_after(const Call& call, unsigned& looks) {
 #endif
 }
 
-// ---- flags and slots ----
+// ---- rounds and slots ----
+
+// What `from` says on a segment: how many rounds this block of it has ended.
+__device__ inline Number* flag_of(char* segment, unsigned from) {
+  return reinterpret_cast<Number*>(segment + (blockIdx.x * most_ranks + from) * flag_bytes);
+}
 
 enum Kind : unsigned { pushed, reduced };
 
-__device__ inline Number* flag_of(char* segment, Kind kind, unsigned from) {
-  return reinterpret_cast<Number*>(segment + ((kind * most_blocks + blockIdx.x) * most_ranks + from) * flag_bytes);
-}
-__device__ inline char* slot_of(const Call& call, unsigned in, Kind kind, unsigned from, Number step) {
+// In the segment of rank `in`: where `from` puts what it pushes, or has reduced, in that round.
+__device__ inline char* slot_of(const Call& call, unsigned in, Kind kind, unsigned from, Number round) {
   const unsigned other = from < in ? from : from - 1;
   const Number at = ((static_cast<Number>(kind) * (call.ranks - 1) + other) * most_blocks + blockIdx.x) * slots_of_block +
-                    (call.first + step) % slots_of_block;
+                    round % slots_of_block;
   return call.segments[in] + call.slots_at + at * call.slot;
 }
-// By all threads of a block: the chunk of that step is in the slots of those ranks, bit r of `ranks`: rank r.
-__device__ inline void tell(const Call& call, Kind kind, unsigned ranks, Number step) {
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  fence();
-  for (unsigned to = 0; to < call.ranks; ++to) {
-    if (to != call.rank && (ranks >> to & 1U)) publish(flag_of(call.segments[to], kind, call.rank), call.first + step + 1);
+
+// Threads of a block that do the same, side by side.
+struct Threads {
+  unsigned first, count;
+  __device__ bool contain() const { return threadIdx.x - first < count; }
+  __device__ unsigned index() const { return threadIdx.x - first; }
+};
+
+// What the threads of a block do. The links must not wait while one thread waits for its writes to arrive, or for another rank. In a
+// block of few threads all do everything.
+constexpr unsigned warp = 32;
+struct Roles {
+  Threads beginning, telling, working;
+  bool together;
+  __device__ Roles() {
+    together = blockDim.x < 8 * warp;
+    beginning = together ? Threads{0, blockDim.x} : Threads{0, warp};
+    telling = together ? beginning : Threads{warp, warp};
+    working = together ? beginning : Threads{2 * warp, blockDim.x - 2 * warp};
   }
+};
+
+// Those that take part wait for each other; where the language has no such barrier, all do.
+#if defined(HMC_MAPPED_CUDA)
+__device__ inline void meet(const Roles& roles, unsigned barrier, bool takes_part) {
+  const unsigned threads = roles.together ? blockDim.x : blockDim.x - warp;
+  if (takes_part) asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// By all threads of a block. False: the call was ended.
-__device__ inline bool await(const Call& call, Kind kind, Number step, unsigned& ended) {
+#else
+__device__ inline void meet(const Roles&, unsigned, bool) { __syncthreads(); }
+#endif
+
+// By one thread: the block has ended that round.
+__device__ inline void tell(const Call& call, Number round) {
+  fence();
+  for (unsigned i = 1; i < call.ranks; ++i) publish(flag_of(call.segments[(call.rank + i) % call.ranks], call.rank), round + 1);
+}
+
+// Some threads, which wait until the other ranks have ended enough to begin that round. Sets `ended` if the call was ended.
+__device__ inline void await(const Call& call, Number round, Threads threads, unsigned& ended) {
   unsigned looks = 0;
-  for (unsigned from = threadIdx.x; from < call.ranks; from += blockDim.x) {
+  for (unsigned from = threads.index(); from < call.ranks; from += threads.count) {
     if (from == call.rank) continue;
-    const Number* const flag = flag_of(call.segments[call.rank], kind, from);
-    while (observe(flag) < call.first + step + 1) {
+    const Number* const flag = flag_of(call.segments[call.rank], from);
+    while (observe(flag) + call.lag < round + 1) {
       if (!ended_after(call, looks)) continue;
       ended = 1;
       break;
     }
   }
-  __syncthreads();
-  return ended == 0;
 }
 
 }  // namespace hmc_mapped_kernel
