@@ -29,11 +29,12 @@ bool Areas::wait_for_streams(const std::shared_ptr<Engine>& engine, const std::f
 }
 
 void Areas::take_scratch(ScheduleRun& run) {
-  auto taken = DeviceScratch::take(buffers_.in.device, run.schedule()->scratch);
   const auto staged = std::exchange(buffers_.staged, nullptr);
-  if (taken.ok()) {
-    buffers_.scratch = std::move(taken).value();
-    return;
+  if (run.schedule() != staged) {
+    if (auto taken = DeviceScratch::take(buffers_.in.device, run.schedule()->scratch); taken.ok()) {
+      buffers_.scratch = std::move(taken).value();
+      return;
+    }
   }
   scratch_ = std::make_unique_for_overwrite<std::byte[]>(staged->scratch);
   run = ScheduleRun(staged);

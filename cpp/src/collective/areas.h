@@ -39,6 +39,7 @@ class Areas {
   // Whether what comes before is not over: then `then` is called once it is. Engine lock held.
   [[nodiscard]] bool wait_for_streams(const std::shared_ptr<Engine>& engine, const std::function<void(const Status&)>& then);
   // Of buffers with `staged`: takes scratch memory for what `run` runs on the device, else has it run `staged`, with host memory.
+  // What runs `staged` already takes host memory.
   void take_scratch(ScheduleRun& run);
   [[nodiscard]] const CollectiveBuffers& buffers() const noexcept { return buffers_; }
   [[nodiscard]] ReduceStep reduction(ReducePhase phase) const noexcept;

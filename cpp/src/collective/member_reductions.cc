@@ -42,15 +42,15 @@ template <class Plan>
 Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
                         Algorithm algorithm, bool deferred, const Plan& plan) {
   const bool host = on_host(out, in);
-  const bool device = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device &&
-                      device_reduces(in.device, reduction.type, group.size());
-  std::shared_ptr<const Schedule> schedule = plan(reduce_tuning(!host && !device, algorithm));
-  if (!device) return Planned{std::move(schedule)};
-  Planned found{std::move(schedule)};
-  found.maps = group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
+  const bool on_one = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device;
+  Planned found;
+  found.maps = on_one && group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
                group.fused().devices().prepare(rank, in.device, reduction.type);
+  const bool device = on_one && device_reduces(in.device, reduction.type, group.size());
+  found.schedule = plan(reduce_tuning(!host && !device, algorithm));
+  if (!device && !found.maps) return found;
   if (found.maps || deferred) {
-    found.staged = plan(reduce_tuning(true, algorithm));
+    found.staged = device ? plan(reduce_tuning(true, algorithm)) : found.schedule;
   } else {
     auto scratch = DeviceScratch::take(in.device, found.schedule->scratch);
     if (!scratch.ok()) return Planned{plan(reduce_tuning(true, algorithm))};

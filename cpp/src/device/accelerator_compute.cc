@@ -1,11 +1,18 @@
 #include "device/accelerator_compute.h"
 
+#include <chrono>
 #include <string>
 
 #include "device/accelerator_exchange.h"
 #include "device/accelerator_streams.h"
 
 namespace hmc {
+namespace {
+
+// A reduction that does not find its kernel is the CPU's, until nothing waits; messages in place of a kernel cost more.
+constexpr std::chrono::milliseconds no_patience{0}, exchange_patience{100};
+
+}  // namespace
 
 Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
   if (target.bytes == 0) return {};
@@ -25,15 +32,22 @@ Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
   return done.wait(runtime_);
 }
 
+template <typename Kernels>
+int AcceleratorCompute::prepare(Kernels& kernels, AcceleratorDevice& on, int index, DataType type,
+                                std::chrono::milliseconds patience) {
+  const auto prepared = [&] { return kernels.prepare(index, type); };
+  return kernels.prepared(index, type) ? prepared() : devices_.load(on, patience, prepared);
+}
+
 Status AcceleratorCompute::prepare_reduction(int index, DataType type, std::size_t sources) {
-  HMC_TRY(devices_.device(index).status());
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
   if (calls_.compute == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
   if (sources > most_reduced_sources) {
     return Status(Code::unsupported, "a device reduces at most " + std::to_string(most_reduced_sources) + " arrays at once");
   }
   const DeviceScope scope(*calls_.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const int code = calls_.compute->prepare(index, type);
+  const int code = prepare(*calls_.compute, *on, index, type, no_patience);
   if (code == 0) return {};
   return devices_.failure("loading the kernel that reduces " + std::string(name_of(type)) + " on " + devices_.name(index), code);
 }
@@ -59,11 +73,11 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
 }
 
 Status AcceleratorCompute::prepare_exchange(int index, DataType type) {
-  HMC_TRY(devices_.device(index).status());
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
   if (calls_.exchange == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
   const DeviceScope scope(*calls_.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const int code = calls_.exchange->prepare(index, type);
+  const int code = prepare(*calls_.exchange, *on, index, type, exchange_patience);
   if (code == 0) return {};
   return devices_.failure("loading the kernel that exchanges " + std::string(name_of(type)) + " on " + devices_.name(index), code);
 }

@@ -24,6 +24,10 @@ class AcceleratorCompute final : public DeviceCompute {
   Status reach(int index, int other) override;
 
  private:
+  // Loads the kernel for elements of that type, where it is not. As AcceleratorDevices::load(). The device is current.
+  template <typename Kernels>
+  int prepare(Kernels& kernels, AcceleratorDevice& on, int index, DataType type, std::chrono::milliseconds patience);
+
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;
   DeviceRuntime& runtime_;

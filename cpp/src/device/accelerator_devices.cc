@@ -1,6 +1,7 @@
 #include "device/accelerator_devices.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "device/pci.h"
@@ -129,6 +130,23 @@ Result<CopyStream*> AcceleratorDevices::exchange_stream(AcceleratorDevice& devic
   CopyStream* const taken = device.idle_exchange_streams.back();
   device.idle_exchange_streams.pop_back();
   return taken;
+}
+
+int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load) {
+  constexpr auto between_looks = std::chrono::microseconds(100);
+  const auto until = std::chrono::steady_clock::now() + patience;
+  const auto waits = [&] {
+    const std::scoped_lock lock(device.mutex);
+    return device.held.load() != 0 || exchanges(device);
+  };
+  while (true) {
+    {
+      const std::scoped_lock lock(device.loading);
+      if (!waits()) return load();
+    }
+    if (std::chrono::steady_clock::now() >= until) return calls_.traits.codes.unsupported;
+    std::this_thread::sleep_for(between_looks);
+  }
 }
 
 void AcceleratorDevices::release(int index, void* data) {

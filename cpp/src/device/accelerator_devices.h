@@ -3,7 +3,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,6 +47,8 @@ struct AcceleratorDevice {
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
+  std::mutex loading;                // of AcceleratorDevices::load(). Taken before `mutex`
+  std::atomic<std::size_t> held{0};  // callers' streams that wait for the host
 };
 
 // Any thread.
@@ -72,6 +76,11 @@ class AcceleratorDevices {
   Result<CopyStream*> exchange_stream(AcceleratorDevice& device);
   // Likewise. Completes `done` once all that is on the stream so far is over. What failed half way ends there, with `failed`.
   Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
+
+  // Calls `load`, which loads a kernel, once nothing on the device waits for other devices or for the host, and returns its code. A
+  // vendor's loader waits for all that runs on the device, and holds up whoever would end that. The vendor's `unsupported`: not
+  // within `patience`.
+  int load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load);
 
   // Frees memory of device `index`. A vendor's free waits for all that runs on the device, and a kernel of an exchange runs until
   // other devices run theirs: while one is pending, the memory is kept for release_kept(). No mutex held.

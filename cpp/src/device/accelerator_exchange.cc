@@ -79,7 +79,7 @@ Status AcceleratorExchange::run(ExchangeCall call, const std::array<const Stream
   call.ended = ended_;
   const DeviceScope scope(*calls.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const std::scoped_lock lock(device_.mutex);
+  const std::scoped_lock lock(device_.loading, device_.mutex);
   HMC_TRY(devices_.reserve_event(device_));
   for (const StreamPoint* point : after) {
     if (point == nullptr) continue;

@@ -34,15 +34,23 @@ Result<std::shared_ptr<StreamPoint>> AcceleratorStreams::mark(int index, StreamH
 }
 
 Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) {
-  HMC_TRY(devices_.device(index).status());
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
   const DeviceScope scope(*devices_.calls().devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  auto held = std::make_unique<std::shared_ptr<const StreamGate>>(std::move(gate));
-  const auto wait = [](void* data) {
-    const std::unique_ptr<std::shared_ptr<const StreamGate>> mine(static_cast<std::shared_ptr<const StreamGate>*>(data));
-    (*mine)->wait();
+  struct Held {
+    std::shared_ptr<const StreamGate> gate;
+    AcceleratorDevice& on;
   };
+  auto held = std::make_unique<Held>(std::move(gate), *on);
+  const auto wait = [](void* data) {
+    const std::unique_ptr<Held> mine(static_cast<Held*>(data));
+    mine->gate->wait();
+    mine->on.held.fetch_sub(1);
+  };
+  const std::scoped_lock lock(on->loading);
+  on->held.fetch_add(1);
   if (const int code = devices_.calls().streams->call_host(vendor_stream(stream), wait, held.get()); code != 0) {
+    on->held.fetch_sub(1);
     return failure("making a stream of " + devices_.name(index) + " wait", code);
   }
   static_cast<void>(held.release());  // the callback's

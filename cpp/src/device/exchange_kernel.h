@@ -20,6 +20,7 @@ class ExchangeKernel final : public VendorExchange {
   ExchangeKernel(const kernel::Api& api, kernel::Vendor vendor, MakeImage image, Allocate allocate)
       : api_(api), vendor_(std::move(vendor)), image_(std::move(image)), allocate_(std::move(allocate)) {}
 
+  bool prepared(int index, DataType type) override { return kernels_.found(index, type); }
   int prepare(int index, DataType type) override { return kernel_of(index, type).code; }
   int allocate(std::size_t bytes, void*& data) override { return allocate_(bytes, data); }
   int allocate_words(std::size_t bytes, void*& data) override;

@@ -51,4 +51,14 @@ Loaded TypedKernels::find(int device, DataType type, const Load& load) {
   return entry->kernel;
 }
 
+bool TypedKernels::found(int device, DataType type) {
+  Entry* entry = nullptr;
+  {
+    const std::scoped_lock lock(mutex_);
+    entry = &entries_[{device, type}];
+  }
+  const std::scoped_lock lock(entry->mutex);
+  return entry->kernel.tried;
+}
+
 }  // namespace hmc::kernel

@@ -75,6 +75,8 @@ class TypedKernels {
  public:
   using Load = std::function<void(Loaded& kernel)>;
   Loaded find(int device, DataType type, const Load& load);
+  // It need not be loaded any more.
+  [[nodiscard]] bool found(int device, DataType type);
 
  private:
   struct Entry {

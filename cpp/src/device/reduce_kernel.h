@@ -19,6 +19,7 @@ class ReduceKernel final : public VendorCompute {
   ReduceKernel(const kernel::Api& api, kernel::Vendor vendor, MakeImage image)
       : api_(api), vendor_(std::move(vendor)), image_(std::move(image)) {}
 
+  bool prepared(int index, DataType type) override { return kernels_.found(index, type); }
   int prepare(int index, DataType type) override;
   int reduce(int index, const VendorReduction& reduction, VendorStream stream) override;
 

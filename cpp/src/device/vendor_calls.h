@@ -178,6 +178,8 @@ class VendorCompute {
   virtual ~VendorCompute() = default;
   // Loads the kernel for elements of that type on device `index`. Unsupported: there is none, or it is still being compiled.
   virtual int prepare(int index, DataType type) = 0;
+  // prepare() would load nothing.
+  virtual bool prepared(int index, DataType type) = 0;
   // At most most_reduced_sources. Asynchronous on the stream; nothing of the arguments is read after the call but the memory.
   virtual int reduce(int index, const VendorReduction& reduction, VendorStream stream) = 0;
 };
@@ -186,8 +188,9 @@ class VendorCompute {
 class VendorExchange {
  public:
   virtual ~VendorExchange() = default;
-  // As VendorCompute::prepare().
+  // As those of VendorCompute.
   virtual int prepare(int index, DataType type) = 0;
+  virtual bool prepared(int index, DataType type) = 0;
   // Memory that other devices write while a kernel of this one reads it. Freed as all memory.
   virtual int allocate(std::size_t bytes, void*& data) = 0;
   // Host memory that kernels read while the host writes it, at the same address. Never freed.

@@ -1,6 +1,5 @@
 #include "hmc/work.h"
 
-#include <chrono>
 #include <string>
 #include <utility>
 
@@ -10,12 +9,6 @@
 
 namespace hmc {
 namespace {
-
-// So long a stream's caller waits to learn whether a device carries the operation out: no longer than the host takes to release a
-// stream that waits for it.
-constexpr auto until_settled = std::chrono::microseconds(30);
-// So long for its turn on the device: some operations as long as that is long.
-constexpr auto until_its_turn = std::chrono::milliseconds(1);
 
 Status no_work() { return {Code::invalid_argument, "this Work is empty: it names no operation"}; }
 
@@ -50,9 +43,8 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   if (done()) return {};
   const std::shared_ptr<Engine>& engine = state_->engine();
   if (const auto order = locked(*engine, [&] { return state_->device_order(); }); order && !engine->forked()) {
-    static_cast<void>(engine->drive_flag(Deadline::after(until_settled), order->settled()));
-    if (locked(*engine, [&] { return order->queued(); }))
-      static_cast<void>(engine->drive_flag(Deadline::after(until_its_turn), order->settled()));
+    const auto patience = locked(*engine, [&] { return order->patience(); });
+    static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
     if (locked(*engine, [&] { return order->order(device, stream); })) return {};
   }
   const auto gate = std::make_shared<StreamGate>();

@@ -151,7 +151,7 @@ TEST(MappedSpreads, PartsOfABroadcastCoverItOnce) {
 
 TEST(MappedSpreads, LongBlocksOfTwoRanksGoByMessagesUnlessItIsNamed) {
   on_four({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
-    const std::size_t bytes = (std::size_t{8} << 20) + 8;
+    const std::size_t bytes = (std::size_t{32} << 20) + 8;
     const std::uint64_t before = calls_by_kernel(world);
     check_broadcast(me, 1, bytes, 0);
     EXPECT_EQ(calls_by_kernel(world), before);
@@ -217,7 +217,8 @@ TEST(MappedSpreads, CallsThatAreNotWaitedForKeepTheirOrder) {
   });
 }
 
-// Calls of one step and of several, whose rounds lag by more, and through cells: a slot that one of them leaves is another one's next.
+// Calls of one step and of several, whose rounds lag by more, and through cells: a slot that one of them leaves is another one's
+// next.
 TEST(MappedSpreads, ShortAndLongCallsFollowOneAnother) {
   on_four({"cuda:1", "cuda:0", "cuda:3"}, [](const Member& me, const Communicator& world) {
     struct Call {
@@ -242,8 +243,8 @@ TEST(MappedSpreads, ShortAndLongCallsFollowOneAnother) {
         right.insert(right.end(), one.begin(), one.end());
       }
       const Bytes given = reduces ? testing::input(DataType::i32, 3 * count, rank) : given_by_rank(rank, count * 4, i);
-      calls.push_back(std::make_unique<Call>(
-          Call{OnDevice(me.device(), given), OnDevice(me.device(), Bytes(right.size())), std::move(right)}));
+      calls.push_back(
+          std::make_unique<Call>(Call{OnDevice(me.device(), given), OnDevice(me.device(), Bytes(right.size())), std::move(right)}));
       const Call& call = *calls.back();
       works.push_back(reduces ? *me.ireduce_scatter(call.out.view(), call.in.view(), sum)
                               : *me.iall_gather(call.out.view(), call.in.view()));

@@ -164,6 +164,22 @@ TEST_P(Reductions, EveryTypeAndOperation) {
   }
 }
 
+// A vendor's loader waits for all streams, and would hold up who is to release this one.
+TEST_P(Reductions, NoKernelIsLoadedWhileTheHostHoldsAStream) {
+  constexpr DataType type = DataType::f64;
+  if (device_.is_cpu()) GTEST_SKIP() << "loads nothing";
+  const auto gate = std::make_shared<StreamGate>();
+  if (!runtime_->streams().hold(device_.index(), default_stream, gate).ok()) GTEST_SKIP() << "holds no stream";
+  const Status early = runtime_->compute().prepare_exchange(device_.index(), type);
+  gate->open();
+  EXPECT_EQ(early.code(), Code::unsupported) << early.str();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (early.str().find("loading") != std::string::npos && !runtime_->compute().prepare_exchange(device_.index(), type).ok()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 TEST_P(Reductions, EverySizeAndAlignment) {
   for (const DataType type : {DataType::f32, DataType::bf16, DataType::u8, DataType::f64}) {
     wait_until_ready(type);

@@ -41,7 +41,15 @@ Status Call::cancel_locked() {
   return {};
 }
 
-bool Call::queued() const { return !announced_ && !done() && calls_.is_busy(rank_); }
+std::chrono::microseconds Call::patience() const {
+  using namespace std::chrono_literals;
+  // Where this process has the group's other ranks as well, its threads may be those that others wait for.
+  const bool alone = calls_.group_.local().size() == 1;
+  if (alone && calls_.devices_.possible() && !calls_.devices_.maps_all(rank_)) return 10s;  // the first such call
+  const bool turn_comes = !announced_ && !done() && calls_.is_busy(rank_);
+  // Not longer than the host takes to release a stream; some calls last as long as the longer one.
+  return alone || turn_comes ? 1ms : 150us;
+}
 
 bool Call::order(const Device& device, StreamHandle stream) {
   return device_work_ && !by_library_ && calls_.devices_.order(rank_, device, stream);

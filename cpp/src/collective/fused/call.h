@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -26,7 +27,7 @@ class Call final : public WorkState, public DeviceOrder {
   [[nodiscard]] bool may_be_on_device() const noexcept { return way_.on_device != nullptr; }
 
   // ---- engine lock held ----
-  [[nodiscard]] bool queued() const override;
+  [[nodiscard]] std::chrono::microseconds patience() const override;
   bool order(const Device& device, StreamHandle stream) override;
   Status cancel_locked() override;  // at once: nothing of it is written afterwards
   // Whether it cannot end without `rank`.

@@ -10,7 +10,7 @@ namespace {
 
 // Measured on 2 x H100, and on 2 x H200.
 constexpr std::uint64_t whole_inputs = 1 << 20;
-constexpr std::uint64_t long_block = 8 << 20;
+constexpr std::uint64_t long_block = 32 << 20;
 constexpr std::uint64_t pack = 16;  // bytes that a thread moves at a time
 
 // As kernels move packs, parts that begin at one are as fast as their memory is.

@@ -125,6 +125,7 @@ Devices::Mapping Devices::map(std::uint32_t rank) {
     }
     all = all && theirs == Standing::maps_all;
   }
+  locals_[rank].mapped = all;
   return all ? Mapping::done : Mapping::awaited;
 }
 

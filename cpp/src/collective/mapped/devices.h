@@ -44,6 +44,8 @@ class Devices {
   // Whether all ranks map all segments, now that each has announced such a call. Maps those of the others for `rank`, once.
   enum class Mapping : std::uint8_t { done, awaited, refused };
   Mapping map(std::uint32_t rank);
+  // Each rank maps all segments, as far as is known.
+  [[nodiscard]] bool maps_all(std::uint32_t rank) const noexcept { return locals_[rank].mapped; }
   // Whether map() would do or say something else than before.
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
   // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
@@ -58,7 +60,8 @@ class Devices {
   struct Local {
     std::atomic<Standing> standing{Standing::none};  // as on its Board, which other processes may write
     bool tried = false;
-    bool told = false;  // why it has no kernel
+    bool mapped = false;  // map() has ended well
+    bool told = false;    // why it has no kernel
     Device device;
     std::string card;  // PCI address of the device
     std::unique_ptr<DeviceExchange> exchange;

@@ -343,7 +343,7 @@ __device__ inline void run(const Call& call) {
 }  // namespace hmc_mapped_kernel
 
 #define HMC_MAPPED_KERNEL(name, ...)                                                       \
-  extern "C" __global__ void __launch_bounds__(512) name(hmc_mapped_kernel::Call call) { \
+  extern "C" __global__ void __launch_bounds__(640) name(hmc_mapped_kernel::Call call) { \
     hmc_mapped_kernel::run<hmc_reduce_kernel::__VA_ARGS__>(call);                          \
   }
 

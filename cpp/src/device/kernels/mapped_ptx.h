@@ -23,7 +23,7 @@ R"ptx(
 .visible .entry hmc_mapped_f64(
 	.param .align 8 .b8 hmc_mapped_f64_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<410>;
 	.reg .b16 	%rs<61>;
@@ -2545,7 +2545,7 @@ R"ptx(
 .visible .entry hmc_mapped_f32(
 	.param .align 8 .b8 hmc_mapped_f32_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<448>;
 	.reg .b16 	%rs<73>;
@@ -5114,7 +5114,7 @@ R"ptx(
 .visible .entry hmc_mapped_f16(
 	.param .align 8 .b8 hmc_mapped_f16_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<604>;
 	.reg .b16 	%rs<249>;
@@ -8895,7 +8895,7 @@ R"ptx(
 .visible .entry hmc_mapped_bf16(
 	.param .align 8 .b8 hmc_mapped_bf16_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<540>;
 	.reg .b16 	%rs<185>;
@@ -12244,7 +12244,7 @@ R"ptx(
 .visible .entry hmc_mapped_f8_e4m3fn(
 	.param .align 8 .b8 hmc_mapped_f8_e4m3fn_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<861>;
 	.reg .b16 	%rs<141>;
@@ -17452,7 +17452,7 @@ R"ptx(
 .visible .entry hmc_mapped_f8_e4m3fnuz(
 	.param .align 8 .b8 hmc_mapped_f8_e4m3fnuz_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<893>;
 	.reg .b16 	%rs<189>;
@@ -22832,7 +22832,7 @@ R"ptx(
 .visible .entry hmc_mapped_f8_e5m2(
 	.param .align 8 .b8 hmc_mapped_f8_e5m2_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<829>;
 	.reg .b16 	%rs<133>;
@@ -28036,7 +28036,7 @@ R"ptx(
 .visible .entry hmc_mapped_i64(
 	.param .align 8 .b8 hmc_mapped_i64_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<393>;
 	.reg .b16 	%rs<61>;
@@ -30505,7 +30505,7 @@ R"ptx(
 .visible .entry hmc_mapped_i32(
 	.param .align 8 .b8 hmc_mapped_i32_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<411>;
 	.reg .b16 	%rs<73>;
@@ -33108,7 +33108,7 @@ R"ptx(
 .visible .entry hmc_mapped_i16(
 	.param .align 8 .b8 hmc_mapped_i16_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<447>;
 	.reg .b16 	%rs<491>;
@@ -36110,7 +36110,7 @@ R"ptx(
 .visible .entry hmc_mapped_i8(
 	.param .align 8 .b8 hmc_mapped_i8_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<516>;
 	.reg .b16 	%rs<911>;
@@ -39983,7 +39983,7 @@ R"ptx(
 .visible .entry hmc_mapped_u64(
 	.param .align 8 .b8 hmc_mapped_u64_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<545>;
 	.reg .b16 	%rs<88>;
@@ -43357,7 +43357,7 @@ R"ptx(
 .visible .entry hmc_mapped_u32(
 	.param .align 8 .b8 hmc_mapped_u32_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<559>;
 	.reg .b16 	%rs<104>;
@@ -46779,7 +46779,7 @@ R"ptx(
 .visible .entry hmc_mapped_u16(
 	.param .align 8 .b8 hmc_mapped_u16_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<599>;
 	.reg .b16 	%rs<550>;
@@ -50609,7 +50609,7 @@ R"ptx(
 .visible .entry hmc_mapped_u8(
 	.param .align 8 .b8 hmc_mapped_u8_param_0[488]
 )
-.maxntid 512, 1, 1
+.maxntid 640, 1, 1
 {
 	.reg .pred 	%p<671>;
 	.reg .b16 	%rs<998>;
