@@ -1,10 +1,10 @@
-"""hmc.experts on devices beside torch's all_to_all_single over NCCL: dispatch and combine of one layer of experts, a rank per device.
+"""hmc.experts on devices beside NCCL's all_to_all_single by torch: dispatch and combine of one layer of experts.
 
-Usage: python bench/experts_devices.py [--ranks 2 4] [--tokens 128] [--hidden 7168] [--experts 64] [--topk 8] [--rounds 30] [--json FILE]
-Run it with Python of an environment that has torch and devices of CUDA. Rows are bfloat16, grouped by expert. "nccl": all_to_all of
-the counts, then of a row for each token and expert; grouping and the weighted sum are torch's, on the device. Both sides have the
-same input; x2 is compared bit by bit, the sums within two units of bfloat16's last place. Rounds alternate; medians of the slowest
-rank's time, each call with its end on the device.
+Usage: python bench/experts_devices.py [--ranks 2 4] [--tokens 128] [--hidden 7168] [--experts 64] [--topk 8] [--rounds 30]
+[--json FILE], with Python of an environment that has torch, and devices of CUDA, one for each rank. Rows are bfloat16, grouped
+by expert. "nccl": all_to_all of the counts, then of a row for each token and expert; grouping and the weighted sum are torch's,
+on the device. Both sides have the same input; x2 is compared bit by bit, the sums within two units of bfloat16's last place.
+Rounds alternate; medians of the slowest rank's time, each call with its end on the device.
 """
 
 from __future__ import annotations
