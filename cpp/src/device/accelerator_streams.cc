@@ -41,7 +41,7 @@ Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<
     std::shared_ptr<const StreamGate> gate;
     AcceleratorDevice& on;
   };
-  auto held = std::make_unique<Held>(std::move(gate), *on);
+  std::unique_ptr<Held> held(new Held{std::move(gate), *on});
   const auto wait = [](void* data) {
     const std::unique_ptr<Held> mine(static_cast<Held*>(data));
     mine->gate->wait();
