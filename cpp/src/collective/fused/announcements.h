@@ -73,6 +73,18 @@ inline bool is_beyond(const Board& board, std::uint64_t sequence) noexcept {
   return std::ranges::any_of(board.fused, is_behind) || std::ranges::any_of(board.shots, is_behind);
 }
 
+// The board's rank is past that call, see Board::past. A device's calls may end in another order.
+inline void pass(Board& board, std::uint64_t sequence) noexcept {
+  if (board.past.load(std::memory_order_relaxed) <= sequence) board.past.store(sequence + 1, std::memory_order_seq_cst);
+}
+// Every other rank is past that call of `rank`.
+inline bool others_are_past(const Slots& slots, std::uint32_t rank, std::uint64_t sequence) noexcept {
+  for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
+    if (r != rank && slots.board(r).past.load(std::memory_order_seq_cst) <= sequence) return false;
+  }
+  return true;
+}
+
 inline void announce_other(Board& board, std::uint64_t sequence, std::uint32_t call) noexcept {
   OtherAnnouncement& entry = board.others[sequence % announcement_count];
   entry.number.store(0, std::memory_order_relaxed);

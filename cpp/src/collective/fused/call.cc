@@ -1,5 +1,6 @@
 #include "collective/fused/call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "collective/fused/calls.h"
@@ -46,9 +47,15 @@ std::chrono::microseconds Call::patience() const {
   // Where this process has the group's other ranks as well, its threads may be those that others wait for.
   const bool alone = calls_.group_.local().size() == 1;
   if (alone && calls_.devices_.possible() && !calls_.devices_.maps_all(rank_)) return 10s;  // the first such call
-  const bool turn_comes = !announced_ && !done() && calls_.is_busy(rank_);
   // Not longer than the host takes to release a stream; some calls last as long as the longer one.
-  return alone || turn_comes ? 1ms : 150us;
+  return alone || is_queued() ? 1ms : 150us;
+}
+
+bool Call::is_queued() const noexcept {
+  if (announced_ || done()) return false;
+  const auto first = std::ranges::find_if(calls_.under_way_, [&](const auto& call) { return call->rank_ == rank_; });
+  return first != calls_.under_way_.end() && (*first)->device_work_ &&
+         others_are_past(calls_.slots(), rank_, (*first)->own_.sequence);
 }
 
 bool Call::order(const Device& device, StreamHandle stream) {
@@ -125,7 +132,7 @@ bool Call::advance_by_library() {
 void Call::begin_on_device(std::shared_ptr<WorkState> work) {
   device_work_ = std::move(work);
   settled_.store(1, std::memory_order_release);
-  calls_.pass(rank_, own_.sequence);
+  pass(calls_.slots().board(rank_), own_.sequence);
   calls_.wake_others();
   if (device_work_->done()) return device_ended(device_work_->status());
   device_work_->on_complete_locked(

@@ -47,6 +47,8 @@ class Call final : public WorkState, public DeviceOrder {
   bool advance_by_library();
   void begin_on_device(std::shared_ptr<WorkState> work);
   void device_ended(const Status& status);
+  // It waits for earlier calls of its rank, the first of which all ranks' devices have been given.
+  [[nodiscard]] bool is_queued() const noexcept;
   [[nodiscard]] std::atomic<std::uint64_t>& ended_on_device(Board& board) const noexcept;
   // What its device does ends soon, and the call with that status.
   void end_on_device(const Status& status);

@@ -56,14 +56,6 @@ void count(Group& group, std::uint64_t bytes_taken) {
   counters.add("fused.bytes", bytes_taken);
 }
 
-// Every other rank is past the call with that sequence.
-bool others_are_past(const Slots& slots, std::uint32_t rank, std::uint64_t sequence) noexcept {
-  for (std::uint32_t r = 0; r < slots.ranks(); ++r) {
-    if (r != rank && slots.board(r).past.load(std::memory_order_seq_cst) <= sequence) return false;
-  }
-  return true;
-}
-
 // Calls of that kind that differ in their sizes only are errors of the ranks that see a difference.
 bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < first_exact_kind; }
 
@@ -130,7 +122,7 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
     if (!theirs || theirs->call != call || theirs->bytes != way.bytes || theirs->ways != by_cpu) return AtOnce::announced;
   }
   count(group_, OneShots::finish(slots(), rank, sequence, way, buffers));
-  pass(rank, sequence);
+  pass(slots().board(rank), sequence);
   return AtOnce::done;
 }
 
@@ -242,15 +234,9 @@ std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcep
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
   std::erase(under_way_, call);
-  if (call->announced_) pass(call->rank_, call->own_.sequence);
+  if (call->announced_) pass(slots().board(call->rank_), call->own_.sequence);
   call->settled_.store(1, std::memory_order_release);
   call->complete(status);
-}
-
-// A device's calls may end in another order.
-void Calls::pass(std::uint32_t rank, std::uint64_t sequence) noexcept {
-  std::atomic<std::uint64_t>& past = slots().board(rank).past;
-  if (past.load(std::memory_order_relaxed) <= sequence) past.store(sequence + 1, std::memory_order_seq_cst);
 }
 
 void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
@@ -280,11 +266,6 @@ bool Calls::is_next(std::size_t index) const noexcept {
     if (!under_way_[i]->device_work_ || ++on_device == most_on_device) return false;
   }
   return true;
-}
-
-bool Calls::is_busy(std::uint32_t rank) const noexcept {
-  const auto first = std::ranges::find_if(under_way_, [&](const auto& call) { return call->rank_ == rank; });
-  return first != under_way_.end() && (*first)->device_work_ && others_are_past(slots(), rank, (*first)->own_.sequence);
 }
 
 // Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll.

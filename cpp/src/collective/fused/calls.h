@@ -73,16 +73,12 @@ class Calls final : public Pollable {
   [[nodiscard]] bool can_announce(const Call& call) noexcept;
   [[nodiscard]] bool can_advance(Call& call);
   void end(const std::shared_ptr<Call>& call, const Status& status);
-  // See Board::past.
-  void pass(std::uint32_t rank, std::uint64_t sequence) noexcept;
   // The first rank that it needs and that has given up.
   [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;
   void give_up(std::uint32_t rank, std::uint64_t from);
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
   // It may be announced: its rank's device carries out the rank's earlier ones, if there are any.
   [[nodiscard]] bool is_next(std::size_t index) const noexcept;
-  // The rank's device carries out the first call of its that is under way, and all other ranks' devices have been given that one.
-  [[nodiscard]] bool is_busy(std::uint32_t rank) const noexcept;
 
   Group& group_;
   std::shared_ptr<Segment> segment_;              // null: none
