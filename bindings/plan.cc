@@ -1,8 +1,9 @@
-// CollectivePlan, and the plan() and islands() of Member and Communicator.
+// CollectivePlan and Measurement, and the plan(), islands() and measure() of Member and Communicator.
 #include <optional>
 #include <string>
 
 #include "element_type.h"
+#include "hmc/measurement.h"
 #include "hmc/plan.h"
 #include "members.h"
 
@@ -90,9 +91,10 @@ void bind_plan_records(py::module_& module) {
       .def_readonly("bytes", &PlannedLink::bytes, "Bytes sent.")
       .def_readonly("latency_us", &PlannedLink::latency_us, "One-way latency of a small message, microseconds.")
       .def_readonly("bandwidth", &PlannedLink::bandwidth, "Bytes per second.")
-      .def_readonly("basis", &PlannedLink::basis,
-                    "What the figures rest on: \"path\" (what Path expects), \"topology\" (written down), \"alike\" (the Path of a "
-                    "link like it), \"default\", \"given\".")
+      .def_readonly(
+          "basis", &PlannedLink::basis,
+          "What the figures rest on: \"measured\" (by measure()), \"path\" (what Path expects), \"topology\" (written down), "
+          "\"alike\" (the measurement or Path of a link like it), \"default\", \"given\".")
       .def("__repr__", [](const PlannedLink& link) {
         return "<hmc.PlannedLink " + std::to_string(link.source) + " -> " + std::to_string(link.target) + ", " +
                std::to_string(link.bytes) + " bytes>";
@@ -119,7 +121,9 @@ void bind_plan_records(py::module_& module) {
             return std::pair(plan.runner_up->algorithm, plan.runner_up->seconds);
           },
           "Another algorithm, and its predicted seconds; beside one that was named, HMC's choice. None: there is no other.")
-      .def_readonly("figures", &CollectivePlan::figures, "What the prediction rests on.")
+      .def_readonly(
+          "figures", &CollectivePlan::figures,
+          "What the prediction rests on: \"measured\" and when, \", from the cache\" if so; \"estimated\" or \"assumed\".")
       .def_readonly("element", &CollectivePlan::element, "Bytes of an element, of calls that reduce; else 0.")
       .def("schedule", schedule_of,
            "The PlannedSteps of every rank: a tuple of tuples, by rank. Steps without `after` are posted in this order. "
@@ -141,10 +145,33 @@ void bind_plan_records(py::module_& module) {
       });
 }
 
+void bind_measurement(py::module_& module) {
+  py::class_<MeasuredLink>(module, "MeasuredLink", "The figures of a link between two ranks, in one direction.")
+      .def_readonly("source", &MeasuredLink::source, "Rank.")
+      .def_readonly("target", &MeasuredLink::target, "Rank.")
+      .def_readonly("latency_us", &MeasuredLink::latency_us, "One-way latency of a small message, microseconds.")
+      .def_readonly("bandwidth", &MeasuredLink::bandwidth,
+                    "Bytes per second from source to target, with nothing else on the links.")
+      .def("__repr__", [](const MeasuredLink& link) {
+        return "<hmc.MeasuredLink " + std::to_string(link.source) + " -> " + std::to_string(link.target) + ">";
+      });
+  py::class_<Measurement>(module, "Measurement", "Latency and bandwidth of links, as measure() found them. str() is a table.")
+      .def_readonly("time", &Measurement::time, "When they were measured, in seconds since 1970 UTC, by rank 0's clock.")
+      .def_readonly("cached", &Measurement::cached, "Whether they were read from rank 0's cache file, not measured by this call.")
+      .def_property_readonly(
+          "links", [](const Measurement& measurement) { return py::tuple(py::cast(measurement.links)); },
+          "A MeasuredLink for both directions of every measured pair of ranks.")
+      .def("__str__", &Measurement::str)
+      .def("__repr__", [](const Measurement& measurement) {
+        return "<hmc.Measurement of " + std::to_string(measurement.links.size()) + " links, " + measurement.origin() + ">";
+      });
+}
+
 }  // namespace
 
 void bind_plan(py::module_& module) {
   bind_planned_step(module);
+  bind_measurement(module);
   bind_plan_records(module);
   const UniformLinks usual;
   module.def(
@@ -171,6 +198,20 @@ void bind_plans(py::class_<Member>& member, py::class_<Communicator, Communicato
   comm.def("islands", islands_of,
            "Tuples of ranks whose devices are of one vendor and on one host, as the topology given to init() or the hosts' kernels "
            "say. Not collective.");
+  comm.def(
+      "measure",
+      [](const Communicator& self, bool refresh, const std::optional<double>& timeout) {
+        const Deadline deadline = deadline_of(timeout);
+        return interruptible([&] { return self.measure({refresh}, deadline); });
+      },
+      py::kw_only(), py::arg("refresh") = false, py::arg("timeout") = 60.0,
+      "Measures latency and bandwidth of links with messages between the Members' devices, and plans with them from then on; "
+      "returns "
+      "a Measurement, the same on every rank. Hierarchical calls divide their work in proportion to measured bandwidth. refresh: "
+      "measure even if rank 0 has figures in its cache file. Measured are every pair of ranks of two islands (of more than 64, "
+      "fewer) and three pairs of each island, 40 ms and at most 170 MB each, one after the other. Collective, one call per "
+      "process; "
+      "not within a batch. OutOfMemoryError: a rank has no 8 MiB on its device; UnsupportedError: more than 256 ranks.");
 }
 
 }  // namespace hmc::bindings

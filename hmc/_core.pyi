@@ -1386,7 +1386,7 @@ class PlannedLink:
     @property
     def basis(self) -> str:
         """
-        What the figures rest on: "path" (what Path expects), "topology" (written down), "alike" (the Path of a link like it), "default", "given".
+        What the figures rest on: "measured" (by measure()), "path" (what Path expects), "topology" (written down), "alike" (the measurement or Path of a link like it), "default", "given".
         """
     @property
     def bytes(self) -> int:
@@ -1461,7 +1461,7 @@ class CollectivePlan:
     @property
     def figures(self) -> str:
         """
-        What the prediction rests on.
+        What the prediction rests on: "measured" and when, ", from the cache" if so; "estimated" or "assumed".
         """
     @property
     def links(self) -> tuple[PlannedLink, ...]:
@@ -1496,6 +1496,56 @@ class CollectivePlan:
     def seconds(self) -> float:
         """
         Predicted, from the start of all ranks to the end of the last.
+        """
+
+class MeasuredLink:
+    """
+    The figures of a link between two ranks, in one direction.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def bandwidth(self) -> float:
+        """
+        Bytes per second from source to target, with nothing else on the links.
+        """
+    @property
+    def latency_us(self) -> float:
+        """
+        One-way latency of a small message, microseconds.
+        """
+    @property
+    def source(self) -> int:
+        """
+        Rank.
+        """
+    @property
+    def target(self) -> int:
+        """
+        Rank.
+        """
+
+class Measurement:
+    """
+    Latency and bandwidth of links, as measure() found them. str() is a table.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def __repr__(self) -> str: ...
+    def __str__(self) -> str: ...
+    @property
+    def cached(self) -> bool:
+        """
+        Whether they were read from rank 0's cache file, not measured by this call.
+        """
+    @property
+    def links(self) -> tuple[MeasuredLink, ...]:
+        """
+        A MeasuredLink for both directions of every measured pair of ranks.
+        """
+    @property
+    def time(self) -> int:
+        """
+        When they were measured, in seconds since 1970 UTC, by rank 0's clock.
         """
 
 class IslandCards:
@@ -1937,6 +1987,10 @@ class Communicator:
     def islands(self) -> tuple[tuple[int, ...], ...]:
         """
         Tuples of ranks whose devices are of one vendor and on one host, as the topology given to init() or the hosts' kernels say. Not collective.
+        """
+    def measure(self, *, refresh: bool = False, timeout: float | None = 60.0) -> Measurement:
+        """
+        Measures latency and bandwidth of links with messages between the Members' devices, and plans with them from then on; returns a Measurement, the same on every rank. Hierarchical calls divide their work in proportion to measured bandwidth. refresh: measure even if rank 0 has figures in its cache file. Measured are every pair of ranks of two islands (of more than 64, fewer) and three pairs of each island, 40 ms and at most 170 MB each, one after the other. Collective, one call per process; not within a batch. OutOfMemoryError: a rank has no 8 MiB on its device; UnsupportedError: more than 256 ranks.
         """
     def notifications(self, timeout: float | None = 0.0) -> list[tuple[int, bytes]]:
         """

@@ -1,5 +1,6 @@
-// Texts that people, launchers and peers give: devices, transport filters, addresses, a launcher's environment, topologies. The
-// first byte chooses the reader.
+// Texts that people, launchers, peers and files give: devices, transport filters, addresses, a launcher's environment, topologies,
+// measured links. The first byte chooses the reader.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "collective/invitation.h"
 #include "collective/launch.h"
+#include "collective/link_figures.h"
 #include "collective/rendezvous.h"
 #include "comm/routing/filter.h"
 #include "hmc/device.h"
@@ -117,12 +119,29 @@ void invitation(std::string_view text) {
   check(second.ok() && second->str() == first->str() && second->ticket == first->ticket);
 }
 
+// As a cache file has them, and as a peer sends them.
+void figures(std::string_view text) {
+  static const std::array<RankPair, 2> pairs{RankPair{0, 1}, RankPair{1, 2}};
+  static constexpr std::string_view key = "hmc 1\nrank 0 on host 0: a\n";
+  if (const auto read = parse_cache(text, key, pairs)) {
+    const auto again = parse_cache(cache_text(key, pairs, *read), key, pairs);
+    check(again && *again == *read && read->pairs.size() == pairs.size());
+    for (const PairFigures& pair : read->pairs) check(are_plausible(pair));
+  }
+  const ByteSpan bytes(reinterpret_cast<const std::byte*>(text.data()), text.size());
+  if (const auto told = decode_link_figures(bytes, pairs.size())) {
+    check(told->pairs.size() == pairs.size() && std::ranges::all_of(told->pairs, are_plausible));
+    check(std::ranges::equal(encode(*told), bytes));
+    check(!measurement_of(pairs, *told, true).str().empty());
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 7) {
+  switch (data[0] % 8) {
     case 0:
       device(text);
       break;
@@ -141,8 +160,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 5:
       topology(text);
       break;
-    default:
+    case 6:
       invitation(text);
+      break;
+    default:
+      figures(text);
       break;
   }
   return 0;

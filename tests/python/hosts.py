@@ -50,6 +50,18 @@ class Host:
 Hosts = tuple[Host, Host]
 
 
+def hold(prefix: list[str]) -> subprocess.Popen[bytes]:
+    """A process that keeps the namespaces which the command `prefix` makes."""
+    holder = subprocess.Popen(
+        [*prefix, "sh", "-c", "echo; exec sleep 3600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+    )
+    assert holder.stdout is not None
+    if holder.stdout.readline() != b"\n":
+        assert holder.stderr is not None
+        raise Unavailable(f"{shlex.join(prefix)}: {holder.stderr.read().decode().strip()}")
+    return holder
+
+
 class TwoHosts:
     """`alpha` and `beta` while the context lasts."""
 
@@ -80,12 +92,12 @@ class TwoHosts:
             raise Unavailable(f"{', '.join(missing)} not installed")
         if ROOTLESS:
             # Both in one user namespace, so that the cable can join them.
-            self._outer = self._hold(["unshare", *ROOTLESS])
+            self._outer = hold(["unshare", *ROOTLESS])
         for index, name in enumerate(("alpha", "beta")):
             inside = (
                 [] if self._outer is None else ["nsenter", "--target", str(self._outer.pid), "--user", "--preserve-credentials"]
             )
-            holder = self._hold([*inside, "unshare", "--net", "--mount", "--uts", "--propagation", "private"])
+            holder = hold([*inside, "unshare", "--net", "--mount", "--uts", "--propagation", "private"])
             run = self.folder / name
             run.mkdir()
             self.hosts.append(Host(name, f"10.77.0.{index + 1}", f"cable{index}", holder, {"XDG_RUNTIME_DIR": str(run)}))
@@ -107,17 +119,6 @@ class TwoHosts:
         for host in self.hosts:
             host.run("timeout", "10", "sh", "-c", f"until ip link show {host.interface} | grep -q 'state U'; do sleep 0.02; done")
         return alpha, beta
-
-    @staticmethod
-    def _hold(prefix: list[str]) -> subprocess.Popen[bytes]:
-        holder = subprocess.Popen(
-            [*prefix, "sh", "-c", "echo; exec sleep 3600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
-        )
-        assert holder.stdout is not None
-        if holder.stdout.readline() != b"\n":
-            assert holder.stderr is not None
-            raise Unavailable(f"{shlex.join(prefix)}: {holder.stderr.read().decode().strip()}")
-        return holder
 
 
 def wait_all(processes: list[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:

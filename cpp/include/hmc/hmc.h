@@ -11,6 +11,7 @@
 #include "hmc/interrupt.h"
 #include "hmc/islands.h"
 #include "hmc/layout.h"
+#include "hmc/measurement.h"
 #include "hmc/memory.h"
 #include "hmc/native.h"
 #include "hmc/path.h"

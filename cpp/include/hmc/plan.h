@@ -29,7 +29,9 @@ struct PlannedLink {
   std::uint64_t bytes = 0;
   double latency_us = 0;  // one way, small message
   double bandwidth = 0;   // bytes per second
-  std::string basis;  // of both: "path" (what Path expects), "topology" (written down), "alike" (another link's Path), "default"
+  // Of both: "measured" (Communicator::measure), "path" (what Path expects), "topology" (written down), "alike" (another link's
+  // measurement or Path), "default".
+  std::string basis;
 };
 
 // Where the bytes of a step begin.
@@ -67,7 +69,7 @@ struct CollectivePlan {
   double seconds = 0;                                 // predicted, from the start of all ranks to the end of the last
   double lower_bound = 0;                             // seconds that any algorithm takes over these links
   std::optional<PlannedAlternative> runner_up;        // another one; beside one that was named, HMC's choice
-  std::string figures;                                // what the prediction rests on: "estimated: ..."
+  std::string figures;                                // what the prediction rests on: "measured 2026-11-26 12:31 UTC, ..."
   std::size_t element = 0;                            // bytes, of calls that reduce; else 0
   std::shared_ptr<const PlannedSchedules> schedules;  // what schedule() reads, up to 30 MB; internal
 

@@ -1,7 +1,10 @@
 #include "collective/border_split.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <numeric>
+#include <utility>
 
 namespace hmc {
 
@@ -10,6 +13,45 @@ std::vector<double> split_by_bandwidth(std::span<const double> bandwidths) {
   std::vector<double> parts;
   for (const double bandwidth : bandwidths) parts.push_back(bandwidth / all);
   return parts;
+}
+
+std::vector<double> without_noise(std::span<const double> bandwidths) {
+  constexpr double noise = 1.15;  // from the slowest to the fastest of one kind
+  std::vector<std::size_t> order(bandwidths.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) { return bandwidths[i]; });
+  std::vector<double> alike(bandwidths.size());
+  for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    double sum = 0;
+    for (end = begin; end < order.size() && bandwidths[order[end]] <= noise * bandwidths[order[begin]]; ++end)
+      sum += bandwidths[order[end]];
+    for (std::size_t i = begin; i < end; ++i) alike[order[i]] = sum / static_cast<double>(end - begin);
+  }
+  return alike;
+}
+
+bool use_measured_borders(std::span<const MeasuredLink> links, std::vector<Island>& islands) {
+  std::map<int, std::size_t> island_of;  // by rank
+  for (std::size_t i = 0; i < islands.size(); ++i) {
+    for (const std::uint32_t rank : islands[i].ranks) island_of[static_cast<int>(rank)] = i;
+  }
+  std::map<std::pair<int, int>, double> across;
+  for (const MeasuredLink& link : links) {
+    if (island_of.at(link.source) != island_of.at(link.target)) across[{link.source, link.target}] = link.bandwidth;
+  }
+  std::vector<double> fastest(island_of.size());
+  for (const auto& [ends, bandwidth] : across) {
+    const auto back = across.find({ends.second, ends.first});
+    double& known = fastest[static_cast<std::size_t>(ends.first)];
+    if (back != across.end()) known = std::max(known, std::min(bandwidth, back->second));
+  }
+  if (std::ranges::find(fastest, 0.0) != fastest.end()) return false;
+  const std::vector<double> alike = without_noise(fastest);
+  for (Island& island : islands) {
+    island.bandwidths.clear();
+    for (const std::uint32_t rank : island.ranks) island.bandwidths.push_back(alike[rank]);
+  }
+  return true;
 }
 
 std::vector<double> split_among_islands(std::span<const double> bandwidths) {

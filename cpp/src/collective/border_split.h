@@ -4,10 +4,21 @@
 #include <span>
 #include <vector>
 
+#include "collective/island.h"
+#include "hmc/measurement.h"
+
 namespace hmc {
 
 // Parts of 1 in proportion to `bandwidths`, which are positive: all links end at the same time.
 std::vector<double> split_by_bandwidth(std::span<const double> bandwidths);
+
+// Measured `bandwidths`, of which those that differ by no more than repeated measurements do are equal: their mean. Fewer parts
+// differ then, which makes fewer pieces.
+std::vector<double> without_noise(std::span<const double> bandwidths);
+
+// Gives each rank the bandwidth of its fastest measured link to another island, in the slower direction, without_noise(). False,
+// and nothing is changed: a rank has no such link in both directions. `links`: between ranks of the islands, which are 0 to n - 1.
+bool use_measured_borders(std::span<const MeasuredLink> links, std::vector<Island>& islands);
 
 // The part of the elements that each of at least two islands reduces for all, so that an exchange (all_reduce among islands) takes
 // least. Island i with part s sends and receives 1 + (islands - 2) * s times the buffer: what others reduce, and its own results.

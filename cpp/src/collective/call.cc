@@ -73,6 +73,8 @@ std::string_view name_of(CallKind kind) noexcept {
       return "split";
     case CallKind::topology:
       return "topology";
+    case CallKind::measure:
+      return "measure";
     case CallKind::all_reduce:
       return "all_reduce";
     case CallKind::reduce_scatter:

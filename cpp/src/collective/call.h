@@ -22,6 +22,7 @@ enum class CallKind : std::uint8_t {
   exchange_bytes,
   split,
   topology,
+  measure,
   all_reduce = first_exact_kind,
   reduce_scatter,
   reduce,

@@ -193,6 +193,7 @@ Schedule schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tu
     case CallKind::exchange_bytes:
     case CallKind::split:
     case CallKind::topology:
+    case CallKind::measure:
       break;
   }
   return {};
@@ -229,6 +230,7 @@ Choice choice_of(const EqualCall& call, const Tuning& tuning) {
     case CallKind::exchange_bytes:
     case CallKind::split:
     case CallKind::topology:
+    case CallKind::measure:
       break;
   }
   return {};

@@ -43,6 +43,7 @@ Volume volume_of(CallKind kind, double bytes, double ranks) {
     case CallKind::exchange_bytes:
     case CallKind::split:
     case CallKind::topology:
+    case CallKind::measure:
       break;
   }
   return {};

@@ -214,7 +214,7 @@ std::string IslandPlan::str() const {
   text += text_row("algorithm", algorithm) + text_row("predicted", time_text(seconds)) +
           text_row("lower bound", time_text(lower_bound));
   text += text_row("busiest", busiest) + text_row("runner-up", runner_up.algorithm + ": " + time_text(runner_up.seconds));
-  text += text_row("figures", "estimated from nominal rates");
+  text += text_row("figures", "assumed, not measured: nominal rates");
   text += "  hierarchical, time of   share       inside      between       memory\n";
   for (const IslandLoad& load : islands) {
     char line[128];

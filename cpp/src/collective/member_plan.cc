@@ -27,16 +27,17 @@ constexpr LinkCost same_process_default{1e-7, 10e9}, same_host_default{2e-7, 10e
 // Of ranks: one thread that reduces f32 in memory, and what posting a message and its completion take.
 constexpr double reduction_default = 10e9, overhead_default = 5e-7;
 
-enum class Basis : std::uint8_t { path, topology, alike, fallback };
-constexpr std::array basis_names{"path", "topology", "alike", "default"};
+enum class Basis : std::uint8_t { measured, path, topology, alike, fallback };
+constexpr std::array basis_names{"measured", "path", "topology", "alike", "default"};
 
 // Latency and bandwidth of every link of a group, and what they rest on.
 class LinkSurvey {
  public:
-  // `staged`: by rank, it reduces its device memory in host memory.
-  LinkSurvey(const Group& group, std::vector<bool> staged)
+  // `staged`: by rank, it reduces its device memory in host memory. `measured`: may be null.
+  LinkSurvey(const Group& group, std::vector<bool> staged, const Measurement* measured)
       : group_(group),
         staged_(std::move(staged)),
+        measured_(measured),
         hosts_(hosts_of(group)),
         cards_(written_cards(group)),
         basis_(std::size_t{group.size()} * group.size(), Basis::fallback) {}
@@ -53,6 +54,7 @@ class LinkSurvey {
         if (from != to) overlay_written(from, to, cost);
       }
     }
+    if (measured_ != nullptr) overlay_measured(cost);
     // A rank moves its messages with one thread or one card: the fastest of its links takes all of it.
     for (std::uint32_t from = 0; group_.size() > 1 && from < group_.size(); ++from) {
       double most = 0;
@@ -125,16 +127,39 @@ class LinkSurvey {
     basis(from, to) = Basis::topology;
   }
 
+  // Links that were not measured are like those that were, rather than what is expected of them.
+  void overlay_measured(CostModel& cost) {
+    std::map<Class, LinkCost> slowest;
+    for (const MeasuredLink& link : measured_->links) {
+      const auto from = static_cast<std::uint32_t>(link.source), to = static_cast<std::uint32_t>(link.target);
+      const LinkCost found{link.latency_us * 1e-6, link.bandwidth};
+      cost.link(from, to) = found;
+      basis(from, to) = Basis::measured;
+      LinkCost& known = slowest.emplace(class_of(from, to), found).first->second;
+      known = {std::max(known.latency, found.latency), std::min(known.bandwidth, found.bandwidth)};
+    }
+    for (std::uint32_t from = 0; from < group_.size(); ++from) {
+      for (std::uint32_t to = 0; to < group_.size(); ++to) {
+        if (from == to || basis(from, to) == Basis::measured || basis(from, to) == Basis::topology) continue;
+        const auto alike = slowest.find(class_of(from, to));
+        if (alike == slowest.end()) continue;
+        cost.link(from, to) = alike->second;
+        basis(from, to) = Basis::alike;
+      }
+    }
+  }
+
   const Group& group_;
   const std::vector<bool> staged_;
+  const Measurement* const measured_;
   const std::vector<std::uint32_t> hosts_;        // by rank
   const std::vector<const TopologyCard*> cards_;  // by rank
   std::vector<Basis> basis_;                      // by link
   std::map<Class, LinkCost> known_;               // the slowest of each class
 };
 
-std::string figures_of(const CollectivePlan& plan, double reduction) {
-  std::string text = "estimated, not measured";
+std::string figures_of(const CollectivePlan& plan, const Measurement* measured, double reduction) {
+  std::string text = measured != nullptr ? measured->origin() : "estimated, not measured";
   const char* before = "; links: ";
   for (const char* basis : basis_names) {
     const auto links = std::ranges::count(plan.links, basis, &PlannedLink::basis);
@@ -187,7 +212,8 @@ Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_
   if (!call.exact) call.islands = group.schedules().islands(group);
   const std::vector<bool> staged =
       reduces(call.kind) ? staged_ranks(group, options.type, call.exact) : std::vector<bool>(group.size());
-  LinkSurvey survey(group, staged);
+  const auto measured = group.schedules().measured();
+  LinkSurvey survey(group, staged, measured.get());
   PlannedGroup planned{survey.take(), {}};
   planned.staged = staged;
   planned.may_fuse = group.fused().possible();
@@ -198,7 +224,7 @@ Result<CollectivePlan> plan_in(Group& group, std::string_view name, std::uint64_
     return basis_names[static_cast<std::size_t>(survey.basis(from, to))];
   };
   HMC_ASSIGN(CollectivePlan plan, plan_of(call, planned, options.algorithm));
-  plan.figures = figures_of(plan, call.exact ? exact_rate(reduction_default, call.element) : reduction_default);
+  plan.figures = figures_of(plan, measured.get(), call.exact ? exact_rate(reduction_default, call.element) : reduction_default);
   return plan;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "collective/border_split.h"
+
 namespace hmc {
 
 std::vector<const TopologyCard*> written_cards(const Group& group) {
@@ -61,7 +63,7 @@ double border_bandwidth(const Group& group, const std::vector<const TopologyCard
 
 }  // namespace
 
-std::vector<Island> islands_of(const Group& group) {
+std::vector<Island> islands_of(const Group& group, const Measurement* measured) {
   const auto hosts = hosts_of(group);
   const auto cards = written_cards(group);
   std::vector<Island> islands;
@@ -80,6 +82,7 @@ std::vector<Island> islands_of(const Group& group) {
   for (Island& island : islands) {
     if (!all_written) island.bandwidths.assign(island.ranks.size(), 1);
   }
+  if (measured != nullptr) static_cast<void>(use_measured_borders(measured->links, islands));
   return islands;
 }
 

@@ -262,7 +262,7 @@ Result<CollectivePlan> plan_collective(std::string_view call, std::uint64_t byte
   return plan_of(planned,
                  {.cost = CostModel(size, {links.latency, links.bandwidth}, rank),
                   .on_host = std::vector<bool>(size, true),
-                  .figures = "given: all ranks and links alike"},
+                  .figures = "assumed, not measured: all ranks and links alike"},
                  options.algorithm);
 }
 

@@ -36,11 +36,31 @@ void ScheduleCache::keep(std::uint32_t rank, const Key& key, const std::shared_p
 }
 
 std::shared_ptr<const std::vector<Island>> ScheduleCache::islands(const Group& group) {
-  std::call_once(islands_found_, [&] {
-    auto found = islands_of(group);
+  const std::lock_guard lock(places_mutex_);
+  if (!islands_found_) {
+    auto found = islands_of(group, measured_.get());
+    // Bandwidths that differ make more pieces, which may be too many.
+    if (measured_ && !has_hierarchy(found)) found = islands_of(group);
     if (has_hierarchy(found)) islands_ = std::make_shared<const std::vector<Island>>(std::move(found));
-  });
+    islands_found_ = true;
+  }
   return islands_;
+}
+
+void ScheduleCache::adopt(Measurement measured) {
+  {
+    const std::lock_guard lock(places_mutex_);
+    measured_ = std::make_shared<const Measurement>(std::move(measured));
+    islands_found_ = false;
+    islands_ = nullptr;
+  }
+  const auto lock = engine_->lock();
+  for (Recent& recent : recent_) recent.entries.clear();
+}
+
+std::shared_ptr<const Measurement> ScheduleCache::measured() const {
+  const std::lock_guard lock(places_mutex_);
+  return measured_;
 }
 
 std::shared_ptr<const Schedule> ScheduleCache::barrier(std::uint32_t rank) {

@@ -10,6 +10,7 @@
 #include "collective/call.h"
 #include "collective/island.h"
 #include "collective/plan.h"
+#include "hmc/measurement.h"
 #include "progress/engine.h"
 
 namespace hmc {
@@ -24,6 +25,9 @@ class ScheduleCache {
   // ---- any thread, engine lock not held ----
   // The islands of the cache's group; null: no hierarchy saves bytes among its ranks.
   [[nodiscard]] std::shared_ptr<const std::vector<Island>> islands(const Group& group);
+  // Calls that are made from now on are planned with these figures, which are alike on every rank.
+  void adopt(Measurement measured);
+  [[nodiscard]] std::shared_ptr<const Measurement> measured() const;  // null: none
   [[nodiscard]] std::shared_ptr<const Schedule> barrier(std::uint32_t rank);
   [[nodiscard]] std::shared_ptr<const Schedule> all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning);
   // What a Schedule depends on, besides the rank and the size of the group.
@@ -59,8 +63,10 @@ class ScheduleCache {
 
   const std::shared_ptr<Engine> engine_;
   const std::uint32_t size_;
-  std::vector<Recent> recent_;  // by rank; their entries are guarded by the engine lock
-  std::once_flag islands_found_;
+  std::vector<Recent> recent_;       // by rank; their entries are guarded by the engine lock
+  mutable std::mutex places_mutex_;  // guards what follows; no other lock is taken under it
+  std::shared_ptr<const Measurement> measured_;
+  bool islands_found_ = false;
   std::shared_ptr<const std::vector<Island>> islands_;  // once they are found
 };
 

@@ -65,6 +65,15 @@ bool shares_memory(ContextState& context) {
                      [](const auto& slot) { return slot->capabilities.available && slot->capabilities.shares_memory; });
 }
 
+std::string available_transports(ContextState& context) {
+  const auto lock = context.engine()->lock();
+  std::string names;
+  for (const auto& slot : impl_of(context).transports()) {
+    if (slot->capabilities.available) names += (names.empty() ? "" : ",") + slot->name;
+  }
+  return names;
+}
+
 void LocalTransports::start(const TransportEnvironment& environment, const TransportFilter& filter) {
   slots_ = make_transports(environment, filter);
   for (const auto& slot : slots_) {

@@ -24,6 +24,8 @@ std::vector<std::string> known_transports();
 
 // Whether `context` may share memory with other processes of the host: one of its transports does. Engine lock not held.
 bool shares_memory(ContextState& context);
+// "shm,tcp": the transports of `context` that can be used. Engine lock not held.
+std::string available_transports(ContextState& context);
 
 class LocalTransports {
  public:
