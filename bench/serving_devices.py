@@ -4,7 +4,7 @@ Usage: python bench/serving_devices.py [--devices cuda:0 cuda:1] [--tokens 4096]
 environment that has torch. With ``--devices cpu cpu`` it runs on any machine. Prints JSON: what was compared, and medians in GB/s
 (10^9 bytes per second) of
 
-- pull: pages of 64 KiB (32 layers, 8 heads of 128, blocks of 16 tokens, bf16), without digests, with digests, and cast to f32;
+- pull: pages of 64 KiB (32 layers, 8 heads of 128, blocks of 16 tokens, bf16), as they are, permuted into other blocks, and cast;
 - digest: what a lease with digests takes at the prefill side;
 - weights: pull with digests into the plan's CPU memory, and commit to the device.
 """
@@ -116,7 +116,10 @@ def speed(rank: Rank, mine: str, tokens: int, repeat: int) -> dict[str, float]:
     for name, text, digest in (
         ("pull", PAGES, False),
         ("pull with digests", PAGES, True),
+        ("pull permuted", TURNED.replace("f32", "bf16"), False),
+        ("pull permuted with digests", TURNED.replace("f32", "bf16"), True),
         ("pull cast to f32", TURNED, False),
+        ("pull cast to fp8 with digests", TURNED.replace("f32", "f8_e4m3fn scale=0.5"), True),
     ):
         target = Layout(text.format(blocks=tokens // 16, half=tokens // 32))
         described = source if rank.gives else target
@@ -130,7 +133,7 @@ def speed(rank: Rank, mine: str, tokens: int, repeat: int) -> dict[str, float]:
                     took, lease = rank.timed(lambda: pool.lease("s", order, digest=digest))  # noqa: B023
                     rank.tell(lease.ticket)
                     assert lease.wait(60) == "read"
-                    if digest and number:
+                    if name == "pull with digests" and number:
                         found.setdefault("digest of a lease", []).append(source.buffer_bytes / took / 1e9)
                 else:
                     rank.comm.barrier(timeout=60)

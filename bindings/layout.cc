@@ -17,11 +17,14 @@ using Extent = std::pair<std::uint64_t, std::uint64_t>;
 // The arrays of a cache: one, or a sequence of them.
 Buffers buffers_of(const py::sequence& arrays, bool writable) {
   Buffers views;
-  for (const py::handle array : arrays) {
-    views.push_back(view_of(array, writable));
-    if (!views.back().device.is_cpu()) refuse("layouts are converted in CPU memory; this array is on " + views.back().device.str());
-  }
+  for (const py::handle array : arrays) views.push_back(view_of(array, writable));
   return views;
+}
+
+MemoryView cpu_view_of(const py::object& array, bool writable) {
+  MemoryView view = view_of(array, writable);
+  if (!view.device.is_cpu()) refuse("weighted_sum adds up CPU memory; this array is on " + view.device.str());
+  return view;
 }
 
 std::vector<std::span<const std::byte>> readable(const Buffers& buffers) {
@@ -53,7 +56,7 @@ Layout make_layout(const std::string& text, std::uint64_t layers, std::uint64_t 
 void weighted_rows(const py::object& out, const py::object& rows, const py::array_t<float, py::array::c_style>& weights,
                    const py::object& dtype) {
   if (weights.ndim() != 2) refuse("weights need two axes: results and terms");
-  const Buffers to = buffers_of(py::make_tuple(out), true), from = buffers_of(py::make_tuple(rows), false);
+  const Buffers to{cpu_view_of(out, true)}, from{cpu_view_of(rows, false)};
   const auto terms = static_cast<std::size_t>(weights.shape(1));
   const std::span<const float> factors(weights.data(), static_cast<std::size_t>(weights.size()));
   const DataType type = element_type_of(py::none(), dtype);

@@ -1,8 +1,14 @@
-"""Layouts of KV caches: descriptions, runs, conversion and digests, on CPU memory, without a connection.
+"""Layouts of KV caches: descriptions, runs, conversion and digests, without a connection.
 
 A cache is a :class:`Layout` and its arrays: one array, or a sequence of ``layout.buffers`` of them. A sequence's tokens are those
 of a list of blocks. Token ``t`` is token ``first + t`` of these blocks. Ranges of layers and heads are ``(first, count)`` in the
 whole model, ``(0, 0)`` is all. docs/explanation/layouts.md explains the text of a Layout.
+
+:func:`convert`, :func:`digest` and :func:`digests` take arrays that are all CPU memory, or all memory of one device. The calling
+thread computes in CPU memory. A kernel of the device computes in its memory where HMC has one (NVIDIA, AMD); the call comes after
+what is queued on the arrays' streams (torch's and CuPy's current ones), and returns when the kernel is over. Elsewhere it
+raises UnsupportedError and has written nothing; at the first call also while AMD's kernel is being compiled, and while a collective
+or a held stream keeps the device waiting.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from typing import Any, NamedTuple
 from hmc import _core
 from hmc._arguments import whole
 from hmc._core import Layout
+from hmc._streams import queued, wait_for
 
 __all__ = ["Layout", "Runs", "convert", "digest", "digests", "runs"]
 
@@ -37,6 +44,11 @@ class Runs(NamedTuple):
 def arrays_of(layout: Layout, arrays: Any) -> Sequence[Any]:
     """The cache's arrays as a sequence, also where it is one array."""
     return arrays if isinstance(arrays, list | tuple) else [arrays]
+
+
+def _ready(*arrays: Any) -> None:
+    """Returns when what is queued on the arrays' streams is over."""
+    wait_for(queued(arrays), lambda: None)
 
 
 def runs(
@@ -77,23 +89,25 @@ def convert(
     heads: tuple[int, int] = _ALL,
     digest: bool = False,
 ) -> int:
-    """Copies ``tokens`` tokens between caches in CPU memory that do not overlap: permutes, changes the block size and casts.
+    """Copies ``tokens`` tokens between caches that do not overlap: permutes, changes the block size and casts.
 
     A cast multiplies by the source's scale over the target's and rounds to nearest even. 8-bit types take their largest number
     above it, others an infinity; NaN stays NaN. Returns the digest of what was read, or 0 without ``digest=True``. ``position`` is
-    that of the first token in the sequence, for the digest. Releases the GIL; runs on the calling thread.
+    that of the first token in the sequence, for the digest. Releases the GIL.
 
-    Raises InvalidArgumentError, and has then written nothing.
+    Raises InvalidArgumentError or UnsupportedError, and has then written nothing; DeviceError.
     """
     tokens, position = _checked(tokens=tokens, position=position)
     source_first, target_first = _checked(source_first=source_first, target_first=target_first)
+    read, written = arrays_of(source, source_arrays), arrays_of(target, target_arrays)
+    _ready(*read, *written)
     return _core.layout_convert(
         source,
-        arrays_of(source, source_arrays),
+        read,
         source_blocks,
         source_first,
         target,
-        arrays_of(target, target_arrays),
+        written,
         target_blocks,
         target_first,
         tokens,
@@ -118,10 +132,13 @@ def digest(
     """The digest of ``tokens`` tokens: equal for equal elements in every layout and block size, whatever the order of axes.
 
     The digests of disjoint layers, heads or tokens add up, modulo 2**64, to the digest of all of them. ``position`` is that of the
-    first token in the sequence. It finds accidents, not forgeries. Raises InvalidArgumentError.
+    first token in the sequence. It finds accidents, not forgeries. Raises InvalidArgumentError, UnsupportedError,
+    DeviceError.
     """
     tokens, first, position = _checked(tokens=tokens, first=first, position=position)
-    return _core.layout_digest(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
+    read = arrays_of(layout, arrays)
+    _ready(*read)
+    return _core.layout_digest(layout, read, blocks, first, tokens, position, layers, heads)
 
 
 def digests(
@@ -137,5 +154,7 @@ def digests(
 ) -> Any:
     """The digests of every layer, head and block: a uint64 array of shape (layers, heads, len(blocks))."""
     tokens, first, position = _checked(tokens=tokens, first=first, position=position)
-    table = _core.layout_digests(layout, arrays_of(layout, arrays), blocks, first, tokens, position, layers, heads)
+    read = arrays_of(layout, arrays)
+    _ready(*read)
+    table = _core.layout_digests(layout, read, blocks, first, tokens, position, layers, heads)
     return table.reshape(layers[1] or layout.layers[1], heads[1] or layout.heads[1], -1)

@@ -22,6 +22,12 @@ void run_grid(unsigned groups, const Kernel& kernel) {
 
 }  // namespace hmc::sim
 
+// Blocks run one after the other, launches on several streams at a time.
+template <class T>
+T atomicAdd(T* at, T value) {
+  return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+
 #define __device__
 #define __global__
 #define __launch_bounds__(threads)

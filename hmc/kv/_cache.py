@@ -1,13 +1,15 @@
-"""A pool's arrays, and what the CPU computes of them: digests, and conversions to and from chunks.
+"""A pool's arrays, and what is computed of them: digests, and conversions to and from chunks.
 
-Of arrays in device memory the CPU reads and writes copies, in pieces of about CHUNK bytes. The next piece is copied while one is
-digested. Short runs are gathered and scattered on the device, so that one copy crosses to the CPU.
+A device computes in its memory where HMC has a kernel for it. Else the CPU reads and writes copies, in pieces of about CHUNK bytes,
+which ``bytes_staged`` counts. The next piece is copied while one is digested. Short runs are gathered and scattered on the device,
+so that one copy crosses to the CPU.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +22,9 @@ from hmc._core import ConnBuffer, Context, Memory, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import start_thread
 from hmc._streams import queued
-from hmc.errors import InvalidArgumentError
+from hmc.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from hmc.kv import _moves
+from hmc.kv._counters import Counters
 from hmc.kv._moves import Chunk, Piece, Side, pieces
 from hmc.kv._remote import Scratch
 from hmc.layout import Layout
@@ -30,6 +34,7 @@ __all__ = ["Cache", "layout_of"]
 
 _ALONE = 256 << 10  # bytes; runs from this length on are copied between device and CPU one by one
 _MOST_SPARE = 4
+_PAUSE = 1.0  # seconds until a device without a kernel is asked again: it may be compiling one
 _MASK = (1 << 64) - 1
 
 
@@ -71,15 +76,36 @@ class _Images:
                 self._spare.append(image)
 
 
+def _copy_bytes(to: Memory, source: Memory, nbytes: int) -> None:
+    to.copy_blocks_from(source, [0], [0], nbytes)
+
+
+def _read(chunk: Chunk, near: tuple[Layout, Any, Any], into: Any, digest: bool) -> int:
+    """Converts a chunk from a cache (layout, arrays, blocks) into packed memory. Returns the digest of what was written, or 0."""
+    packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+    first = chunk.far.first
+    layouts.convert(*near, chunk.packed, into, packed, chunk.tokens, source_first=chunk.near.first, target_first=first)
+    return layouts.digest(chunk.packed, into, packed, chunk.tokens, first=first, position=chunk.token) if digest else 0
+
+
+def _write(chunk: Chunk, source: Any, near: tuple[Layout, Any, Any], position: int, digest: bool) -> int:
+    """Converts a chunk from packed memory into a cache (layout, arrays, blocks). Returns the digest of what was read, or 0."""
+    packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+    where: dict[str, Any] = {"source_first": chunk.far.first, "target_first": chunk.near.first, "position": position}
+    return layouts.convert(chunk.packed, source, packed, *near, chunk.tokens, **where, digest=digest)
+
+
 class Cache:
     """The arrays of a pool, registered, and their layout. Any thread.
 
     ``on_cpu``: all arrays are CPU memory, which the CPU reads and writes in place.
     """
 
-    def __init__(self, ctx: Context, caches: Any, layout: Layout, access: str, scratch: Scratch) -> None:
+    def __init__(self, ctx: Context, caches: Any, layout: Layout, access: str, scratch: Scratch, counts: Counters) -> None:
         self.layout = layout
         self._scratch = scratch
+        self._counts = counts
+        self._again = 0.0  # when the device is asked whether it computes
         given = caches if isinstance(caches, list | tuple) else [caches]
         self._arrays: list[Any] = [one.memory() if isinstance(one, Tensor) else one for one in given]
         if len(self._arrays) != layout.buffers:
@@ -117,28 +143,67 @@ class Cache:
 
     # ---- digests and conversions ----
 
-    def digest(self, side: Side, tokens: int, *, position: int = 0, layers: tuple[int, int], heads: tuple[int, int]) -> int:
-        """As hmc.layout.digest."""
+    @property
+    def _computes(self) -> bool:
+        """Whether the device that has the arrays computes in its memory, as far as is known."""
+        return self._images is not None and time.monotonic() >= self._again
+
+    @contextmanager
+    def _tried(self) -> Iterator[None]:
+        """Leaves the body where the device has no kernel, or not yet, or no memory: the CPU is to compute."""
+        try:
+            yield
+        except (UnsupportedError, OutOfMemoryError):
+            self._again = time.monotonic() + _PAUSE
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of what is converted or digested at a time, about."""
+        return _moves.DEVICE_CHUNK if self._computes else _moves.CHUNK
+
+    def take_chunk(self, nbytes: int, far: Sequence[Any]) -> Any:
+        """Scratch for a chunk from or to these remote buffers: in the device's memory where they are of a device too."""
+        if self._computes and all(buffer.device != "cpu" for buffer in far):
+            with self._tried():
+                return self._scratch.take(nbytes, self.devices[0])
+        return self._scratch.take(nbytes)
+
+    def digest(
+        self,
+        side: Side,
+        tokens: int,
+        *,
+        session: str = "",
+        position: int = 0,
+        layers: tuple[int, int],
+        heads: tuple[int, int],
+    ) -> int:
+        """As hmc.layout.digest. ``session``: whose counters count."""
+        where: dict[str, Any] = {"first": side.first, "position": position, "layers": layers, "heads": heads}
         if self.on_cpu:
-            return layouts.digest(
-                self.layout, self.buffers, side.blocks, tokens, first=side.first, position=position, layers=layers, heads=heads
-            )
+            return layouts.digest(self.layout, self.buffers, side.blocks, tokens, **where)
+        if self._computes:
+            with self._tried():
+                return layouts.digest(self.layout, self.buffers, side.blocks, tokens, **where)
         total = 0
-        with closing(self._copies(side, tokens, layers, heads)) as copies:
+        with closing(self._copies(side, tokens, layers, heads, session)) as copies:
             for piece, copy in copies:
                 total += layouts.digest(
                     copy.layout, copy.bytes, copy.blocks, piece.tokens, first=piece.side.first, position=position + piece.token
                 )
         return total & _MASK
 
-    def digests(self, blocks: Sequence[int], tokens: int, first: int) -> Any:
+    def digests(self, blocks: Sequence[int], tokens: int, first: int, *, session: str = "") -> Any:
         """As hmc.layout.digests, of all layers and heads."""
         whole = self.layout
         if self.on_cpu:
             return layouts.digests(whole, self.buffers, blocks, tokens, first=first)
+        if self._computes:
+            with self._tried():
+                return layouts.digests(whole, self.buffers, blocks, tokens, first=first)
         table = np.zeros((whole.layers[1], whole.heads[1], len(blocks)), np.uint64)
         side = Side(whole, np.array(blocks, np.uint64), first)
-        with closing(self._copies(side, tokens, whole.layers, whole.heads)) as copies:
+        with closing(self._copies(side, tokens, whole.layers, whole.heads, session)) as copies:
             for piece, copy in copies:
                 layer, block = piece.layers[0] - whole.layers[0], (first + piece.token) // whole.block
                 table[layer : layer + piece.layers[1], :, block : block + len(copy.blocks)] = layouts.digests(
@@ -146,40 +211,80 @@ class Cache:
                 )
         return table
 
-    def read(self, chunk: Chunk, into: ConnBuffer) -> None:
-        """Converts the tokens of a chunk from the arrays into ``into``, where they lie packed."""
-        packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
-        near = chunk.near
-        where: dict[str, Any] = {"source_first": near.first, "target_first": chunk.far.first}
-        if self.on_cpu:
-            layouts.convert(self.layout, self.buffers, near.blocks, chunk.packed, into, packed, chunk.tokens, **where)
-            return
-        copy = self._copy(near, chunk.tokens, chunk.packed.layers, chunk.packed.heads)
-        try:
-            layouts.convert(copy.layout, copy.bytes, copy.blocks, chunk.packed, into, packed, chunk.tokens, **where)
-        finally:
-            self._scratch.give(copy.bytes)
+    def read(self, chunk: Chunk, into: ConnBuffer, session: str, *, digest: bool) -> int:
+        """Converts the tokens of a chunk from the arrays into ``into``, where they lie packed, of the CPU or the device.
 
-    def write(self, chunk: Chunk, source: ConnBuffer, position: int, digest: bool) -> int:
-        """Converts the tokens of a chunk from ``source`` into the arrays. Returns the digest of what was read, or 0."""
-        packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
-        near = chunk.near
-        where: dict[str, Any] = {"source_first": chunk.far.first, "target_first": near.first, "position": position}
+        Returns the digest of what was written, or 0.
+        """
+        near, nbytes = chunk.near, chunk.packed.buffer_bytes
         if self.on_cpu:
-            return layouts.convert(
-                chunk.packed, source, packed, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
-            )
+            return _read(chunk, (self.layout, self.buffers, near.blocks), into, digest)
+        if self._computes:
+            with self._tried(), self._on_device(into, nbytes) as image:
+                found = _read(chunk, (self.layout, self.buffers, near.blocks), image, digest)
+                if image is not into:
+                    _copy_bytes(into.memory, image, nbytes)
+                return found
+        with self._on_cpu(into, nbytes) as here:
+            copy = self._copy(near, chunk.tokens, chunk.packed.layers, chunk.packed.heads, session)
+            try:
+                found = _read(chunk, (copy.layout, copy.bytes, copy.blocks), here, digest)
+            finally:
+                self._scratch.give(copy.bytes)
+            if here is not into:
+                _copy_bytes(into.memory, here.memory, nbytes)
+        return found
+
+    def write(self, chunk: Chunk, source: ConnBuffer, session: str, position: int, digest: bool) -> int:
+        """Converts the tokens of a chunk from ``source``, of the CPU or the device, into the arrays.
+
+        Returns the digest of what was read, or 0.
+        """
+        near, nbytes = chunk.near, chunk.packed.buffer_bytes
+        if self.on_cpu:
+            return _write(chunk, source, (self.layout, self.buffers, near.blocks), position, digest)
+        if self._computes:
+            with self._tried(), self._on_device(source, nbytes) as image:
+                if image is not source:
+                    _copy_bytes(image, source.memory, nbytes)
+                return _write(chunk, image, (self.layout, self.buffers, near.blocks), position, digest)
         described, blocks = self._packed(near, chunk.packed.layers, chunk.packed.heads)
         copy = self._scratch.take(described.buffer_bytes)
         try:
-            found = layouts.convert(chunk.packed, source, packed, described, copy, blocks, chunk.tokens, **where, digest=digest)
+            with self._on_cpu(source, nbytes) as here:
+                if here is not source:
+                    _copy_bytes(here.memory, source.memory, nbytes)
+                found = _write(chunk, here, (described, copy, blocks), position, digest)
             runs = layouts.runs(
                 described, blocks, self.layout, near.blocks, chunk.tokens, source_first=near.first, target_first=near.first
             )
             self._scatter(runs, copy.memory[: described.buffer_bytes])
+            self._counts.add(session, bytes_staged=described.buffer_bytes)
         finally:
             self._scratch.give(copy)
         return found
+
+    @contextmanager
+    def _on_device(self, buffer: ConnBuffer, nbytes: int) -> Iterator[Any]:
+        """``buffer``, or memory of the device in its place."""
+        if buffer.device != "cpu":
+            yield buffer
+            return
+        assert self._images is not None
+        with self._images.taken(nbytes) as image:
+            yield image
+
+    @contextmanager
+    def _on_cpu(self, buffer: ConnBuffer, nbytes: int) -> Iterator[ConnBuffer]:
+        """``buffer``, or memory of the CPU in its place."""
+        if buffer.device == "cpu":
+            yield buffer
+            return
+        here = self._scratch.take(nbytes)
+        try:
+            yield here
+        finally:
+            self._scratch.give(here)
 
     # ---- copies of device memory ----
 
@@ -187,20 +292,21 @@ class Cache:
         """How a copy of some blocks lies in CPU memory, and their numbers there."""
         return self.layout.packed(layers, heads, len(side.blocks)), np.arange(len(side.blocks), dtype=np.uint64)
 
-    def _copy(self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> _Copy:
+    def _copy(self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int], session: str) -> _Copy:
         """A copy of some tokens. Its user gives its bytes back."""
         packed, blocks = self._packed(side, layers, heads)
         copy = self._scratch.take(packed.buffer_bytes)
         try:
             runs = layouts.runs(self.layout, side.blocks, packed, blocks, tokens, source_first=side.first, target_first=side.first)
             self._gather(runs, copy.memory[: packed.buffer_bytes])
+            self._counts.add(session, bytes_staged=packed.buffer_bytes)
         except BaseException:
             self._scratch.give(copy)
             raise
         return _Copy(packed, copy, blocks)
 
     def _copies(
-        self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]
+        self, side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int], session: str
     ) -> Generator[tuple[Piece, _Copy], None, None]:
         """Copies of some tokens, piece by piece. Another thread copies the next one while the caller uses one. To be closed."""
         todo = list(pieces(side, tokens, layers, heads))
@@ -213,7 +319,7 @@ class Cache:
                     room.acquire()
                     if stopped.is_set():
                         return
-                    made.put(self._copy(piece.side, piece.tokens, piece.layers, heads))
+                    made.put(self._copy(piece.side, piece.tokens, piece.layers, heads, session))
             except BaseException as error:
                 made.put(error)
 

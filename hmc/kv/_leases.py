@@ -137,7 +137,7 @@ class Leases:
         """A lease; ``after`` runs once it has ended, on the thread that ends it."""
         table = None
         if digest:
-            table = self._pool.cache.digests(blocks, tokens, first).reshape(-1, len(blocks)).T
+            table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
         if len(blocks) > len(self._free_rows) or not self._free_slots:
             self.sweep()
         with self._changed:

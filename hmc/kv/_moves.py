@@ -16,6 +16,7 @@ from hmc.layout import Layout, Runs
 
 __all__ = [
     "CHUNK",
+    "DEVICE_CHUNK",
     "Chunk",
     "Direct",
     "InFlight",
@@ -30,7 +31,8 @@ __all__ = [
     "side",
 ]
 
-CHUNK = 4 << 20  # bytes of a chunk that is converted
+CHUNK = 4 << 20  # bytes of a chunk that the CPU converts or digests
+DEVICE_CHUNK = 64 << 20  # likewise of a device; a kernel's launch and the wait for it take as long as some megabytes
 _BATCH = 64 << 20  # bytes of a batch of runs
 _SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
 _PROBE = 32  # tokens
@@ -47,9 +49,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some tokens of one layer, and what of both sides' blocks they lie in."""
+    """Some tokens of some layers, and what of both sides' blocks they lie in."""
 
-    layer: int
     token: int
     tokens: int
     packed: Layout  # how the chunk lies in between: as in the remote cache
@@ -125,11 +126,11 @@ def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int]) -> l
     )
 
 
-def groups(layout: Layout, tokens: int, layers: tuple[int, int], *, checked: bool) -> Iterator[tuple[int, int]]:
-    """The layers in groups: where they are checked of about CHUNK bytes, so that one is checked while the next one travels."""
+def groups(layout: Layout, tokens: int, layers: tuple[int, int], checked: int = 0) -> Iterator[tuple[int, int]]:
+    """The layers in groups: where they are checked of about so many bytes, so that one is checked while the next one travels."""
     first, count = layers
     per_layer = layout.packed((first, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
-    step = max(1, (CHUNK if checked else _BATCH) // per_layer)
+    step = max(1, (checked or _BATCH) // per_layer)
     for layer in range(first, first + count, step):
         yield layer, min(step, first + count - layer)
 
@@ -159,13 +160,14 @@ def batches(
             yield peer.prepare_blocks(pairs, nbytes), count * nbytes
 
 
-def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Iterator[Chunk]:
-    """The move in pieces of about CHUNK bytes in the remote layout, which begin and end with blocks of it."""
+def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int], nbytes: int) -> Iterator[Chunk]:
+    """The move in pieces of about ``nbytes`` in the remote layout, which begin and end with blocks of it."""
     size = far.layout.block
     heads = common(near.layout.heads, far.layout.heads)
     one = far.layout.packed((layers[0], 1), heads, 1)
-    blocks = max(1, CHUNK // one.buffer_bytes)
-    for layer in range(layers[0], layers[0] + layers[1]):
+    blocks = min(max(1, nbytes // one.buffer_bytes), len(far.blocks))
+    step = max(1, nbytes // (one.buffer_bytes * blocks))
+    for layer in range(layers[0], layers[0] + layers[1], step):
         token = 0
         while token < tokens:
             at = far.first + token
@@ -174,9 +176,8 @@ def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Itera
             near_size = near.layout.block
             chunk_far = far.blocks[at // size : -(-(at + count) // size)]
             chunk_near = near.blocks[mine // near_size : -(-(mine + count) // near_size)]
-            packed = far.layout.packed((layer, 1), heads, len(chunk_far))
+            packed = far.layout.packed((layer, min(step, sum(layers) - layer)), heads, len(chunk_far))
             yield Chunk(
-                layer,
                 token,
                 count,
                 packed,

@@ -46,10 +46,11 @@ class Pool(Owned):
     The pool's blocks are given to sessions by :meth:`allocate`. An engine that allocates blocks itself passes ``blocks=`` instead.
     Close it before its Context. Any thread.
 
-    Pages of device memory travel from device to device where elements and their order are the same on both sides. Conversions
-    and digests run on the CPU, over copies: ``bytes_converted`` counts the former; ``digest=False`` and ``verify=False`` leave out
-    the latter. Calls with ``stream=`` (a framework's stream; of the pool's device also an int or ``__cuda_stream__``) come after
-    what is queued there. Default: the current stream of torch and CuPy arrays; pages of other arrays must be ready.
+    Pages of device memory travel from device to device where elements and their order are the same on both sides. The device
+    converts and digests its pages where HMC has a kernel (NVIDIA, AMD); elsewhere the CPU does, over copies that ``bytes_staged``
+    counts. ``digest=False`` and ``verify=False`` leave digests out. Calls with ``stream=`` (a framework's stream; of the pool's
+    device also an int or ``__cuda_stream__``) come after what is queued there. Default: the current stream of torch and CuPy
+    arrays; pages of other arrays must be ready.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Pool(Owned):
         if lease_blocks is not None:
             lease_blocks = whole("lease_blocks", lease_blocks, 1, _MOST_ROWS)
         self.scratch = Scratch(ctx)
-        self.cache = Cache(ctx, caches, self.layout, access, self.scratch)
+        self.counts = Counters()
+        self.cache = Cache(ctx, caches, self.layout, access, self.scratch, self.counts)
         self.buffers = self.cache.buffers
         self.blocks = Blocks(self.layout.blocks)
-        self.counts = Counters()
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
         rows = max(64, min(2 * self.layout.blocks, _ROW_BYTES // row_bytes)) if lease_blocks is None else lease_blocks
         self.leases = Leases(ctx, self.layout, rows, self)

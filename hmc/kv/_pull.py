@@ -101,7 +101,7 @@ class Pull:
 
     def _read(self, remote: RemotePool, source: Side, layers: tuple[int, int], heads: tuple[int, int], verify: bool) -> int:
         total = 0
-        target = self.target
+        target, cache, session = self.target, self.pool.cache, self.transfer.session
 
         def check(item: tuple[list[Any], tuple[int, int]]) -> None:
             nonlocal total
@@ -113,7 +113,7 @@ class Pull:
                 for work in works:
                     drained(work)
             if verify:
-                total += self.pool.cache.digest(target, self.tokens, position=self.skip, layers=group, heads=heads)
+                total += cache.digest(target, self.tokens, session=session, position=self.skip, layers=group, heads=heads)
 
         def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
             for work in item[0]:
@@ -123,7 +123,7 @@ class Pull:
         direct = Direct(source, target, self.tokens)
         convert = (0, 0)  # layers without runs that are long enough
         try:
-            for group in groups(target.layout, self.tokens, layers, checked=verify):
+            for group in groups(target.layout, self.tokens, layers, cache.chunk_bytes if verify else 0):
                 self.transfer._check_cancelled()
                 runs = direct.runs(group)
                 if runs is None:
@@ -151,7 +151,7 @@ class Pull:
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
         total = 0
-        scratch = self.pool.scratch
+        scratch, cache, session = self.pool.scratch, self.pool.cache, self.transfer.session
 
         def convert(item: tuple[Any, Any, Chunk]) -> None:
             nonlocal total
@@ -159,7 +159,7 @@ class Pull:
             try:
                 for work in works:
                     finish(work, self.transfer)
-                total += self.pool.cache.write(chunk, buffer, self.skip + chunk.token, verify)
+                total += cache.write(chunk, buffer, session, self.skip + chunk.token, verify)
                 self.bytes_converted += chunk.packed.buffer_bytes
             finally:
                 for work in works:
@@ -173,9 +173,9 @@ class Pull:
 
         flight = InFlight(1, convert)
         try:
-            for chunk in chunks(self.target, source, self.tokens, layers):
+            for chunk in chunks(self.target, source, self.tokens, layers, cache.chunk_bytes):
                 self.transfer._check_cancelled()
-                buffer = scratch.take(chunk.packed.buffer_bytes)
+                buffer = cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers)
                 works: list[Any] = []
                 item = (works, buffer, chunk)
                 packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)

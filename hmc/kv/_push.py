@@ -286,8 +286,9 @@ class Push(Transfer):
             digest = self._digest(layer, heads)
         else:
             digest = 0
-            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1)):
-                piece = _Piece(buffer=self._pool.scratch.take(chunk.packed.buffer_bytes))
+            cache = self._pool.cache
+            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1), cache.chunk_bytes):
+                piece = _Piece(buffer=cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers))
                 self._travelling.append(piece)
                 digest += self._convert(chunk, piece.buffer)
                 self._post(piece, remote, self._runs_of(chunk), [piece.buffer])
@@ -332,16 +333,13 @@ class Push(Transfer):
         """The digest of a layer as it lies here, or 0 where the receiver does not verify."""
         if not self._ticket.digests:
             return 0
-        return self._pool.cache.digest(self._source, self._ticket.tokens, layers=(layer, 1), heads=heads)
+        return self._pool.cache.digest(self._source, self._ticket.tokens, session=self.session, layers=(layer, 1), heads=heads)
 
     def _convert(self, chunk: Chunk, buffer: Any) -> int:
         """Converts a chunk into a buffer and returns its digest."""
-        packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
-        self._pool.cache.read(chunk, buffer)
+        found = self._pool.cache.read(chunk, buffer, self.session, digest=self._ticket.digests)
         self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
-        if not self._ticket.digests:
-            return 0
-        return layouts.digest(chunk.packed, buffer, packed, chunk.tokens, first=chunk.far.first, position=chunk.token)
+        return found
 
     def _runs_of(self, chunk: Chunk) -> list[layouts.Runs]:
         """From a converted chunk to the peer's pages."""

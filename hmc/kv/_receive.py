@@ -227,7 +227,7 @@ class Inbox(Transfer):
         if not self._verify:
             return None
         try:
-            found = self._pool.cache.digest(self._target, self._tokens, layers=(layer, 1), heads=heads)
+            found = self._pool.cache.digest(self._target, self._tokens, session=self.session, layers=(layer, 1), heads=heads)
         except HmcError as error:  # of a device, or no memory left
             return error
         if found == record.digest:

@@ -286,7 +286,8 @@ def test_blocks_are_not_given_away_while_they_are_written(kv_pair: Any) -> None:
 def test_layers_with_other_scales_are_converted_among_those_that_are_not(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hmc.kv import _moves
 
-    monkeypatch.setattr(_moves, "CHUNK", 1)  # layer by layer, block by block
+    for name in ("CHUNK", "DEVICE_CHUNK"):
+        monkeypatch.setattr(_moves, name, 1)  # layer by layer, block by block
     plain = "L=4 B=12 kv H=2 N=16 D=32 bf16"
     a, b, to_a, to_b = kv_pair(plain, plain + " scale=1,1,2,1,4,4,1,1")
     wanted = expected(a, [3, 1, 2], b, [4, 9, 7], 40)

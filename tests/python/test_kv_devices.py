@@ -213,7 +213,7 @@ from kv_sides import Side
 for chunk in (1, 10_000, 1 << 30):  # piece by piece, some together, in one
     _moves.CHUNK = chunk
     for text in ("L=3@1 | B=12 kv N=16 H=4@2 D=33 f16", "L=4 B=12 H=3 N=5 (kv D=8) f32", "L=2 B=7 kv H=4 D=32/8 N=16 8 bf16"):
-        a, b = Side(text, 1, "cuda:1"), Side(text, 1, "cpu")
+        a, b = Side(text, 1, "musa:1"), Side(text, 1, "cpu")  # a device without kernels: copies
         blocks, first = [5, 1, 6, 2], 2 * a.layout.block - 3
         tokens = 2 * a.layout.block + 1
         layers, heads = (a.layout.layers[0] + 1, 1), (a.layout.heads[0] + 1, 2)
@@ -250,4 +250,33 @@ print("equal")
 
 
 def test_digests_of_device_memory_in_pieces(run_script: Callable[..., str]) -> None:
-    assert "equal" in run_script(PIECES, dict(hmc.testing.environment("cuda")))
+    assert "equal" in run_script(PIECES, dict(hmc.testing.environment("musa")))
+
+
+NO_ROOM = """
+from hmc.kv import _remote
+from kv_sides import PLAIN, TURNED, connected, expected, same
+
+real = _remote.Scratch.take
+
+def take(self, nbytes, device="cpu"):
+    if device != "cpu":
+        raise hmc.OutOfMemoryError("the device is full")
+    return real(self, nbytes)
+
+with connected(PLAIN, TURNED, ("cuda:0", "cuda:1")) as (a, b, to_a, to_b):
+    for taken, staged in ((take, True), (real, False)):
+        _remote.Scratch.take = taken
+        for side in (a, b):
+            side.pool.cache._again = 0.0
+        before = b.pool.counters().get("bytes_staged", 0)
+        wanted = expected(a, [3, 1, 2], b, [4, 7], 40)
+        b.pool.pull(to_a, a.pool.lease("s", [3, 1, 2], 40).ticket, [4, 7]).wait(20)
+        same(b, wanted)
+        assert (b.pool.counters().get("bytes_staged", 0) > before) == staged, b.pool.counters()
+print("pulled")
+"""
+
+
+def test_a_device_without_room_for_a_chunk_leaves_the_conversion_to_the_cpu(run_script: Callable[..., str]) -> None:
+    assert "pulled" in run_script(NO_ROOM, dict(hmc.testing.environment("cuda")))

@@ -28,7 +28,8 @@ def mine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 # The other process stops for ever, and says so, in the count-th call of a method.
 HALT = """
-    from hmc.kv import _leases, _pool, _pull, _push, _receive, _remote
+    from hmc.kv import _leases, _moves, _pool, _pull, _push, _receive, _remote
+    _moves.DEVICE_CHUNK = _moves.CHUNK  # several pieces
     given = json.loads(sys.stdin.readline())
     owner, name = given["method"].split(".")
     found = next(getattr(one, owner) for one in (_push, _pull, _receive, _remote) if hasattr(one, owner))

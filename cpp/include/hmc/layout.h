@@ -1,5 +1,11 @@
 // Layouts of KV caches: where the elements of a paged cache lie, moves between two layouts, and digests that do not depend on the
-// layout. Pure functions on memory that the CPU addresses. Thread rules: values; functions from any thread.
+// layout. Thread rules: values; functions from any thread.
+//
+// layout_convert, layout_digest and layout_digests take buffers that are all CPU memory, or all memory of one device. The calling
+// thread computes in CPU memory. A kernel of the device computes in its memory, where HMC has one (NVIDIA, AMD), and the call
+// returns when it is over; what was queued on streams before must be over at the call. Else the error is unsupported and nothing
+// was written; at the first call also while AMD's kernel is being compiled, which takes about a second, and while a collective or a
+// held stream keeps the device waiting for more than 100 ms.
 #pragma once
 
 #include <array>
@@ -120,9 +126,9 @@ HMC_API Result<std::vector<LayoutRuns>> layout_runs(const LayoutMove& move);
 struct LayoutConvertOptions {
   bool digest = false;  // of the source's elements as they were read
 };
-// Copies, permutes and casts on the CPU, by the calling thread. Buffers: those of each layout, which do not overlap. A cast goes by
-// f32 and rounds to nearest even; above the largest number, 8-bit types get their largest number, others an infinity. NaN stays
-// NaN. Returns the digest (0: not asked for). Errors: invalid_argument; nothing was written.
+// Copies, permutes and casts. Buffers: those of each layout, which do not overlap. A cast goes by f32 and rounds to nearest even;
+// above the largest number, 8-bit types get their largest number, others an infinity. NaN stays NaN. Returns the digest (0: not
+// asked for). Errors: invalid_argument, unsupported: nothing was written; device, out_of_memory.
 HMC_API Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std::span<const std::byte>> source,
                                              std::span<const std::span<std::byte>> target,
                                              const LayoutConvertOptions& options = {});
@@ -137,7 +143,7 @@ struct LayoutSelection {
 };
 // The sum, mod 2^64, over the rows (head's K or V of one token) of (1 + sum over dimensions of bits x key(dimension) mod 2^32) x
 // key(layer, kv, head, token): the same in every layout and block size of one element type, additive over layers, heads and tokens.
-// Errors: invalid_argument.
+// Errors: invalid_argument, unsupported, device, out_of_memory.
 HMC_API Result<std::uint64_t> layout_digest(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers);
 // The same by layer, head and entry of pages.blocks, the last fastest: sums of any part of it are the part's digest.
 HMC_API Result<std::vector<std::uint64_t>> layout_digests(const LayoutSelection& selection,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/accelerator_devices.h"
+#include "device/accelerator_pages.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -12,7 +13,7 @@ class AcceleratorCompute final : public DeviceCompute {
  public:
   // `runtime`: whose poll() that is.
   AcceleratorCompute(AcceleratorDevices& devices, DeviceRuntime& runtime) noexcept
-      : devices_(devices), calls_(devices.calls()), runtime_(runtime) {}
+      : devices_(devices), calls_(devices.calls()), runtime_(runtime), pages_(devices, runtime) {}
 
   Status fill(const DeviceSpan& target, std::uint8_t value) override;
   Status prepare_reduction(int index, DataType type, std::size_t sources) override;
@@ -21,6 +22,7 @@ class AcceleratorCompute final : public DeviceCompute {
   Result<std::unique_ptr<DeviceExchange>> open_exchange(int index, std::uint32_t ranks) override;
   [[nodiscard]] bool keeps_memory() const noexcept override { return devices_.keeps(); }
   void release_memory() override { devices_.release_kept(); }
+  [[nodiscard]] DevicePages* pages() noexcept override { return calls_.pages == nullptr ? nullptr : &pages_; }
   Status reach(int index, int other) override;
 
  private:
@@ -31,6 +33,7 @@ class AcceleratorCompute final : public DeviceCompute {
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;
   DeviceRuntime& runtime_;
+  AcceleratorPages pages_;
 };
 
 }  // namespace hmc

@@ -9,8 +9,10 @@
 #include "device/exchange_kernel.h"
 #include "device/kernels/copy_blocks_ptx.h"
 #include "device/kernels/mapped_ptx.h"
+#include "device/kernels/pages_ptx.h"
 #include "device/kernels/reduce_ptx.h"
 #include "device/library.h"
+#include "device/page_kernel.h"
 #include "device/reduce_kernel.h"
 
 namespace hmc {
@@ -136,7 +138,7 @@ class CudaDevices final : public VendorDevices {
     std::vector<std::string> names{"IPC handles"};
     if (driver_.chunk_api().complete()) names.emplace_back("virtual memory");
     if (has_dma_buf(api_, index) == 0) names.emplace_back("dma-buf");
-    if (driver_.kernel_api().complete()) names.insert(names.end(), {"block kernel", "reductions"});
+    if (driver_.kernel_api().complete()) names.insert(names.end(), {"block kernel", "reductions", "layouts"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -294,6 +296,10 @@ VendorCalls cuda_calls() {
   const cuda_driver::Api& api = driver.api();
   const auto reduce_image = [](int, DataType type) { return kernel::Image{reduce_ptx[static_cast<std::size_t>(type)], false}; };
   const auto exchange_image = [](int, DataType type) { return kernel::Image{mapped_ptx[static_cast<std::size_t>(type)], false}; };
+  const auto page_image = [](int, PageKernelId id) {
+    if (!id.converts) return kernel::Image{digest_ptx[id.type == DataType::f32 ? 2 : id.type == DataType::bf16 ? 1 : 0], false};
+    return kernel::Image{convert_ptx[static_cast<std::size_t>(id.type) - static_cast<std::size_t>(DataType::f32)], false};
+  };
   const auto allocate = [&api](std::size_t bytes, void*& data) {
     Pointer made = 0;
     const int code = api.allocate(&made, bytes);
@@ -309,7 +315,8 @@ VendorCalls cuda_calls() {
           .copies = std::make_unique<CudaCopies>(driver),
           .chunks = std::make_unique<CudaChunks>(driver.chunk_api()),
           .compute = std::make_unique<ReduceKernel>(driver.kernel_api(), kernel_vendor(), reduce_image),
-          .exchange = std::make_unique<ExchangeKernel>(driver.kernel_api(), kernel_vendor(), exchange_image, allocate)};
+          .exchange = std::make_unique<ExchangeKernel>(driver.kernel_api(), kernel_vendor(), exchange_image, allocate),
+          .pages = std::make_unique<PageKernel>(driver.kernel_api(), kernel_vendor(), page_image)};
 }
 
 DeviceRuntime& cuda_instance() {

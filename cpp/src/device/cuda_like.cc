@@ -12,6 +12,7 @@
 #include "device/kernel_compiler.h"
 #include "device/kernels/sources.h"
 #include "device/library.h"
+#include "device/page_kernel.h"
 #include "device/reduce_kernel.h"
 
 namespace hmc {
@@ -153,7 +154,7 @@ class CudaLikeDevices final : public VendorDevices {
   std::vector<std::string> capabilities(int) override {
     std::vector<std::string> names{"IPC handles"};
     if (api_.dma_buf != nullptr || runtime_.hsa_dma_buf() != nullptr) names.emplace_back("dma-buf");
-    if (runtime_.has_kernels()) names.insert(names.end(), {"block kernel", "reductions"});
+    if (runtime_.has_kernels()) names.insert(names.end(), {"block kernel", "reductions", "layouts"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -292,6 +293,7 @@ VendorCalls cuda_like_calls(const Row& row) {
   CudaLike& runtime = *owned;
   std::unique_ptr<VendorCompute> compute;
   std::unique_ptr<VendorExchange> exchange;
+  std::unique_ptr<VendorPages> pages;
   if (!row.compiler.stem.empty()) {
     compute = std::make_unique<ReduceKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, DataType type) {
       const std::string kernel = name_of_reduce_kernel(type);
@@ -308,6 +310,10 @@ VendorCalls cuda_like_calls(const Row& row) {
       return call == nullptr ? cuda_like::codes.unsupported : runtime.clear(call(&data, bytes, cuda_like::malloc_uncached));
     };
     exchange = std::make_unique<ExchangeKernel>(runtime.kernel_api(), runtime.kernel_vendor(), image, allocate);
+    static const std::string page_source = std::string(reduce_source) + pages_source;
+    pages = std::make_unique<PageKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, PageKernelId id) {
+      return runtime.compile(id.name().c_str(), id.definition() + "\n", page_source.c_str(), device);
+    });
   }
   return {.traits = {.codes = cuda_like::codes, .pci_vendor = row.pci_vendor},
           .runtime = std::move(owned),
@@ -317,7 +323,8 @@ VendorCalls cuda_like_calls(const Row& row) {
           .streams = std::make_unique<CudaLikeStreams>(runtime),
           .copies = std::make_unique<CudaLikeCopies>(runtime),
           .compute = std::move(compute),
-          .exchange = std::move(exchange)};
+          .exchange = std::move(exchange),
+          .pages = std::move(pages)};
 }
 
 template <const Row& row>

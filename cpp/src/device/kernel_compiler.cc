@@ -47,7 +47,7 @@ Builders& builders() {
 void refused(const KernelSource& source, int code, const std::string& text) {
   const std::string why = text.empty() ? std::string() : ": " + text.substr(0, text.find('\n'));
   log(LogLevel::warning, "the run-time compiler refused the kernel " + source.name + " (code " + std::to_string(code) + ")" + why +
-                             "; HMC does without it: blocks are copied one by one, the CPU reduces");
+                             "; HMC does without it: blocks are copied one by one, the CPU reduces and converts");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "base/blob.h"
 #include "base/completion.h"
 #include "device/exchange.h"
+#include "device/pages.h"
 #include "device/reduce.h"
 #include "hmc/device.h"
 #include "hmc/memory.h"
@@ -180,6 +181,16 @@ class DeviceExchange {
   virtual void end_kernels() noexcept = 0;
 };
 
+// Digests and conversions of pages by a device. Thread rules as DeviceRuntime.
+class DevicePages {
+ public:
+  // Blocking. Errors: unsupported (with the reason; perhaps for now, while the kernel is compiled), out_of_memory, device.
+  virtual Status run(int index, const PageCall& call) = 0;
+
+ protected:
+  ~DevicePages() = default;
+};
+
 // What a device computes. Thread rules as DeviceRuntime.
 class DeviceCompute {
  public:
@@ -201,6 +212,8 @@ class DeviceCompute {
   [[nodiscard]] virtual bool keeps_memory() const noexcept { return false; }
   // Frees it, unless such kernels are pending now. Waits for what runs on the device: engine lock not held.
   virtual void release_memory() {}
+  // Null: its kernels know no pages.
+  [[nodiscard]] virtual DevicePages* pages() noexcept { return nullptr; }
   // Lets kernels of device `index` reach memory of `other`, which this process has allocated. Errors: unsupported.
   virtual Status reach(int /*index*/, int /*other*/) { return Status(Code::unsupported, "its kernels reach no other device"); }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/exchange.h"
+#include "device/pages.h"
 #include "device/reduce.h"
 #include "hmc/status.h"
 
@@ -199,6 +200,18 @@ class VendorExchange {
   virtual int run(int index, const ExchangeCall& call, VendorStream stream) = 0;
 };
 
+// All (current). Digests and conversions of pages.
+class VendorPages {
+ public:
+  virtual ~VendorPages() = default;
+  virtual bool prepared(int index, const PageCall& call) = 0;  // prepare() loads nothing any more
+  // As VendorCompute::prepare(), for what the call does. Unsupported also: an address is not a multiple of its element's size.
+  virtual int prepare(int index, const PageCall& call) = 0;
+  // Asynchronous on the stream; nothing of the arguments is read after the call but the memory. The tables are in place when the
+  // stream gets there, the sums zero.
+  virtual int run(int index, const PageCall& call, const PageTables& tables, VendorStream stream) = 0;
+};
+
 // What is known of a vendor without its library.
 struct VendorTraits {
   VendorCodes codes;
@@ -219,6 +232,7 @@ struct VendorCalls {
   std::unique_ptr<VendorChunks> chunks = nullptr;      // null: the vendor has no such memory
   std::unique_ptr<VendorCompute> compute = nullptr;    // null: the vendor runs no kernel of HMC's
   std::unique_ptr<VendorExchange> exchange = nullptr;  // likewise
+  std::unique_ptr<VendorPages> pages = nullptr;        // likewise
 };
 
 // The device is current while this lives.

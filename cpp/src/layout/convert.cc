@@ -1,6 +1,7 @@
 #include <array>
 #include <memory>
 
+#include "layout/on_device.h"
 #include "layout/walk.h"
 
 namespace hmc {
@@ -90,10 +91,9 @@ class Conversion {
 
 // Calls add(layer, head, span, value) with the digest of each tile.
 template <class Add>
-Status digest_tiles(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers, const Walk& walk,
-                    Add add) {
+void digest_tiles(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers, const Walk& walk,
+                  Add add) {
   const Layout& layout = selection.layout;
-  HMC_TRY(check_buffers(layout, buffers, "cache"));
   const TileKernels& kernels = tile_kernels();
   const TileStrides strides = tile_strides(layout);
   const std::size_t size = layout.element();
@@ -105,7 +105,6 @@ Status digest_tiles(const LayoutSelection& selection, std::span<const std::span<
       kernels.digest(sums.data(), at + piece.source, strides, span.count, piece.count, size, keys_of(piece.dim, size));
     add(layer, head, span, weigh({sums.data(), span.count}, layer, kv, head, selection.position + span.token));
   });
-  return {};
 }
 
 }  // namespace
@@ -115,27 +114,37 @@ Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std
   HMC_ASSIGN(const Walk walk, walk_of(move, longest_span));
   HMC_TRY(check_buffers(move.source, source, "source"));
   HMC_TRY(check_buffers(move.target, target, "target"));
+  HMC_ASSIGN(const Device device, device_of(source, target));
+  if (!device.is_cpu()) return convert_on(device, move, walk, source, target, options.digest);
   return Conversion(move, walk, options.digest).run(source, target);
 }
 
 Result<std::uint64_t> layout_digest(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers) {
   HMC_ASSIGN(const Walk walk, walk_of(selection));
+  HMC_TRY(check_buffers(selection.layout, buffers, "cache"));
+  HMC_ASSIGN(const Device device, device_of(buffers));
+  if (!device.is_cpu()) {
+    HMC_ASSIGN(const auto sums, digest_on(device, selection, walk, buffers, false));
+    return sums.front();
+  }
   std::uint64_t total = 0;
-  HMC_TRY(digest_tiles(selection, buffers, walk,
-                       [&](std::uint64_t, std::uint64_t, const TokenSpan&, std::uint64_t value) { total += value; }));
+  digest_tiles(selection, buffers, walk,
+               [&](std::uint64_t, std::uint64_t, const TokenSpan&, std::uint64_t value) { total += value; });
   return total;
 }
 
 Result<std::vector<std::uint64_t>> layout_digests(const LayoutSelection& selection,
                                                   std::span<const std::span<const std::byte>> buffers) {
   HMC_ASSIGN(const Walk walk, walk_of(selection));
+  HMC_TRY(check_buffers(selection.layout, buffers, "cache"));
+  HMC_ASSIGN(const Device device, device_of(buffers));
+  if (!device.is_cpu()) return digest_on(device, selection, walk, buffers, true);
   const std::size_t blocks = selection.pages.blocks.size();
   std::vector<std::uint64_t> table(static_cast<std::size_t>(walk.layers.count * walk.heads.count) * blocks);
-  HMC_TRY(digest_tiles(selection, buffers, walk,
-                       [&](std::uint64_t layer, std::uint64_t head, const TokenSpan& span, std::uint64_t value) {
-                         const std::uint64_t row = (layer - walk.layers.first) * walk.heads.count + (head - walk.heads.first);
-                         table[static_cast<std::size_t>(row) * blocks + static_cast<std::size_t>(span.block)] += value;
-                       }));
+  digest_tiles(selection, buffers, walk, [&](std::uint64_t layer, std::uint64_t head, const TokenSpan& span, std::uint64_t value) {
+    const std::uint64_t row = (layer - walk.layers.first) * walk.heads.count + (head - walk.heads.first);
+    table[static_cast<std::size_t>(row) * blocks + static_cast<std::size_t>(span.block)] += value;
+  });
   return table;
 }
 

@@ -5,6 +5,7 @@ namespace hmc {
 
 extern const char copy_blocks_source[];
 extern const char reduce_source[];
+extern const char pages_source[];          // stands behind reduce_source
 extern const char mapped_memory_source[];  // stands behind reduce_source
 extern const char mapped_source[];         // stands behind both
 
