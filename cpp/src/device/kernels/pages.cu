@@ -302,23 +302,27 @@ __device__ inline float largest<hmc_reduce_kernel::Float8E5m2>() {
   return 57344;
 }
 
-// A NaN keeps its sign, and the product of zero and an infinity is negative, as on x86: 8-bit types store the sign.
-__device__ inline float scaled(float value, float factor) {
+constexpr unsigned infinity = 0x7f800000U, magnitude = 0x7fffffffU;
+
+// Bits of the product. A NaN keeps its sign, and the product of zero and an infinity is negative, as on x86: 8-bit types store the sign.
+__device__ inline unsigned scaled(float value, float factor) {
   const unsigned bits = bits_of<unsigned>(value);
-  if ((bits & 0x7fffffffU) > 0x7f800000U) return bits_of<float>(bits | 0x400000U);
-  const float product = value * factor;
-  return product != product ? bits_of<float>(0xffc00000U) : product;
+  if ((bits & magnitude) > infinity) return bits | 0x400000U;
+  const unsigned product = bits_of<unsigned>(value * factor);
+  return (product & magnitude) > infinity ? 0xffc00000U : product;
 }
 
-// Of codes: an element as an unsigned number.
+// Of codes: an element as an unsigned number. Bits are compared, not numbers: where numbers are chosen between, a device may put a NaN
+// of its own in place of this one, which is then positive.
 template <class From, class To, class Read>
 __device__ inline typename Words<sizeof(typename To::Stored)>::Type cast(Read code, float factor) {
   const float most = largest<To>();
   float value = From::decode(bits_of<typename From::Stored>(code));
-  if (most != 0 || factor != 1) value = scaled(value, factor);
-  if (most != 0) {
-    value = value > most ? most : value;
-    value = value < -most ? -most : value;
+  if (most != 0 || factor != 1) {
+    unsigned bits = scaled(value, factor);
+    const unsigned size = bits & magnitude;
+    if (most != 0 && size > bits_of<unsigned>(most) && size <= infinity) bits = (bits & ~magnitude) | bits_of<unsigned>(most);
+    value = bits_of<float>(bits);
   }
   return bits_of<typename Words<sizeof(typename To::Stored)>::Type>(To::encode(value));
 }
