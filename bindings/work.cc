@@ -165,9 +165,10 @@ void bind_work(py::module_& module) {
         check(work.join(where, handle));
       },
       py::arg("stream"), py::arg("device") = py::none(),
-      "Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once. stream: int, "
-      "framework "
-      "stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.");
+      "Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once, but for a group's "
+      "first "
+      "collectives of device memory. stream: int, framework stream or __cuda_stream__. device: whose it is; a framework's stream "
+      "says so itself.");
   add_method(
       cls, "error",
       [](const Work& work) -> py::object {

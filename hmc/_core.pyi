@@ -399,7 +399,7 @@ class Work:
         """
     def join(self, stream: typing.Any, device: typing.Any = None) -> None:
         """
-        Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once. stream: int, framework stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.
+        Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once, but for a group's first collectives of device memory. stream: int, framework stream or __cuda_stream__. device: whose it is; a framework's stream says so itself.
         """
     def error(self) -> Exception | None:
         """

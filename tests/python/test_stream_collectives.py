@@ -89,6 +89,35 @@ with hmc.init() as comm:
     )
 
 
+def test_only_the_first_call_waits_for_other_ranks(run_job: Callable[..., str]) -> None:
+    """Of a rank whose devices are not mapped, since another one passes CPU memory: no later call waits for that one."""
+    job(
+        run_job,
+        "cuda",
+        "cpu",
+        """
+with hmc.init() as comm:
+    buf = comm.buffer(1000, device="cuda:0" if comm.rank == 0 else target)
+    caller = Caller(vendor) if comm.rank == 0 else None
+    go = np.zeros(1)
+    for call in range(2):
+        buf.memory.fill(3 + comm.rank)
+        if comm.rank == 0:
+            work = comm.iall_reduce(buf, dtype="uint8", stream=caller.stream)
+            if call == 1:
+                comm.send(go, 1, timeout=30)
+        else:
+            if call == 1:
+                started = time.monotonic()
+                comm.recv(go, 0, timeout=30)
+                assert time.monotonic() - started < 6
+            work = comm.iall_reduce(buf, dtype="uint8")
+        work.wait(30)
+        assert (read(buf) == 7).all()
+""",
+    )
+
+
 def test_cpu_memory_with_a_stream_is_refused(run_job: Callable[..., str]) -> None:
     run_job(
         """

@@ -15,7 +15,8 @@ Status shared_memory_refused(std::uint32_t call) {
   return {Code::unsupported,
           describe_call(call) +
               ": a rank passed device memory that the others do not map, or CPU memory where others passed device "
-              "memory, or has no memory left for its share; pass CPU memory, or name no algorithm"};
+              "memory, or has no memory left for its share, or could not load its kernel while something else on its device "
+              "waited; pass CPU memory, or name no algorithm"};
 }
 Status library_refused(Group& group, std::uint32_t call) {
   const Status why = group.fused().natives().obstacle();

@@ -46,7 +46,7 @@ std::chrono::microseconds Call::patience() const {
   using namespace std::chrono_literals;
   // Where this process has the group's other ranks as well, its threads may be those that others wait for.
   const bool alone = calls_.group_.local().size() == 1;
-  if (alone && calls_.devices_.possible() && !calls_.devices_.maps_all(rank_)) return 10s;  // the first such call
+  if (alone && calls_.devices_.may_map_next(rank_)) return 10s;
   // Not longer than the host takes to release a stream; some calls last as long as the longer one.
   return alone || is_queued() ? 1ms : 150us;
 }

@@ -184,6 +184,7 @@ bool Calls::advance(const std::shared_ptr<Call>& call) {
     if (agreed == Agreement::broken) return false;
     if (agreed == Agreement::declined) {
       shots_[call->rank_].declined(call->own_.sequence);
+      if (call->may_be_on_device()) devices_.decline(call->rank_);
       end(call, Status(Code::unsupported, "a rank cannot take part in a fused call"));
       return true;
     }

@@ -44,8 +44,12 @@ class Devices {
   // Whether all ranks map all segments, now that each has announced such a call. Maps those of the others for `rank`, once.
   enum class Mapping : std::uint8_t { done, awaited, refused };
   Mapping map(std::uint32_t rank);
-  // Each rank maps all segments, as far as is known.
-  [[nodiscard]] bool maps_all(std::uint32_t rank) const noexcept { return locals_[rank].mapped; }
+  // The ranks may map each other's segments in the next call of `rank`, the first one of such memory as far as is known.
+  [[nodiscard]] bool may_map_next(std::uint32_t rank) const noexcept {
+    return possible() && !locals_[rank].mapped && !locals_[rank].declined;
+  }
+  // A call of `rank`, which its device would have carried out, goes by messages, since other ranks passed other memory.
+  void decline(std::uint32_t rank) noexcept { locals_[rank].declined = true; }
   // Whether map() would do or say something else than before.
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
   // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
@@ -60,8 +64,9 @@ class Devices {
   struct Local {
     std::atomic<Standing> standing{Standing::none};  // as on its Board, which other processes may write
     bool tried = false;
-    bool mapped = false;  // map() has ended well
-    bool told = false;    // why it has no kernel
+    bool mapped = false;    // map() has ended well
+    bool declined = false;  // a call of its that could have been the first one went by messages
+    bool told = false;      // why it has no kernel
     Device device;
     std::string card;  // PCI address of the device
     std::unique_ptr<DeviceExchange> exchange;
