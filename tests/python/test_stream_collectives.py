@@ -118,6 +118,33 @@ with hmc.init() as comm:
     )
 
 
+def test_memory_is_freed_while_the_host_holds_a_stream(run_job: Callable[..., str]) -> None:
+    """A vendor's free waits for the device: rank 0 would wait for its stream, which waits for a call that rank 1 makes later."""
+    job(
+        run_job,
+        "cuda",
+        "same",
+        """
+size = 300_000
+with hmc.init() as comm:
+    out, inp = (comm.buffer(2 * size, device=f"cuda:{comm.rank}") for _ in range(2))
+    go = np.zeros(1)
+    for value in (5, 9):
+        inp.memory.fill(value + comm.rank)
+        other = hmc.Memory(8 << 20, device=f"cuda:{comm.rank}")
+        if comm.rank == 0:
+            work = comm.iall_to_all(out, inp, algorithm="direct", stream=Caller(vendor).stream)
+            del other
+            comm.send(go, 1, timeout=30)
+        else:
+            comm.recv(go, 0, timeout=30)
+            work = comm.iall_to_all(out, inp, algorithm="direct")
+        work.wait(30)
+        assert (read(out)[:size] == value).all() and (read(out)[size:] == value + 1).all()
+""",
+    )
+
+
 def test_cpu_memory_with_a_stream_is_refused(run_job: Callable[..., str]) -> None:
     run_job(
         """

@@ -11,7 +11,7 @@ class OwnedMemory final : public Allocation {
   OwnedMemory(AcceleratorDevices& devices, MemorySharing& sharing, DeviceSpan span) noexcept
       : devices_(devices), sharing_(sharing), span_(span) {}
   ~OwnedMemory() override {
-    if (!devices_.forked()) devices_.release(span_.device.index(), span_.data);
+    if (!devices_.forked()) devices_.release(span_.device.index(), {span_.data});
   }
   [[nodiscard]] DeviceSpan span() const noexcept override { return span_; }
   [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const override { return sharing_.export_handle(span_, kind); }

@@ -17,6 +17,9 @@ bool exchanges(const AcceleratorDevice& device) {
   return std::ranges::any_of(device.exchange_streams, [](const CopyStream& stream) { return !stream.pending.empty(); });
 }
 
+// Something on the device waits for other devices or for the host. Its mutex held.
+bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || exchanges(device); }
+
 }  // namespace
 
 Status AcceleratorDevices::failure(const std::string& what, int code) const {
@@ -135,46 +138,54 @@ Result<CopyStream*> AcceleratorDevices::exchange_stream(AcceleratorDevice& devic
 int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load) {
   constexpr auto between_looks = std::chrono::microseconds(100);
   const auto until = std::chrono::steady_clock::now() + patience;
-  const auto waits = [&] {
+  const auto something_waits = [&] {
     const std::scoped_lock lock(device.mutex);
-    return device.held.load() != 0 || exchanges(device);
+    return waits(device);
   };
   while (true) {
     {
       const std::scoped_lock lock(device.loading);
-      if (!waits()) return load();
+      if (!something_waits()) return load();
     }
     if (std::chrono::steady_clock::now() >= until) return calls_.traits.codes.unsupported;
     std::this_thread::sleep_for(between_looks);
   }
 }
 
-void AcceleratorDevices::release(int index, void* data) {
+void AcceleratorDevices::release(int index, const ReleasedMemory& memory) {
   release_kept();
   AcceleratorDevice& device = *devices_[static_cast<std::size_t>(index)];
   {
     const std::scoped_lock lock(device.mutex);
-    if (exchanges(device)) {
-      device.unreleased.push_back(data);
+    if (waits(device)) {
+      device.unreleased.push_back(memory);
       kept_.fetch_add(1);
       return;
     }
   }
   const DeviceScope scope(*calls_.devices, index);
-  calls_.memory->release(data);
+  release_now(memory);
+}
+
+void AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
+  if (memory.is_mapped) {
+    calls_.handles->ipc_close(memory.data);
+  } else {
+    calls_.memory->release(memory.data);
+  }
 }
 
 void AcceleratorDevices::release_kept() {
   if (!keeps() || forked()) return;
   for (std::size_t i = 0; i < devices_.size(); ++i) {
-    std::vector<void*> freed;
+    std::vector<ReleasedMemory> freed;
     {
       const std::scoped_lock lock(devices_[i]->mutex);
-      if (!exchanges(*devices_[i])) freed.swap(devices_[i]->unreleased);
+      if (!waits(*devices_[i])) freed.swap(devices_[i]->unreleased);
     }
     if (freed.empty()) continue;
     const DeviceScope scope(*calls_.devices, static_cast<int>(i));
-    for (void* const data : freed) calls_.memory->release(data);
+    for (const ReleasedMemory& memory : freed) release_now(memory);
     kept_.fetch_sub(freed.size());
   }
 }

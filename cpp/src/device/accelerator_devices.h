@@ -32,6 +32,11 @@ struct CopyStream {
   std::deque<PendingCopy> pending;
 };
 
+struct ReleasedMemory {
+  void* data = nullptr;
+  bool is_mapped = false;  // of another process, else this process's own
+};
+
 // What HMC keeps of one device.
 struct AcceleratorDevice {
   enum class Peer : std::uint8_t { untried, reached, refused };
@@ -43,7 +48,7 @@ struct AcceleratorDevice {
   std::array<CopyStream, compute_stream + 1 + more_streams> streams;
   std::deque<CopyStream> exchange_streams;         // one for each DeviceExchange there was at a time
   std::vector<CopyStream*> idle_exchange_streams;  // those of none now
-  std::vector<void*> unreleased;                   // memory that release() keeps
+  std::vector<ReleasedMemory> unreleased;          // what release() keeps
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
@@ -82,10 +87,11 @@ class AcceleratorDevices {
   // within `patience`.
   int load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load);
 
-  // Frees memory of device `index`. A vendor's free waits for all that runs on the device, and a kernel of an exchange runs until
-  // other devices run theirs: while one is pending, the memory is kept for release_kept(). No mutex held.
-  void release(int index, void* data);
-  // Frees what release() has kept, on devices without such a kernel.
+  // Frees memory of device `index`, or unmaps it. A vendor waits then for all that runs on the device, and a kernel of an exchange
+  // runs until other devices run theirs, a caller's held stream until a Work ends, perhaps by the thread that is here: while there
+  // is one, the memory is kept for release_kept(). No mutex held.
+  void release(int index, const ReleasedMemory& memory);
+  // Frees what release() has kept, on devices where nothing waits so.
   void release_kept();
   [[nodiscard]] bool keeps() const noexcept { return kept_.load(std::memory_order_relaxed) != 0; }
 
@@ -101,6 +107,7 @@ class AcceleratorDevices {
   }
 
  private:
+  void release_now(const ReleasedMemory& memory) const;
   [[nodiscard]] Status check_cards(int count) const;
 
   const std::string vendor_;

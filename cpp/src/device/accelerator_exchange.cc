@@ -68,7 +68,7 @@ AcceleratorExchange::~AcceleratorExchange() {
   // Once a call was ended early, kernels of other ranks that start late may still write here: the segment is never freed.
   if (devices_.forked() || ended()) return;
   if (ended_ != nullptr) words().give_back(devices_, ended_);
-  if (segment_.data != nullptr) devices_.release(segment_.device.index(), segment_.data);
+  if (segment_.data != nullptr) devices_.release(segment_.device.index(), {segment_.data});
   const std::scoped_lock lock(device_.mutex);
   if (stream_ != nullptr) device_.idle_exchange_streams.push_back(stream_);
 }

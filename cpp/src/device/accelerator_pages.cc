@@ -51,7 +51,7 @@ Result<AcceleratorPages::Scratch> AcceleratorPages::take(int index, std::size_t 
   }
   made.host = static_cast<std::byte*>(std::aligned_alloc(host_page, made.bytes));
   if (made.host == nullptr) {
-    devices_.release(index, made.device);
+    devices_.release(index, {made.device});
     return Status(Code::out_of_memory, "no " + std::to_string(made.bytes) + " bytes of CPU memory for tables of pages");
   }
   static_cast<void>(calls_.memory->pin(made.host, made.bytes, false));  // else copies are slower
@@ -71,7 +71,7 @@ void AcceleratorPages::give(const Scratch& scratch) {
   }
   static_cast<void>(calls_.memory->unpin(freed.host));
   std::free(freed.host);
-  devices_.release(freed.index, freed.device);
+  devices_.release(freed.index, {freed.device});
 }
 
 // With the device's mutex held and the device current.

@@ -12,18 +12,16 @@ namespace hmc {
 // Another process's allocation as mapped here, shared by every import of it.
 class AcceleratorSharing::Mapping {
  public:
-  Mapping(const AcceleratorDevices& devices, int index, void* base) noexcept : devices_(devices), index_(index), base_(base) {}
+  Mapping(AcceleratorDevices& devices, int index, void* base) noexcept : devices_(devices), index_(index), base_(base) {}
   ~Mapping() {
-    if (devices_.forked()) return;
-    const DeviceScope scope(*devices_.calls().devices, index_);
-    devices_.calls().handles->ipc_close(base_);
+    if (!devices_.forked()) devices_.release(index_, {base_, true});
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   [[nodiscard]] std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
 
  private:
-  const AcceleratorDevices& devices_;
+  AcceleratorDevices& devices_;
   const int index_;
   void* const base_;
 };
