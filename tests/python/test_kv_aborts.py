@@ -204,7 +204,10 @@ DECODE = """
             say(ticket=transfer.ticket.hex())
         threading.Thread(target=go_on, args=(name, transfer, given["abort"])).start()
     until = time.monotonic() + 20
-    while time.monotonic() < until and (pool.counters()["transfers"] or pool.free_blocks < layout.blocks):
+    # What was on its way when a session was aborted is taken in and dropped.
+    def pending():
+        return pool.counters()["transfers"] or pool.free_blocks < layout.blocks or ctx.counters()["messages.unread"]
+    while time.monotonic() < until and pending():
         time.sleep(0.01)
     found = pool.counters()
     names = ("transfers", "pushes_open", "blocks_free", "leases_held")
