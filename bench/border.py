@@ -1,7 +1,7 @@
 """Border links of unequal rates: all_reduce between two islands with equal shares, then with shares by measured bandwidth.
 
 Usage: python bench/border.py [--rates 25 50 100] [--mib 24] [--rounds 5] [--json FILE]
-Each rank has a network of its own (a namespace of this machine), whose link to the other island has one of the rates, in Mbit/s.
+Each rank runs in a network namespace. Its link to the other island is shaped to one of the rates, in Mbit/s.
 The bound is N / sum(b): each byte crosses the border once in each direction. Requires root or user namespaces, and tc. Where ranks
 outnumber cores, rates of more than 100 Mbit/s measure the CPU.
 """

@@ -96,7 +96,7 @@ def work(store: str, rounds: int, sizes: dict[str, int]) -> dict[str, list[Times
                     continue
                 found["hmc"].append((first, second))
                 found["nccl"].append((third, fourth))
-            # Nobody closes while another one's NCCL still waits for it.
+            # A rank that closes early would keep the others waiting inside NCCL.
             torch.cuda.synchronize()
             comm.barrier(timeout=60)
         dist.destroy_process_group()

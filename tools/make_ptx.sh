@@ -53,15 +53,15 @@ types="f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 i64 i32 i16 i8 u64 u32 u16
 
 # Products of 16 and 8 bits that are added up at once are of sm_61.
 {
-  header "reduce.cu and pages.cu"
+  header "reduce.cu, page_rows.cu and pages.cu"
   printf '#pragma GCC diagnostic push\n#pragma GCC diagnostic ignored "-Woverlength-strings"\n'
   echo "inline constexpr const char* digest_ptx[] = {  // elements of 1, 2 and 4 bytes"
   for bytes in 1 2 4; do
-    echo "$(text pages.cu sm_61 -include reduce.cu "-DHMC_DIGEST_$bytes"),"
+    echo "$(text pages.cu sm_61 -include reduce.cu -include page_rows.cu "-DHMC_DIGEST_$bytes"),"
   done
   printf '};\n\ninline constexpr const char* convert_ptx[] = {  // from f32 on, in the order of hmc::DataType\n'
   for type in f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2; do
-    echo "$(text pages.cu sm_61 -fmad=false -include reduce.cu "-DHMC_CONVERT_$type"),"
+    echo "$(text pages.cu sm_61 -fmad=false -include reduce.cu -include page_rows.cu "-DHMC_CONVERT_$type"),"
   done
   printf '};\n#pragma GCC diagnostic pop\n\n}  // namespace hmc\n'
 } >"$out/pages_ptx.h"

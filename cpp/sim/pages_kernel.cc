@@ -41,6 +41,8 @@ std::barrier<>& group_barrier() {
 // Each stands behind the one before.
 #include "../src/device/kernels/reduce.cu"
 #define HMC_PAGES_ALL
+#include "../src/device/kernels/page_rows.cu"
+
 #include "../src/device/kernels/pages.cu"
 #pragma GCC diagnostic pop
 

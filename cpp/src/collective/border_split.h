@@ -12,8 +12,8 @@ namespace hmc {
 // Parts of 1 in proportion to `bandwidths`, which are positive: all links end at the same time.
 std::vector<double> split_by_bandwidth(std::span<const double> bandwidths);
 
-// Measured `bandwidths`, of which those that differ by no more than repeated measurements do are equal: their mean. Fewer parts
-// differ then, which makes fewer pieces.
+// Replaces measured `bandwidths` that differ by no more than repeated measurements do by their mean. With equal parts, messages are
+// cut into fewer pieces.
 std::vector<double> without_noise(std::span<const double> bandwidths);
 
 // Gives each rank the bandwidth of its fastest measured link to another island, in the slower direction, without_noise(). False,

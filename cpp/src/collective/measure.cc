@@ -1,8 +1,8 @@
 // Communicator::measure: latency and bandwidth of the links of a group, by messages, one pair of ranks at a time.
 //
-// Every step is a collective of the group with a Schedule of its own, which is empty on ranks outside the pair: so messages take
-// the way that those of other collectives take, and a rank that dies, stops or aborts ends it on all ranks. All ranks take the
-// figures from one exchange, so their plans are the same.
+// Every step is a collective of the whole group, whose Schedule is empty on ranks outside the pair. So its messages take the paths
+// of all collectives, and a rank that dies, stops or aborts ends it on all ranks. All ranks take the figures from one exchange, so
+// their plans are the same.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -219,8 +219,8 @@ class Measuring {
     const std::uint64_t bytes = effort.chunks * measured_chunk;
     HMC_ASSIGN(const double forward, best_of(effort.repetitions, pair, {{true, bytes}, {false, 0}}));
     HMC_ASSIGN(const double backward, best_of(effort.repetitions, pair, {{true, 0}, {false, bytes}}));
-    // The empty message the other way, and the first bytes, take the latency. The rest is at least half of the time, lest noise
-    // make a rate of it that no link has.
+    // The bytes arrive one latency after they are sent, and the empty answer takes another. At most half of the time is taken off:
+    // a latency with noise would else make a rate that no link has.
     const auto rate = [&](double seconds) {
       return static_cast<double>(bytes) / std::max({seconds - 2 * found.latency, seconds / 2, 1e-9});
     };

@@ -127,7 +127,7 @@ class LinkSurvey {
     basis(from, to) = Basis::topology;
   }
 
-  // Links that were not measured are like those that were, rather than what is expected of them.
+  // A link that was not measured is taken to be like the measured ones, not as its Path expects.
   void overlay_measured(CostModel& cost) {
     std::map<Class, LinkCost> slowest;
     for (const MeasuredLink& link : measured_->links) {

@@ -310,7 +310,7 @@ VendorCalls cuda_like_calls(const Row& row) {
       return call == nullptr ? cuda_like::codes.unsupported : runtime.clear(call(&data, bytes, cuda_like::malloc_uncached));
     };
     exchange = std::make_unique<ExchangeKernel>(runtime.kernel_api(), runtime.kernel_vendor(), image, allocate);
-    static const std::string page_source = std::string(reduce_source) + pages_source;
+    static const std::string page_source = std::string(reduce_source) + page_rows_source + pages_source;
     pages = std::make_unique<PageKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, PageKernelId id) {
       return runtime.compile(id.name().c_str(), id.definition() + "\n", page_source.c_str(), device);
     });

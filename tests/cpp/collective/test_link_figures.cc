@@ -1,4 +1,4 @@
-// Figures of links as they are told and kept: every byte that is wrong is found, and no file is in the way of measuring.
+// Measured figures in messages and in the cache file: damage is found, and no file keeps ranks from measuring.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -106,7 +106,7 @@ TEST(LinkFigures, SaysWhenAndHow) {
   EXPECT_NE(found.str().find("1 -> 0"), std::string::npos);
 }
 
-// A folder of its own, in HMC_CACHE.
+// Points HMC_CACHE at an empty folder while it lives.
 class FigureCache : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -67,7 +67,7 @@ inline std::optional<Announced> in_chunks_under(const Board& board, std::uint64_
 inline std::optional<Announced> in_one_shot_under(const Board& board, std::uint64_t sequence) noexcept {
   return read_any(board.shots, sequence);
 }
-// Whether the board's rank has announced a call behind that one. What it announced before is seen by whoever looks afterwards.
+// Whether the board's rank has announced a call behind that one. If so, a later look finds all that it announced before.
 inline bool is_beyond(const Board& board, std::uint64_t sequence) noexcept {
   const auto is_behind = [&](const auto& entry) { return entry.number.load(std::memory_order_seq_cst) > sequence + 1; };
   return std::ranges::any_of(board.fused, is_behind) || std::ranges::any_of(board.shots, is_behind);

@@ -44,7 +44,7 @@ Status Call::cancel_locked() {
 
 std::chrono::microseconds Call::patience() const {
   using namespace std::chrono_literals;
-  // Where this process has the group's other ranks as well, its threads may be those that others wait for.
+  // With several of the group's ranks in this process, the caller may be the thread that is to make the other ranks' calls.
   const bool alone = calls_.group_.local().size() == 1;
   if (alone && calls_.devices_.may_map_next(rank_)) return 10s;
   // Not longer than the host takes to release a stream; some calls last as long as the longer one.

@@ -10,6 +10,8 @@ namespace {
 
 // Measured on 2 x H100, and on 2 x H200.
 constexpr std::uint64_t whole_inputs = 1 << 20;
+// Between two H200, a broadcast of 16 MiB behind a stream took 107 us by messages and 64 us by the kernel; blocks of 128 MiB and
+// more are faster by messages. In between it was not measured.
 constexpr std::uint64_t long_block = 32 << 20;
 constexpr std::uint64_t pack = 16;  // bytes that a thread moves at a time
 
