@@ -46,11 +46,10 @@ class Pool(Owned):
     The pool's blocks are given to sessions by :meth:`allocate`. An engine that allocates blocks itself passes ``blocks=`` instead.
     Close it before its Context. Any thread.
 
-    Pages of device memory travel from device to device where elements and their order are the same on both sides. The device
-    converts and digests its pages where HMC has a kernel (NVIDIA, AMD); elsewhere the CPU does, over copies that ``bytes_staged``
-    counts. ``digest=False`` and ``verify=False`` leave digests out. Calls with ``stream=`` (a framework's stream; of the pool's
-    device also an int or ``__cuda_stream__``) come after what is queued there. Default: the current stream of torch and CuPy
-    arrays; pages of other arrays must be ready.
+    Pages of device memory travel from device to device where both sides have the same elements in the same order. The device
+    converts and digests its pages where HMC has a kernel (NVIDIA, AMD); else the CPU does, over copies (``bytes_staged``).
+    ``digest=False`` and ``verify=False`` leave digests out. Calls with ``stream=`` (a framework's; of the pool's device also an
+    int or ``__cuda_stream__``) come after what is queued there; default: the current one of torch and CuPy. Others must be ready.
     """
 
     def __init__(
