@@ -198,7 +198,7 @@ struct Shares {
 // The rounds of a call with or without a reduction. Some threads look ahead, to the round that comes next, and some are behind; hence
 // two rounds are described, and a round that ends the call does not say so where another one is looked for.
 template <class Format, bool reduces>
-__device__ inline void go_round(const Call& call) {
+__device__ inline void run_rounds(const Call& call) {
   __shared__ Round rounds[2];
   __shared__ unsigned ended_in[4];
   const Roles roles;
@@ -223,7 +223,7 @@ __device__ inline void go_round(const Call& call) {
       if (keeps && roles.beginning.index() == 0) describe_kept(call, i - taken_after, round);
       await(call, now, roles.beginning, ended);
     }
-    meet(roles, 1, begins || works);
+    meet(roles, round_begins, begins || works);
     if (works && ended == 0) {
       const Shares parts = {gives && i < call.steps ? 3U : 0U,
                             reduces && call.own.bytes != 0 && i - call.lag < call.steps ? 3U : 0U,
@@ -235,7 +235,7 @@ __device__ inline void go_round(const Call& call) {
       if (reduces && reducing.contain()) reduce<Format>(call, round, reducing);
       if (taking.contain()) copy<Format>(round.takes, call.ranks - (keeps ? 0 : 1), call.width, taking);
     }
-    meet(roles, 2, tells || works);
+    meet(roles, round_ends, tells || works);
     if (ended != 0) return;
     if (tells && roles.telling.index() == 0) tell(call, now);
   }
@@ -336,8 +336,8 @@ __device__ inline void exchange(const Call& call) {
 template <class Format>
 __device__ inline void run(const Call& call) {
   if (call.steps == 0) return exchange<Format>(call);
-  if (call.sources != 0) return go_round<Format, true>(call);
-  if constexpr (hands_on<Format>) go_round<Format, false>(call);
+  if (call.sources != 0) return run_rounds<Format, true>(call);
+  if constexpr (hands_on<Format>) run_rounds<Format, false>(call);
 }
 
 }  // namespace hmc_mapped_kernel

@@ -190,14 +190,16 @@ struct Roles {
   }
 };
 
+enum Barrier : unsigned { round_begins = 1, round_ends = 2 };  // 0 is __syncthreads()'s
+
 // Those that take part wait for each other; where the language has no such barrier, all do.
 #if defined(HMC_MAPPED_CUDA)
-__device__ inline void meet(const Roles& roles, unsigned barrier, bool takes_part) {
+__device__ inline void meet(const Roles& roles, Barrier barrier, bool takes_part) {
   const unsigned threads = roles.together ? blockDim.x : blockDim.x - warp;
-  if (takes_part) asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  if (takes_part) asm volatile("bar.sync %0, %1;" ::"r"(static_cast<unsigned>(barrier)), "r"(threads) : "memory");
 }
 #else
-__device__ inline void meet(const Roles&, unsigned, bool) { __syncthreads(); }
+__device__ inline void meet(const Roles&, Barrier, bool) { __syncthreads(); }
 #endif
 
 // By one thread: the block has ended that round.

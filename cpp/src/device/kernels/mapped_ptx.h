@@ -31,9 +31,9 @@ R"ptx(
 	.reg .f64 	%fd<211>;
 	.reg .b64 	%rd<741>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd174, hmc_mapped_f64_param_0;
 	ld.param.u64 	%rd175, [hmc_mapped_f64_param_0+384];
 	setp.eq.s64 	%p20, %rd175, 0;
@@ -144,7 +144,7 @@ $L__BB0_23:
 	mov.u32 	%r879, %r3;
 $L__BB0_25:
 	shl.b32 	%r372, %r879, 2;
-	mov.u32 	%r373, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r373, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r374, %r373, %r372;
 	mov.u32 	%r375, 0;
 	st.shared.u32 	[%r374], %r375;
@@ -207,7 +207,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd706, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r394, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r394, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r395, %r40, 528, %r394;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r396, %r3, 1;
@@ -741,7 +741,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r553, %rd706;
 	shl.b32 	%r554, %r553, 2;
 	and.b32  	%r555, %r554, 12;
-	mov.u32 	%r556, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r556, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r557, %r556, %r555;
 	mov.u32 	%r558, 1;
 	st.shared.u32 	[%r557], %r558;
@@ -764,7 +764,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r574, %rd706;
 	shl.b32 	%r575, %r574, 2;
 	and.b32  	%r576, %r575, 12;
-	mov.u32 	%r577, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r577, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r578, %r577, %r576;
 	ld.shared.u32 	%r579, [%r578];
 	setp.ne.s32 	%p139, %r579, 0;
@@ -1406,7 +1406,7 @@ $L__BB0_221:
 	sub.s32 	%r749, %r3, %r911;
 	setp.ge.u32 	%p284, %r749, %r912;
 	@%p284 bra 	$L__BB0_223;
-	mov.u32 	%r872, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r872, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd683, %rd706, 1;
 	add.s32 	%r750, %r33, -1;
 	mul.lo.s64 	%rd473, %rd683, 528;
@@ -1447,7 +1447,7 @@ $L__BB0_225:
 	cvt.u32.u64 	%r756, %rd706;
 	shl.b32 	%r757, %r756, 2;
 	and.b32  	%r758, %r757, 12;
-	mov.u32 	%r759, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r759, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIdEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r760, %r759, %r758;
 	ld.shared.u32 	%r761, [%r760];
 	setp.ne.s32 	%p287, %r761, 0;
@@ -2554,9 +2554,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_f32_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_f32_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -2667,7 +2667,7 @@ $L__BB0_23:
 	mov.u32 	%r1159, %r3;
 $L__BB0_25:
 	shl.b32 	%r514, %r1159, 2;
-	mov.u32 	%r515, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r515, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r516, %r515, %r514;
 	mov.u32 	%r517, 0;
 	st.shared.u32 	[%r516], %r517;
@@ -2731,7 +2731,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r536, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r536, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r537, %r40, 528, %r536;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r538, %r3, 1;
@@ -3265,7 +3265,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r695, %rd450;
 	shl.b32 	%r696, %r695, 2;
 	and.b32  	%r697, %r696, 12;
-	mov.u32 	%r698, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r698, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r699, %r698, %r697;
 	mov.u32 	%r700, 1;
 	st.shared.u32 	[%r699], %r700;
@@ -3288,7 +3288,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r716, %rd450;
 	shl.b32 	%r717, %r716, 2;
 	and.b32  	%r718, %r717, 12;
-	mov.u32 	%r719, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r719, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r720, %r719, %r718;
 	ld.shared.u32 	%r721, [%r720];
 	setp.ne.s32 	%p139, %r721, 0;
@@ -3941,7 +3941,7 @@ $L__BB0_234:
 	sub.s32 	%r937, %r3, %r1191;
 	setp.ge.u32 	%p302, %r937, %r1192;
 	@%p302 bra 	$L__BB0_236;
-	mov.u32 	%r1136, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1136, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	add.s32 	%r938, %r33, -1;
 	mul.lo.s64 	%rd353, %rd443, 528;
@@ -3982,7 +3982,7 @@ $L__BB0_238:
 	cvt.u32.u64 	%r944, %rd450;
 	shl.b32 	%r945, %r944, 2;
 	and.b32  	%r946, %r945, 12;
-	mov.u32 	%r947, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r947, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIfEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r948, %r947, %r946;
 	ld.shared.u32 	%r949, [%r948];
 	setp.ne.s32 	%p305, %r949, 0;
@@ -5123,9 +5123,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_f16_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_f16_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -5236,7 +5236,7 @@ $L__BB0_23:
 	mov.u32 	%r1752, %r3;
 $L__BB0_25:
 	shl.b32 	%r770, %r1752, 2;
-	mov.u32 	%r771, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r771, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r772, %r771, %r770;
 	mov.u32 	%r773, 0;
 	st.shared.u32 	[%r772], %r773;
@@ -5300,7 +5300,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r792, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r792, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r793, %r40, 528, %r792;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r794, %r3, 1;
@@ -5834,7 +5834,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r951, %rd450;
 	shl.b32 	%r952, %r951, 2;
 	and.b32  	%r953, %r952, 12;
-	mov.u32 	%r954, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r954, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r955, %r954, %r953;
 	mov.u32 	%r956, 1;
 	st.shared.u32 	[%r955], %r956;
@@ -5857,7 +5857,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r972, %rd450;
 	shl.b32 	%r973, %r972, 2;
 	and.b32  	%r974, %r973, 12;
-	mov.u32 	%r975, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r975, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r976, %r975, %r974;
 	ld.shared.u32 	%r977, [%r976];
 	setp.ne.s32 	%p139, %r977, 0;
@@ -7058,7 +7058,7 @@ $L__BB0_258:
 	sub.s32 	%r1369, %r3, %r1784;
 	setp.ge.u32 	%p378, %r1369, %r1785;
 	@%p378 bra 	$L__BB0_260;
-	mov.u32 	%r1745, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1745, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	add.s32 	%r1370, %r33, -1;
 	mul.lo.s64 	%rd353, %rd443, 528;
@@ -7099,7 +7099,7 @@ $L__BB0_262:
 	cvt.u32.u64 	%r1376, %rd450;
 	shl.b32 	%r1377, %r1376, 2;
 	and.b32  	%r1378, %r1377, 12;
-	mov.u32 	%r1379, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1379, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowItLj5ELj10ELj15ELj31743ELj31744ELj32256ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1380, %r1379, %r1378;
 	ld.shared.u32 	%r1381, [%r1380];
 	setp.ne.s32 	%p381, %r1381, 0;
@@ -8904,9 +8904,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_bf16_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_bf16_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -9017,7 +9017,7 @@ $L__BB0_23:
 	mov.u32 	%r1512, %r3;
 $L__BB0_25:
 	shl.b32 	%r770, %r1512, 2;
-	mov.u32 	%r771, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r771, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r772, %r771, %r770;
 	mov.u32 	%r773, 0;
 	st.shared.u32 	[%r772], %r773;
@@ -9081,7 +9081,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r792, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r792, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r793, %r40, 528, %r792;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r794, %r3, 1;
@@ -9615,7 +9615,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r951, %rd450;
 	shl.b32 	%r952, %r951, 2;
 	and.b32  	%r953, %r952, 12;
-	mov.u32 	%r954, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r954, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r955, %r954, %r953;
 	mov.u32 	%r956, 1;
 	st.shared.u32 	[%r955], %r956;
@@ -9638,7 +9638,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r972, %rd450;
 	shl.b32 	%r973, %r972, 2;
 	and.b32  	%r974, %r973, 12;
-	mov.u32 	%r975, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r975, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r976, %r975, %r974;
 	ld.shared.u32 	%r977, [%r976];
 	setp.ne.s32 	%p139, %r977, 0;
@@ -10623,7 +10623,7 @@ $L__BB0_258:
 	sub.s32 	%r1249, %r3, %r1544;
 	setp.ge.u32 	%p346, %r1249, %r1545;
 	@%p346 bra 	$L__BB0_260;
-	mov.u32 	%r1505, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1505, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	add.s32 	%r1250, %r33, -1;
 	mul.lo.s64 	%rd353, %rd443, 528;
@@ -10664,7 +10664,7 @@ $L__BB0_262:
 	cvt.u32.u64 	%r1256, %rd450;
 	shl.b32 	%r1257, %r1256, 2;
 	and.b32  	%r1258, %r1257, 12;
-	mov.u32 	%r1259, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1259, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel8Bfloat16ELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1260, %r1259, %r1258;
 	ld.shared.u32 	%r1261, [%r1260];
 	setp.ne.s32 	%p349, %r1261, 0;
@@ -12253,9 +12253,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_f8_e4m3fn_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_f8_e4m3fn_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -12366,7 +12366,7 @@ $L__BB0_23:
 	mov.u32 	%r2510, %r3;
 $L__BB0_25:
 	shl.b32 	%r1068, %r2510, 2;
-	mov.u32 	%r1069, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1069, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1070, %r1069, %r1068;
 	mov.u32 	%r1071, 0;
 	st.shared.u32 	[%r1070], %r1071;
@@ -12434,7 +12434,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r42, %rd22;
-	mov.u32 	%r1092, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1092, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1093, %r42, 528, %r1092;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r1094, %r3, 1;
@@ -12959,7 +12959,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r1246, %rd450;
 	shl.b32 	%r1247, %r1246, 2;
 	and.b32  	%r1248, %r1247, 12;
-	mov.u32 	%r1249, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1249, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1250, %r1249, %r1248;
 	mov.u32 	%r1251, 1;
 	st.shared.u32 	[%r1250], %r1251;
@@ -12982,7 +12982,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r1267, %rd450;
 	shl.b32 	%r1268, %r1267, 2;
 	and.b32  	%r1269, %r1268, 12;
-	mov.u32 	%r1270, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1270, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1271, %r1270, %r1269;
 	ld.shared.u32 	%r1272, [%r1271];
 	setp.ne.s32 	%p135, %r1272, 0;
@@ -14832,7 +14832,7 @@ $L__BB0_306:
 	sub.s32 	%r1879, %r3, %r2542;
 	setp.ge.u32 	%p501, %r1879, %r2543;
 	@%p501 bra 	$L__BB0_308;
-	mov.u32 	%r2495, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r2495, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	mul.lo.s64 	%rd353, %rd443, 528;
 	{ .reg .b64 %tmp;
@@ -14873,7 +14873,7 @@ $L__BB0_310:
 	cvt.u32.u64 	%r1886, %rd450;
 	shl.b32 	%r1887, %r1886, 2;
 	and.b32  	%r1888, %r1887, 12;
-	mov.u32 	%r1889, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1889, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj7ELj126ELj127ELj127ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1890, %r1889, %r1888;
 	ld.shared.u32 	%r1891, [%r1890];
 	setp.ne.s32 	%p504, %r1891, 0;
@@ -17461,9 +17461,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_f8_e4m3fnuz_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_f8_e4m3fnuz_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -17574,7 +17574,7 @@ $L__BB0_23:
 	mov.u32 	%r2590, %r3;
 $L__BB0_25:
 	shl.b32 	%r1140, %r2590, 2;
-	mov.u32 	%r1141, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1141, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1142, %r1141, %r1140;
 	mov.u32 	%r1143, 0;
 	st.shared.u32 	[%r1142], %r1143;
@@ -17642,7 +17642,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r42, %rd22;
-	mov.u32 	%r1164, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1164, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1165, %r42, 528, %r1164;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r1166, %r3, 1;
@@ -18167,7 +18167,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r1318, %rd450;
 	shl.b32 	%r1319, %r1318, 2;
 	and.b32  	%r1320, %r1319, 12;
-	mov.u32 	%r1321, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1321, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1322, %r1321, %r1320;
 	mov.u32 	%r1323, 1;
 	st.shared.u32 	[%r1322], %r1323;
@@ -18190,7 +18190,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r1339, %rd450;
 	shl.b32 	%r1340, %r1339, 2;
 	and.b32  	%r1341, %r1340, 12;
-	mov.u32 	%r1342, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1342, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1343, %r1342, %r1341;
 	ld.shared.u32 	%r1344, [%r1343];
 	setp.ne.s32 	%p135, %r1344, 0;
@@ -20132,7 +20132,7 @@ $L__BB0_338:
 	sub.s32 	%r1943, %r3, %r2622;
 	setp.ge.u32 	%p517, %r1943, %r2623;
 	@%p517 bra 	$L__BB0_340;
-	mov.u32 	%r2559, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r2559, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	mul.lo.s64 	%rd353, %rd443, 528;
 	{ .reg .b64 %tmp;
@@ -20173,7 +20173,7 @@ $L__BB0_342:
 	cvt.u32.u64 	%r1950, %rd450;
 	shl.b32 	%r1951, %r1950, 2;
 	and.b32  	%r1952, %r1951, 12;
-	mov.u32 	%r1953, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1953, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj4ELj3ELj8ELj127ELj128ELj128ELb0EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1954, %r1953, %r1952;
 	ld.shared.u32 	%r1955, [%r1954];
 	setp.ne.s32 	%p520, %r1955, 0;
@@ -22841,9 +22841,9 @@ R"ptx(
 	.reg .f64 	%fd<3>;
 	.reg .b64 	%rd<467>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd136, hmc_mapped_f8_e5m2_param_0;
 	ld.param.u64 	%rd137, [hmc_mapped_f8_e5m2_param_0+384];
 	setp.eq.s64 	%p20, %rd137, 0;
@@ -22954,7 +22954,7 @@ $L__BB0_23:
 	mov.u32 	%r2538, %r3;
 $L__BB0_25:
 	shl.b32 	%r1056, %r2538, 2;
-	mov.u32 	%r1057, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1057, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1058, %r1057, %r1056;
 	mov.u32 	%r1059, 0;
 	st.shared.u32 	[%r1058], %r1059;
@@ -23022,7 +23022,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd22, %rd450, 1;
 	cvt.u32.u64 	%r42, %rd22;
-	mov.u32 	%r1080, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1080, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1081, %r42, 528, %r1080;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r1082, %r3, 1;
@@ -23547,7 +23547,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r1234, %rd450;
 	shl.b32 	%r1235, %r1234, 2;
 	and.b32  	%r1236, %r1235, 12;
-	mov.u32 	%r1237, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1237, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1238, %r1237, %r1236;
 	mov.u32 	%r1239, 1;
 	st.shared.u32 	[%r1238], %r1239;
@@ -23570,7 +23570,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r1255, %rd450;
 	shl.b32 	%r1256, %r1255, 2;
 	and.b32  	%r1257, %r1256, 12;
-	mov.u32 	%r1258, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1258, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1259, %r1258, %r1257;
 	ld.shared.u32 	%r1260, [%r1259];
 	setp.ne.s32 	%p135, %r1260, 0;
@@ -25412,7 +25412,7 @@ $L__BB0_306:
 	sub.s32 	%r1895, %r3, %r2570;
 	setp.ge.u32 	%p485, %r1895, %r2571;
 	@%p485 bra 	$L__BB0_308;
-	mov.u32 	%r2531, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r2531, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd443, %rd450, 1;
 	mul.lo.s64 	%rd353, %rd443, 528;
 	{ .reg .b64 %tmp;
@@ -25453,7 +25453,7 @@ $L__BB0_310:
 	cvt.u32.u64 	%r1902, %rd450;
 	shl.b32 	%r1903, %r1902, 2;
 	and.b32  	%r1904, %r1903, 12;
-	mov.u32 	%r1905, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1905, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel6NarrowIhLj5ELj2ELj15ELj123ELj124ELj126ELb1EEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1906, %r1905, %r1904;
 	ld.shared.u32 	%r1907, [%r1906];
 	setp.ne.s32 	%p488, %r1907, 0;
@@ -28043,9 +28043,9 @@ R"ptx(
 	.reg .b32 	%r<1068>;
 	.reg .b64 	%rd<891>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd318, hmc_mapped_i64_param_0;
 	ld.param.u64 	%rd319, [hmc_mapped_i64_param_0+384];
 	setp.eq.s64 	%p20, %rd319, 0;
@@ -28156,7 +28156,7 @@ $L__BB0_23:
 	mov.u32 	%r892, %r3;
 $L__BB0_25:
 	shl.b32 	%r369, %r892, 2;
-	mov.u32 	%r370, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r370, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r371, %r370, %r369;
 	mov.u32 	%r372, 0;
 	st.shared.u32 	[%r371], %r372;
@@ -28218,7 +28218,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd23, %rd794, 1;
 	cvt.u32.u64 	%r38, %rd23;
-	mov.u32 	%r392, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r392, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r393, %r38, 528, %r392;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r394, %r3, 1;
@@ -28752,7 +28752,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r551, %rd794;
 	shl.b32 	%r552, %r551, 2;
 	and.b32  	%r553, %r552, 12;
-	mov.u32 	%r554, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r554, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r555, %r554, %r553;
 	mov.u32 	%r556, 1;
 	st.shared.u32 	[%r555], %r556;
@@ -28775,7 +28775,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r572, %rd794;
 	shl.b32 	%r573, %r572, 2;
 	and.b32  	%r574, %r573, 12;
-	mov.u32 	%r575, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r575, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r576, %r575, %r574;
 	ld.shared.u32 	%r577, [%r576];
 	setp.ne.s32 	%p139, %r577, 0;
@@ -29392,7 +29392,7 @@ $L__BB0_231:
 	sub.s32 	%r753, %r3, %r924;
 	setp.ge.u32 	%p275, %r753, %r925;
 	@%p275 bra 	$L__BB0_233;
-	mov.u32 	%r883, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r883, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd773, %rd794, 1;
 	add.s32 	%r754, %r33, -1;
 	mul.lo.s64 	%rd590, %rd773, 528;
@@ -29433,7 +29433,7 @@ $L__BB0_235:
 	cvt.u32.u64 	%r760, %rd794;
 	shl.b32 	%r761, %r760, 2;
 	and.b32  	%r762, %r761, 12;
-	mov.u32 	%r763, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r763, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIxEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r764, %r763, %r762;
 	ld.shared.u32 	%r765, [%r764];
 	setp.ne.s32 	%p278, %r765, 0;
@@ -30512,9 +30512,9 @@ R"ptx(
 	.reg .b32 	%r<1577>;
 	.reg .b64 	%rd<517>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd170, hmc_mapped_i32_param_0;
 	ld.param.u64 	%rd171, [hmc_mapped_i32_param_0+384];
 	setp.eq.s64 	%p20, %rd171, 0;
@@ -30625,7 +30625,7 @@ $L__BB0_23:
 	mov.u32 	%r1287, %r3;
 $L__BB0_25:
 	shl.b32 	%r623, %r1287, 2;
-	mov.u32 	%r624, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r624, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r625, %r624, %r623;
 	mov.u32 	%r626, 0;
 	st.shared.u32 	[%r625], %r626;
@@ -30687,7 +30687,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd23, %rd492, 1;
 	cvt.u32.u64 	%r38, %rd23;
-	mov.u32 	%r646, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r646, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r647, %r38, 528, %r646;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r648, %r3, 1;
@@ -31221,7 +31221,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r805, %rd492;
 	shl.b32 	%r806, %r805, 2;
 	and.b32  	%r807, %r806, 12;
-	mov.u32 	%r808, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r808, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r809, %r808, %r807;
 	mov.u32 	%r810, 1;
 	st.shared.u32 	[%r809], %r810;
@@ -31244,7 +31244,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r826, %rd492;
 	shl.b32 	%r827, %r826, 2;
 	and.b32  	%r828, %r827, 12;
-	mov.u32 	%r829, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r829, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r830, %r829, %r828;
 	ld.shared.u32 	%r831, [%r830];
 	setp.ne.s32 	%p139, %r831, 0;
@@ -31919,7 +31919,7 @@ $L__BB0_249:
 	sub.s32 	%r1055, %r3, %r1319;
 	setp.ge.u32 	%p283, %r1055, %r1320;
 	@%p283 bra 	$L__BB0_251;
-	mov.u32 	%r1264, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1264, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd485, %rd492, 1;
 	add.s32 	%r1056, %r33, -1;
 	mul.lo.s64 	%rd391, %rd485, 528;
@@ -31960,7 +31960,7 @@ $L__BB0_253:
 	cvt.u32.u64 	%r1062, %rd492;
 	shl.b32 	%r1063, %r1062, 2;
 	and.b32  	%r1064, %r1063, 12;
-	mov.u32 	%r1065, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1065, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIiEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1066, %r1065, %r1064;
 	ld.shared.u32 	%r1067, [%r1066];
 	setp.ne.s32 	%p286, %r1067, 0;
@@ -33115,9 +33115,9 @@ R"ptx(
 	.reg .b32 	%r<1463>;
 	.reg .b64 	%rd<565>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd202, hmc_mapped_i16_param_0;
 	ld.param.u64 	%rd203, [hmc_mapped_i16_param_0+384];
 	setp.eq.s64 	%p20, %rd203, 0;
@@ -33228,7 +33228,7 @@ $L__BB0_23:
 	mov.u32 	%r1209, %r3;
 $L__BB0_25:
 	shl.b32 	%r543, %r1209, 2;
-	mov.u32 	%r544, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r544, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r545, %r544, %r543;
 	mov.u32 	%r546, 0;
 	st.shared.u32 	[%r545], %r546;
@@ -33290,7 +33290,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd23, %rd532, 1;
 	cvt.u32.u64 	%r38, %rd23;
-	mov.u32 	%r566, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r566, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r567, %r38, 528, %r566;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r568, %r3, 1;
@@ -33824,7 +33824,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r725, %rd532;
 	shl.b32 	%r726, %r725, 2;
 	and.b32  	%r727, %r726, 12;
-	mov.u32 	%r728, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r728, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r729, %r728, %r727;
 	mov.u32 	%r730, 1;
 	st.shared.u32 	[%r729], %r730;
@@ -33847,7 +33847,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r746, %rd532;
 	shl.b32 	%r747, %r746, 2;
 	and.b32  	%r748, %r747, 12;
-	mov.u32 	%r749, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r749, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r750, %r749, %r748;
 	ld.shared.u32 	%r751, [%r750];
 	setp.ne.s32 	%p139, %r751, 0;
@@ -34669,7 +34669,7 @@ $L__BB0_285:
 	sub.s32 	%r975, %r3, %r1241;
 	setp.ge.u32 	%p299, %r975, %r1242;
 	@%p299 bra 	$L__BB0_287;
-	mov.u32 	%r1183, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1183, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd525, %rd532, 1;
 	add.s32 	%r976, %r33, -1;
 	mul.lo.s64 	%rd427, %rd525, 528;
@@ -34710,7 +34710,7 @@ $L__BB0_289:
 	cvt.u32.u64 	%r982, %rd532;
 	shl.b32 	%r983, %r982, 2;
 	and.b32  	%r984, %r983, 12;
-	mov.u32 	%r985, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r985, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIsEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r986, %r985, %r984;
 	ld.shared.u32 	%r987, [%r986];
 	setp.ne.s32 	%p302, %r987, 0;
@@ -36117,9 +36117,9 @@ R"ptx(
 	.reg .b32 	%r<1717>;
 	.reg .b64 	%rd<693>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd266, hmc_mapped_i8_param_0;
 	ld.param.u64 	%rd267, [hmc_mapped_i8_param_0+384];
 	setp.eq.s64 	%p20, %rd267, 0;
@@ -36230,7 +36230,7 @@ $L__BB0_23:
 	mov.u32 	%r1439, %r3;
 $L__BB0_25:
 	shl.b32 	%r587, %r1439, 2;
-	mov.u32 	%r588, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r588, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r589, %r588, %r587;
 	mov.u32 	%r590, 0;
 	st.shared.u32 	[%r589], %r590;
@@ -36292,7 +36292,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p55, %r3, %r2;
 	and.b64  	%rd23, %rd644, 1;
 	cvt.u32.u64 	%r38, %rd23;
-	mov.u32 	%r610, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r610, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r611, %r38, 528, %r610;
 	@%p55 bra 	$L__BB0_107;
 	add.s32 	%r612, %r3, 1;
@@ -36826,7 +36826,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r769, %rd644;
 	shl.b32 	%r770, %r769, 2;
 	and.b32  	%r771, %r770, 12;
-	mov.u32 	%r772, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r772, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r773, %r772, %r771;
 	mov.u32 	%r774, 1;
 	st.shared.u32 	[%r773], %r774;
@@ -36849,7 +36849,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r790, %rd644;
 	shl.b32 	%r791, %r790, 2;
 	and.b32  	%r792, %r791, 12;
-	mov.u32 	%r793, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r793, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r794, %r793, %r792;
 	ld.shared.u32 	%r795, [%r794];
 	setp.ne.s32 	%p139, %r795, 0;
@@ -38013,7 +38013,7 @@ $L__BB0_357:
 	sub.s32 	%r1102, %r3, %r1471;
 	setp.ge.u32 	%p330, %r1102, %r1472;
 	@%p330 bra 	$L__BB0_359;
-	mov.u32 	%r1432, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1432, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd637, %rd644, 1;
 	add.s32 	%r1103, %r33, -1;
 	mul.lo.s64 	%rd515, %rd637, 528;
@@ -38054,7 +38054,7 @@ $L__BB0_361:
 	cvt.u32.u64 	%r1109, %rd644;
 	shl.b32 	%r1110, %r1109, 2;
 	and.b32  	%r1111, %r1110, 12;
-	mov.u32 	%r1112, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1112, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIaEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1113, %r1112, %r1111;
 	ld.shared.u32 	%r1114, [%r1113];
 	setp.ne.s32 	%p333, %r1114, 0;
@@ -39990,13 +39990,13 @@ R"ptx(
 	.reg .b32 	%r<1302>;
 	.reg .b64 	%rd<1258>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in[16];
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd460, hmc_mapped_u64_param_0;
 	ld.param.u64 	%rd461, [hmc_mapped_u64_param_0+384];
 	setp.eq.s64 	%p35, %rd461, 0;
@@ -40104,7 +40104,7 @@ $L__BB0_23:
 	add.s64 	%rd5, %rd472, %rd4;
 	setp.gt.u32 	%p61, %r5, 3;
 	@%p61 bra 	$L__BB0_26;
-	mov.u32 	%r463, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r463, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1100, %r5;
 $L__BB0_25:
 	shl.b32 	%r462, %r1100, 2;
@@ -40169,7 +40169,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p71, %r5, %r2;
 	and.b64  	%rd23, %rd1127, 1;
 	cvt.u32.u64 	%r37, %rd23;
-	mov.u32 	%r485, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r485, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r486, %r37, 528, %r485;
 	@%p71 bra 	$L__BB0_107;
 	add.s32 	%r487, %r5, 1;
@@ -40703,7 +40703,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r644, %rd1127;
 	shl.b32 	%r645, %r644, 2;
 	and.b32  	%r646, %r645, 12;
-	mov.u32 	%r647, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r647, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r648, %r647, %r646;
 	mov.u32 	%r649, 1;
 	st.shared.u32 	[%r648], %r649;
@@ -40726,7 +40726,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r665, %rd1127;
 	shl.b32 	%r666, %r665, 2;
 	and.b32  	%r667, %r666, 12;
-	mov.u32 	%r668, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r668, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r669, %r668, %r667;
 	ld.shared.u32 	%r670, [%r669];
 	setp.ne.s32 	%p155, %r670, 0;
@@ -41343,7 +41343,7 @@ $L__BB0_231:
 	sub.s32 	%r846, %r5, %r1132;
 	setp.ge.u32 	%p291, %r846, %r1133;
 	@%p291 bra 	$L__BB0_233;
-	mov.u32 	%r1091, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1091, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd1106, %rd1127, 1;
 	add.s32 	%r847, %r32, -1;
 	mul.lo.s64 	%rd732, %rd1106, 528;
@@ -41384,7 +41384,7 @@ $L__BB0_235:
 	cvt.u32.u64 	%r853, %rd1127;
 	shl.b32 	%r854, %r853, 2;
 	and.b32  	%r855, %r854, 12;
-	mov.u32 	%r856, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r856, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r857, %r856, %r855;
 	ld.shared.u32 	%r858, [%r857];
 	setp.ne.s32 	%p294, %r858, 0;
@@ -41828,7 +41828,7 @@ $L__BB0_267:
 	add.s64 	%rd180, %rd799, %rd179;
 	setp.gt.u32 	%p327, %r327, 3;
 	@%p327 bra 	$L__BB0_270;
-	mov.u32 	%r912, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r912, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1273, %r327;
 $L__BB0_269:
 	shl.b32 	%r911, %r1273, 2;
@@ -41908,7 +41908,7 @@ $L__BB0_272:
 	cvt.u32.u64 	%r926, %rd1175;
 	shl.b32 	%r927, %r926, 2;
 	and.b32  	%r928, %r927, 12;
-	mov.u32 	%r929, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r929, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r362, %r929, %r928;
 	add.s64 	%rd198, %rd181, %rd1175;
 	setp.ge.u32 	%p338, %r327, %r2;
@@ -41964,7 +41964,7 @@ $L__BB0_280:
 	add.s64 	%rd822, %rd460, %rd821;
 	ld.param.u64 	%rd823, [%rd822+16];
 	add.s64 	%rd824, %rd823, %rd820;
-	mov.u32 	%r936, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r936, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r937, %r361, 528, %r936;
 	mad.lo.s32 	%r938, %r1274, 24, %r937;
 	st.shared.u64 	[%r938], %rd824;
@@ -42026,7 +42026,7 @@ $L__BB0_288:
 	mul.lo.s64 	%rd838, %rd837, %rd188;
 	add.s64 	%rd839, %rd838, %rd187;
 	add.s64 	%rd840, %rd218, %rd839;
-	mov.u32 	%r946, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r946, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r947, %r361, 528, %r946;
 	mad.lo.s32 	%r948, %r1275, 24, %r947;
 	add.s64 	%rd841, %rd190, %rd1182;
@@ -42084,7 +42084,7 @@ $L__BB0_296:
 $L__BB0_298:
 	ld.param.u64 	%rd1189, [%rd194];
 $L__BB0_300:
-	mov.u32 	%r950, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r950, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r951, %r361, 528, %r950;
 	mad.lo.s32 	%r952, %r355, 24, %r951;
 	add.s64 	%rd851, %rd190, %rd1186;
@@ -42184,7 +42184,7 @@ $L__BB0_321:
 	setp.ge.u32 	%p374, %r969, %r1281;
 	@%p374 bra 	$L__BB0_323;
 	mul.lo.s64 	%rd858, %rd197, 528;
-	mov.u32 	%r970, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r970, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r970;
 	  cvta.shared.u64 	%rd859, %tmp; }
@@ -42215,7 +42215,7 @@ $L__BB0_323:
 	setp.ge.u32 	%p375, %r971, %r1283;
 	@%p375 bra 	$L__BB0_325;
 	mul.lo.s64 	%rd861, %rd197, 528;
-	mov.u32 	%r972, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r972, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIyEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r972;
 	  cvta.shared.u64 	%rd862, %tmp; }
@@ -43364,13 +43364,13 @@ R"ptx(
 	.reg .b32 	%r<1899>;
 	.reg .b64 	%rd<724>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in[16];
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd238, hmc_mapped_u32_param_0;
 	ld.param.u64 	%rd239, [hmc_mapped_u32_param_0+384];
 	setp.eq.s64 	%p35, %rd239, 0;
@@ -43478,7 +43478,7 @@ $L__BB0_23:
 	add.s64 	%rd5, %rd250, %rd4;
 	setp.gt.u32 	%p61, %r5, 3;
 	@%p61 bra 	$L__BB0_26;
-	mov.u32 	%r773, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r773, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1561, %r5;
 $L__BB0_25:
 	shl.b32 	%r772, %r1561, 2;
@@ -43542,7 +43542,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p71, %r5, %r2;
 	and.b64  	%rd22, %rd691, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r794, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r794, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r795, %r40, 528, %r794;
 	@%p71 bra 	$L__BB0_107;
 	add.s32 	%r796, %r5, 1;
@@ -44075,7 +44075,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r953, %rd691;
 	shl.b32 	%r954, %r953, 2;
 	and.b32  	%r955, %r954, 12;
-	mov.u32 	%r956, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r956, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r957, %r956, %r955;
 	mov.u32 	%r958, 1;
 	st.shared.u32 	[%r957], %r958;
@@ -44098,7 +44098,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r974, %rd691;
 	shl.b32 	%r975, %r974, 2;
 	and.b32  	%r976, %r975, 12;
-	mov.u32 	%r977, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r977, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r978, %r977, %r976;
 	ld.shared.u32 	%r979, [%r978];
 	setp.ne.s32 	%p155, %r979, 0;
@@ -44723,7 +44723,7 @@ $L__BB0_237:
 	sub.s32 	%r1190, %r5, %r1593;
 	setp.ge.u32 	%p295, %r1190, %r1594;
 	@%p295 bra 	$L__BB0_239;
-	mov.u32 	%r1542, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1542, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd684, %rd691, 1;
 	add.s32 	%r1191, %r33, -1;
 	mul.lo.s64 	%rd455, %rd684, 528;
@@ -44764,7 +44764,7 @@ $L__BB0_241:
 	cvt.u32.u64 	%r1197, %rd691;
 	shl.b32 	%r1198, %r1197, 2;
 	and.b32  	%r1199, %r1198, 12;
-	mov.u32 	%r1200, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1200, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1201, %r1200, %r1199;
 	ld.shared.u32 	%r1202, [%r1201];
 	setp.ne.s32 	%p298, %r1202, 0;
@@ -45209,7 +45209,7 @@ $L__BB0_273:
 	add.s64 	%rd106, %rd522, %rd105;
 	setp.gt.u32 	%p331, %r438, 3;
 	@%p331 bra 	$L__BB0_276;
-	mov.u32 	%r1256, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1256, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1784, %r438;
 $L__BB0_275:
 	shl.b32 	%r1255, %r1784, 2;
@@ -45289,7 +45289,7 @@ $L__BB0_278:
 	cvt.u32.u64 	%r1270, %rd706;
 	shl.b32 	%r1271, %r1270, 2;
 	and.b32  	%r1272, %r1271, 12;
-	mov.u32 	%r1273, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1273, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r473, %r1273, %r1272;
 	add.s64 	%rd124, %rd107, %rd706;
 	setp.ge.u32 	%p342, %r438, %r2;
@@ -45345,7 +45345,7 @@ $L__BB0_286:
 	add.s64 	%rd545, %rd238, %rd544;
 	ld.param.u64 	%rd546, [%rd545+16];
 	add.s64 	%rd547, %rd546, %rd543;
-	mov.u32 	%r1280, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1280, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1281, %r472, 528, %r1280;
 	mad.lo.s32 	%r1282, %r1785, 24, %r1281;
 	st.shared.u64 	[%r1282], %rd547;
@@ -45407,7 +45407,7 @@ $L__BB0_294:
 	mul.lo.s64 	%rd561, %rd560, %rd114;
 	add.s64 	%rd562, %rd561, %rd113;
 	add.s64 	%rd563, %rd144, %rd562;
-	mov.u32 	%r1290, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1290, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1291, %r472, 528, %r1290;
 	mad.lo.s32 	%r1292, %r1786, 24, %r1291;
 	add.s64 	%rd564, %rd116, %rd713;
@@ -45465,7 +45465,7 @@ $L__BB0_302:
 $L__BB0_304:
 	ld.param.u64 	%rd720, [%rd120];
 $L__BB0_306:
-	mov.u32 	%r1294, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1294, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1295, %r472, 528, %r1294;
 	mad.lo.s32 	%r1296, %r466, 24, %r1295;
 	add.s64 	%rd574, %rd116, %rd717;
@@ -45565,7 +45565,7 @@ $L__BB0_327:
 	setp.ge.u32 	%p378, %r1313, %r1792;
 	@%p378 bra 	$L__BB0_329;
 	mul.lo.s64 	%rd581, %rd123, 528;
-	mov.u32 	%r1314, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1314, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1314;
 	  cvta.shared.u64 	%rd582, %tmp; }
@@ -45596,7 +45596,7 @@ $L__BB0_329:
 	setp.ge.u32 	%p379, %r1315, %r1794;
 	@%p379 bra 	$L__BB0_331;
 	mul.lo.s64 	%rd584, %rd123, 528;
-	mov.u32 	%r1316, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1316, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIjEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1316;
 	  cvta.shared.u64 	%rd585, %tmp; }
@@ -46786,13 +46786,13 @@ R"ptx(
 	.reg .b32 	%r<1802>;
 	.reg .b64 	%rd<724>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in[16];
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd238, hmc_mapped_u16_param_0;
 	ld.param.u64 	%rd239, [hmc_mapped_u16_param_0+384];
 	setp.eq.s64 	%p35, %rd239, 0;
@@ -46900,7 +46900,7 @@ $L__BB0_23:
 	add.s64 	%rd5, %rd250, %rd4;
 	setp.gt.u32 	%p61, %r5, 3;
 	@%p61 bra 	$L__BB0_26;
-	mov.u32 	%r701, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r701, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1496, %r5;
 $L__BB0_25:
 	shl.b32 	%r700, %r1496, 2;
@@ -46964,7 +46964,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p71, %r5, %r2;
 	and.b64  	%rd22, %rd691, 1;
 	cvt.u32.u64 	%r40, %rd22;
-	mov.u32 	%r722, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r722, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r723, %r40, 528, %r722;
 	@%p71 bra 	$L__BB0_107;
 	add.s32 	%r724, %r5, 1;
@@ -47497,7 +47497,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r881, %rd691;
 	shl.b32 	%r882, %r881, 2;
 	and.b32  	%r883, %r882, 12;
-	mov.u32 	%r884, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r884, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r885, %r884, %r883;
 	mov.u32 	%r886, 1;
 	st.shared.u32 	[%r885], %r886;
@@ -47520,7 +47520,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r902, %rd691;
 	shl.b32 	%r903, %r902, 2;
 	and.b32  	%r904, %r903, 12;
-	mov.u32 	%r905, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r905, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r906, %r905, %r904;
 	ld.shared.u32 	%r907, [%r906];
 	setp.ne.s32 	%p155, %r907, 0;
@@ -48261,7 +48261,7 @@ $L__BB0_261:
 	sub.s32 	%r1122, %r5, %r1528;
 	setp.ge.u32 	%p307, %r1122, %r1529;
 	@%p307 bra 	$L__BB0_263;
-	mov.u32 	%r1477, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1477, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd684, %rd691, 1;
 	add.s32 	%r1123, %r33, -1;
 	mul.lo.s64 	%rd455, %rd684, 528;
@@ -48302,7 +48302,7 @@ $L__BB0_265:
 	cvt.u32.u64 	%r1129, %rd691;
 	shl.b32 	%r1130, %r1129, 2;
 	and.b32  	%r1131, %r1130, 12;
-	mov.u32 	%r1132, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1132, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1133, %r1132, %r1131;
 	ld.shared.u32 	%r1134, [%r1133];
 	setp.ne.s32 	%p310, %r1134, 0;
@@ -48783,7 +48783,7 @@ $L__BB0_297:
 	add.s64 	%rd106, %rd522, %rd105;
 	setp.gt.u32 	%p343, %r390, 3;
 	@%p343 bra 	$L__BB0_300;
-	mov.u32 	%r1188, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1188, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1695, %r390;
 $L__BB0_299:
 	shl.b32 	%r1187, %r1695, 2;
@@ -48863,7 +48863,7 @@ $L__BB0_302:
 	cvt.u32.u64 	%r1202, %rd706;
 	shl.b32 	%r1203, %r1202, 2;
 	and.b32  	%r1204, %r1203, 12;
-	mov.u32 	%r1205, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1205, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r425, %r1205, %r1204;
 	add.s64 	%rd124, %rd107, %rd706;
 	setp.ge.u32 	%p354, %r390, %r2;
@@ -48919,7 +48919,7 @@ $L__BB0_310:
 	add.s64 	%rd545, %rd238, %rd544;
 	ld.param.u64 	%rd546, [%rd545+16];
 	add.s64 	%rd547, %rd546, %rd543;
-	mov.u32 	%r1212, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1212, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1213, %r424, 528, %r1212;
 	mad.lo.s32 	%r1214, %r1696, 24, %r1213;
 	st.shared.u64 	[%r1214], %rd547;
@@ -48981,7 +48981,7 @@ $L__BB0_318:
 	mul.lo.s64 	%rd561, %rd560, %rd114;
 	add.s64 	%rd562, %rd561, %rd113;
 	add.s64 	%rd563, %rd144, %rd562;
-	mov.u32 	%r1222, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1222, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1223, %r424, 528, %r1222;
 	mad.lo.s32 	%r1224, %r1697, 24, %r1223;
 	add.s64 	%rd564, %rd116, %rd713;
@@ -49039,7 +49039,7 @@ $L__BB0_326:
 $L__BB0_328:
 	ld.param.u64 	%rd720, [%rd120];
 $L__BB0_330:
-	mov.u32 	%r1226, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1226, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1227, %r424, 528, %r1226;
 	mad.lo.s32 	%r1228, %r418, 24, %r1227;
 	add.s64 	%rd574, %rd116, %rd717;
@@ -49139,7 +49139,7 @@ $L__BB0_351:
 	setp.ge.u32 	%p390, %r1245, %r1703;
 	@%p390 bra 	$L__BB0_353;
 	mul.lo.s64 	%rd581, %rd123, 528;
-	mov.u32 	%r1246, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1246, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1246;
 	  cvta.shared.u64 	%rd582, %tmp; }
@@ -49170,7 +49170,7 @@ $L__BB0_353:
 	setp.ge.u32 	%p391, %r1247, %r1705;
 	@%p391 bra 	$L__BB0_355;
 	mul.lo.s64 	%rd584, %rd123, 528;
-	mov.u32 	%r1248, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1248, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainItEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1248;
 	  cvta.shared.u64 	%rd585, %tmp; }
@@ -50616,13 +50616,13 @@ R"ptx(
 	.reg .b32 	%r<2143>;
 	.reg .b64 	%rd<724>;
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in[16];
 	// demoted variable
-	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds[1056];
+	.shared .align 8 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds[1056];
 	// demoted variable
-	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in[16];
+	.shared .align 4 .b8 _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in[16];
 	mov.b64 	%rd238, hmc_mapped_u8_param_0;
 	ld.param.u64 	%rd239, [hmc_mapped_u8_param_0+384];
 	setp.eq.s64 	%p36, %rd239, 0;
@@ -50730,7 +50730,7 @@ $L__BB0_23:
 	add.s64 	%rd5, %rd250, %rd4;
 	setp.gt.u32 	%p61, %r5, 3;
 	@%p61 bra 	$L__BB0_26;
-	mov.u32 	%r763, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r763, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r1805, %r5;
 $L__BB0_25:
 	shl.b32 	%r762, %r1805, 2;
@@ -50798,7 +50798,7 @@ $L__BB0_28:
 	setp.ge.u32 	%p71, %r5, %r2;
 	and.b64  	%rd22, %rd691, 1;
 	cvt.u32.u64 	%r42, %rd22;
-	mov.u32 	%r786, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r786, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r787, %r42, 528, %r786;
 	@%p71 bra 	$L__BB0_107;
 	add.s32 	%r788, %r5, 1;
@@ -51322,7 +51322,7 @@ $L__BB0_104:
 	cvt.u32.u64 	%r940, %rd691;
 	shl.b32 	%r941, %r940, 2;
 	and.b32  	%r942, %r941, 12;
-	mov.u32 	%r943, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r943, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r944, %r943, %r942;
 	mov.u32 	%r945, 1;
 	st.shared.u32 	[%r944], %r945;
@@ -51345,7 +51345,7 @@ $L__BB0_109:
 	cvt.u32.u64 	%r961, %rd691;
 	shl.b32 	%r962, %r961, 2;
 	and.b32  	%r963, %r962, 12;
-	mov.u32 	%r964, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r964, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r965, %r964, %r963;
 	ld.shared.u32 	%r966, [%r965];
 	setp.ne.s32 	%p151, %r966, 0;
@@ -52407,7 +52407,7 @@ $L__BB0_309:
 	sub.s32 	%r1276, %r5, %r1837;
 	setp.ge.u32 	%p326, %r1276, %r1838;
 	@%p326 bra 	$L__BB0_311;
-	mov.u32 	%r1798, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1798, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE6rounds;
 	and.b64  	%rd684, %rd691, 1;
 	mul.lo.s64 	%rd455, %rd684, 528;
 	{ .reg .b64 %tmp;
@@ -52448,7 +52448,7 @@ $L__BB0_313:
 	cvt.u32.u64 	%r1283, %rd691;
 	shl.b32 	%r1284, %r1283, 2;
 	and.b32  	%r1285, %r1284, 12;
-	mov.u32 	%r1286, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1286, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb1EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r1287, %r1286, %r1285;
 	ld.shared.u32 	%r1288, [%r1287];
 	setp.ne.s32 	%p329, %r1288, 0;
@@ -52971,7 +52971,7 @@ $L__BB0_345:
 	add.s64 	%rd106, %rd522, %rd105;
 	setp.gt.u32 	%p362, %r408, 3;
 	@%p362 bra 	$L__BB0_348;
-	mov.u32 	%r1338, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1338, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in;
 	mov.u32 	%r2012, %r408;
 $L__BB0_347:
 	shl.b32 	%r1337, %r2012, 2;
@@ -53051,7 +53051,7 @@ $L__BB0_350:
 	cvt.u32.u64 	%r1352, %rd706;
 	shl.b32 	%r1353, %r1352, 2;
 	and.b32  	%r1354, %r1353, 12;
-	mov.u32 	%r1355, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in;
+	mov.u32 	%r1355, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE8ended_in;
 	add.s32 	%r443, %r1355, %r1354;
 	add.s64 	%rd124, %rd107, %rd706;
 	setp.ge.u32 	%p373, %r408, %r2;
@@ -53107,7 +53107,7 @@ $L__BB0_358:
 	add.s64 	%rd545, %rd238, %rd544;
 	ld.param.u64 	%rd546, [%rd545+16];
 	add.s64 	%rd547, %rd546, %rd543;
-	mov.u32 	%r1362, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1362, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1363, %r442, 528, %r1362;
 	mad.lo.s32 	%r1364, %r2013, 24, %r1363;
 	st.shared.u64 	[%r1364], %rd547;
@@ -53169,7 +53169,7 @@ $L__BB0_366:
 	mul.lo.s64 	%rd561, %rd560, %rd114;
 	add.s64 	%rd562, %rd561, %rd113;
 	add.s64 	%rd563, %rd144, %rd562;
-	mov.u32 	%r1372, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1372, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1373, %r442, 528, %r1372;
 	mad.lo.s32 	%r1374, %r2014, 24, %r1373;
 	add.s64 	%rd564, %rd116, %rd713;
@@ -53227,7 +53227,7 @@ $L__BB0_374:
 $L__BB0_376:
 	ld.param.u64 	%rd720, [%rd120];
 $L__BB0_378:
-	mov.u32 	%r1376, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1376, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
 	mad.lo.s32 	%r1377, %r442, 528, %r1376;
 	mad.lo.s32 	%r1378, %r436, 24, %r1377;
 	add.s64 	%rd574, %rd116, %rd717;
@@ -53327,7 +53327,7 @@ $L__BB0_399:
 	setp.ge.u32 	%p409, %r1395, %r2020;
 	@%p409 bra 	$L__BB0_401;
 	mul.lo.s64 	%rd581, %rd123, 528;
-	mov.u32 	%r1396, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1396, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1396;
 	  cvta.shared.u64 	%rd582, %tmp; }
@@ -53358,7 +53358,7 @@ $L__BB0_401:
 	setp.ge.u32 	%p410, %r1397, %r2022;
 	@%p410 bra 	$L__BB0_403;
 	mul.lo.s64 	%rd584, %rd123, 528;
-	mov.u32 	%r1398, _ZZN17hmc_mapped_kernel8go_roundIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
+	mov.u32 	%r1398, _ZZN17hmc_mapped_kernel10run_roundsIN17hmc_reduce_kernel5PlainIhEELb0EEEvRKNS_4CallEE6rounds;
 	{ .reg .b64 %tmp;
 	  cvt.u64.u32 	%tmp, %r1398;
 	  cvta.shared.u64 	%rd585, %tmp; }
