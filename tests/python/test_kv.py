@@ -145,12 +145,16 @@ def test_heartbeats_keep_a_lease(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_pull, "_HEARTBEAT", 0.0)
     a, b, to_a, _ = kv_pair(*PAIRS[3])
     ended: list[str] = []
-    lease = a.pool.lease("s", [0, 1, 2, 3], seconds=0.6, on_end=lambda one: ended.append(one.reason))
+    lease = a.pool.lease("s", [0, 1, 2, 3], seconds=30, on_end=lambda one: ended.append(one.reason))
     real = _pull.Pull._beat
 
     def slow(self: Any, remote: Any) -> None:
+        before = lease.expires
         real(self, remote)
-        time.sleep(0.35)  # three layers: longer than the lease
+        until = time.monotonic() + 20
+        while lease.expires == before and time.monotonic() < until:
+            time.sleep(0.01)
+        lease.expires -= 20  # as if so long had passed: with three layers longer than the lease
 
     monkeypatch.setattr(_pull.Pull, "_beat", slow)
     b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 128)).wait(20)
