@@ -107,6 +107,7 @@ class SignalConsumer {
     }
     return Next::broken;
   }
+  [[nodiscard]] bool has_found() const noexcept { return found_ != 0; }  // a signal, since the beginning
   // Leaves the room of the signal that was found to the producer.
   void pass() noexcept { position_ += found_; }
   // Hands passed room back once a quarter of the ring has gathered, so that the line of the head moves seldom. True if it did:

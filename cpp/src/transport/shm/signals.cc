@@ -46,7 +46,7 @@ Status Signals::post(ByteSpan head, ByteSpan body) {
     return Status(Code::invalid_argument, "a signal of " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_signal));
   }
   if (Status reserved = out_->reserve_signals(producer_.end_of(bytes)); !reserved.ok()) [[unlikely]]
-    return out_->has_signals() ? blocked(bytes, no_memory(reserved)) : reserved;
+    return out_->has_signals() || consumer_.has_found() ? blocked(bytes, no_memory(reserved)) : reserved;
   if (!waiting_.empty() || !producer_.has_room(bytes)) [[unlikely]]
     return blocked(bytes, ring_full());
   push(head, body);

@@ -20,7 +20,8 @@ class Signals {
   void connect(const ChannelMemory& in, std::uint64_t in_key, ChannelMemory& out, std::uint64_t out_key, Doorbell& doorbell);
 
   // ---- outgoing ----
-  // Errors: would_block (can_send() says when it is worth another call), invalid_argument (too long), out_of_memory (at the first).
+  // Errors: would_block (can_send() says when it is worth another call), invalid_argument (too long), out_of_memory (before any
+  // signal of either side).
   Status post(ByteSpan head, ByteSpan body);
   // May an operation with a signal of so many bytes be accepted? Errors as of post().
   Status accept(std::size_t bytes);

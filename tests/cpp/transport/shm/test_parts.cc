@@ -133,6 +133,12 @@ TEST_F(ShmParts, WithoutMemoryForMoreOfTheRingSignalsWait) {
   memory_is_short = false;
   HMC_EXPECT_OK(sender.post(pattern(100, 0), {}));
   memory_is_short = true;
+  ByteSpan first;
+  Signals& answering = sides_[1].signals;
+  EXPECT_EQ(answering.find(first), SignalConsumer::Next::signal);
+  EXPECT_EQ(answering.post(pattern(1, 0), {}).code(), Code::would_block);  // the other side waits for it
+  EXPECT_TRUE(answering.waits());
+  memory_is_short = true;
   std::uint64_t sent = 1;
   for (; sender.post(pattern(100, sent), {}).ok(); ++sent) continue;
   EXPECT_EQ(sender.post(pattern(100, sent), {}).code(), Code::would_block);
