@@ -3,8 +3,9 @@ SHELL := /bin/bash
 VENV := $(or $(HMC_VENV),.venv)
 PYTHON := $(VENV)/bin/python
 BUILD := build/package
-JOBS := $(shell nproc)
-# Tests side by side: some take gigabytes, and some several processes.
+# C++ tests side by side: half of their time they wait.
+TEST_JOBS := $(shell n=$$(($$(nproc) * 2)); [ $$n -gt 16 ] && n=16; echo $$n)
+# Python tests side by side: some take gigabytes, and some several processes.
 WORKERS := -n $(shell n=$$(nproc); [ $$n -gt 8 ] && n=8; [ $$n -gt 1 ] && echo $$n || echo 0) --dist loadgroup
 SOURCES := $(shell find cpp bindings hmc cmake CMakeLists.txt pyproject.toml README.md -type f -not -name '*.pyc' 2>/dev/null)
 TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f 2>/dev/null)
@@ -37,7 +38,7 @@ demo: $(BUILD)/.installed
 test: test-cpp test-python
 
 test-cpp: $(BUILD)/.tests-built
-	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) || { status=$$?; tools/failures.sh $(BUILD); exit $$status; }
+	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure -j $(TEST_JOBS) || { status=$$?; tools/failures.sh $(BUILD); exit $$status; }
 
 test-python: $(BUILD)/.tests-built
 	$(VENV)/bin/pytest -q $(WORKERS)

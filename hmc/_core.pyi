@@ -2065,7 +2065,11 @@ class Communicator:
         """
     def subgroup(self, ranks: collections.abc.Sequence[typing.SupportsInt], number: typing.SupportsInt) -> Communicator:
         """
-        The Communicator of these ranks of this one, in this order, made by its members alone, each with the same ranks and the same number (2 to 2147483647), which no other group of theirs has or had. Sends nothing and waits for nobody: use it once all members have made it. InvalidArgumentError: ranks, or a number that is taken here.
+        The Communicator of these ranks of this one, in this order, made by its members alone, each with the same ranks and the same number (2 to 2147483647), which no other group of theirs has or had. Sends nothing and waits for nobody: use it once all members have made it, and call share_memory() first. InvalidArgumentError: ranks, or a number that is taken here.
+        """
+    def share_memory(self, timeout: float | None = None) -> None:
+        """
+        Where all ranks are on one host (2 to 32), they map the same memory, through which collectives then go, and which kernels of devices and the vendor's library require. Only a Communicator of subgroup() needs it: without, it uses messages. Collective, one call per process, before any other collective (InvalidArgumentError). Does nothing where the ranks cannot share memory.
         """
     def topology(self, timeout: float | None = 60.0) -> Topology:
         """

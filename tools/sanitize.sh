@@ -26,7 +26,7 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 # The shadow mapping of older ThreadSanitizers does not fit kernels with many bits of address randomisation.
 run=()
 [ "$kind" = tsan ] && run=(setarch -R)
-"${run[@]}" ctest --test-dir "build/$kind" --output-on-failure -j "$(nproc)" "$@" || {
+"${run[@]}" ctest --test-dir "build/$kind" --output-on-failure -j "$(($(nproc) * 2))" "$@" || {
   status=$?
   tools/failures.sh "build/$kind"
   exit $status

@@ -68,6 +68,8 @@ def _part_of_home(store: Any, rank: int, size: int, timeout: float, ranks: Seque
             store.add(f"{meeting}/came", -1)  # who comes now does not meet this one
             raise
         if store.get(f"{meeting}/all") == b"yes":
+            assert part is not None
+            part.share_memory(timeout=timeout)
             unless_made.pop_all()
             return part
     return None

@@ -94,6 +94,13 @@ works = [dist.all_reduce(tensors[group is other], group=group, async_op=True) fo
 for work in works:
     work.wait()
 assert tensors[0].tolist() == [size] * 3 and tensors[1].tolist() == [2 * size] * 3
+# Ranks of one host pass memory through what they share.
+counters = lambda: one.communicator.context.counters().get("fused.count", 0)
+before = counters()
+for count in (1, 1000, 200_001):
+    dist.all_reduce(tensor := torch.arange(count, dtype=torch.float64) * (rank + 1), group=one)
+    assert torch.equal(tensor, torch.arange(count, dtype=torch.float64) * sum(range(1, size + 1)))
+assert counters() >= before + 3, (before, counters())
 mine, _ = dist.new_subgroups(2)
 dist.all_reduce(tensor := torch.full((1,), float(rank)), group=mine)
 assert tensor.item() == rank // 2 * 4 + 1

@@ -75,6 +75,36 @@ os._exit(0)
     assert out.count("alive") == 2, out
 
 
+def test_they_share_memory_when_asked(run_job: Callable[..., str]) -> None:
+    run_job(
+        """
+import numpy as np, hmc
+comm = hmc.init()
+group = comm.subgroup([2, 0, 1], 9)
+comm.barrier(timeout=30)
+group.share_memory(timeout=30)
+fused = lambda: group.context.counters().get("fused.count", 0)
+before = fused()
+for count in (0, 1, 1001, 300_001):
+    x = np.arange(count, dtype=np.int32) * (group.rank + 1)
+    group.all_reduce(x, timeout=30)
+    assert np.array_equal(x, np.arange(count, dtype=np.int32) * 6), count
+assert fused() >= before + 3, (before, fused())
+late = comm.subgroup([0, 1, 2], 10)
+comm.barrier(timeout=30)
+late.barrier(timeout=30)
+try:
+    late.share_memory(timeout=30)
+except hmc.InvalidArgumentError as error:
+    assert "before its first one" in str(error), error
+else:
+    raise SystemExit("a group that has begun shares memory")
+comm.close()
+""",
+        ranks=3,
+    )
+
+
 def test_arguments_that_cannot_be() -> None:
     with hmc.init(0, 1) as comm:
         for ranks, number in (([], 5), ([1], 5), ([0, 0], 5), ([0], 0), ([0], 1), ([0], 1 << 31)):

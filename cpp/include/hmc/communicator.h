@@ -278,9 +278,14 @@ class HMC_API Communicator {
                                            Deadline deadline = Deadline::never()) const;
   // The group of these ranks of this one, in this order. Not collective: its members alone call it, each with the same ranks and
   // the same `number` (2 to 2147483647), which no other group of theirs has, one that was closed included; one drawn at random will
-  // do. Sends nothing and waits for nobody. Use the group once all members have made it, which they learn by other means. Errors:
-  // invalid_argument (ranks, none of this process's among them, a number that is taken here), closed.
+  // do. Sends nothing and waits for nobody. Use the group once all members have made it, which they learn by other means, and call
+  // share_memory() first. Errors: invalid_argument (ranks, none of this process's among them, a number that is taken here), closed.
   [[nodiscard]] Result<Communicator> subgroup(std::span<const int> ranks, std::uint32_t number) const;
+  // Where all ranks are on one host (2 to 32 of them), they map the same memory, through which collectives then go, and which
+  // kernels of devices and the vendor's library require. Communicators of init(), split(), shrink(), grow() and join() have done
+  // so; those of subgroup() use messages until all their ranks have called this, as their first collective. ok where the ranks
+  // cannot share memory. Collective over all local Members. Errors: invalid_argument (a collective has begun).
+  [[nodiscard]] Status share_memory(Deadline deadline = Deadline::never()) const;
 
   // Collects what this thread calls from now on, to be carried out together (hmc/batch.h). Errors: invalid_argument (the thread has
   // another batch), closed.

@@ -75,6 +75,8 @@ std::string_view name_of(CallKind kind) noexcept {
       return "topology";
     case CallKind::measure:
       return "measure";
+    case CallKind::share_memory:
+      return "share_memory";
     case CallKind::all_reduce:
       return "all_reduce";
     case CallKind::reduce_scatter:

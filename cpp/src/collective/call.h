@@ -23,6 +23,7 @@ enum class CallKind : std::uint8_t {
   split,
   topology,
   measure,
+  share_memory,
   all_reduce = first_exact_kind,
   reduce_scatter,
   reduce,

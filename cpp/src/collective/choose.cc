@@ -194,6 +194,7 @@ Schedule schedule_of(const EqualCall& call, std::uint32_t rank, const Tuning& tu
     case CallKind::split:
     case CallKind::topology:
     case CallKind::measure:
+    case CallKind::share_memory:
       break;
   }
   return {};
@@ -231,6 +232,7 @@ Choice choice_of(const EqualCall& call, const Tuning& tuning) {
     case CallKind::split:
     case CallKind::topology:
     case CallKind::measure:
+    case CallKind::share_memory:
       break;
   }
   return {};

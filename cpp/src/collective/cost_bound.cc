@@ -44,6 +44,7 @@ Volume volume_of(CallKind kind, double bytes, double ranks) {
     case CallKind::split:
     case CallKind::topology:
     case CallKind::measure:
+    case CallKind::share_memory:
       break;
   }
   return {};

@@ -82,6 +82,10 @@ void Group::leave() {
   fused_.natives().close(broken);
 }
 
+bool Group::has_begun() const noexcept {
+  return std::ranges::any_of(sequence_, [](std::uint64_t next) { return next != 0; });
+}
+
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
   std::uint64_t& next = sequence_[local_index(r)];

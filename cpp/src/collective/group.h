@@ -66,6 +66,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
   // did so; closed, of those that follow; why it was aborted.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
+  // A local rank has begun a collective.
+  [[nodiscard]] bool has_begun() const noexcept;
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
   // No more collectives, because that one of local rank `rank` failed: tells the others. Of several that fail, the earliest counts.

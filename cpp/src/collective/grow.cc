@@ -10,21 +10,25 @@
 #include "collective/invitation.h"
 #include "collective/member_calls.h"
 #include "collective/rendezvous.h"
+#include "collective/share_memory.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
 namespace {
 
 // Once `growing` is over. The Agreement has the caller's deadline.
-Result<std::shared_ptr<Group>> finish(Growing& growing, const std::shared_ptr<Engine>& engine, Deadline deadline) {
+Result<Communicator> finish(const Context& context, Growing& growing, Deadline deadline) {
   std::shared_ptr<Group> whole;
   {
-    const auto lock = engine->lock();
+    const auto lock = context.state()->engine()->lock();
     if (!growing.failure().ok()) return growing.failure();
     whole = growing.take();
     growing.shrinking()->agreement().begin();
   }
-  return agree(*whole, *growing.shrinking(), Agreed::whole, deadline);
+  HMC_ASSIGN(const auto agreed, agree(*whole, *growing.shrinking(), Agreed::whole, deadline));
+  Communicator grown = communicator_of(context, agreed);
+  HMC_TRY(share_memory_of_new(agreed, deadline));
+  return grown;
 }
 
 // A process on the way into a group. No lock held.
@@ -50,8 +54,7 @@ class Newcomer {
       const auto lock = engine->lock();
       world_->growths().give_up(*growing, ended_early("this process", world_->growths().awaited(*growing)));
     }
-    HMC_ASSIGN(const auto group, finish(*growing, engine, deadline_));
-    return communicator_of(context_, group);
+    return finish(context_, *growing, deadline_);
   }
 
  private:
@@ -115,9 +118,9 @@ Result<Communicator> Communicator::grow(Deadline deadline) const {
     const auto lock = engine->lock();
     growths.give_up(*growing, ended_early(group->describe(group->local().front()), growths.awaited(*growing)));
   }
-  auto grown = finish(*growing, engine, deadline);
+  auto grown = finish(state_->context, *growing, deadline);
   if (!grown) return grown.status().with_context("grow");
-  return communicator_of(state_->context, std::move(*grown));
+  return grown;
 }
 
 Result<Communicator> Communicator::join(std::string_view invitation, const JoinOptions& options) {

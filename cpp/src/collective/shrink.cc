@@ -4,6 +4,7 @@
 #include "collective/agree.h"
 #include "collective/communicator_state.h"
 #include "collective/member_calls.h"
+#include "collective/share_memory.h"
 #include "hmc/communicator.h"
 
 namespace hmc {
@@ -18,7 +19,9 @@ Result<Communicator> Communicator::shrink(Deadline deadline) const {
   }
   auto agreed = agree(*group, *shrinking, Agreed::living, deadline);
   if (!agreed) return agreed.status().with_context("shrink");
-  return communicator_of(state_->context, std::move(*agreed));
+  Communicator shrunk = communicator_of(state_->context, *agreed);
+  if (const Status shared = share_memory_of_new(*agreed, deadline); !shared.ok()) return shared.with_context("shrink");
+  return shrunk;
 }
 
 std::vector<int> Communicator::old_ranks() const {

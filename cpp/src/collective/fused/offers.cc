@@ -14,13 +14,6 @@ namespace {
 
 constexpr std::size_t max_received = 256;  // splits at a time, of all peers
 
-bool on_one_host(const Group& group) {
-  for (std::uint32_t r = 1; r < group.size(); ++r) {
-    if (group.rank(r).identity->kernel != group.rank(0).identity->kernel) return false;
-  }
-  return true;
-}
-
 // The others' peers, each once.
 std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
   std::vector<std::shared_ptr<PeerState>> others;
@@ -37,8 +30,16 @@ void warn(const Status& why) { warn_once("fused.segment", "reductions among rank
 
 bool Offers::wanted() const { return env_flag("HMC_FUSED", true) && shares_memory(context_); }
 
+bool Offers::may_share(const Group& group) noexcept {
+  if (group.size() < 2 || group.size() > max_ranks) return false;
+  for (std::uint32_t r = 1; r < group.size(); ++r) {
+    if (group.rank(r).identity->kernel != group.rank(0).identity->kernel) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<Segment> Offers::share(const Group& group, bool usable, Deadline deadline) {
-  if (group.size() < 2 || group.size() > max_ranks || !on_one_host(group)) return nullptr;
+  if (!may_share(group)) return nullptr;
   return group.rank(0).peer->is_self() ? make(group, usable) : take(group, usable, deadline);
 }
 

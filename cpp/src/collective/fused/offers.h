@@ -22,8 +22,11 @@ class Offers {
  public:
   explicit Offers(ContextState& context) noexcept : context_(context) {}
 
+  // Whether its ranks are on one host, and as many as share a segment. Alike at every rank.
+  [[nodiscard]] static bool may_share(const Group& group) noexcept;
+
   // ---- engine lock not held ----
-  // The segment of `group`, which every process of it asks for alike; null: none, because the ranks are on several hosts, or
+  // The segment of `group`, which every process of it asks for alike; null: none, because the ranks may not share one, or
   // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed or rank 0 is gone. `usable`: whether this
   // process takes part; where it is rank 0's, the others are told.
   std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline);

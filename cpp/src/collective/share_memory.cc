@@ -1,0 +1,45 @@
+#include "collective/share_memory.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "collective/communicator_state.h"
+#include "collective/group.h"
+#include "collective/member_calls.h"
+#include "collective/world.h"
+#include "hmc/communicator.h"
+
+namespace hmc {
+
+Status share_memory(const std::shared_ptr<Group>& group, Deadline deadline) {
+  fused::Offers& offers = group->world()->offers();
+  if (!fused::Offers::may_share(*group)) return {};
+  auto segment = offers.share(*group, true, deadline);
+  const Bytes mapped{segment ? std::byte{1} : std::byte{0}};
+  HMC_ASSIGN(const auto said, gather_bytes(group, group->local(), std::vector<Bytes>(group->local().size(), mapped),
+                                           CallKind::share_memory, deadline));
+  const bool all = std::ranges::all_of(said, [](const Bytes& one) { return one == Bytes{std::byte{1}}; });
+  if (segment && all) group->fused().use(std::move(segment));
+  return {};
+}
+
+Status share_memory_of_new(const std::shared_ptr<Group>& group, Deadline deadline) {
+  Status shared = share_memory(group, deadline);
+  return shared.code() == Code::peer_lost ? Status() : shared;
+}
+
+Status Communicator::share_memory(Deadline deadline) const {
+  HMC_TRY(check(*this));
+  const auto& group = state_->group;
+  HMC_TRY(group->open());
+  if (group->fused().possible()) return {};
+  {
+    const auto lock = group->engine()->lock();
+    if (group->has_begun())
+      return {Code::invalid_argument, "share_memory: the Communicator has begun a collective; this comes before its first one"};
+  }
+  return hmc::share_memory(group, deadline);
+}
+
+}  // namespace hmc
