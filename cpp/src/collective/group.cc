@@ -82,10 +82,6 @@ void Group::leave() {
   fused_.natives().close(broken);
 }
 
-bool Group::has_begun() const noexcept {
-  return std::ranges::any_of(sequence_, [](std::uint64_t next) { return next != 0; });
-}
-
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
   std::uint64_t& next = sequence_[local_index(r)];
@@ -108,6 +104,10 @@ bool all_on_host(const Group& group) noexcept {
     if (!group.rank(r).device.is_cpu()) return false;
   }
   return true;
+}
+
+bool has_begun(const Group& group) noexcept {
+  return std::ranges::any_of(group.sequence_, [](std::uint64_t next) { return next != 0; });
 }
 
 Status error_of_call(const Group& group, const Status& failed) {

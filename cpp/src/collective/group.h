@@ -66,8 +66,6 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
   // did so; closed, of those that follow; why it was aborted.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
-  // A local rank has begun a collective.
-  [[nodiscard]] bool has_begun() const noexcept;
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
   // No more collectives, because that one of local rank `rank` failed: tells the others. Of several that fail, the earliest counts.
@@ -82,6 +80,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
 
  private:
   friend Status error_of_call(const Group& group, const Status& failed);
+  friend bool has_begun(const Group& group) noexcept;
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
   [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
 
@@ -104,6 +103,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
 };
 
 [[nodiscard]] bool all_on_host(const Group& group) noexcept;  // all Members are CPUs
+[[nodiscard]] bool has_begun(const Group& group) noexcept;    // a local rank has begun a collective. Engine lock held
 // The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more than
 // that it did. To the caller it is the one call that failed. Engine lock not held.
 [[nodiscard]] Status error_of_call(const Group& group, const Status& failed);

@@ -36,7 +36,7 @@ Status Communicator::share_memory(Deadline deadline) const {
   if (group->fused().possible()) return {};
   {
     const auto lock = group->engine()->lock();
-    if (group->has_begun())
+    if (has_begun(*group))
       return {Code::invalid_argument, "share_memory: the Communicator has begun a collective; this comes before its first one"};
   }
   return hmc::share_memory(group, deadline);
