@@ -1,4 +1,5 @@
-// A simulated collective library with NCCL's ABI, in the library of the vendor whose devices it serves: as NCCL it queues its work
+// A simulated collective library with NCCL's ABI, or with MCCL's, whose names begin otherwise, in the library of the vendor whose
+// devices it serves: as NCCL it queues its work
 // on the vendor's streams, waits there for the other ranks, and ends early only when the communicator is aborted.
 //
 // Injected errors (faults.cc) of an entry point are what it returns, but for 7 (in progress): then it does not return before the
@@ -23,8 +24,14 @@
 #include "kernels.h"
 #include "streams.h"
 
-// Of the vendor's ABI: cuCtxGetDevice or hipGetDevice.
+// Of the vendor's ABI: cuCtxGetDevice, hipGetDevice or musaGetDevice.
 extern "C" int HMC_SIM_CCL_DEVICE(int* device);
+
+#ifdef HMC_SIM_MCCL
+#define HMC_SIM_CCL(name) mccl##name
+#else
+#define HMC_SIM_CCL(name) nccl##name
+#endif
 
 namespace hmc::sim {
 namespace {
@@ -196,54 +203,55 @@ using hmc::sim::GroupId;
 using hmc::sim::Shape;
 namespace sim = hmc::sim;
 
-HMC_SIM_EXPORT int ncclGetVersion(int* version) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(GetVersion)(int* version) {
   if (version == nullptr) return sim::invalid_argument;
   *version = sim::version;
   return sim::success;
 }
 
-HMC_SIM_EXPORT int ncclGetUniqueId(GroupId* id) {
-  if (const int code = sim::injected_error(__func__); code != 0) return fail(code, "ncclGetUniqueId: an injected error");
+HMC_SIM_EXPORT int HMC_SIM_CCL(GetUniqueId)(GroupId* id) {
+  if (const int code = sim::injected_error(__func__); code != 0) return fail(code, std::string(__func__) + ": an injected error");
   return CclGroup::make_id(*id) ? sim::success : fail(sim::system_error, "the system refuses shared memory");
 }
 
-HMC_SIM_EXPORT int ncclCommInitRank(Comm** comm, int ranks, GroupId id, int rank) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(CommInitRank)(Comm** comm, int ranks, GroupId id, int rank) {
   if (const int code = sim::injected_error(__func__); code == sim::in_progress) {
     for (;;) usleep(1000);
   } else if (code != 0) {
-    return fail(code, "ncclCommInitRank: an injected error");
+    return fail(code, std::string(__func__) + ": an injected error");
   }
   auto made = std::make_shared<Comm>();
   if (comm == nullptr || rank < 0 || HMC_SIM_CCL_DEVICE(&made->device) != 0)
-    return fail(sim::invalid_argument, "ncclCommInitRank: no current device, or no such rank");
+    return fail(sim::invalid_argument, std::string(__func__) + ": no current device, or no such rank");
   made->rank = static_cast<std::uint32_t>(rank);
   const auto joined =
       CclGroup::join(id, made->rank, static_cast<std::uint32_t>(ranks), sim::device_pci_bus(made->device), made->group);
-  if (joined == CclGroup::Joined::invalid) return fail(sim::invalid_argument, "ncclCommInitRank: no such communicator");
-  if (joined == CclGroup::Joined::duplicate_device) return fail(sim::invalid_usage, "ncclCommInitRank: two ranks have one device");
+  if (joined == CclGroup::Joined::invalid) return fail(sim::invalid_argument, std::string(__func__) + ": no such communicator");
+  if (joined == CclGroup::Joined::duplicate_device)
+    return fail(sim::invalid_usage, std::string(__func__) + ": two ranks have one device");
   const std::lock_guard lock(sim::comms().mutex);
   *comm = made.get();
   sim::comms().open.emplace(*comm, made);
   return sim::success;
 }
 
-HMC_SIM_EXPORT int ncclCommDestroy(Comm* comm) { return sim::end(comm); }
+HMC_SIM_EXPORT int HMC_SIM_CCL(CommDestroy)(Comm* comm) { return sim::end(comm); }
 
-HMC_SIM_EXPORT int ncclCommAbort(Comm* comm) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(CommAbort)(Comm* comm) {
   const sim::CommRef found = sim::find(comm);
   if (!found) return sim::invalid_argument;
   found->aborted.store(true);
   return sim::end(comm);
 }
 
-HMC_SIM_EXPORT int ncclCommGetAsyncError(Comm* comm, int* code) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(CommGetAsyncError)(Comm* comm, int* code) {
   const sim::CommRef found = sim::find(comm);
   if (!found || code == nullptr) return sim::invalid_argument;
   *code = found->failure.load();
   return sim::success;
 }
 
-HMC_SIM_EXPORT const char* ncclGetErrorString(int code) {
+HMC_SIM_EXPORT const char* HMC_SIM_CCL(GetErrorString)(int code) {
   constexpr std::array texts{"no error",
                              "unhandled device error",
                              "unhandled system error",
@@ -255,26 +263,28 @@ HMC_SIM_EXPORT const char* ncclGetErrorString(int code) {
   return code >= 0 && code < static_cast<int>(texts.size()) ? texts[static_cast<std::size_t>(code)] : "unknown result code";
 }
 
-HMC_SIM_EXPORT const char* ncclGetLastError(Comm* /*comm*/) { return sim::last_error.c_str(); }
+HMC_SIM_EXPORT const char* HMC_SIM_CCL(GetLastError)(Comm* /*comm*/) { return sim::last_error.c_str(); }
 
-HMC_SIM_EXPORT int ncclAllReduce(const void* input, void* output, std::size_t count, int type, int op, Comm* comm, void* stream) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(AllReduce)(const void* input, void* output, std::size_t count, int type, int op, Comm* comm,
+                                          void* stream) {
   return sim::queue(__func__, comm, {Shape::all_reduce, input, output, count, type, op, 0}, stream);
 }
 
-HMC_SIM_EXPORT int ncclReduceScatter(const void* input, void* output, std::size_t count, int type, int op, Comm* comm,
-                                     void* stream) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(ReduceScatter)(const void* input, void* output, std::size_t count, int type, int op, Comm* comm,
+                                              void* stream) {
   return sim::queue(__func__, comm, {Shape::reduce_scatter, input, output, count, type, op, 0}, stream);
 }
 
-HMC_SIM_EXPORT int ncclAllGather(const void* input, void* output, std::size_t count, int type, Comm* comm, void* stream) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(AllGather)(const void* input, void* output, std::size_t count, int type, Comm* comm, void* stream) {
   return sim::queue(__func__, comm, {Shape::all_gather, input, output, count, type, 0, 0}, stream);
 }
 
-HMC_SIM_EXPORT int ncclBroadcast(const void* input, void* output, std::size_t count, int type, int root, Comm* comm, void* stream) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(Broadcast)(const void* input, void* output, std::size_t count, int type, int root, Comm* comm,
+                                          void* stream) {
   return sim::queue(__func__, comm, {Shape::broadcast, input, output, count, type, 0, static_cast<std::uint32_t>(root)}, stream);
 }
 
-HMC_SIM_EXPORT int ncclReduce(const void* input, void* output, std::size_t count, int type, int op, int root, Comm* comm,
-                              void* stream) {
+HMC_SIM_EXPORT int HMC_SIM_CCL(Reduce)(const void* input, void* output, std::size_t count, int type, int op, int root, Comm* comm,
+                                       void* stream) {
   return sim::queue(__func__, comm, {Shape::reduce, input, output, count, type, op, static_cast<std::uint32_t>(root)}, stream);
 }

@@ -23,7 +23,12 @@ VENDORS = {
 }
 
 #: Those whose collective library is simulated as well, in the same file, and the variable that names it.
-LIBRARIES = {"cuda": "HMC_NCCL_LIBRARY", "rocm": "HMC_RCCL_LIBRARY"}
+LIBRARIES = {
+    "cuda": "HMC_NCCL_LIBRARY",
+    "rocm": "HMC_RCCL_LIBRARY",
+    "hygon": "HMC_DTK_RCCL_LIBRARY",
+    "musa": "HMC_MCCL_LIBRARY",
+}
 
 
 def library(vendor: str) -> str:
@@ -44,7 +49,7 @@ def library(vendor: str) -> str:
 def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dict[str, str]:
     """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
 
-    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL) carry out the calls that
+    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL) carry out the calls that
     name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
     """
     chosen = vendors or tuple(VENDORS)

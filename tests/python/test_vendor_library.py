@@ -76,7 +76,7 @@ print("tried")
 """
 
 
-@pytest.mark.parametrize(("vendor", "ranks"), [("cuda", 2), ("rocm", 3)])
+@pytest.mark.parametrize(("vendor", "ranks"), [("cuda", 2), ("rocm", 3), ("hygon", 3), ("musa", 2)])
 def test_every_call_type_and_operation(run_job: Callable[..., str], vendor: str, ranks: int) -> None:
     assert job(run_job, vendor, MATRIX, ranks).count("tried") == ranks
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "device/runtime.h"
 
@@ -9,12 +10,16 @@ namespace hmc::native {
 namespace {
 
 constexpr std::array<std::string_view, 2> nccl_versions{"2", ""}, rccl_versions{"1", ""};
-constexpr std::array<std::string_view, 1> rocm_folders{"/opt/rocm/lib"};
+constexpr std::array<std::string_view, 2> mccl_versions{"2", ""};
+constexpr std::array<std::string_view, 1> rocm_folders{"/opt/rocm/lib"}, musa_folders{"/usr/local/musa/lib"};
+constexpr std::array<std::string_view, 2> dtk_folders{"/opt/dtk/lib", "/opt/dtk/rccl/lib"};
 constexpr std::array<std::string_view, 0> no_folders{};
 
 constexpr std::array rows{
     Row{"cuda", "NCCL", "nccl", {"HMC_NCCL_LIBRARY", "libnccl.so", nccl_versions, no_folders}},
     Row{"rocm", "RCCL", "nccl", {"HMC_RCCL_LIBRARY", "librccl.so", rccl_versions, rocm_folders}},
+    Row{"hygon", "DTK's RCCL", "nccl", {"HMC_DTK_RCCL_LIBRARY", "librccl.so", rccl_versions, dtk_folders}},
+    Row{"musa", "MCCL", "mccl", {"HMC_MCCL_LIBRARY", "libmccl.so", mccl_versions, musa_folders}},
 };
 
 std::string version_text(int version) {
@@ -25,8 +30,11 @@ std::string version_text(int version) {
 
 Library* library_of(std::string_view vendor) noexcept {
   // Never destroyed, as the libraries are never unloaded.
-  static std::array<Library*, rows.size()>& all =
-      *new std::array<Library*, rows.size()>{new Library(rows[0]), new Library(rows[1])};
+  static const std::vector<Library*>& all = *[] {
+    auto* const made = new std::vector<Library*>;
+    for (const Row& row : rows) made->push_back(new Library(row));
+    return made;
+  }();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].vendor == vendor) return all[i];
   }

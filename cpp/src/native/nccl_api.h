@@ -1,5 +1,5 @@
 // What HMC calls of a collective library with NCCL's ABI: names without their prefix, types and values as in nccl.h of 2.10 and
-// later, which RCCL follows. A version says no more than its functions: those that one may lack are optional.
+// later, which RCCL, DTK's RCCL and MCCL follow. A version says no more than its functions: those that one may lack are optional.
 #pragma once
 
 #include <cstddef>
