@@ -1,4 +1,4 @@
-// Test main: every test has a deadline (HMC_TEST_TIMEOUT seconds, default 60) after which all stacks are printed and the program
+// Test main: every test has a deadline (HMC_TEST_TIMEOUT seconds, default 180) after which all stacks are printed and the program
 // dies.
 #include <execinfo.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ void on_deadline(int) {
 class DeadlineListener : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& info) override {
     const char* text = std::getenv("HMC_TEST_TIMEOUT");
-    alarm(text ? static_cast<unsigned>(std::atoi(text)) : 60U);
+    alarm(text ? static_cast<unsigned>(std::atoi(text)) : 180U);
     last_ = std::string(info.test_suite_name()) + "." + info.name();
   }
   void OnTestEnd(const testing::TestInfo&) override { alarm(0); }

@@ -86,7 +86,7 @@ bool all_threads_stopped(pid_t process) {
 }  // namespace
 
 bool wait_until_stopped(pid_t process) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!all_threads_stopped(process)) {
     if (std::chrono::steady_clock::now() > give_up) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -36,9 +36,9 @@ class Blackboard {
   Blackboard(const Blackboard&) = delete;
   Blackboard& operator=(const Blackboard&) = delete;
   std::atomic<long>& operator[](std::size_t i) const { return words_[i]; }
-  // False: it took longer than 20 s.
+  // False: it took longer than 60 s.
   [[nodiscard]] bool wait(std::size_t i, long at_least) const {
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (words_[i].load() < at_least) {
       if (std::chrono::steady_clock::now() > give_up) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -74,7 +74,7 @@ struct Process {
 
 struct JobOptions {
   std::set<int> killed = {};    // processes that are expected to end by SIGKILL
-  unsigned limit = 50;          // seconds
+  unsigned limit = 150;         // seconds
   std::string rendezvous = {};  // default: a Unix path of the job's own
 };
 

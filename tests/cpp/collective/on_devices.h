@@ -94,7 +94,7 @@ inline void wait_until_ready(const Device& device, DataType type, std::size_t ra
   if (device.is_cpu() || device.vendor() == "mlu") return;
   const auto runtime = runtime_for(device);
   ASSERT_TRUE(runtime.ok());
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!(*runtime)->compute().prepare_reduction(device.index(), type, ranks).ok()) {
     ASSERT_LT(std::chrono::steady_clock::now(), until);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -105,7 +105,7 @@ inline void wait_until_ready(const Device& device, DataType type, std::size_t ra
 inline void wait_until_mapped(const Member& me, const std::vector<DataType>& types) {
   const auto runtime = runtime_for(me.device());
   ASSERT_TRUE(runtime.ok());
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (const DataType type : types) {
     while (!(*runtime)->compute().prepare_exchange(me.device().index(), type).ok()) {
       ASSERT_LT(std::chrono::steady_clock::now(), until);

@@ -79,7 +79,7 @@ TEST(AllToAll, ManyInFlightWithoutFurtherCalls) {
     }
     // Nobody waits: the background alone brings them to an end.
     for (const Work& work : works) {
-      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
       while (!work.done() && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ASSERT_TRUE(work.done());
       HMC_EXPECT_OK(work.status());
@@ -95,10 +95,10 @@ TEST(AllToAll, SixteenRanksAreRelayed) {
     const Member me = *world.self();
     for (const std::size_t block : {1U, 63U, 1024U, 1025U}) {
       Bytes in = input(static_cast<std::size_t>(me.rank()), 17, block, 0), out(17 * block);
-      HMC_ASSERT_OK(me.all_to_all(view(out), view(in), soon(40)));
+      HMC_ASSERT_OK(me.all_to_all(view(out), view(in), soon()));
       check(out, static_cast<std::size_t>(me.rank()), 17, block, 0);
     }
-    HMC_EXPECT_OK(world.barrier(soon(40)));
+    HMC_EXPECT_OK(world.barrier(soon()));
   });
 }
 
@@ -187,9 +187,9 @@ TEST(AllToAll, OneRankWithAnotherBlockSizeHangsNobody) {
       const Member me = *world.self();
       const auto size = static_cast<std::size_t>(world.size());
       Bytes in(size * (process.rank == 1 ? 100 : 60)), out(in.size());
-      const Status status = me.all_to_all(view(out), view(in), soon(40));
+      const Status status = me.all_to_all(view(out), view(in), soon());
       EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
-      HMC_EXPECT_OK(world.barrier(soon(40)));
+      HMC_EXPECT_OK(world.barrier(soon()));
     });
   }
 }

@@ -97,7 +97,7 @@ TEST(FusedCallsOfAllSizes, ManyUnderWayAmongOthersThatAreNot) {
       works.push_back(*me.iall_reduce(view(out[i]), view(in[i]), xored));
       if (i % 10 == 0) works.push_back(*me.ibarrier());
     }
-    HMC_ASSERT_OK(wait_all(works, soon(40)));
+    HMC_ASSERT_OK(wait_all(works, soon()));
     for (std::size_t i = 0; i < calls; ++i) ASSERT_EQ(out[i], expected(3, in[i].size())) << i;
     HMC_EXPECT_OK(world.barrier(soon()));
   });

@@ -262,7 +262,7 @@ TEST(SpreadCallsOfAllSizes, OneAfterTheOtherAndManyUnderWay) {
         works.push_back(*all[i]->start(me));
         if (i % 10 == 0) works.push_back(*me.ibarrier());
       }
-      HMC_ASSERT_OK(wait_all(works, soon(40)));
+      HMC_ASSERT_OK(wait_all(works, soon()));
       for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i]->out, all[i]->want) << i;
       HMC_EXPECT_OK(world.barrier(soon()));
     });

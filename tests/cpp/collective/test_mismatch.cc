@@ -63,7 +63,7 @@ TEST(Mismatch, BlocksThatAreRelayedAndBlocksThatAreNot) {
   run_job(16, [](const Process& process) {
     const Communicator world = process.init();
     check(process, world, {"all_to_all with blocks of about 3000", "all_to_all"}, false);
-    HMC_ASSERT_OK(world.barrier(soon(40)));
+    HMC_ASSERT_OK(world.barrier(soon()));
   });
 }
 

@@ -51,14 +51,14 @@ TEST(Failover, MessagesArriveOnceAndInOrder) {
   std::thread sender([&] {
     for (; sent < 400 || !cutter.over(); ++sent) {
       auto out = pattern(size_of(sent), sent);
-      HMC_ASSERT_OK(pair.ab.send(view(out), 7, soon(40)));
+      HMC_ASSERT_OK(pair.ab.send(view(out), 7, soon()));
     }
     std::vector<std::byte> last(2);
-    HMC_ASSERT_OK(pair.ab.send(view(last), 7, soon(40)));
+    HMC_ASSERT_OK(pair.ab.send(view(last), 7, soon()));
   });
   std::vector<std::byte> in(300'001);
   for (;; ++received) {
-    const auto info = pair.ba.recv(view(in), 7, soon(40));
+    const auto info = pair.ba.recv(view(in), 7, soon());
     EXPECT_TRUE(info.ok()) << info.status().str();
     if (!info.ok() || info->bytes == 2) break;
     EXPECT_EQ(info->bytes, size_of(received)) << "message " << received;
@@ -79,7 +79,7 @@ TEST(Failover, NotificationsAreCountedOnce) {
   std::thread taker([&] {  // gives the credit back
     std::uint64_t next = 0;
     for (bool over = false; !over;) {
-      const auto taken = pair.ba.notifications(soon(40));
+      const auto taken = pair.ba.notifications(soon());
       ASSERT_TRUE(taken.ok()) << taken.status().str();
       for (const auto& each : *taken) {
         over = each.payload.size() == 1;
@@ -102,7 +102,7 @@ TEST(Failover, NotificationsAreCountedOnce) {
   HMC_ASSERT_OK(pair.ab.notify(Notify(pattern(1, 0))));
   taker.join();
   EXPECT_EQ(queued, sent);
-  HMC_ASSERT_OK(pair.ba.wait_notify(5, raised, soon(40)));
+  HMC_ASSERT_OK(pair.ba.wait_notify(5, raised, soon()));
   EXPECT_EQ(pair.ba.wait_notify(5, 1, soon(0.05)).code(), Code::timeout) << "a notification came twice";
   EXPECT_GT(cutter.cut(), 0);
 }
@@ -119,7 +119,7 @@ TEST(Failover, PutsUnderWaySayWhatMayBeWritten) {
     for (int tries = 0;; ++tries) {
       ASSERT_LT(tries, 50);
       const auto work = pair.ab.put(source, remote, {3, Complete::remote});
-      const Status status = work.ok() ? work->wait(soon(40)) : work.status();
+      const Status status = work.ok() ? work->wait(soon()) : work.status();
       if (status.ok()) break;
       ++failed;
       ASSERT_EQ(status.code(), Code::transport) << status.str();
@@ -288,7 +288,7 @@ TEST(Failover, MessagesSurviveAChangeOfTransportAmidTraffic) {
   std::thread sender([&] {
     for (std::uint64_t i = 0; i < count; ++i) {
       auto out = pattern(size_of(i), i);
-      HMC_ASSERT_OK(pair.ba.send(view(out), 1, soon(40)));
+      HMC_ASSERT_OK(pair.ba.send(view(out), 1, soon()));
     }
   });
   std::vector<std::byte> in(300'001);
@@ -297,7 +297,7 @@ TEST(Failover, MessagesSurviveAChangeOfTransportAmidTraffic) {
     if (i == 101 || i == 300) {
       EXPECT_GT(cut_data_connections(), 0);
     }
-    const auto info = pair.ab.recv(view(in), 1, soon(40));
+    const auto info = pair.ab.recv(view(in), 1, soon());
     EXPECT_TRUE(info.ok()) << i << ": " << info.status().str();
     if (!info.ok()) break;
     EXPECT_EQ(info->bytes, size_of(i));

@@ -66,7 +66,7 @@ struct LateWriter {
   }
   // While it writes just there, or has written.
   void stop_when_written(const std::byte& place, std::byte before) const {
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (peek(place) == before && std::chrono::steady_clock::now() < give_up) {
     }
     role.signal(SIGSTOP);

@@ -65,7 +65,7 @@ TEST_P(MessagingEnds, AWorkOutlivesItsWaitAndItsHandle) {
     const auto dropped = *pair.ab.isend(view(two), 1);
     dropped.then([&sent](const Status& status) { sent = status.ok(); });
   }
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while ((!landed || !sent) && std::chrono::steady_clock::now() < give_up) pause(1);
   ASSERT_TRUE(landed && sent);
   EXPECT_TRUE(second.holds(100'000, 2));
@@ -272,7 +272,7 @@ TEST_P(MessagingEnds, GoingAwayEndsEverything) {
     EXPECT_FALSE(receives[4].status().ok());
     pause(5);
     for (std::size_t i = 0; i < 6; ++i) EXPECT_TRUE(in[i]->holds(size, 900 + i)) << "written after its end";
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (auto& count : ended) {
       while (count.load() == 0 && std::chrono::steady_clock::now() < give_up) pause(1);
       EXPECT_EQ(count.load(), 1);
@@ -314,7 +314,7 @@ TEST_P(MessagingEnds, WhatArrivedBeforeTheEndIsStillReceived) {
   pause(5);
   pair.ab.close();
   EXPECT_EQ(announced.wait(soon()).code(), Code::closed);
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (pair.ba.alive() && std::chrono::steady_clock::now() < give_up) pause(1);
   Guarded in(500'000);
   EXPECT_EQ(pair.ba.recv(in.view(), 2, soon()).status().code(), Code::closed);

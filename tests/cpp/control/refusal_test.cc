@@ -323,7 +323,7 @@ TEST(Refusal, ThePlaneGoesWhileAHandshakeIsUnderWay) {
   Node client;
   std::optional<Status> told;
   const auto held = client.engine->lock();
-  client.plane->connect(silent.address, Deadline::after_seconds(10),
+  client.plane->connect(silent.address, Deadline::after_seconds(60),
                         [&](Result<std::unique_ptr<Channel>> result) { told = result.status(); });
   client.plane.reset();
   ASSERT_TRUE(told.has_value());

@@ -68,13 +68,13 @@ TEST(Engine, BackgroundThreadStandsAsideForPromptDriversAndMissesNothing) {
   for (int i = 0; i < 200; ++i) {
     for (int n = 0; n < 8; ++n) {
       post(3, 0);
-      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), over));
+      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(60), over));
     }
     // Nobody comes for this one, or somebody who leaves half of it behind.
     const bool alone = i % 2 == 0;
     post(3, alone ? 3 : 100);
     if (!alone) {
-      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), over));
+      ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(60), over));
     }
     ASSERT_TRUE(eventually([&] { return first.load() == 0 && second.load() == 0; })) << i;
   }
@@ -103,7 +103,7 @@ TEST(Engine, BackgroundThreadTakesOverWhatAWaiterLeftBehind) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // asleep, armed
   pending.store(true);
   flag.store(0);
-  ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(10), flag));
+  ASSERT_TRUE(engine->drive_flag(Deadline::after_seconds(60), flag));
   const int before = polls.load();
   EXPECT_TRUE(eventually([&] { return polls.load() >= before + 100; }));
   pending.store(false);

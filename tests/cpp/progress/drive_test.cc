@@ -152,7 +152,7 @@ TEST_F(DriveTest, SeesItsFlagWhileAnotherDriverHasTheLock) {
   const auto held = core_.lock.lock();
   flag_.store(1);
   auto waiter = std::async(std::launch::async,
-                           [&] { return Drive<FlagDone>(core_, startable, Deadline::after_seconds(20), FlagDone{flag_}).run(); });
+                           [&] { return Drive<FlagDone>(core_, startable, Deadline::after_seconds(60), FlagDone{flag_}).run(); });
   EXPECT_TRUE(waiter.get());
   EXPECT_FALSE(core_.drivers.present());
 }
@@ -175,7 +175,7 @@ TEST_F(DriveTest, SleeperTakesTheRoleThatAnotherGaveUp) {
   ASSERT_TRUE(a_waiter_watches_asleep());
   std::atomic<std::uint32_t> other{0};
   auto second = std::async(std::launch::async,
-                           [&] { return Drive<FlagDone>(core_, background_, Deadline::after_seconds(20), FlagDone{other}).run(); });
+                           [&] { return Drive<FlagDone>(core_, background_, Deadline::after_seconds(60), FlagDone{other}).run(); });
   complete();
   EXPECT_TRUE(first.get());
   ASSERT_TRUE(a_waiter_watches_asleep());

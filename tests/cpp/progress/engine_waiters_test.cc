@@ -83,8 +83,8 @@ TEST_P(EngineWaitersTest, SpinningWaiterStillSeesDescriptorsAndTimers) {
     ASSERT_TRUE(engine_->watch(fd.get(), EPOLLIN, handler).ok());
     engine_->at(Deadline::after_seconds(0.01), [&] { fired.store(1); });
   }
-  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(10), seen));
-  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(10), fired));
+  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(60), seen));
+  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(60), fired));
   std::atomic<std::uint32_t> never{0};
   EXPECT_FALSE(engine_->drive_flag(Deadline::after_seconds(0.02), never));  // the deadline too
   const auto lock = engine_->lock();
@@ -115,7 +115,7 @@ TEST_P(EngineWaitersTest, DoorbellWakesASleepingWaiter) {
       arrived.store(true);
       engine_->wake();
     });
-    EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(10), flag));
+    EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(60), flag));
     peer.join();
   }
   EXPECT_GT(poller.arms.load(), 0);
@@ -126,9 +126,9 @@ TEST_P(EngineWaitersTest, DoorbellWakesASleepingWaiter) {
 TEST_P(EngineWaitersTest, SleepingWaiterIsWokenByAPostFromAnotherThread) {
   std::atomic<std::uint32_t> flag{0};
   bool condition = false;
-  auto by_flag = std::async(std::launch::async, [&] { return engine_->drive_flag(Deadline::after_seconds(20), flag); });
+  auto by_flag = std::async(std::launch::async, [&] { return engine_->drive_flag(Deadline::after_seconds(60), flag); });
   auto by_function =
-      std::async(std::launch::async, [&] { return engine_->drive(Deadline::after_seconds(20), [&] { return condition; }); });
+      std::async(std::launch::async, [&] { return engine_->drive(Deadline::after_seconds(60), [&] { return condition; }); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   {
     const auto lock = engine_->lock();
@@ -154,7 +154,7 @@ TEST_P(EngineWaitersTest, ArmThatRefusesIsPolledOn) {
     const auto lock = engine_->lock();
     engine_->add(poller);
   }
-  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(20), flag));
+  EXPECT_TRUE(engine_->drive_flag(Deadline::after_seconds(60), flag));
   const auto lock = engine_->lock();
   engine_->remove(poller);
 }

@@ -244,7 +244,7 @@ TEST_P(ListenerTest, RouteMayUnrouteItself) {
     });
   }
   const UniqueFd first = client(address, view(data_magic));
-  ASSERT_TRUE(engine_->drive(Deadline::after_seconds(10), [&] { return calls == 1; }));
+  ASSERT_TRUE(engine_->drive(Deadline::after_seconds(60), [&] { return calls == 1; }));
   const UniqueFd second = client(address, view(data_magic));
   turn(0.1);
   EXPECT_TRUE(closed_by_peer(second.get()));

@@ -27,7 +27,7 @@ TEST_P(WorkTest, WaitTimesOutAndMayBeRepeated) {
   EXPECT_EQ(work.wait(Deadline::after_seconds(0.01)).code(), Code::timeout);
   EXPECT_FALSE(work.done());
   complete_later(state, 0.01, {Code::device, "seven", 7});
-  const Status status = work.wait(Deadline::after_seconds(10));
+  const Status status = work.wait(Deadline::after_seconds(60));
   EXPECT_EQ(status.code(), Code::device);
   EXPECT_EQ(status.native(), 7);
   EXPECT_EQ(work.status().code(), Code::device);
@@ -152,7 +152,7 @@ TEST_P(WorkTest, CallbacksMayUseTheEngineAndEndIt) {
         const auto lock = engine->lock();
         second->complete({});
       }
-      EXPECT_TRUE(second->wait(Deadline::after_seconds(10)).ok());
+      EXPECT_TRUE(second->wait(Deadline::after_seconds(60)).ok());
       second.reset();
       ran.set_value();
     });
@@ -181,11 +181,11 @@ TEST_P(WorkTest, WaitAnyAndWaitAll) {
   EXPECT_EQ(wait_any(works, Deadline::after_seconds(0.01)).status().code(), Code::timeout);
   EXPECT_EQ(wait_all(works, Deadline::after_seconds(0.01)).code(), Code::timeout);
   complete_later(states[3], 0.01, {Code::device, "three"});
-  EXPECT_EQ(wait_any(works, Deadline::after_seconds(10)).value(), 3U);
+  EXPECT_EQ(wait_any(works, Deadline::after_seconds(60)).value(), 3U);
   complete(*states[1], {Code::transport, "one"});
   EXPECT_EQ(wait_any(works).value(), 1U);
   for (const int i : {0, 2, 4}) complete_later(states[static_cast<std::size_t>(i)], 0.005 * i);
-  EXPECT_EQ(wait_all(works, Deadline::after_seconds(10)).code(), Code::transport);  // the first by index
+  EXPECT_EQ(wait_all(works, Deadline::after_seconds(60)).code(), Code::transport);  // the first by index
   auto other = Engine::create(GetParam()).value();
   works.emplace_back(completed_work(other));
   EXPECT_EQ(wait_any(works).status().code(), Code::invalid_argument);
@@ -272,7 +272,7 @@ TEST_P(WorkTest, RetiredOwnersEndWithoutTheLock) {
     engine_->retire(std::make_shared<Owner>(*engine_, ends));
   }
   complete_later(state, 0.005);
-  EXPECT_TRUE(state->wait(Deadline::after_seconds(10)).ok());
+  EXPECT_TRUE(state->wait(Deadline::after_seconds(60)).ok());
   EXPECT_TRUE(eventually([&] { return ends.load() == 2; }));
   {
     const auto lock = engine_->lock();

@@ -150,7 +150,7 @@ class SlowPeer {
   std::optional<std::uint8_t> next(const std::function<void()>& poll, UniqueFd& socket) {
     std::array<std::byte, 8 + tcp::hello_bytes> bytes{};
     std::size_t have = 0;
-    const Deadline deadline = Deadline::after_seconds(20);
+    const Deadline deadline = Deadline::after_seconds(60);
     while (have < bytes.size() && !deadline.passed()) {
       poll();
       if (!socket) socket = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
