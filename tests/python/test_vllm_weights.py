@@ -84,8 +84,12 @@ def test_a_killed_source_is_replaced_or_an_error(
 def test_what_is_not_there_is_an_error_by_the_deadline(lab: Lab, ends: list[Incoming]) -> None:
     source = lab.source()
     begun = time.monotonic()
-    with pytest.raises(hmc.HmcTimeoutError, match="'policy'"):
-        incoming(source, name="policy", timeout=1)
+    for seconds in (1, 15):  # a busy machine may not be connected within the second
+        with pytest.raises(hmc.HmcTimeoutError) as caught:
+            incoming(source, name="policy", timeout=seconds)
+        if "'policy'" in str(caught.value):
+            break
+    assert "'policy'" in str(caught.value)
     with pytest.raises(hmc.HmcError, match="/nobody/is/here"):
         Incoming(["unix:/nobody/is/here"], "weights", 5)
     ends.append(incoming(source))

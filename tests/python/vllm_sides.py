@@ -202,6 +202,14 @@ def wait_for(look: Callable[[], Any], seconds: float = 20.0) -> Any:
         time.sleep(0.005)
 
 
+def pass_time(kept: dict[str, Any], one: Any, seconds: float = 20.0) -> float:
+    """As if so long had passed for all that is kept. When ``one`` of it expires now."""
+    for other in kept.values():
+        other.expires -= seconds
+    expires: float = one.expires
+    return expires
+
+
 @contextmanager
 def two_sides(block: int = 32, seconds: float = 20.0, pools: int = 2, layers: int = 3) -> Iterator[Sides]:
     sides = Sides(block, seconds, pools, layers)
