@@ -59,7 +59,7 @@ def test_a_killed_only_source_is_an_error_before_the_heartbeat(
     after(monkeypatch, 5, kill)
     with pytest.raises(hmc.PeerLostError):
         plan.pull(timeout=30).wait()
-    assert time.monotonic() - killed[0] < 4.5  # below the heartbeat, also on a loaded host
+    assert time.monotonic() - killed[0] < 20  # of the heartbeat's 60
     assert holds(target, 0)
     with pytest.raises(hmc.InvalidArgumentError, match="failed"):
         plan.commit()
@@ -93,7 +93,7 @@ def test_a_killed_source_in_every_other_phase(lab: Lab, phase: str) -> None:
     began = time.monotonic()
     with pytest.raises(hmc.PeerLostError):
         pull.wait()
-    assert time.monotonic() - began < 4.5  # below the heartbeat, also on a loaded host
+    assert time.monotonic() - began < 20  # of the heartbeat's 60
     assert holds(target, 0)
 
 
@@ -104,7 +104,7 @@ def test_lookup_of_a_killed_source(lab: Lab) -> None:
     began = time.monotonic()
     with pytest.raises(hmc.PeerLostError):
         weights.lookup(lab.ctx, peer, timeout=20)
-    assert time.monotonic() - began < 4.5  # below the heartbeat, also on a loaded host
+    assert time.monotonic() - began < 20  # of the heartbeat's 60
 
 
 def test_a_source_that_restarts_is_another_one(lab: Lab) -> None:

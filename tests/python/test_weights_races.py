@@ -109,7 +109,14 @@ def test_a_copy_that_fails_ends_the_commit(pair: Pair, monkeypatch: pytest.Monke
         plan.commit()
 
 
-def test_the_coroutine_of_a_cancelled_task_can_be_closed(pair: Pair, slow_checks: None) -> None:
+def test_the_coroutine_of_a_cancelled_task_can_be_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, gate = _moves.Move.check, threading.Event()
+
+    def late(self: Any, *arguments: Any) -> None:
+        assert gate.wait(20)
+        check(self, *arguments)
+
+    monkeypatch.setattr(_moves.Move, "check", late)
     array = random((512, 1024), np.float32)
     plan = pair.plan(pair.publish({"x": array}), {"x": np.zeros_like(array)})
     loop = asyncio.new_event_loop()
@@ -127,6 +134,7 @@ def test_the_coroutine_of_a_cancelled_task_can_be_closed(pair: Pair, slow_checks
     task.get_coro().close()  # as the interpreter does once the loop is closed; it raised RuntimeError
     task._log_destroy_pending = False
     loop.close()
+    gate.set()
     with pytest.raises(hmc.HmcCancelledError):
         pull.wait(20)
 
@@ -157,7 +165,7 @@ def test_a_cancelled_lookup_without_a_timeout_leaves_no_thread(pair: Pair) -> No
     ended = threading.Event()
     thread = threading.Thread(target=lambda: (asyncio.run(main()), ended.set()), daemon=True)
     thread.start()
-    assert ended.wait(10)  # asyncio.run() waits for threads
+    assert ended.wait(30)  # asyncio.run() waits for threads
 
     async def timeout() -> None:
         await weights.lookup_async(pair.ctx, pair.peer, "never", timeout=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -48,7 +49,12 @@ PHASES = pytest.mark.parametrize("phase", ["before its epoch is read", "before i
 @PHASES
 @pytest.mark.parametrize("way", ["timeout", "cancel", "close"])
 def test_a_pull_from_a_stopped_source_ends(
-    lab: Lab, small_tasks: None, stopped_in: Callable[[Source, str], None], phase: str, way: str
+    lab: Lab,
+    small_tasks: None,
+    stopped_in: Callable[[Source, str], None],
+    phase: str,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = lab.source()
     target = empty(NAMES)
@@ -63,6 +69,7 @@ def test_a_pull_from_a_stopped_source_ends(
     if way == "close":
         plan.close(SOON)
     ends(pull, hmc.HmcTimeoutError if way == "timeout" else hmc.HmcCancelledError)
+    monkeypatch.undo()  # where it was not so far within the second
     assert holds(target, 0)
     source.kill(signal.SIGCONT)
     plan.close(SOON)
@@ -73,13 +80,15 @@ def test_a_pull_from_a_stopped_source_ends(
 
 
 def test_a_source_beside_a_stopped_one_gives_everything_once_that_goes_on(
-    lab: Lab, small_tasks: None, stopped_in: Callable[[Source, str], None]
+    lab: Lab, small_tasks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = [lab.source(), lab.source()]
     target = empty(NAMES)
     plan = lab.plan([source.look_up(lab.ctx) for source in sources], target)
-    stopped_in(sources[0], "between tasks")
+    stopped = threading.Event()
+    after(monkeypatch, 5, lambda _: (sources[0].kill(signal.SIGSTOP), stopped.set())[1])
     pull = plan.pull(timeout=SOON)
+    assert stopped.wait(SOON)
     try:
         pull.wait(1)
     except hmc.HmcTimeoutError:

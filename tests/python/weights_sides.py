@@ -121,7 +121,7 @@ def spin(source: weights.Publication, tensors: dict[str, weights.Part], rank: in
 def serve(described: dict[str, Any]) -> None:
     rank, size, names = described["rank"], described["size"], described["names"]
     epoch = described.get("epoch", 1)
-    with hmc.Context(listen="tcp://127.0.0.1:0", transports=described.get("transports", "shm,tcp")) as ctx:
+    with hmc.Context(listen="tcp://127.0.0.1:0", transports=described.get("transports", "shm,tcp"), heartbeat=60) as ctx:
         tensors = {name: shard(name, epoch, rank, size) for name in names}
         if "upstream" in described:  # a receiver, which publishes what it pulled
             sources = [weights.lookup(ctx, ctx.connect(address, timeout=20), timeout=20) for address in described["upstream"]]
