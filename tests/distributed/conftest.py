@@ -29,9 +29,13 @@ def start(backend="hmc", **options):
 
 
 def free_port() -> int:
-    """One below those that the kernel gives to outgoing connections: none of these takes it before torch listens there."""
+    """One below those that the kernel gives to outgoing connections: none of these takes it before torch listens there.
+
+    Nor does another pytest worker: each has a range of its own.
+    """
+    first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * 2000
     while True:
-        port = random.randrange(20000, 32000, 2)
+        port = random.randrange(first, first + 2000, 2)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

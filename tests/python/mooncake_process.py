@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,15 +21,6 @@ PROGRAM = """
     assert engine.register_memory(address, memory.nbytes) == 0
     first = [address, engine.get_rpc_port()]
 """
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to outgoing connections, so that it stays free between two processes of a test."""
-    while True:
-        port = random.randrange(20000, 32000, 4)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Other(Process):

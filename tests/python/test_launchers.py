@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 import hmc
 
@@ -55,24 +55,6 @@ with hmc.init(timeout=40, **arguments) as comm:
     launch = {} if "rank" in arguments else hmc.info()["launch"]
     print(json.dumps({"rank": rank, "size": size, "pids": pids, "pid": os.getpid(), "launch": launch}))
 """
-
-
-def free_port(count: int = 1) -> int:
-    """The first of ``count`` neighbouring TCP ports that nobody listens at."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-        if port + count > 65000:
-            continue
-        try:
-            for extra in range(1, count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + extra))
-        except OSError:
-            continue
-        return port
-    raise RuntimeError("no free ports")
 
 
 def start(script: Path, environments: Sequence[Environment], arguments: Sequence[dict[str, Any]]) -> list[tuple[int, str, str]]:

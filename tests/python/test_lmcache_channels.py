@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from ports import free_port
 
 CHANNELS = "lmcache.v1.distributed.transfer_channel.impl"
 BOTH = """
@@ -53,12 +53,6 @@ CLIENT = """
     client.close()
     print("equal")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Channel:

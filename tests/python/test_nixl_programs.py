@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nixl_process import SIZE, Mine, Other, contents, this_process
+from ports import free_port
 
 import hmc
 import hmc.testing
@@ -84,12 +84,6 @@ def test_a_program_that_is_not_there_is_named() -> None:
     done = run_program("", "/no/such/program")
     assert done.returncode == 127
     assert "/no/such/program cannot be started" in done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(params=["", "keyed"])
