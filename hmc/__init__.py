@@ -214,8 +214,9 @@ def spawn(
     ``fn``, ``args`` and the results travel as pickles. A function that cannot be imported (of a notebook or a script, a lambda, a
     nested function) travels as its code, with the globals that it names. Classes and other functions are imported.
 
-    When a rank raises or dies, the others are killed within a second. ``timeout``, in seconds, is for the whole job, which is then
-    killed. The job also ends with this process, by Ctrl-C as by SIGKILL. Any thread may call this.
+    When a rank raises or dies, the others are killed within a second; up to five seconds later where all that failed were left by
+    one that still runs, whose error is to be known. ``timeout``, in seconds, is for the whole job, which is then killed. The job
+    also ends with this process, by Ctrl-C as by SIGKILL. Any thread may call this.
 
     Raises RankFailedError naming the first rank that failed, with its traceback; HmcTimeoutError naming the ranks that were still
     running; InvalidArgumentError for ``n`` below 1 and for what cannot be sent to another process; OSError where a process cannot

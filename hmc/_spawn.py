@@ -18,7 +18,7 @@ from hmc._arguments import whole
 from hmc._by_value import dumps, named_globals
 from hmc._deadline import Deadline
 from hmc._job import Job, describe_exit
-from hmc.errors import HmcTimeoutError, InvalidArgumentError, PeerLostError, RankFailedError
+from hmc.errors import ClosedError, HmcCancelledError, HmcTimeoutError, InvalidArgumentError, PeerLostError, RankFailedError
 
 __all__ = ["Failure", "Success", "spawn"]
 
@@ -28,6 +28,9 @@ T = TypeVar("T")
 #: the others are terminated, then killed.
 COLLECT = 0.2
 PATIENCE = 0.4
+#: Seconds that the rank which failed first has to report, where the others' failures follow from it.
+CAUSE = 5.0
+FOLLOWS = (PeerLostError, ClosedError, HmcCancelledError)  # of ranks that another one has left, closed or aborted
 
 # The paths come first: what is imported there is what is imported here. No name stays in __main__, where those of the caller go.
 BOOT = (
@@ -80,7 +83,7 @@ def spawn(
         )
         try:
             job.start()
-            while (codes := _poll(job, n, deadline)) is None:
+            while (codes := _poll(job, files, deadline)) is None:
                 time.sleep(0.005)
         finally:
             job.stop(PATIENCE)
@@ -100,19 +103,30 @@ class _Output:
             sys.stdout.flush()
 
 
-def _poll(job: Job, n: int, deadline: Deadline) -> dict[int, int] | None:
+def _poll(job: Job, files: Sequence[IO[bytes]], deadline: Deadline) -> dict[int, int] | None:
     """Exit statuses of the ranks that have ended by themselves, once all have or one has failed."""
     codes = job.ended()
     if any(codes.values()):
         time.sleep(COLLECT)
-        return job.ended()
-    if len(codes) == n:
+        until = time.monotonic() + CAUSE
+        while len(codes := job.ended()) < len(files) and time.monotonic() < until:
+            if not all(_follows(files[rank]) for rank, code in codes.items() if code):
+                break
+            time.sleep(0.01)
+        return codes
+    if len(codes) == len(files):
         return codes
     if deadline.left() == 0:
-        running = [str(rank) for rank in range(n) if rank not in codes]
+        running = [str(rank) for rank in range(len(files)) if rank not in codes]
         ranks = f"rank {running[0]} was" if len(running) == 1 else f"ranks {', '.join(running)} were"
         raise HmcTimeoutError(f"spawn: {ranks} still running at the deadline; the job was killed")
     return None
+
+
+def _follows(file: IO[bytes]) -> bool:
+    """Whether the failure of a rank follows from that of another one."""
+    outcome = _load(file)
+    return isinstance(outcome, Failure) and isinstance(_exception(outcome.cause), FOLLOWS)
 
 
 def _results(files: Sequence[IO[bytes]], codes: dict[int, int]) -> list[Any]:
@@ -122,8 +136,7 @@ def _results(files: Sequence[IO[bytes]], codes: dict[int, int]) -> list[Any]:
         outcome = _load(files[rank])
         if isinstance(outcome, Failure):
             cause = _exception(outcome.cause)
-            # The death of a peer follows from another rank's failure.
-            failures.append((isinstance(cause, PeerLostError), outcome.when, rank, f"failed:\n{outcome.text}", cause))
+            failures.append((isinstance(cause, FOLLOWS), outcome.when, rank, f"failed:\n{outcome.text}", cause))
         elif code != 0 or outcome is None:
             how = describe_exit(code) + ("" if code else " without a result")
             failures.append((False, time.monotonic(), rank, how, None))

