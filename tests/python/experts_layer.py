@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,14 @@ def check_sum(buffer: Buffer, y: Array, x: Array, ids: Array, weights: Array, ha
     owner = np.concatenate([np.full(len(buffer.experts_of(rank)), rank) for rank in range(len(buffer.alive))])
     dead = np.append(~np.array(buffer.alive)[owner], False)  # the last: of -1
     assert not (handle.lost & ~dead[ids]).any()
+
+
+def soon(condition: Callable[[], object]) -> None:
+    """Returns when another thread has made a condition true."""
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def die() -> None:

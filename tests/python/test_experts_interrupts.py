@@ -51,16 +51,16 @@ def test_calls_interrupted_at_any_moment_are_resumed(transport: str, tmp_path: P
     for number in range(60):
         x = rows((number, comm.rank), 17, 33)
         ids, weights = routing((number, comm.rank), 17, 5, 13)
-        resume = lambda: ep.resume(timeout=5)
+        resume = lambda: ep.resume(timeout=20)
         run = interrupted if comm.rank == 0 else lambda call, again: call()
-        x2, handle = run(lambda: ep.dispatch(x, ids, weights, timeout=10), resume)
+        x2, handle = run(lambda: ep.dispatch(x, ids, weights, timeout=20), resume)
         results = apply(ep, x2, handle)
-        y = run(lambda: ep.combine(results, handle, timeout=10), resume)
+        y = run(lambda: ep.combine(results, handle, timeout=20), resume)
         check_sum(ep, y, x, ids, weights, handle)
         assert not handle.lost.any()
     assert hits >= 5 or comm.rank
     comm.barrier(timeout=20)
-    run(lambda: ep.close(timeout=10), lambda: ep.close(timeout=10))
+    run(lambda: ep.close(timeout=20), lambda: ep.close(timeout=20))
     refused(hmc.ClosedError, ep.mask, 1 - comm.rank)
     end()
     """

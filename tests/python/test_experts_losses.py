@@ -74,7 +74,7 @@ def test_a_rank_that_dies_is_masked_and_the_others_go_on(point: str, transport: 
             assert 1 not in handle.sources[:, 0]
     start = time.monotonic()
     ep.close()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 20
     end()
     """
     run_survivors(job(source, transport), 3, [0, 2], tmp_path)
@@ -114,8 +114,13 @@ def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport
     chosen = [routing((number, comm.rank), 17, 5, 13) for number in range(20)]
     def half(number, timeout):
         return ep.dispatch(own[number], *chosen[number], timeout=timeout)
-    def stop():
-        time.sleep(0.2)  # until the others have what they read of this rank, and its messages
+    def barrier_then_stop(number):
+        comm.barrier(timeout=20)
+        if comm.rank != 2:
+            give(f"past {{number}} {{comm.rank}}")
+            return
+        for rank in (0, 1):  # they have what they read of this rank, and its messages
+            take(f"past {{number}} {{rank}}")
         os.kill(os.getpid(), signal.SIGSTOP)
     for number in range(4):
         check_round(ep, number, 33, 17, 5, 13)
@@ -123,9 +128,7 @@ def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport
     # Rank 2 sleeps for a second.
     if call == "combine":
         x2, handle = half(4, 20)
-    comm.barrier(timeout=20)
-    if comm.rank == 2:
-        stop()
+    barrier_then_stop(1)
     if comm.rank == 0:
         while "stopped" not in open(f"/proc/{{pids[2]}}/status").read():
             time.sleep(0.01)
@@ -149,9 +152,8 @@ def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport
     refused(hmc.InvalidArgumentError, ep.resume)
 
     # Rank 2 stops for longer than the others wait.
-    comm.barrier(timeout=20)
+    barrier_then_stop(2)
     if comm.rank == 2:
-        stop()
         for number in range(5, 12):
             try:
                 check_round(ep, number, 33, 17, 5, 13)
@@ -167,12 +169,13 @@ def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport
         time.sleep(0.01)
     for number in range(5, 12):
         x, (ids, weights) = own[number], chosen[number]
-        try:
-            x2, handle = half(number, 0.5)
-        except hmc.HmcTimeoutError as error:
-            assert "rank 2" in str(error)
+        if number == 5:
+            message = refused(hmc.HmcTimeoutError, half, 5, 0.5)
+            assert "rank 2" in message or ", 2 " in message, message
             ep.mask(2)
             x2, handle = ep.resume(timeout=20)
+        else:
+            x2, handle = half(number, 20)
         y = ep.combine(apply(ep, x2, handle), handle, timeout=20)
         assert ep.alive == (True, True, False)
         check_sum(ep, y, x, ids, weights, handle)
@@ -300,7 +303,11 @@ def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
     ids, weights = routing((1, comm.rank), 17, 5, 13)
     if comm.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        def interrupt():
+            soon(lambda: ep._pending)
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         refused(KeyboardInterrupt, ep.dispatch, x, ids, weights, timeout=20)
         comm.send(b"1", 1, timeout=20)
         x2, handle = ep.resume(timeout=20)
@@ -326,7 +333,7 @@ def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: found.append(ep.dispatch(x, ids, weights, timeout=20)))
     if comm.rank == 0:
         thread.start()
-        time.sleep(0.3)
+        soon(ep._lock.locked)
         assert "another thread" in refused(hmc.HmcTimeoutError, ep.dispatch, x, ids, weights, timeout=0.1)
         assert "another thread" in refused(hmc.HmcTimeoutError, ep.close, timeout=0.1)
         comm.send(b"1", 1, timeout=20)
@@ -351,11 +358,12 @@ def test_a_stopped_rank_keeps_memory_registered(tmp_path: Path) -> None:
     check_round(ep, 0, 33, 17, 5, 13)
     comm.barrier(timeout=20)
     if comm.rank == 1:
-        time.sleep(0.2)
+        take("past")
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(1)
         ep.close()
         end()
+    give("past")  # this rank has what it reads of rank 1
     while "stopped" not in open(f"/proc/{pids[1]}/status").read():
         time.sleep(0.01)
     ep.mask(1)
