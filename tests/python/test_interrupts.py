@@ -30,11 +30,11 @@ def test_blocking_calls_can_be_interrupted(run_job: Callable[..., str], call: st
 
         with hmc.init() as comm:
             if comm.rank == 0:
-                threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
                 try:
+                    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
                     {CALLS[call]}
                 except KeyboardInterrupt:
-                    comm.send(np.ones(1, np.uint8), dst=1, tag=1, timeout=10)
+                    comm.send(np.ones(1, np.uint8), dst=1, tag=1, timeout=20)
                 else:
                     sys.exit("not interrupted")
             else:
@@ -51,18 +51,18 @@ def test_the_others_are_told_who_was_interrupted(run_job: Callable[..., str]) ->
         with hmc.init() as comm:
             # Too large to be under way before the other side has arrived.
             out, inp = np.zeros(4 << 20, np.uint8), np.ones(4 << 20, np.uint8)
-            if comm.rank == 0:
-                threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
-            else:
-                comm.recv(np.empty(1, np.uint8), src=0, tag=1, timeout=20)
             try:
+                if comm.rank == 0:
+                    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+                else:
+                    comm.recv(np.empty(1, np.uint8), src=0, tag=1, timeout=20)
                 comm.all_to_all(out, inp, timeout=20)
             except KeyboardInterrupt:
-                comm.send(np.ones(1, np.uint8), dst=1, tag=1, timeout=10)
+                comm.send(np.ones(1, np.uint8), dst=1, tag=1, timeout=20)
                 comm.recv(np.empty(1, np.uint8), src=1, tag=2, timeout=20)
             except hmc.HmcError as error:
                 print("told:", error, flush=True)
-                comm.send(np.ones(1, np.uint8), dst=0, tag=2, timeout=10)
+                comm.send(np.ones(1, np.uint8), dst=0, tag=2, timeout=20)
         """
     )
     told = [line for line in out.splitlines() if "told:" in line]
@@ -76,8 +76,8 @@ def test_init_can_be_interrupted(run_job: Callable[..., str]) -> None:
         import os, signal, threading, time
 
         if os.environ["HMC_RANK"] == "0":
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
                 hmc.init()
             except KeyboardInterrupt:
                 sys.exit(0)
