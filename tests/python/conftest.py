@@ -72,8 +72,10 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
         prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\n" + textwrap.dedent(source))
+        # Where a rank is to fail, the others have the time of the job to end by themselves, not the five seconds of a user's job.
+        grace = ["--grace", str(timeout)] if expect else []
         result = subprocess.run(
-            [*HMC, "run", "-n", str(ranks), str(script)],
+            [*HMC, "run", "-n", str(ranks), *grace, str(script)],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -167,7 +169,7 @@ def kv_pair() -> Iterator[Any]:
 @pytest.fixture(params=["shm", "tcp"])
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     with contextlib.ExitStack() as end:
-        ctx = end.enter_context(hmc.Context(transports=request.param))
+        ctx = end.enter_context(hmc.Context(transports=request.param, heartbeat=60))
         yield Lab(ctx, request.param, end)
 
 

@@ -138,8 +138,9 @@ def test_beside_a_dead_or_stopped_rank(dead: int, number: signal.Signals, tmp_pa
     source = f"""
     comm = hmc.init(timeout=30)
     if comm.rank == {dead}:
-        open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+        give("pid", str(os.getpid()))
         os.kill(os.getpid(), {int(number)})
+    dead = int(take("pid"))
     time.sleep(0.3)
     if comm.rank == 1:
         comm.abort("without it")
@@ -154,7 +155,7 @@ def test_beside_a_dead_or_stopped_rank(dead: int, number: signal.Signals, tmp_pa
             assert time.monotonic() < give_up
     assert "rank 1 (" in said and said.endswith("without it"), said
     messages_go_on(comm, {living})
-    end(int(open({str(tmp_path / "pid")!r}).read()))
+    end(dead)
     """
     run_survivors(source, 4, living, tmp_path)
 

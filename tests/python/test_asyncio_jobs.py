@@ -24,8 +24,9 @@ def test_barrier_is_awaited_and_cancelled(run_job: Callable[..., str]) -> None:
                     except asyncio.CancelledError:
                         print("cancelled")
                     assert time.monotonic() - start < 10
+                    comm.notify(1, 1)
                 else:
-                    await asyncio.sleep(0.5)
+                    comm.wait_notify(0, 1, timeout=30)
 
         asyncio.run(job())
         """
@@ -38,13 +39,13 @@ def test_keyboard_interrupt_leaves_nothing_behind(run_job: Callable[..., str]) -
         import asyncio, os, signal, threading
 
         async def serve(peer):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             await asyncio.gather(*(peer.wait_notify_async(i) for i in range(100)))
 
         with hmc.Context() as a, hmc.Context() as b:
             ab = a.connect(b.addresses[0], timeout=20)
             ba = b.accept(timeout=20)
             for _ in range(3):
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
                 try:
                     asyncio.run(serve(ba))
                 except KeyboardInterrupt:

@@ -318,7 +318,7 @@ def test_the_ranks_end_with_the_command(number: signal.Signals, tmp_path: Path) 
         process.wait(20)
         assert process.returncode == {signal.SIGKILL: -9}.get(number, 128 + number)
         assert "Traceback" not in process.stderr.read()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 20
     while any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_text() for rank in ranks):
         assert time.monotonic() < end, "a rank still runs"
         time.sleep(0.02)
