@@ -1,20 +1,18 @@
-"""What the Mooncake drop-in refuses, and engines that end, stop, restart or fork."""
+"""What the Mooncake drop-in refuses, and engines that end, restart or fork."""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from mooncake_process import SIZE, Mine, contents, free_port, this_process
+from mooncake_process import SIZE, Mine, contents, this_process
+from ports import free_port
 
 from hmc.errors import ProtocolError
-from hmc.integrations._shared import memory
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake.engine import TransferEngine, TransferNotify, Write
 
@@ -137,7 +135,7 @@ def test_what_hmc_does_not_have_is_refused_by_name(caplog: pytest.LogCaptureFixt
 
 
 def test_ports_are_of_the_range_and_of_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    low = free_port()
+    low = free_port(3)
     monkeypatch.setenv("MC_MIN_RPC_PORT", str(low))
     monkeypatch.setenv("MC_MAX_RPC_PORT", str(low + 2))
     engines = [TransferEngine() for _ in range(4)]
@@ -201,54 +199,6 @@ def test_an_engine_killed_in_mid_transfer_is_an_error(patient: Mine) -> None:
         assert set(states) <= {0, -1}
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, 1) == -1
     assert np.array_equal(mine.memory, contents(3))
-
-
-def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "1")
-    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")
-    with this_process() as mine:
-        other = mine.start()
-        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
-        other.stop()  # for ever: only the timeout ends a transfer
-        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == -1
-        number = mine.engine.transfer_submit_write(other.session, mine.address, other.address, SIZE)
-        while (state := mine.engine.transfer_check_status(number)) == 0:
-            time.sleep(0.01)
-        assert state == -2
-        other.kill(signal.SIGCONT)
-        assert other.ask("1") == 1
-        assert mine.engine.send_probe(other.session) == 0
-        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
-        assert np.array_equal(other.memory(), mine.memory)
-
-
-def test_memory_beside_a_stopped_engine_is_unregistered_once_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transfer that timed out may still access it: until then each call says so, and the last one that it is safe."""
-    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "1")
-    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")
-    monkeypatch.setattr(memory, "_CLOSE_SECONDS", 0.5)
-    with this_process() as mine:
-        other = mine.start()
-        read, engine = np.zeros(SIZE, np.uint8), mine.engine
-        address = read.ctypes.data
-        assert engine.register_memory(address, SIZE) == 0
-        assert engine.transfer_sync_read(other.session, address, other.address, SIZE) == 0
-        other.stop()
-        for transfer in (engine.transfer_sync_read, engine.transfer_sync_write):
-            assert transfer(other.session, address, other.address, SIZE) == -1
-        assert engine.batch_unregister_memory([address, address]) == -1
-        for _ in range(2):
-            assert engine.unregister_memory(address) == -1
-        assert engine.register_memory(address, SIZE) == 0
-        assert engine.unregister_memory(address) == -1
-        monkeypatch.setattr(memory, "_CLOSE_SECONDS", 30)
-        other.kill(signal.SIGCONT)
-        assert engine.unregister_memory(address) == 0
-        read[:] = contents(5)
-        assert other.ask("1") == 1
-        assert engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
-        assert np.array_equal(read, contents(5))
-        assert engine.unregister_memory(address) == -3
 
 
 def test_an_engine_is_dead_in_a_forked_child(mine: Mine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from nixl_process import SIZE, Mine, Other, contents, this_process
+from ports import free_port
 
 import hmc
 from hmc.integrations._shared import frames as wire
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl import nixl_agent, nixl_agent_config
 
-SOON = 5  # seconds; the promise is one, on a machine that is not overloaded
+SOON = 20  # seconds; the promise is one, on a machine that is not overloaded
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -101,9 +101,7 @@ def test_a_removed_agent_gets_nothing_more(mine: Mine) -> None:
 
 def test_metadata_of_before_a_restart_is_refused_and_changes_nothing(mine: Mine) -> None:
     """The agent comes back at the same address: what it said before names memory that it does not have."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        config = {"enable_listen_thread": True, "listen_port": probe.getsockname()[1]}
+    config = {"enable_listen_thread": True, "listen_port": free_port()}
     first = mine.start(config=config)
     assert mine.run(whole(mine, first)) == "DONE"
     first.close()
@@ -270,7 +268,7 @@ def test_ten_thousand_transfers_leak_nothing(mine: Mine) -> None:
     before = open_descriptors(), resident()
     some(9000)
     gc.collect()
-    assert open_descriptors() == before[0]
+    assert open_descriptors() <= before[0]
     assert resident() < before[1] + (4 << 20)
     assert len(other.notifs(10_000)) == 10_000
 

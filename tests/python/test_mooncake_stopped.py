@@ -1,0 +1,66 @@
+"""An engine of the Mooncake drop-in that is stopped: timeouts, and memory that it may still access."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+from mooncake_process import SIZE, contents, this_process
+
+from hmc.integrations._shared import memory
+
+
+def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "1")
+    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")
+    with this_process() as mine:
+        other = mine.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(mine.engine, "_seconds", 30.0)
+            assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
+        other.stop()  # for ever: only the timeout ends a transfer
+        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == -1
+        number = mine.engine.transfer_submit_write(other.session, mine.address, other.address, SIZE)
+        while (state := mine.engine.transfer_check_status(number)) == 0:
+            time.sleep(0.01)
+        assert state == -2
+        mine.engine._seconds = 30.0
+        other.kill(signal.SIGCONT)
+        assert other.ask("1") == 1
+        assert mine.engine.send_probe(other.session) == 0
+        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
+        assert np.array_equal(other.memory(), mine.memory)
+
+
+def test_memory_beside_a_stopped_engine_is_unregistered_once_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that timed out may still access it: until then each call says so, and the last one that it is safe."""
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "1")
+    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")
+    monkeypatch.setattr(memory, "_CLOSE_SECONDS", 0.5)
+    with this_process() as mine:
+        other = mine.start()
+        read, engine = np.zeros(SIZE, np.uint8), mine.engine
+        address = read.ctypes.data
+        assert engine.register_memory(address, SIZE) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_seconds", 30.0)
+            assert engine.transfer_sync_read(other.session, address, other.address, SIZE) == 0
+        other.stop()
+        for transfer in (engine.transfer_sync_read, engine.transfer_sync_write):
+            assert transfer(other.session, address, other.address, SIZE) == -1
+        assert engine.batch_unregister_memory([address, address]) == -1
+        for _ in range(2):
+            assert engine.unregister_memory(address) == -1
+        assert engine.register_memory(address, SIZE) == 0
+        assert engine.unregister_memory(address) == -1
+        monkeypatch.setattr(memory, "_CLOSE_SECONDS", 30)
+        engine._seconds = 30.0
+        other.kill(signal.SIGCONT)
+        assert engine.unregister_memory(address) == 0
+        read[:] = contents(5)
+        assert other.ask("1") == 1
+        assert engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
+        assert np.array_equal(read, contents(5))
+        assert engine.unregister_memory(address) == -3
