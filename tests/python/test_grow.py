@@ -190,6 +190,7 @@ def test_the_job_key_is_required_besides(tmp_path: Path) -> None:
         comm = hmc.init(rank=0, size=1, key=hmc.keygen(), listen="tcp://127.0.0.1:0", timeout=60)
         give("invitation", comm.invite())
         refusal(hmc.HmcTimeoutError, comm.grow, timeout=4)
+        take("refused")
         give("key", key := hmc.keygen())
         comm.close()
         comm = hmc.init(rank=0, size=1, key=key, listen="tcp://127.0.0.1:0", timeout=60)
@@ -199,6 +200,7 @@ def test_the_job_key_is_required_besides(tmp_path: Path) -> None:
         invitation = take("invitation")
         refusal(hmc.AuthenticationError, hmc.join, invitation, timeout=30)
         refusal(hmc.AuthenticationError, hmc.join, invitation, key=hmc.keygen(), timeout=30)
+        give("refused")
         check_collectives(hmc.join(take("second"), key=take("key"), timeout=60))
     end()
     """
