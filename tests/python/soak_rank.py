@@ -19,6 +19,7 @@ from soak_plan import SIZES, WINDOW, Batch, Bytes, Op, Plan, data, different
 import hmc
 
 DEADLINE = 20.0  # seconds, of an operation
+CLOSING = 20.0  # seconds
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Rank:
             elif word == "verify":
                 self.verify(int(number))
             elif word == "end" and not self.closed:
-                self.comm.close(timeout=5)
+                self.comm.close(timeout=CLOSING)
             self.tell(word)
 
     def tell(self, word: str) -> None:
@@ -207,7 +208,7 @@ class Rank:
 
         def check() -> str:
             # Callbacks run after the completion, not before it.
-            return different(seen, wanted) if looked.wait(5) else "its callback did not run in 5 s"
+            return different(seen, wanted) if looked.wait(DEADLINE) else f"its callback did not run in {DEADLINE:g} s"
 
         posted = self.accept(op, "receives behind the fence", op.src, door.irecv(flag, *named.values(), tag=op.tag), check)
 
@@ -326,11 +327,11 @@ class Rank:
         """Closes with operations in flight: they end, and nothing is written afterwards."""
         start = time.monotonic()
         try:
-            self.comm.close(timeout=5)
+            self.comm.close(timeout=CLOSING)
         except hmc.HmcTimeoutError as error:
             self.find(f"close: {error}")
-        if time.monotonic() - start > 5 + self.slack:
-            self.find(f"close(timeout=5) took {time.monotonic() - start:.1f} s")
+        if time.monotonic() - start > CLOSING + self.slack:
+            self.find(f"close(timeout={CLOSING:g}) took {time.monotonic() - start:.1f} s")
         self.closed = True
         self.canaries += [("window of a closed rank", window, window.copy()) for window in self.windows]
         for posted in self.posted:
@@ -340,7 +341,7 @@ class Rank:
     def verify(self, number: int) -> None:
         """After a batch, when every rank has finished it."""
         batch = self.plan.batches[number]
-        end = time.monotonic() + 5
+        end = time.monotonic() + DEADLINE
         for posted in self.posted:
             while len(posted.callbacks) < 1 and time.monotonic() < end:
                 time.sleep(0.005)

@@ -76,14 +76,18 @@ def _parent(process: int) -> int:
 
 
 def test_an_engine_ends_with_a_killed_decode_process(tmp_path: Path) -> None:
-    environment = {**os.environ, "DEMO": str(os.getpid())}
+    # The engine stops before it does anything: it cannot end by itself.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\nif 'other' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "DEMO": str(os.getpid())}
     command = [sys.executable, "-m", "hmc", *QUICK]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
     ) as demo:
         while (other := _other_engine(os.getpid())) is None:
             assert demo.poll() is None
-        os.kill(other, signal.SIGSTOP)  # it cannot end by itself
         os.kill(_parent(other), signal.SIGKILL)
         assert "killed by SIGKILL" in demo.communicate(timeout=60)[1]
         assert demo.returncode == 1

@@ -103,10 +103,10 @@ os.kill(int(pid[0]), signal.SIGKILL)
 start = time.monotonic()
 try:
     while True:  # the handle is dead before the death is known
-        comm.put(buf, remote).wait(10)
+        comm.put(buf, remote).wait(30)
 except hmc.PeerLostError:
     pass
-assert time.monotonic() - start < 8
+assert time.monotonic() - start < 25
 again = hmc.Memory(1 << 20, device="cuda:0")
 again.copy_from(buf.memory)
 print("survived", flush=True)

@@ -184,13 +184,13 @@ start = time.monotonic()
 lost = 0
 for work in works:
     try:
-        work.wait(10)
+        work.wait(30)
     except (hmc.PeerLostError, hmc.DeviceError):
         lost += 1
-assert time.monotonic() - start < 8
+assert time.monotonic() - start < 25
 try:
     while True:
-        comm.send(buf, 1, timeout=5)
+        comm.send(buf, 1, timeout=30)
 except hmc.PeerLostError:
     pass
 own = hmc.Memory(size, device=here)

@@ -335,12 +335,12 @@ works = [comm.put(device, remote) for _ in range(20)]
 os.kill(int(pid[0]), signal.SIGKILL)
 for work in works:
     try:
-        work.wait(10)
+        work.wait(30)
     except hmc.PeerLostError:
         pass  # or it was over in time
 try:
     while True:
-        comm.get(device, remote).wait(10)
+        comm.get(device, remote).wait(30)
 except hmc.PeerLostError:
     pass
 device.memory.copy_from(pattern(SIZE, 4))

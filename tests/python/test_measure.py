@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hosts import Unavailable, wait_all
+from ports import free_port
 from shaped_islands import Link, ShapedIslands
 
 import hmc
@@ -154,9 +154,9 @@ INTERRUPTED = (
     + """
 import signal, threading
 comm.barrier(timeout=30)
-if comm.rank == 0:
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
+    if comm.rank == 0:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     while True:
         comm.measure(refresh=True, timeout=60)
 except KeyboardInterrupt:
@@ -199,26 +199,30 @@ with hmc.init(timeout=60, topology=hmc.Topology.parse({topology!r})) as comm:
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-@pytest.mark.xdist_group("hosts")
-def test_shares_follow_shaped_links(tmp_path: Path) -> None:
-    """Two islands, whose ranks have links of 25, 50 and 100 Mbit/s to the other one."""
-    try:
-        with ShapedIslands([Link(rank // 3, 25 << (rank % 3)) for rank in range(6)]) as islands:
-            script = tmp_path / "border.py"
-            script.write_text(BORDER.format(topology=islands.topology))
-            processes = islands.launch(script, free_port(), hmc.keygen(), HMC_CACHE=str(tmp_path / "cache"))
-            results = wait_all(processes)
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+def shaped(folder: Path) -> tuple[list[float], list[int], list[int], str]:
+    """Each rank's best bandwidth over the border, its bytes across it with even and with measured shares, and what these are of."""
+    folder.mkdir()
+    with ShapedIslands([Link(rank // 3, 25 << (rank % 3)) for rank in range(6)]) as islands:
+        script = folder / "border.py"
+        script.write_text(BORDER.format(topology=islands.topology))
+        results = wait_all(islands.launch(script, free_port(), hmc.keygen(), HMC_CACHE=str(folder / "cache")))
     text = "".join(out for _, out in results)
     assert all(status == 0 for status, _ in results), text
     best, even, shares, figures = json.loads(next(line for line in text.splitlines() if "RESULT" in line).split("RESULT")[1])
+    return best, even, shares, figures
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("hosts")
+def test_shares_follow_shaped_links(tmp_path: Path) -> None:
+    """Two islands, whose ranks have links of 25, 50 and 100 Mbit/s to the other one."""
+    for attempt in range(3):
+        try:
+            best, even, shares, figures = shaped(tmp_path / str(attempt))
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        if all(1.4 < best[rank + 1] / best[rank] < 2.8 for rank in (0, 1, 3, 4)):
+            break  # else a machine was so busy that a link was not as fast as the kernel lets it be
     assert figures.startswith("measured ")
     for island in (range(3), range(3, 6)):
         one, two, four = (best[rank] for rank in island)

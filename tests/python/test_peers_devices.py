@@ -202,10 +202,15 @@ start = time.monotonic()
 lost = 0
 for work in works:
     try:
-        work.wait(10)
+        work.wait(30)
     except hmc.PeerLostError:
         lost += 1  # or it was over in time
-assert lost and time.monotonic() - start < 10
+while not lost:  # this process was so slow that all were
+    try:
+        comm.put(mine, remote).wait(30)
+    except hmc.PeerLostError:
+        lost += 1
+assert time.monotonic() - start < 25
 mine.numpy()[:] = pattern(SIZE, 4)
 time.sleep(0.3)
 assert (mine.numpy() == pattern(SIZE, 4)).all()

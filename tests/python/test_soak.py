@@ -13,8 +13,8 @@ KNOWN = ""  # kinds of operations whose promises are known to be broken, by comm
 
 @pytest.mark.parametrize("transport", ENVIRONMENTS)
 def test_soak(transport: str) -> None:
-    # A busy machine may take a second more than the promises say.
-    assert soak(8, random.randrange(1 << 31), [transport], slack=2.0, without=KNOWN) == []
+    # A busy machine may take seconds more than the promises say.
+    assert soak(8, random.randrange(1 << 31), [transport], slack=10.0, without=KNOWN) == []
 
 
 def test_a_seed_names_one_plan() -> None:

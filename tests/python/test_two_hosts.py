@@ -29,7 +29,7 @@ def launch(hosts: Hosts, script: Path, port: int, each: int = 2, **environment: 
     """`hmc run` on both hosts, as a user types it there."""
     key = hmc.keygen()
     rendezvous = f"tcp://{hosts[0].address}:{port}"
-    line = ["--nodes", "2", "-n", str(each), "--rendezvous", rendezvous]
+    line = ["--nodes", "2", "-n", str(each), "--grace", "60", "--rendezvous", rendezvous]
     return [
         host.start(*HMC, "run", *line, "--node-rank", str(node), str(script), HMC_JOB_KEY=key, **environment)
         for node, host in enumerate(hosts)

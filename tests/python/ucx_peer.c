@@ -81,8 +81,7 @@ static ucs_status_t connect_to(const char* text) {
   return status;
 }
 
-int main(int argc, char** argv) {
-  if (argc > 1) patience = atof(argv[1]);
+int main(void) {
   ucp_params_t params = {0};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_RMA;
@@ -100,6 +99,9 @@ int main(int argc, char** argv) {
     const int get = found == 5 && strcmp(words[0], "get") == 0;
     if (found == 2 && strcmp(words[0], "connect") == 0) {
       status = connect_to(words[1]);
+    } else if (found == 2 && strcmp(words[0], "patience") == 0) {
+      patience = atof(words[1]);
+      status = UCS_OK;
     } else if (found == 5) {
       data = get ? malloc(length = strtoull(words[4], NULL, 0)) : bytes_of(words[4], &length);
       status = move(!get, atoi(words[1]), words[2], strtoull(words[3], NULL, 0), data, length);
