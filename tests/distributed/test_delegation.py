@@ -161,8 +161,9 @@ except Exception:
     pass
 else:
     raise SystemExit("it came back")
-assert time.monotonic() - began < 10, time.monotonic() - began
-for _ in range(100):
+assert time.monotonic() - began < 30, time.monotonic() - began
+while True:
+    assert time.monotonic() - began < 30, "no PeerLostError"
     try:
         dist.all_reduce(x)
     except hmc.PeerLostError as error:
@@ -170,10 +171,10 @@ for _ in range(100):
         break
     except Exception:
         time.sleep(0.01)
-else:
-    raise SystemExit("no PeerLostError")
+    else:
+        raise SystemExit("it came back")
 while "abort" not in taken:
-    assert time.monotonic() - began < 10, taken
+    assert time.monotonic() - began < 30, taken
     time.sleep(0.001)
 print("lost", flush=True)
 os._exit(0)
@@ -200,15 +201,18 @@ class Waits(Counted):
 Counted = Waits
 rank, size = start(timeout=timedelta(seconds=60))
 x = torch.ones(7)
+dist.broadcast(x, 0)
+backend, store = dist.group.WORLD._native.of([x]), dist.distributed_c10d._get_default_store()
 began = time.monotonic()
+store.add("have their backend", 1)
 if rank == 0:
-    dist.broadcast(x, 0)
+    while store.add("have their backend", 0) < size:
+        time.sleep(0.01)
     time.sleep(0.5)
     dist.group.WORLD.abort()
 else:
-    dist.broadcast(x, 0)
     try:
-        dist.group.WORLD._native.of([x]).allreduce([x])
+        backend.allreduce([x])
     except RuntimeError as error:
         assert "aborted" in str(error), error
     assert time.monotonic() - began < 20
