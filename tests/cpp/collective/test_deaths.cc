@@ -12,7 +12,7 @@ using testing::view;
 using testing::wait_until_stopped;
 
 void expect_named(const Communicator& world, int dead) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (world.lost().empty() && std::chrono::steady_clock::now() < give_up)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(world.lost(), std::vector<int>{dead});
@@ -335,10 +335,13 @@ TEST(Death, AStoppedRankTimesOutByName) {
     const auto pid = static_cast<pid_t>(process.board[0].load());
     ASSERT_TRUE(wait_until_stopped(pid));
     const Status status = world.barrier(Deadline::after_seconds(0.5));
-    EXPECT_EQ(status.code(), Code::timeout) << status.str();
+    // The first to time out tells the other, before its call where that comes late.
+    if (status.code() == Code::timeout) process.board[2].fetch_add(1);
+    EXPECT_TRUE(status.code() == Code::timeout || status.code() == Code::closed) << status.str();
     EXPECT_TRUE(world.lost().empty());
     process.board[1].fetch_add(1);
     EXPECT_TRUE(process.board.wait(1, 2));
+    EXPECT_GE(process.board[2].load(), 1);
     if (process.rank == 0) kill(pid, SIGCONT);
   });
 }

@@ -112,7 +112,7 @@ TEST_P(FusedCalls, RanksThatSleepAreWoken) {
       if (me.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(150));
       const auto before = std::chrono::steady_clock::now();
       HMC_ASSERT_OK(all_reduce(me, soon()));
-      EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+      EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
     }
     // In the background, with nobody waiting.
     Bytes in = input(me.rank(), fused_bytes), out(fused_bytes);
@@ -178,7 +178,7 @@ TEST_P(FusedCalls, ARankThatDiesOrLeavesIsNamed) {
                 process.board[0].fetch_add(1);
                 const auto before = std::chrono::steady_clock::now();
                 const Status status = all_reduce(me, soon());
-                EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+                EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
                 EXPECT_TRUE(status.code() == Code::peer_lost || (!dies && status.code() == Code::closed)) << status.str();
                 if (dies) {
                   EXPECT_NE(status.message().find("rank " + std::to_string(gone)), std::string_view::npos) << status.str();
@@ -207,7 +207,7 @@ TEST_P(FusedCalls, ARankThatDiedBeforeIsNamed) {
             std::this_thread::sleep_for(std::chrono::milliseconds(600));
             const auto before = std::chrono::steady_clock::now();
             const Status status = all_reduce(me, soon());
-            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
             EXPECT_TRUE(status.code() == Code::peer_lost || status.code() == Code::closed) << status.str();
             EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
             process.board[1].fetch_add(1);
@@ -231,7 +231,7 @@ TEST_P(FusedCalls, ARankWhoseContextIsClosedIsNamed) {
     EXPECT_TRUE(process.board.wait(0, 1));
     const auto before = std::chrono::steady_clock::now();
     const Status status = all_reduce(me, soon());
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
     EXPECT_EQ(status.code(), Code::closed) << status.str();
     EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
     process.board[1].fetch_add(1);
@@ -254,7 +254,8 @@ TEST_P(FusedCalls, ARankThatIsStoppedBeforeTheCallHoldsNobody) {
       process.board[3].store(1);
       return;
     }
-    EXPECT_TRUE(process.board.wait(1, 1));
+    ASSERT_TRUE(process.board.wait(1, 1));
+    ASSERT_TRUE(wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
     Bytes in = input(me.rank(), fused_bytes), out(in.size(), std::byte{0x5C});
     const Bytes untouched = out;
     const auto before = std::chrono::steady_clock::now();

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -83,9 +83,9 @@ TEST(IslandPlan, NoPlanBeatsItsLowerBound) {
 }
 
 TEST(IslandPlan, TenThousandCardsTakeNoTime) {
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the CPU: a busy machine takes longer
   const IslandPlan plan = planned({island("a", 5120), island("b", 5120)});
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_LT(std::clock() - begin, 2 * CLOCKS_PER_SEC);
   EXPECT_EQ(plan.algorithm, "hierarchical");
   // Within an island 639 of 640 parts of an eighth go by the NIC, both ways.
   const double among = 2.0 * GiB / 8 * 639 / 640, exchange = static_cast<double>(GiB) / 5120;

@@ -236,7 +236,7 @@ TEST(MappedCalls, AKilledRankIsNamed) {
         const Status status = me.all_reduce(memory, memory, sum_of_f32, soon());
         EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
         EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
       },
       1);
 }

@@ -305,7 +305,7 @@ TEST(NativeFailures, AKilledRankIsNamed) {
           const Status status = me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), vendors_library);
           EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
           EXPECT_TRUE(names(status, "rank 2")) << status.str();
-          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
           const Communicator again = *world.shrink(soon());
           EXPECT_EQ(again.size(), 2);
           check_gathered(*again.self(), 3001);

@@ -104,7 +104,7 @@ class Kills : public ::testing::TestWithParam<std::string> {
     victim.reset();
     bystander_role_.reset();
     way.reset();
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (open_descriptors() != descriptors_ && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
     EXPECT_EQ(open_descriptors(), descriptors_);
     while (!newly_abandoned().empty() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
@@ -128,7 +128,7 @@ class Kills : public ::testing::TestWithParam<std::string> {
     while (status.ok()) status = operation();
     killer.join();
     // A system call of the transfer may notice before the peer is given up.
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (victim_peer.alive() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
     EXPECT_FALSE(victim_peer.alive());
     return status;

@@ -131,17 +131,17 @@ TEST(Limits, WithoutPtraceTheRingIsTakenAndSaysSo) {
   EXPECT_NE(theirs.find("ptrace"), std::string::npos) << theirs;
 }
 
-// All of a connection's life; `where` it ended.
-Status live_with(const std::string& transports, std::string& where) {
+// All of a connection's life; `where` it ended. Whoever connects may wait for `connect_seconds`.
+Status live_with(const std::string& transports, std::string& where, double connect_seconds = 20) {
   where = "context";
   ContextOptions options;
   options.transports = transports;
   HMC_ASSIGN(const auto a, Context::create(options));
   HMC_ASSIGN(const auto b, Context::create(options));
   where = "connect";
-  HMC_ASSIGN(const auto ab, a.connect(b.addresses().front(), soon(0.3)));
+  HMC_ASSIGN(const auto ab, a.connect(b.addresses().front(), soon(connect_seconds)));
   where = "accept";
-  HMC_ASSIGN(const auto ba, b.accept(soon(3)));
+  HMC_ASSIGN(const auto ba, b.accept(soon()));
   where = "buffer";
   HMC_ASSIGN(const auto source, a.buffer(70'001));
   HMC_ASSIGN(const auto target, b.buffer(70'001));
@@ -149,17 +149,17 @@ Status live_with(const std::string& transports, std::string& where) {
   where = "descriptor";
   HMC_ASSIGN(const auto descriptor, target.descriptor());
   where = "import";
-  HMC_ASSIGN(const auto remote, ab.import(descriptor, soon(3)));
+  HMC_ASSIGN(const auto remote, ab.import(descriptor, soon()));
   where = "put";
   HMC_ASSIGN(const auto put, ab.put(source, remote, {1, Complete::remote}));
-  HMC_TRY(put.wait(soon(3)));
-  HMC_TRY(ba.wait_notify(1, 1, soon(3)));
+  HMC_TRY(put.wait(soon()));
+  HMC_TRY(ba.wait_notify(1, 1, soon()));
   EXPECT_EQ(first_mismatch(span_of(target), 1), -1);
   where = "send";
   std::vector<std::byte> in(70'001);
   HMC_ASSIGN(const auto received, ba.irecv({in.data(), in.size()}, 1));
-  HMC_TRY(ab.send(source, 1, soon(3)));
-  HMC_TRY(received.wait(soon(3)));
+  HMC_TRY(ab.send(source, 1, soon()));
+  HMC_TRY(received.wait(soon()));
   EXPECT_EQ(first_mismatch(in, 1), -1);
   return {};
 }
@@ -181,7 +181,7 @@ TEST_P(Descriptors, ALimitAtEveryPointSaysSoAndLeaksNothing) {
     close(lowest);
     const rlimit tight{static_cast<rlim_t>(lowest) + spare, usual.rlim_max};
     setrlimit(RLIMIT_NOFILE, &tight);
-    const Status status = live_with(way.transports, where);
+    const Status status = live_with(way.transports, where, 0.3);
     setrlimit(RLIMIT_NOFILE, &usual);
     SCOPED_TRACE(std::to_string(spare) + " descriptors spare, " + where + ": " + status.str());
     if (status.ok()) {

@@ -72,13 +72,13 @@ class Stops : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(WIFSTOPPED(status));
   }
   void go_on() const { role.signal(SIGCONT); }
-  // The call ends with a timeout, and not long after the 50 ms it was given.
+  // The call ends with a timeout, and does not wait for the stopped process, which goes on later.
   void expect_timeout(const char* what, const std::function<Status(Deadline)>& call) {
     SCOPED_TRACE(what);
     const auto start = std::chrono::steady_clock::now();
     const Status status = call(soon(0.05));
     EXPECT_EQ(status.code(), Code::timeout) << status.str();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
   }
   Way way_;
   Context context;
@@ -161,7 +161,7 @@ TEST_P(Stops, ClosingDoesNotWaitForIt) {
   const auto sent = *peer.isend(view(message), 1);
   const auto start = std::chrono::steady_clock::now();
   static_cast<void>(context.close(soon(0.2)));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
   const Status end = get.wait(soon());
   EXPECT_TRUE(end.ok() || end.code() == Code::closed) << end.str();
   if (end.ok()) {

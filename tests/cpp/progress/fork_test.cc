@@ -53,7 +53,7 @@ TEST_P(ForkTest, ChildIsRefusedAndEndsQuietly) {
       mine->accepted();
       fresh->at(Deadline::after_seconds(0.01), [mine] { mine->complete({}); });
     }
-    if (!mine->wait(Deadline::after_seconds(5)).ok()) failed |= 64;
+    if (!mine->wait(Deadline::after_seconds(20)).ok()) failed |= 64;
     mine.reset();
     fresh.reset();
     state.reset();
