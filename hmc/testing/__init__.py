@@ -49,8 +49,8 @@ def library(vendor: str) -> str:
 def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dict[str, str]:
     """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
 
-    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL) carry out the calls that
-    name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
+    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL) carry out the
+    calls that name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
     """
     chosen = vendors or tuple(VENDORS)
     collective = {LIBRARIES[each]: library(each) if libraries else "off" for each in chosen if each in LIBRARIES}

@@ -1,6 +1,7 @@
 #include "collective/group.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "collective/execute.h"
@@ -25,6 +26,19 @@ bool broken_before(const std::optional<job::Breakage>& broken, std::uint64_t seq
 }
 
 Status closed_status() { return {Code::closed, "this Communicator was closed"}; }
+
+// From the collective of that sequence on. Who is in one by messages would wait for this process's part. The Context's goodbye says
+// as much.
+void tell_of_leaving(const Group& group, std::uint64_t first) {
+  const Status reason(Code::closed, group.describe(group.local().front()) + " closed the Communicator");
+  const Bytes told = encode(job::Breakage{group.id(), first, reason});
+  std::set<const PeerState*> seen;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    const auto& peer = group.rank(r).peer;
+    if (peer->is_self() || peer->phase() != PeerPhase::ready || !seen.insert(peer.get()).second) continue;
+    static_cast<void>(peer->send_control(control_group_left, told));  // a peer that is gone needs no news
+  }
+}
 
 }  // namespace
 
@@ -72,6 +86,13 @@ void Group::leave() {
   {
     const auto lock = engine()->lock();
     world_->remove(*this);
+    std::uint64_t first = *std::ranges::min_element(sequence_);
+    const auto earlier = [&first](const CollectiveWork& work) {
+      first = std::min(first, work.sequence());
+      return false;
+    };
+    running_.fail_if(earlier, {});
+    if (!broken_ && !world_->ends_context(*this)) tell_of_leaving(*this, first);
     fused_.leave();
     running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
     messenger_.watch_calls(collective_scope(), nullptr);

@@ -28,6 +28,7 @@ inline constexpr MessageType control_process_lost = 210;  // a process of the jo
 inline constexpr MessageType control_group_broken = 211;  // a group takes no more collectives
 inline constexpr MessageType control_look = 212;          // nothing to read: something has changed in a fused call
 inline constexpr MessageType control_segment = 213;       // of a group's fused calls: its descriptor, or none
+inline constexpr MessageType control_group_left = 218;    // job::Breakage: this process closed the Communicator
 
 // Scopes of a group: its P2P calls use the number itself, its collectives the number with this bit, so that user tags never meet
 // theirs.
