@@ -1,6 +1,7 @@
 // Layouts of KV caches for hmc.layout, which gives these functions their Python form.
 #include <pybind11/numpy.h>
 
+#include <optional>
 #include <vector>
 
 #include "common.h"
@@ -19,12 +20,6 @@ Buffers buffers_of(const py::sequence& arrays, bool writable) {
   Buffers views;
   for (const py::handle array : arrays) views.push_back(view_of(array, writable));
   return views;
-}
-
-MemoryView cpu_view_of(const py::object& array, bool writable) {
-  MemoryView view = view_of(array, writable);
-  if (!view.device.is_cpu()) refuse("weighted_sum adds up CPU memory; this array is on " + view.device.str());
-  return view;
 }
 
 std::vector<std::span<const std::byte>> readable(const Buffers& buffers) {
@@ -54,18 +49,28 @@ Layout make_layout(const std::string& text, std::uint64_t layers, std::uint64_t 
 }
 
 void weighted_rows(const py::object& out, const py::object& rows, const py::array_t<float, py::array::c_style>& weights,
-                   const py::object& dtype) {
+                   const py::object& dtype, const std::optional<py::array_t<bool, py::array::c_style>>& used) {
   if (weights.ndim() != 2) refuse("weights need two axes: results and terms");
-  const Buffers to{cpu_view_of(out, true)}, from{cpu_view_of(rows, false)};
+  const Buffers to{view_of(out, true)}, from{view_of(rows, false)};
   const auto terms = static_cast<std::size_t>(weights.shape(1));
   const std::span<const float> factors(weights.data(), static_cast<std::size_t>(weights.size()));
+  std::span<const std::uint8_t> marks;
+  if (used) marks = {reinterpret_cast<const std::uint8_t*>(used->data()), static_cast<std::size_t>(used->size())};
+  if (used && marks.size() != factors.size()) refuse("used needs the shape of weights");
   const DataType type = element_type_of(py::none(), dtype);
   Status done;
   {
     const ReleasedGil nogil;
-    done = weighted_sum(writable(to)[0], readable(from)[0], factors, terms, type);
+    done = weighted_sum(writable(to)[0], readable(from)[0], factors, terms, type, marks);
   }
   check(done);
+}
+
+bool prepare_sums(const py::object& device, const py::object& dtype) {
+  const Device where = device_of(device);
+  const DataType type = element_type_of(py::none(), dtype);
+  const ReleasedGil nogil;
+  return check(prepare_weighted_sum(where, type));
 }
 
 py::list runs(const Layout& source, const py::object& source_blocks, std::uint64_t source_first, const Layout& target,
@@ -183,9 +188,15 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("buffer_bytes", &Layout::buffer_bytes, "Bytes that each buffer has at least.");
   module.def(
       "weighted_sum", weighted_rows, py::arg("out"), py::arg("rows"), py::arg("weights"), py::arg("dtype"),
+      py::arg("used") = py::none(),
       "Row t of `out` becomes the sum over k of weights[t, k] * row (t, k) of `rows`, in f32 and in the order of k, rounded to "
-      "nearest even. `out`, `rows`: arrays in CPU memory whose bytes are elements of `dtype`, a floating type of at most 32 "
-      "bits. `weights`: float32, of shape (results, terms). Releases the GIL. InvalidArgumentError: sizes that do not fit.");
+      "nearest even. `out`, `rows`: arrays whose bytes are elements of `dtype`, a floating type of at most 32 bits, both in CPU "
+      "memory or both on one device, which then computes: behind no stream, and returns when the sums are in place. `weights`: "
+      "float32, of shape (results, terms). `used`: bools of that shape; False leaves a term out, and its row is not read. "
+      "Releases the GIL. InvalidArgumentError: sizes that do not fit. UnsupportedError: the device has no kernel, or not yet.");
+  module.def("prepare_weighted_sum", prepare_sums, py::arg("device"), py::arg("dtype"),
+             "Loads the kernel of weighted_sum() in a device's memory. False: not yet, as it is being compiled or a held stream "
+             "keeps the device waiting. Releases the GIL. UnsupportedError: there is none.");
   module.def("layout_runs", runs, py::arg("source"), py::arg("source_blocks"), py::arg("source_first"), py::arg("target"),
              py::arg("target_blocks"), py::arg("target_first"), py::arg("tokens"), py::arg("layers"), py::arg("heads"));
   module.def("layout_convert", convert, py::arg("source"), py::arg("source_arrays"), py::arg("source_blocks"),

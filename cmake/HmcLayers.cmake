@@ -197,7 +197,7 @@ endfunction()
 
 # The kernels' sources as text, for vendors whose compiler runs where they do.
 function(hmc_kernel_sources)
-  foreach(name copy_blocks reduce page_rows pages mapped_memory mapped)
+  foreach(name copy_blocks reduce page_rows pages weighted_sum mapped_memory mapped)
     set(kernel "${CMAKE_CURRENT_SOURCE_DIR}/cpp/src/device/kernels/${name}.cu")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${kernel}")
     file(READ "${kernel}" text)

@@ -2214,6 +2214,11 @@ def plan_islands(
     Estimates an all_reduce of nbytes over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. border: bandwidths of the links that each island, of one host, has to the others; default: the cards' NICs. Latencies in seconds.
     """
 
+def prepare_weighted_sum(device: typing.Any, dtype: typing.Any) -> bool:
+    """
+    Loads the kernel of weighted_sum() in a device's memory. False: not yet, as it is being compiled or a held stream keeps the device waiting. Releases the GIL. UnsupportedError: there is none.
+    """
+
 def runtimes() -> list[dict[str, typing.Any]]: ...
 def settings() -> list[dict[str, typing.Any]]: ...
 def suggest_library(variable: str, path: str) -> None: ...
@@ -2231,9 +2236,9 @@ def wait_any(works: collections.abc.Iterable[typing.Any], timeout: float | None 
 ANY_SOURCE: int = -1
 ANY_TAG: int = -1
 
-def weighted_sum(out: typing.Any, rows: typing.Any, weights: typing.Any, dtype: typing.Any) -> None:
+def weighted_sum(out: typing.Any, rows: typing.Any, weights: typing.Any, dtype: typing.Any, used: typing.Any = None) -> None:
     """
-    Row t of `out` becomes the sum over k of weights[t, k] * row (t, k) of `rows`, in f32 and in the order of k, rounded to nearest even. `out`, `rows`: arrays in CPU memory whose bytes are elements of `dtype`, a floating type of at most 32 bits. `weights`: float32, of shape (results, terms). Releases the GIL. InvalidArgumentError: sizes that do not fit.
+    Row t of `out` becomes the sum over k of weights[t, k] * row (t, k) of `rows`, in f32 and in the order of k, rounded to nearest even. `out`, `rows`: arrays whose bytes are elements of `dtype`, a floating type of at most 32 bits, both in CPU memory or both on one device, which then computes: behind no stream, and returns when the sums are in place. `weights`: float32, of shape (results, terms). `used`: bools of that shape; False leaves a term out, and its row is not read. Releases the GIL. InvalidArgumentError: sizes that do not fit. UnsupportedError: the device has no kernel, or not yet.
     """
 
 version: str = "0.1.0"

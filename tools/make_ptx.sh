@@ -40,6 +40,16 @@ types="f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 i64 i32 i16 i8 u64 u32 u16
   printf '};\n\n}  // namespace hmc\n'
 } >"$out/reduce_ptx.h"
 
+{
+  header "reduce.cu and weighted_sum.cu"
+  printf '#pragma GCC diagnostic push\n#pragma GCC diagnostic ignored "-Woverlength-strings"\n'
+  echo "inline constexpr const char* weighted_sum_ptx[] = {  // from f32 on, in the order of hmc::DataType"
+  for type in f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2; do
+    echo "$(text weighted_sum.cu sm_60 -fmad=false -include reduce.cu "-DHMC_WEIGHTED_SUM_$type"),"
+  done
+  printf '};\n#pragma GCC diagnostic pop\n\n}  // namespace hmc\n'
+} >"$out/weighted_sum_ptx.h"
+
 # Loads and stores of system scope are of sm_70. Longer than the literals that every compiler must take; gcc and clang take any.
 {
   header "reduce.cu, mapped_memory.cu and mapped.cu"

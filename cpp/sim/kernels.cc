@@ -105,6 +105,7 @@ Error launch(void* kernel, const Launch& launch, const StreamRef& stream) {
   Error error = name == block_kernel ? prepare_blocks(launch, work) : prepare_reduce(name, launch, work);
   if (error == Error::not_found) error = prepare_mapped(name, launch, work);
   if (error == Error::not_found) error = prepare_pages(name, launch, work);
+  if (error == Error::not_found) error = prepare_weighted_sum(name, launch, work);
   if (error != Error::ok) return error == Error::not_found ? Error::invalid_handle : error;
   launches.fetch_add(1);
   submit(stream, std::move(work));

@@ -31,6 +31,8 @@ void reduce_host(const std::string& type, void* target, const std::vector<const 
 Error prepare_mapped(const std::string& name, const Launch& launch, std::function<Error()>& work);
 // As prepare_reduce(), of the kernels for pages of KV caches.
 Error prepare_pages(const std::string& name, const Launch& launch, std::function<Error()>& work);
+// As prepare_reduce(), of the kernel hmc_weighted_sum_<type>.
+Error prepare_weighted_sum(const std::string& name, const Launch& launch, std::function<Error()>& work);
 Error launch(void* kernel, const Launch& launch, const StreamRef& stream);
 
 }  // namespace hmc::sim

@@ -69,7 +69,7 @@ struct DeviceInfo {
   double host_bandwidth = 0;   // expected to and from host memory, bytes per second and direction; 0 if unknown
   // What else its runtime offers: "IPC handles" (other processes map its memory), "virtual memory" (also in pieces), "dma-buf"
   // (network cards reach it), "block kernel" (scattered blocks in one launch), "reductions", "layouts" (conversions and digests of
-  // KV caches). Asked of the runtime, not tried.
+  // KV caches), "weighted sums" (of experts' results). Asked of the runtime, not tried.
   std::vector<std::string> capabilities = {};
 };
 // How two devices of one vendor reach each other without the host.

@@ -3,6 +3,8 @@
 
 #include "device/accelerator_devices.h"
 #include "device/accelerator_pages.h"
+#include "device/accelerator_scratch.h"
+#include "device/accelerator_sums.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -13,7 +15,12 @@ class AcceleratorCompute final : public DeviceCompute {
  public:
   // `runtime`: whose poll() that is.
   AcceleratorCompute(AcceleratorDevices& devices, DeviceRuntime& runtime) noexcept
-      : devices_(devices), calls_(devices.calls()), runtime_(runtime), pages_(devices, runtime) {}
+      : devices_(devices),
+        calls_(devices.calls()),
+        runtime_(runtime),
+        scratch_(devices),
+        pages_(devices, scratch_, runtime),
+        sums_(devices, scratch_, runtime) {}
 
   Status fill(const DeviceSpan& target, std::uint8_t value) override;
   Status prepare_reduction(int index, DataType type, std::size_t sources) override;
@@ -23,6 +30,8 @@ class AcceleratorCompute final : public DeviceCompute {
   [[nodiscard]] bool keeps_memory() const noexcept override { return devices_.keeps(); }
   void release_memory() override { devices_.release_kept(); }
   [[nodiscard]] DevicePages* pages() noexcept override { return calls_.pages == nullptr ? nullptr : &pages_; }
+  Result<bool> prepare_weighted_sum(int index, DataType type) override { return sums_.prepare(index, type); }
+  Status weighted_sum(const WeightedSumOp& op) override { return sums_.run(op); }
   Status reach(int index, int other) override;
 
  private:
@@ -33,7 +42,9 @@ class AcceleratorCompute final : public DeviceCompute {
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;
   DeviceRuntime& runtime_;
+  AcceleratorScratch scratch_;
   AcceleratorPages pages_;
+  AcceleratorSums sums_;
 };
 
 }  // namespace hmc

@@ -1,9 +1,6 @@
 #include "device/accelerator_pages.h"
 
-#include <algorithm>
-#include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -11,9 +8,6 @@
 namespace hmc {
 namespace {
 
-constexpr std::size_t least_scratch = std::size_t{1} << 20;
-constexpr std::size_t most_spare = 8;
-constexpr std::size_t host_page = 4096;
 constexpr std::size_t word = 8;
 constexpr std::chrono::milliseconds patience{100};  // the CPU computes while a kernel cannot be loaded
 
@@ -34,49 +28,9 @@ std::array<std::span<const std::byte>, page_tables> tables_of(const PageCall& ca
 
 }  // namespace
 
-Result<AcceleratorPages::Scratch> AcceleratorPages::take(int index, std::size_t bytes) {
-  {
-    const std::scoped_lock lock(mutex_);
-    const auto found = std::ranges::find_if(spare_, [&](const Scratch& one) { return one.index == index && one.bytes >= bytes; });
-    if (found != spare_.end()) {
-      const Scratch taken = *found;
-      spare_.erase(found);
-      return taken;
-    }
-  }
-  Scratch made{.index = index, .bytes = std::bit_ceil(std::max(bytes, least_scratch))};
-  if (const int code = calls_.memory->allocate(made.bytes, made.device); code != 0) {
-    return devices_.failure("allocating " + std::to_string(made.bytes) + " bytes for tables of pages on " + devices_.name(index),
-                            code);
-  }
-  made.host = static_cast<std::byte*>(std::aligned_alloc(host_page, made.bytes));
-  if (made.host == nullptr) {
-    devices_.release(index, {made.device});
-    return Status(Code::out_of_memory, "no " + std::to_string(made.bytes) + " bytes of CPU memory for tables of pages");
-  }
-  static_cast<void>(calls_.memory->pin(made.host, made.bytes, false));  // else copies are slower
-  return made;
-}
-
-// The smallest one goes first: a larger one serves all.
-void AcceleratorPages::give(const Scratch& scratch) {
-  Scratch freed;
-  {
-    const std::scoped_lock lock(mutex_);
-    spare_.push_back(scratch);
-    if (spare_.size() <= most_spare) return;
-    const auto smallest = std::ranges::min_element(spare_, {}, &Scratch::bytes);
-    freed = *smallest;
-    spare_.erase(smallest);
-  }
-  static_cast<void>(calls_.memory->unpin(freed.host));
-  std::free(freed.host);
-  devices_.release(freed.index, {freed.device});
-}
-
 // With the device's mutex held and the device current.
-Status AcceleratorPages::launch(AcceleratorDevice& on, const PageCall& call, const Scratch& scratch, const PageTables& tables,
-                                Completion* done) {
+Status AcceleratorPages::launch(AcceleratorDevice& on, const PageCall& call, const AcceleratorScratch::Piece& scratch,
+                                const PageTables& tables, Completion* done) {
   HMC_ASSIGN(CopyStream * stream, devices_.stream(on, AcceleratorDevice::compute_stream));
   HMC_TRY(devices_.reserve_event(on));
   void* const sums = tables[static_cast<std::size_t>(PageTable::sums)];
@@ -102,7 +56,7 @@ Status AcceleratorPages::run(int index, const PageCall& call) {
   const auto parts = tables_of(call);
   std::size_t bytes = 0;
   for (const auto& part : parts) bytes += words(part.size());
-  HMC_ASSIGN(const Scratch scratch, take(index, bytes));
+  HMC_ASSIGN(const AcceleratorScratch::Piece scratch, scratch_.take(index, bytes));
   PageTables tables{};
   std::size_t at = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -120,7 +74,7 @@ Status AcceleratorPages::run(int index, const PageCall& call) {
   if (!status.ok()) return status;  // what was queued may still use the scratch, which is not used again
   status = done.wait(runtime_);
   if (status.ok() && !call.sums.empty()) std::memcpy(call.sums.data(), scratch.host + at, call.sums.size_bytes());
-  give(scratch);
+  scratch_.give(scratch);
   return status;
 }
 

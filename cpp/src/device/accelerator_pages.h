@@ -1,11 +1,8 @@
 // AcceleratorPages: the DevicePages of an Accelerator.
 #pragma once
 
-#include <cstddef>
-#include <mutex>
-#include <vector>
-
 #include "device/accelerator_devices.h"
+#include "device/accelerator_scratch.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -15,28 +12,19 @@ namespace hmc {
 class AcceleratorPages final : public DevicePages {
  public:
   // `runtime`: whose poll() ends what is over.
-  AcceleratorPages(AcceleratorDevices& devices, DeviceRuntime& runtime) noexcept
-      : devices_(devices), calls_(devices.calls()), runtime_(runtime) {}
+  AcceleratorPages(AcceleratorDevices& devices, AcceleratorScratch& scratch, DeviceRuntime& runtime) noexcept
+      : devices_(devices), calls_(devices.calls()), runtime_(runtime), scratch_(scratch) {}
 
   Status run(int index, const PageCall& call) override;
 
  private:
-  // Of equal sizes on both sides.
-  struct Scratch {
-    int index = 0;
-    std::size_t bytes = 0;
-    std::byte* host = nullptr;  // pinned, where that works
-    void* device = nullptr;
-  };
-  Result<Scratch> take(int index, std::size_t bytes);
-  void give(const Scratch& scratch);
-  Status launch(AcceleratorDevice& on, const PageCall& call, const Scratch& scratch, const PageTables& tables, Completion* done);
+  Status launch(AcceleratorDevice& on, const PageCall& call, const AcceleratorScratch::Piece& scratch, const PageTables& tables,
+                Completion* done);
 
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;
   DeviceRuntime& runtime_;
-  std::mutex mutex_;  // of what follows
-  std::vector<Scratch> spare_;
+  AcceleratorScratch& scratch_;
 };
 
 }  // namespace hmc

@@ -11,9 +11,11 @@
 #include "device/kernels/mapped_ptx.h"
 #include "device/kernels/pages_ptx.h"
 #include "device/kernels/reduce_ptx.h"
+#include "device/kernels/weighted_sum_ptx.h"
 #include "device/library.h"
 #include "device/page_kernel.h"
 #include "device/reduce_kernel.h"
+#include "device/weighted_sum_kernel.h"
 
 namespace hmc {
 namespace {
@@ -138,7 +140,7 @@ class CudaDevices final : public VendorDevices {
     std::vector<std::string> names{"IPC handles"};
     if (driver_.chunk_api().complete()) names.emplace_back("virtual memory");
     if (has_dma_buf(api_, index) == 0) names.emplace_back("dma-buf");
-    if (driver_.kernel_api().complete()) names.insert(names.end(), {"block kernel", "reductions", "layouts"});
+    if (driver_.kernel_api().complete()) names.insert(names.end(), {"block kernel", "reductions", "layouts", "weighted sums"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -300,6 +302,9 @@ VendorCalls cuda_calls() {
     if (!id.converts) return kernel::Image{digest_ptx[id.type == DataType::f32 ? 2 : id.type == DataType::bf16 ? 1 : 0], false};
     return kernel::Image{convert_ptx[static_cast<std::size_t>(id.type) - static_cast<std::size_t>(DataType::f32)], false};
   };
+  const auto sum_image = [](int, DataType type) {
+    return kernel::Image{weighted_sum_ptx[static_cast<std::size_t>(type) - static_cast<std::size_t>(DataType::f32)], false};
+  };
   const auto allocate = [&api](std::size_t bytes, void*& data) {
     Pointer made = 0;
     const int code = api.allocate(&made, bytes);
@@ -316,7 +321,8 @@ VendorCalls cuda_calls() {
           .chunks = std::make_unique<CudaChunks>(driver.chunk_api()),
           .compute = std::make_unique<ReduceKernel>(driver.kernel_api(), kernel_vendor(), reduce_image),
           .exchange = std::make_unique<ExchangeKernel>(driver.kernel_api(), kernel_vendor(), exchange_image, allocate),
-          .pages = std::make_unique<PageKernel>(driver.kernel_api(), kernel_vendor(), page_image)};
+          .pages = std::make_unique<PageKernel>(driver.kernel_api(), kernel_vendor(), page_image),
+          .weighted_sums = std::make_unique<WeightedSumKernel>(driver.kernel_api(), kernel_vendor(), sum_image)};
 }
 
 DeviceRuntime& cuda_instance() {

@@ -14,6 +14,7 @@
 #include "device/library.h"
 #include "device/page_kernel.h"
 #include "device/reduce_kernel.h"
+#include "device/weighted_sum_kernel.h"
 
 namespace hmc {
 namespace {
@@ -154,7 +155,7 @@ class CudaLikeDevices final : public VendorDevices {
   std::vector<std::string> capabilities(int) override {
     std::vector<std::string> names{"IPC handles"};
     if (api_.dma_buf != nullptr || runtime_.hsa_dma_buf() != nullptr) names.emplace_back("dma-buf");
-    if (runtime_.has_kernels()) names.insert(names.end(), {"block kernel", "reductions", "layouts"});
+    if (runtime_.has_kernels()) names.insert(names.end(), {"block kernel", "reductions", "layouts", "weighted sums"});
     return names;
   }
   VendorLink link(int from, int to) override {
@@ -294,6 +295,7 @@ VendorCalls cuda_like_calls(const Row& row) {
   std::unique_ptr<VendorCompute> compute;
   std::unique_ptr<VendorExchange> exchange;
   std::unique_ptr<VendorPages> pages;
+  std::unique_ptr<VendorWeightedSums> sums;
   if (!row.compiler.stem.empty()) {
     compute = std::make_unique<ReduceKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, DataType type) {
       const std::string kernel = name_of_reduce_kernel(type);
@@ -314,6 +316,13 @@ VendorCalls cuda_like_calls(const Row& row) {
     pages = std::make_unique<PageKernel>(runtime.kernel_api(), runtime.kernel_vendor(), [&runtime](int device, PageKernelId id) {
       return runtime.compile(id.name().c_str(), id.definition() + "\n", page_source.c_str(), device);
     });
+    static const std::string sum_source = std::string(reduce_source) + weighted_sum_source;
+    const auto sum_image = [&runtime](int device, DataType type) {
+      const std::string kernel = name_of_weighted_sum_kernel(type);
+      const std::string definition = "#define HMC_WEIGHTED_SUM_" + std::string(name_of(type)) + "\n";
+      return runtime.compile(kernel.c_str(), definition, sum_source.c_str(), device);
+    };
+    sums = std::make_unique<WeightedSumKernel>(runtime.kernel_api(), runtime.kernel_vendor(), sum_image);
   }
   return {.traits = {.codes = cuda_like::codes, .pci_vendor = row.pci_vendor},
           .runtime = std::move(owned),
@@ -324,7 +333,8 @@ VendorCalls cuda_like_calls(const Row& row) {
           .copies = std::make_unique<CudaLikeCopies>(runtime),
           .compute = std::move(compute),
           .exchange = std::move(exchange),
-          .pages = std::move(pages)};
+          .pages = std::move(pages),
+          .weighted_sums = std::move(sums)};
 }
 
 template <const Row& row>

@@ -191,6 +191,21 @@ class DevicePages {
   ~DevicePages() = default;
 };
 
+// A term of a weighted sum, as kernels read it.
+struct WeightedTerm {
+  float weight = 0;
+  std::uint32_t used = 0;  // 0: its row is not read
+};
+
+// A weighted sum of rows in memory that one device reaches, as weighted_sum() (hmc/weighted_sum.h).
+struct WeightedSumOp {
+  DeviceSpan target;                    // whole rows; its device computes
+  const void* rows = nullptr;           // one for each term, one behind the other
+  std::span<const WeightedTerm> terms;  // of all results
+  std::size_t results = 0;
+  DataType type = DataType::bf16;
+};
+
 // What a device computes. Thread rules as DeviceRuntime.
 class DeviceCompute {
  public:
@@ -214,6 +229,15 @@ class DeviceCompute {
   virtual void release_memory() {}
   // Null: its kernels know no pages.
   [[nodiscard]] virtual DevicePages* pages() noexcept { return nullptr; }
+  // Makes device `index` ready for weighted_sum(). False: not yet (the kernel is compiled, or a held stream keeps the device
+  // waiting). Errors: unsupported (there is no kernel), device.
+  virtual Result<bool> prepare_weighted_sum(int /*index*/, DataType /*type*/) {
+    return Status(Code::unsupported, "its kernels compute no weighted sums");
+  }
+  // Blocking. At least one result and one term. Errors: unsupported (no kernel, or not yet), out_of_memory, device.
+  virtual Status weighted_sum(const WeightedSumOp& /*op*/) {
+    return Status(Code::unsupported, "its kernels compute no weighted sums");
+  }
   // Lets kernels of device `index` reach memory of `other`, which this process has allocated. Errors: unsupported.
   virtual Status reach(int /*index*/, int /*other*/) { return Status(Code::unsupported, "its kernels reach no other device"); }
 

@@ -63,6 +63,17 @@ struct VendorReduction {
   ReduceStep step;
 };
 
+// Result t of `row_bytes` bytes = sum over k of weight (t, k) * row (t, k), all reached by one device.
+struct VendorWeightedSum {
+  void* target;
+  const void* rows;
+  const void* terms;  // WeightedTerms
+  std::size_t results;
+  std::size_t terms_count;  // of each result
+  std::size_t row_bytes;
+  DataType type;
+};
+
 struct VendorPointer {
   int index = 0;
   void* base = nullptr;
@@ -212,6 +223,18 @@ class VendorPages {
   virtual int run(int index, const PageCall& call, const PageTables& tables, VendorStream stream) = 0;
 };
 
+// All (current). Weighted sums of rows.
+class VendorWeightedSums {
+ public:
+  virtual ~VendorWeightedSums() = default;
+  // As those of VendorCompute.
+  virtual int prepare(int index, DataType type) = 0;
+  virtual bool prepared(int index, DataType type) = 0;
+  // Asynchronous on the stream; nothing of the arguments is read after the call but the memory. The terms are in place when the
+  // stream gets there.
+  virtual int run(int index, const VendorWeightedSum& sum, VendorStream stream) = 0;
+};
+
 // What is known of a vendor without its library.
 struct VendorTraits {
   VendorCodes codes;
@@ -229,10 +252,11 @@ struct VendorCalls {
   std::unique_ptr<VendorHandles> handles;
   std::unique_ptr<VendorStreams> streams;
   std::unique_ptr<VendorCopies> copies;
-  std::unique_ptr<VendorChunks> chunks = nullptr;      // null: the vendor has no such memory
-  std::unique_ptr<VendorCompute> compute = nullptr;    // null: the vendor runs no kernel of HMC's
-  std::unique_ptr<VendorExchange> exchange = nullptr;  // likewise
-  std::unique_ptr<VendorPages> pages = nullptr;        // likewise
+  std::unique_ptr<VendorChunks> chunks = nullptr;               // null: the vendor has no such memory
+  std::unique_ptr<VendorCompute> compute = nullptr;             // null: the vendor runs no kernel of HMC's
+  std::unique_ptr<VendorExchange> exchange = nullptr;           // likewise
+  std::unique_ptr<VendorPages> pages = nullptr;                 // likewise
+  std::unique_ptr<VendorWeightedSums> weighted_sums = nullptr;  // likewise
 };
 
 // The device is current while this lives.

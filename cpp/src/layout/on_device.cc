@@ -77,8 +77,8 @@ Result<Device> device_of(std::span<const std::span<const std::byte>> source, std
   const auto look = [&](const void* data, std::size_t bytes) {
     const Device device = classify_pointer(data, bytes).device;
     if (!first && device != found && status.ok()) {
-      status = Status(Code::unsupported, "layout: the buffers are of " + found.str() + " and of " + device.str() +
-                                             "; copy them into the memory of one");
+      status = Status(Code::unsupported,
+                      "the arrays are of " + found.str() + " and of " + device.str() + "; copy them into the memory of one");
     }
     found = device;
     first = false;

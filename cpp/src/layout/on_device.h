@@ -10,7 +10,7 @@
 
 namespace hmc {
 
-// Whose memory the buffers of a call are: the CPU's, or one device's. Errors: unsupported: of several.
+// Whose memory the arrays of a call are: the CPU's, or one device's. Errors: unsupported: of several.
 Result<Device> device_of(std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target = {});
 
 // As layout_convert() and layout_digests() (`by_block`: the whole table, else one sum), of buffers of `device`. The walk is that of

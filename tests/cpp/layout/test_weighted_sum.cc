@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+#include <limits>
 #include <random>
+#include <vector>
 
 #include "layout/tile.h"
 
@@ -69,6 +72,30 @@ TEST(WeightedSum, VectorsGiveTheSameBits) {
 }
 #endif
 
+// As if their rows and weights were zeros, which infinities and NaNs are not allowed to spoil.
+TEST(WeightedSum, LeavesOutUnusedTerms) {
+  std::mt19937 random(5);
+  for (const DataType type : sum_types) {
+    std::vector<float> weights(4 * 3), zeroed;
+    std::vector<std::uint8_t> used;
+    auto rows = numbers(type, weights.size() * 37, 3);
+    auto cleared = rows;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      weights[i] = static_cast<float>(random() % 1000) / 1000;
+      used.push_back(random() % 2 == 0 ? 0 : 9);
+      zeroed.push_back(used[i] == 0 ? 0 : weights[i]);
+      if (used[i] != 0) continue;
+      const std::size_t row = 37 * size_of(type);
+      std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>(i * row), row, std::byte{0xff});
+      std::fill_n(cleared.begin() + static_cast<std::ptrdiff_t>(i * row), row, std::byte{0});
+      weights[i] = std::numeric_limits<float>::infinity();
+    }
+    std::vector<std::byte> out(4 * 37 * size_of(type));
+    ASSERT_TRUE(weighted_sum(out, rows, weights, 3, type, used).ok());
+    EXPECT_EQ(out, expected(cleared, zeroed, 3, 37, type)) << name_of(type);
+  }
+}
+
 TEST(WeightedSum, OfNothing) {
   std::vector<std::byte> out(64, std::byte{1});
   ASSERT_TRUE(weighted_sum(out, {}, {}, 0, DataType::bf16).ok());
@@ -90,6 +117,11 @@ TEST(WeightedSum, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(16, 64, 0, DataType::f32));
   EXPECT_TRUE(refused(16, 64, 4, DataType::f64));
   EXPECT_TRUE(refused(16, 64, 4, DataType::i32));
+  const std::vector<std::uint8_t> few(3, 1);
+  EXPECT_EQ(weighted_sum(out, rows, weights, 4, DataType::f32, few).code(), Code::invalid_argument);
+  EXPECT_EQ(prepare_weighted_sum(Device::cpu(), DataType::i32).status().code(), Code::invalid_argument);
+  const auto ready = prepare_weighted_sum(Device::cpu(), DataType::bf16);
+  EXPECT_TRUE(ready.ok() && *ready);
 }
 
 }  // namespace

@@ -74,23 +74,7 @@ __device__ inline void digest(const Call& call) {
 // ---- conversions ----
 
 using hmc_reduce_kernel::bits_of;
-
-template <class Format>
-__device__ inline float largest() {
-  return 0;
-}
-template <>
-__device__ inline float largest<hmc_reduce_kernel::Float8E4m3fn>() {
-  return 448;
-}
-template <>
-__device__ inline float largest<hmc_reduce_kernel::Float8E4m3fnuz>() {
-  return 240;
-}
-template <>
-__device__ inline float largest<hmc_reduce_kernel::Float8E5m2>() {
-  return 57344;
-}
+using hmc_reduce_kernel::largest;
 
 constexpr unsigned infinity = 0x7f800000U, magnitude = 0x7fffffffU;
 

@@ -106,6 +106,24 @@ using Float8E4m3fn = Narrow<unsigned char, 4, 3, 7, 0x7e, 0x7f, 0x7f, true>;
 using Float8E4m3fnuz = Narrow<unsigned char, 4, 3, 8, 0x7f, 0x80, 0x80, false>;
 using Float8E5m2 = Narrow<unsigned char, 5, 2, 15, 0x7b, 0x7c, 0x7e, true>;
 
+// The largest number of a type whose conversions saturate; 0: they do not.
+template <class Format>
+__device__ inline float largest() {
+  return 0;
+}
+template <>
+__device__ inline float largest<Float8E4m3fn>() {
+  return 448;
+}
+template <>
+__device__ inline float largest<Float8E4m3fnuz>() {
+  return 240;
+}
+template <>
+__device__ inline float largest<Float8E5m2>() {
+  return 57344;
+}
+
 // ---- operations ----
 
 template <class T>
