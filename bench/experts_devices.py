@@ -3,8 +3,10 @@
 Usage: python bench/experts_devices.py [--ranks 2 4] [--tokens 128] [--hidden 7168] [--experts 64] [--topk 8] [--rounds 30]
 [--json FILE], with Python of an environment that has torch, and devices of CUDA, one for each rank. Rows are bfloat16, grouped
 by expert. "nccl": all_to_all of the counts, then of a row for each token and expert; grouping and the weighted sum are torch's,
-on the device. Both sides have the same input; x2 is compared bit by bit, the sums within two units of bfloat16's last place.
-Rounds alternate; medians of the slowest rank's time, each call with its end on the device.
+on the device. Both sides have the same input; x2 is compared bit by bit, the sums within two units of bfloat16's last place, and
+HMC's with its sum on the CPU bit by bit. Rounds alternate; medians of the slowest rank's time, each call with its end there.
+"staged": bytes that passed through CPU memory in the measured rounds, of this layer and of the transports; "sum us": the kernel's
+call alone, with its wait, of rows that are there.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,6 +30,7 @@ import hmc
 import hmc.experts
 
 Times = tuple[float, float]  # seconds of dispatch, of combine
+DTYPE = "bfloat16"
 
 
 class Nccl:
@@ -69,8 +73,27 @@ def timed(comm: hmc.Communicator, call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, found
 
 
-def work(store: str, rounds: int, sizes: dict[str, int]) -> dict[str, list[Times]]:
-    """In a rank: seconds of every round."""
+def check_sum(results: torch.Tensor, topk: int) -> float:
+    """The device's weighted sums of some of these rows are the CPU's, bit by bit. Seconds of the call."""
+    tokens = len(results) // topk
+    rows = results[: tokens * topk].contiguous()
+    weights = np.random.default_rng(1).standard_normal((tokens, topk)).astype(np.float32)
+    used = np.random.default_rng(2).random(weights.shape) < 0.8
+    found = torch.empty(tokens, results.shape[1], dtype=results.dtype, device=results.device)
+    wanted = np.empty((tokens, 2 * results.shape[1]), np.uint8)
+    times = []
+    for marks in (used, None, None, None, None):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        hmc._core.weighted_sum(found.view(torch.uint8), rows.view(torch.uint8), weights, DTYPE, marks)
+        times.append(time.perf_counter() - began)
+        hmc._core.weighted_sum(wanted, rows.cpu().view(torch.uint8).numpy(), weights, DTYPE, marks)
+        assert np.array_equal(found.cpu().view(torch.uint8).numpy(), wanted)
+    return statistics.median(times[2:])
+
+
+def work(store: str, rounds: int, sizes: dict[str, int]) -> tuple[dict[str, list[Times]], dict[str, float]]:
+    """In a rank: seconds of every round; other figures by name."""
     rank = int(os.environ["HMC_RANK"])
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
@@ -82,8 +105,10 @@ def work(store: str, rounds: int, sizes: dict[str, int]) -> dict[str, list[Times
         ids = torch.stack([torch.randperm(sizes["experts"], generator=random)[: sizes["topk"]] for _ in range(len(x))]).to(device)
         weights = torch.rand(ids.shape, generator=random).to(device)
         peer = Nccl(comm.size, sizes["experts"], x, ids, weights)
-        with hmc.experts.Buffer(comm, **sizes, dtype="bfloat16", device=str(device)) as buffer:
+        with hmc.experts.Buffer(comm, **sizes, dtype=DTYPE, device=str(device)) as buffer:
             for number in range(-5, rounds):
+                if number == 0:
+                    before = staged(comm, buffer)
                 first, (x2, handle) = timed(comm, lambda: buffer.dispatch(x, ids, weights, timeout=60))
                 results = buffer.results(handle)
                 results.copy_(x2)
@@ -96,12 +121,18 @@ def work(store: str, rounds: int, sizes: dict[str, int]) -> dict[str, list[Times
                     continue
                 found["hmc"].append((first, second))
                 found["nccl"].append((third, fourth))
+            more = {"staged": staged(comm, buffer) - before, "sum us": check_sum(results, sizes["topk"]) * 1e6}
+            more |= buffer.counters()
             # A rank that closes early would keep the others waiting inside NCCL.
             torch.cuda.synchronize()
             comm.barrier(timeout=60)
         dist.destroy_process_group()
         comm.barrier(timeout=60)
-    return found
+    return found, more
+
+
+def staged(comm: hmc.Communicator, buffer: hmc.experts.Buffer) -> int:
+    return buffer.counters()["bytes_staged"] + comm.context.counters()["bytes_staged"]
 
 
 def main() -> None:
@@ -120,9 +151,11 @@ def main() -> None:
         row: dict[str, Any] = {}
         for name in ("hmc", "nccl"):
             for part, call in enumerate(("dispatch", "combine")):
-                slowest = [max(times) for times in zip(*([one[part] for one in rank[name]] for rank in of_ranks), strict=True)]
+                slowest = [max(times) for times in zip(*([one[part] for one in rank[name]] for rank, _ in of_ranks), strict=True)]
                 row[f"{name} {call} us"] = round(statistics.median(slowest) * 1e6, 1)
         ours, theirs = (row[f"{name} dispatch us"] + row[f"{name} combine us"] for name in ("hmc", "nccl"))
+        row |= {"sum us": round(statistics.median(more["sum us"] for _, more in of_ranks), 1)}
+        row |= {name: sum(more[name] for _, more in of_ranks) for name in ("staged", "sums_on_device", "sums_on_cpu")}
         everything[ranks] = row | {"nccl / hmc": round(theirs / ours, 2)}
         print(json.dumps({"ranks": ranks, **sizes, **everything[ranks]}), flush=True)
     if options.json:

@@ -13,7 +13,8 @@ from hmc.tensors import Tensor
 
 __all__ = ["queued", "wait_for"]
 
-_PAUSE = 0.0005  # seconds between two looks
+# Seconds. A mark on an idle stream is reached after some microseconds: no time to sleep. Later there are pauses between the looks.
+_BUSY, _FIRST_PAUSE, _PAUSE = 0.0002, 0.00005, 0.0005
 
 
 def queued(arrays: Iterable[Any]) -> list[StreamMark]:
@@ -36,7 +37,12 @@ def queued(arrays: Iterable[Any]) -> list[StreamMark]:
 
 def wait_for(marks: Sequence[StreamMark], check: Callable[[], None]) -> None:
     """Returns when the marked work is over. ``check`` raises what ends the wait early: a stream may be stuck for ever."""
+    began, pause = time.monotonic(), _FIRST_PAUSE
     for mark in marks:
         while not mark.reached:
             check()
-            time.sleep(_PAUSE)
+            if time.monotonic() - began < _BUSY:
+                time.sleep(0)  # lets other threads run
+                continue
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE)

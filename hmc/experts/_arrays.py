@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +12,42 @@ from hmc import _core, tensors
 from hmc._deadline import Deadline
 from hmc._streams import queued, wait_for
 from hmc.errors import HmcTimeoutError, InvalidArgumentError
-from hmc.experts._memory import Area
+from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
 
 Bytes = NDArray[np.uint8]
-#: Makes an array like one of the caller's of rows: (rows, element type, columns) to array. Rows of a device are not copied.
-Like = Callable[[Area, str, int], Any]
 
 # Types that NumPy does not have: an array of integers of their size stands for them.
 _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 
 
-class Rows:
-    """Rows of the caller's array. ``copy_to`` takes their bytes to the CPU."""
+class Fresh:
+    """A new array of the caller's kind. What was queued before it was made may still use its memory."""
 
-    def __init__(self, what: str, array: Any, dtype: str, columns: int, most: int | None) -> None:
+    def __init__(self, array: Any, memory: _core.Memory) -> None:
+        self.array = array
+        self.memory = memory
+        self._queued = [] if memory.device == "cpu" else queued([array])
+
+    def wait(self, deadline: Deadline, after: str) -> None:
+        """Until its memory may be written. HmcTimeoutError says ``after``: what to do then."""
+        _wait("result", self._queued, deadline, after)
+
+
+class Like(Protocol):
+    """Makes arrays like one of the caller's."""
+
+    def view(self, rows: Area, dtype: str, columns: int) -> Any:
+        """Of these rows. Rows of a device are not copied."""
+
+    def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
+        """On the device of the caller's array."""
+
+
+class Rows:
+    """Rows of the caller's array."""
+
+    def __init__(self, what: str, array: Any, dtype: str, columns: int, most: int | None, counts: Counts) -> None:
         found = tensors.describe(array)
         bits = isinstance(array, np.ndarray) and found.dtype == _BITS.get(dtype)
         if found.dtype != dtype and not bits:
@@ -39,7 +59,8 @@ class Rows:
         self.what = what
         self.count = found.shape[0]
         self.row_bytes = columns * _dtypes.size_of(dtype)
-        self.like = _like_of(array, found.dtype)
+        self.like: Like = _like_of(array, found.dtype, counts)
+        self._counts = counts
         self._host, self._memory = _bytes_of(array, self.row_bytes)
         self._queued = [] if self._memory is None else queued([array.detach() if _torch_tensor(array) else array])
 
@@ -50,15 +71,18 @@ class Rows:
         """
         if self.count == 0:
             return
-
-        def check() -> None:
-            if deadline.left() == 0:
-                raise HmcTimeoutError(f"{self.what}: its stream has not come so far within {deadline.timeout} s: {after}")
-
-        wait_for(self._queued, check)
+        _wait(self.what, self._queued, deadline, after)
         source = _core.Memory.from_array(self._host) if self._memory is None else self._memory
         if source.address != area.memory.address or source.device != area.memory.device:
-            area.memory.copy_blocks_from(source, [0], [0], area.memory.nbytes)
+            self._counts.copy(area.memory, source)
+
+
+def _wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: str) -> None:
+    def check() -> None:
+        if deadline.left() == 0:
+            raise HmcTimeoutError(f"{what}: its stream has not come so far within {deadline.timeout} s: {after}")
+
+    wait_for(marks, check)
 
 
 def _torch_tensor(array: Any) -> bool:
@@ -82,48 +106,74 @@ def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, Any]:
     return (memory.numpy().reshape(-1, row_bytes), None) if memory.device == "cpu" else (None, memory)
 
 
-def _like_of(array: Any, dtype: str) -> Like:
+def _like_of(array: Any, dtype: str, counts: Counts) -> Like:
     if _torch_tensor(array):
-        return _torch_on(array.device)
+        return _Torch(array.device, counts)
     if isinstance(array, np.ndarray):
-        return _numpy_bits if dtype in _BITS.values() else _numpy
+        return _Numpy(dtype in _BITS.values())
     device = array.device if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array).device
-    return _tensor_on(str(device))
+    return _Tensors(str(device), counts)
 
 
-def _numpy(rows: Area, dtype: str, columns: int) -> Any:
-    if rows.memory.device != "cpu":
-        return _tensor(rows, dtype, columns)
-    return rows.bytes().view(_dtypes.numpy_type(dtype)).reshape(-1, columns)
+class _Numpy:
+    """``bits``: integers stand for types that NumPy does not have."""
+
+    def __init__(self, bits: bool) -> None:
+        self._bits = bits
+
+    def _type(self, dtype: str) -> np.dtype[Any]:
+        return np.dtype(_BITS.get(dtype, dtype) if self._bits else _dtypes.numpy_type(dtype))
+
+    def view(self, rows: Area, dtype: str, columns: int) -> Any:
+        if rows.memory.device != "cpu":
+            return _tensor(rows, dtype, columns)
+        return rows.bytes().view(self._type(dtype)).reshape(-1, columns)
+
+    def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
+        made = np.empty((rows, columns * _dtypes.size_of(dtype)), np.uint8)
+        return Fresh(made.view(self._type(dtype)), _core.Memory.from_array(made))
 
 
-def _numpy_bits(rows: Area, dtype: str, columns: int) -> Any:
-    if rows.memory.device != "cpu":
-        return _tensor(rows, dtype, columns)
-    return rows.bytes().view(np.dtype(_BITS.get(dtype, dtype))).reshape(-1, columns)
+class _Torch:
+    def __init__(self, device: Any, counts: Counts) -> None:
+        self._device = device
+        self._counts = counts
 
-
-def _torch_on(device: Any) -> Like:
-    def make(rows: Area, dtype: str, columns: int) -> Any:
-        torch = sys.modules["torch"]
+    def view(self, rows: Area, dtype: str, columns: int) -> Any:
         if rows.memory.device != "cpu":
             return _tensor(rows, dtype, columns).torch()
+        torch = sys.modules["torch"]
         host = torch.from_numpy(rows.bytes().reshape(-1)).view(_dtypes.torch_type(dtype)).view(rows.count, columns)
-        return host if device.type == "cpu" else host.to(device)
+        if self._device.type == "cpu":
+            return host
+        self._counts.add("bytes_staged", rows.memory.nbytes)
+        return host.to(self._device)
 
-    return make
+    def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
+        torch = sys.modules["torch"]
+        made = torch.empty((rows, columns), dtype=_dtypes.torch_type(dtype), device=self._device)
+        flat = made.reshape(-1).view(torch.uint8)
+        return Fresh(made, _core.Memory.from_array(flat.numpy() if flat.is_cpu else flat))
 
 
-def _tensor_on(device: str) -> Like:
-    def make(rows: Area, dtype: str, columns: int) -> Any:
-        if device == "cpu" or rows.memory.device != "cpu":
+class _Tensors:
+    """hmc.tensors.Tensor on a device or the CPU."""
+
+    def __init__(self, device: str, counts: Counts) -> None:
+        self._device = device
+        self._counts = counts
+
+    def view(self, rows: Area, dtype: str, columns: int) -> Any:
+        if self._device == "cpu" or rows.memory.device != "cpu":
             return _tensor(rows, dtype, columns)
-        copy = Area(_core.Memory(rows.memory.nbytes, device), rows.count, rows.row_bytes)
-        if rows.count:
-            copy.memory.copy_blocks_from(rows.memory, [0], [0], rows.memory.nbytes)
-        return _tensor(copy, dtype, columns)
+        copy = self.empty(rows.count, dtype, columns)
+        self._counts.copy(copy.memory, rows.memory)
+        return copy.array
 
-    return make
+    def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
+        row_bytes = columns * _dtypes.size_of(dtype)
+        made = Area(_core.Memory(rows * row_bytes, self._device), rows, row_bytes)
+        return Fresh(_tensor(made, dtype, columns), made.memory)
 
 
 def _tensor(rows: Area, dtype: str, columns: int) -> tensors.Tensor:

@@ -35,7 +35,7 @@ class Buffer:
     - ``dtype``: "bfloat16", "float16", "float32", or "float8_e4m3fn" with a float32 scale for each 128 columns.
     - ``combine_dtype``: of the experts' results; default as ``dtype``, bfloat16 for fp8.
     - ``device``: of the rows of this rank, which may differ from rank to rank, such as "cuda:0". Rows travel between the ranks'
-      devices; the CPU gathers and sums the results.
+      devices. A device sums its tokens' results where HMC has a kernel for it (NVIDIA, AMD), else the CPU does.
     - ``once``: False: x2 has a row for each token and expert. True: for each token and rank, which moves fewer bytes; the rank
       returns one weighted sum for it.
 
@@ -95,6 +95,15 @@ class Buffer:
         """The experts of a rank, contiguous; numbers of any two ranks differ by at most one. InvalidArgumentError."""
         return self._shape.experts_of(whole("rank", rank, 0, self._shape.ranks - 1))
 
+    def counters(self) -> dict[str, int]:
+        """Counters by name since creation. Any thread.
+
+        - ``bytes_staged``: of rows that this rank copied between its device and CPU memory: x, x2, results and y that lie elsewhere
+          than the Buffer's rows, and results that the CPU summed. What transports stage, Context.counters() counts.
+        - ``sums_on_device``, ``sums_on_cpu``: combines, by where y was computed.
+        """
+        return self._fabric.counts.all()
+
     # ---- calls ----
 
     def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any, *, timeout: float | None = None) -> tuple[Any, Handle]:
@@ -144,7 +153,7 @@ class Buffer:
         parts = [("x", x, shape.dtype, shape.hidden)]
         if shape.scaled:
             parts = [("x", x[0], shape.dtype, shape.hidden), ("scales", x[1], "float32", shape.scale_bytes // 4)]
-        rows = [Rows(what, array, dtype, columns, shape.tokens) for what, array, dtype, columns in parts]
+        rows = [Rows(what, array, dtype, columns, shape.tokens, self._fabric.counts) for what, array, dtype, columns in parts]
         for (what, *_), part in zip(parts, rows, strict=True):
             if part.count != tokens:
                 raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
@@ -164,7 +173,7 @@ class Buffer:
         self._check_handle("results", handle)
         shape = self._shape
         rows = self._fabric.results[handle._number % SLOTS].rows(handle._received.rows, shape.result_bytes)
-        return handle._like(rows, shape.combine_dtype, shape.hidden)
+        return handle._like.view(rows, shape.combine_dtype, shape.hidden)
 
     def combine(self, results: Any, handle: Handle, *, timeout: float | None = None) -> Any:
         """Returns y, (tokens, hidden) of combine_dtype: for each token the sum of its experts' results times ``topk_weights``.
@@ -173,8 +182,8 @@ class Buffer:
         sum over ``handle.experts`` of weight times result; y is the sum over the ranks, and ``topk_weights`` are not used again.
 
         Sums are in float32, in the order of the choices (with ``once``: of the ranks), whatever arrives first. Without ``once``
-        equal results give equal bytes on any number of ranks. Missing results count as 0; ``handle.lost`` names them. y is a new
-        array like ``results``, on their device.
+        equal results give equal bytes on any number of ranks, and on any device, but for the sign and payload of a NaN. Missing
+        results count as 0; ``handle.lost`` names them. y is a new array like ``results``, on their device, for use on any stream.
 
         Of two handles the older one comes first. HmcTimeoutError names the ranks that have not called combine; :meth:`resume`
         continues. Errors as dispatch.
@@ -192,7 +201,9 @@ class Buffer:
         self._check_handle(name, handle)
         if handle._number != min(self._open):
             raise InvalidArgumentError(f"{name}: dispatch {min(self._open)} is older than this one: combine or release it first")
-        rows = None if name == "release" else Rows("results", results, shape.combine_dtype, shape.hidden, None)
+        rows = None
+        if name != "release":
+            rows = Rows("results", results, shape.combine_dtype, shape.hidden, None, self._fabric.counts)
         if rows is not None and rows.count != handle._received.rows:
             raise InvalidArgumentError(f"results: {rows.count} rows; x2 has {handle._received.rows}")
         return self._run(Combine(self._fabric, handle, rows), deadline)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hmc import _core
 from hmc._deadline import Deadline
 from hmc.errors import HmcError, HmcTimeoutError, ProtocolError, TransportError
-from hmc.experts._arrays import Like, Rows
+from hmc.experts._arrays import Fresh, Rows
 from hmc.experts._fabric import CLOSED, MASKED, READ, SLOTS, Fabric, Kind, masked_by, notification
 from hmc.experts._handle import Handle, Routes, State
 from hmc.experts._headers import Results, Words, read_combine, read_dispatch, write_combine, write_dispatch
@@ -254,10 +254,10 @@ class Dispatch(Call):
         self.handle._partners = ranks
         self.handle._missing = set(range(self.fabric.shape.ranks)) - set(ranks)
         shape, like = self.fabric.shape, self.handle._like
-        x2 = like(self._rows, shape.dtype, shape.hidden)
+        x2 = like.view(self._rows, shape.dtype, shape.hidden)
         if self._scales is None:
             return x2, self.handle
-        return (x2, like(self._scales, "float32", shape.scale_bytes // 4)), self.handle
+        return (x2, like.view(self._scales, "float32", shape.scale_bytes // 4)), self.handle
 
 
 class Combine(Call):
@@ -269,16 +269,19 @@ class Combine(Call):
         super().__init__(fabric, handle._number, [rank for rank in handle._partners if fabric.peers.is_alive(rank)])
         self.handle = handle
         self._results = results
-        self._like: Like = handle._like if results is None else results.like
+        self._y: Fresh | None = None
+        if results is not None:
+            self._y = results.like.empty(len(handle._routes.sent_ids), fabric.shape.combine_dtype, fabric.shape.hidden)
         self._headers: dict[int, Results] = {}
         self._staged = False
         self._rows: Area | None = None
         self._into: _core.ConnBuffer | None = None
 
     def _send(self, deadline: Deadline) -> None:
-        if not self._staged and self._results is not None:
+        if not self._staged and self._results is not None and self._y is not None:
             into = self.fabric.results[self.number % SLOTS]
             self._results.copy_to(into.rows(self._results.count, self._results.row_bytes), deadline, "resume() waits on")
+            self._y.wait(deadline, "resume() waits on")
             self._staged = True
         super()._send(deadline)
 
@@ -319,21 +322,15 @@ class Combine(Call):
             self.fabric.peers.owed[rank].discard(self.number)
         there = [rank for rank in ranks if self._headers[rank].descriptor]
         handle._missing = set(range(shape.ranks)) - set(there)
-        if self._results is None:
+        if self._y is None:
             return None
         routes = handle._routes
-        tokens = len(routes.sent_ids)
         assert self._rows is not None
-        rows = self._rows.bytes().copy() if self.disturbed else self._rows.bytes()
-        unused = routes.sent_ids < 0
+        used = routes.sent_ids >= 0
         for rank in handle._missing:
-            unused.reshape(-1)[routes.sent.to(rank)] = True
-        rows[unused.reshape(-1)] = 0
-        weights = np.where(unused, np.float32(0), routes.sent_weights)
-        memory = _core.Memory.from_array(np.empty(tokens * shape.result_bytes, np.uint8))
-        y = Area(memory, tokens, shape.result_bytes)
-        _core.weighted_sum(y.memory, rows, weights, shape.combine_dtype)
-        return self._like(y, shape.combine_dtype, shape.hidden)
+            used.reshape(-1)[routes.sent.to(rank)] = False
+        self.fabric.sums.add_up(self._y.memory, self._rows.memory, routes.sent_weights, used)
+        return self._y.array
 
 
 def routes_of(ids: Ints, weights: NDArray[np.float32], fabric: Fabric) -> Routes:

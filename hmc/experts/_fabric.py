@@ -23,9 +23,10 @@ from hmc._deadline import Deadline
 from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._headers import Words, combine_words, dispatch_words
 from hmc.experts._interrupts import record
-from hmc.experts._memory import Area, Growing
+from hmc.experts._memory import Area, Counts, Growing
 from hmc.experts._peers import Peers
 from hmc.experts._shape import Shape
+from hmc.experts._sums import Sums
 
 SLOTS = 2
 #: In place of a call's number: the sender has closed its Buffer, or goes on without the receiver.
@@ -64,13 +65,19 @@ class Fabric:
         self._outbox, self._window = comm.buffer(total), comm.buffer(total)
         self._out_words: Words = self._outbox.numpy(np.int64)
         self._in_words: Words = self._window.numpy(np.int64)
+        #: By rank: the first words of its headers in the window.
+        self._firsts = np.array(
+            [[self._place(kind, slot, rank) for kind in Kind for slot in range(SLOTS)] for rank in range(comm.size)]
+        )
         self._windows = comm.exchange(self._window, timeout=deadline.left())
         self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes), device=device)
         self.stagings = comm.exchange(self.staging, timeout=deadline.left())
         self.rows = [Growing(comm, device) for _ in range(SLOTS)]
         self.scales = [Growing(comm, device) for _ in range(SLOTS)]
         self.results = [Growing(comm, device) for _ in range(SLOTS)]
-        self.gathered = Growing(comm)  # what the CPU sums
+        self.counts = Counts()
+        self.sums = Sums(device, shape.combine_dtype, self.counts)
+        self.gathered = Growing(comm, self.sums.device)
         paths = [comm.path(rank, device, there.device, deadline.left()) for rank, there in enumerate(self.stagings)]
         self.mapped = [path.transport in ("shm", "local", "ipc") for path in paths]
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
@@ -130,9 +137,9 @@ class Fabric:
 
     def check_not_masked(self, ranks: list[int]) -> None:
         """Call it after rows were read. PeerLostError: an owner has masked this rank, and may have overwritten them."""
-        for rank in ranks:
-            if any(self.header_from(kind, slot, rank)[0] == MASKED for kind in Kind for slot in range(SLOTS)):
-                raise masked_by(rank)
+        masked = self._in_words[self._firsts[np.asarray(ranks, np.intp)]] == MASKED
+        if masked.any():
+            raise masked_by(ranks[int(np.argmax(masked.any(axis=1)))])
 
     # ---- rows ----
 

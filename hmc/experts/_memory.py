@@ -13,6 +13,29 @@ from hmc._deadline import Deadline
 _PAGE = 4096
 
 
+class Counts:
+    """What a Buffer counts, by name. One thread at a time adds; any thread reads."""
+
+    def __init__(self) -> None:
+        self._found = {"bytes_staged": 0, "sums_on_device": 0, "sums_on_cpu": 0}
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Adds to a counter."""
+        self._found[name] += amount
+
+    def copy(self, target: _core.Memory, source: _core.Memory) -> None:
+        """Copies rows between memories of equal size, and counts those that do not stay on devices of one vendor."""
+        if source.nbytes == 0:
+            return
+        if source.device.partition(":")[0] != target.device.partition(":")[0]:
+            self.add("bytes_staged", source.nbytes)
+        target.copy_blocks_from(source, [0], [0], source.nbytes)
+
+    def all(self) -> dict[str, int]:
+        """A copy."""
+        return dict(self._found)
+
+
 class Area:
     """Rows in registered memory, in C order."""
 

@@ -78,7 +78,8 @@ class Sent:
     def __init__(self, ids: Ints, shape: Shape) -> None:
         self.topk = ids.shape[1]
         flat = ids.reshape(-1)
-        order = np.argsort(flat, kind="stable")
+        # NumPy sorts 16 bits in a tenth of the time.
+        order = np.argsort(flat.astype(np.int16) if shape.experts <= 1 << 15 else flat, kind="stable")
         skipped = int(np.searchsorted(flat[order], 0))
         #: By expert: pairs.
         self.counts: Ints = np.bincount(flat[order[skipped:]], minlength=shape.experts)

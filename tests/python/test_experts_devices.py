@@ -55,6 +55,9 @@ with hmc.init() as comm:
                 results.memory().copy_from(made)
             y = ep.combine(results, handle, timeout=20)
             check_sum(ep, host(y), x, ids, weights, handle)
+        counted = ep.counters()
+        assert counted["sums_on_device" if own.startswith(("cuda", "rocm")) else "sums_on_cpu"] > 0, counted
+        assert counted["bytes_staged"] > 0 or own == given, counted
 print("done")
 """
 

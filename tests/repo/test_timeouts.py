@@ -81,7 +81,7 @@ WITHOUT_TIMEOUT = {
     ("Plan", "pulled"): LOCAL,
     ("Publication", "update"): "refuses while another one runs",
     ("Publication", "check_open"): LOCAL,
-    ("Buffer", "experts_of"): LOCAL,
+    **{("Buffer", name): LOCAL for name in ("experts_of", "counters")},
     **{("Pool", name): LOCAL for name in ("allocate", "free", "lease", "counters")},
     **{("Lease", name): LOCAL for name in ("renew", "release")},
     **{(owner, name): LOCAL for owner in ("Push", "Inbox", "ThreadedWork") for name in ("cancel", "error")},

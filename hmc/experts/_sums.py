@@ -1,0 +1,55 @@
+"""Where a rank adds up the results of its tokens: on its device where HMC has a kernel for that, else on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import _core
+from hmc.errors import UnsupportedError
+from hmc.experts._memory import Counts
+
+
+class Sums:
+    """Weighted sums of rows of ``dtype``, gathered in memory of ``device``. One thread at a time.
+
+    ``device``: that of the Buffer, or "cpu" where its vendor has no kernel. A kernel that is still being compiled is waited for by
+    no call: until then the CPU sums copies of the rows.
+    """
+
+    def __init__(self, device: str, dtype: str, counts: Counts) -> None:
+        self._dtype = dtype
+        self._counts = counts
+        self._home = device
+        self.device = device
+        try:
+            _core.prepare_weighted_sum(device, dtype)
+        except UnsupportedError:
+            self.device = "cpu"
+
+    def add_up(self, out: _core.Memory, rows: _core.Memory, weights: NDArray[np.float32], used: NDArray[np.bool_]) -> None:
+        """``out``, of any device: row t becomes the sum over k of weights[t, k] times row (t, k), where that is used.
+
+        Blocks. ``rows``: of ``device``; rows of unused terms are not read, and may be written meanwhile.
+        """
+        if out.nbytes == 0:
+            return
+        if rows.device == "cpu" and self._home != "cpu":
+            self._counts.add("bytes_staged", int(used.sum()) * (rows.nbytes // max(used.size, 1)))
+        try:
+            self._add_up(out, rows, weights, used)
+        except UnsupportedError:
+            if rows.device == "cpu":
+                raise
+            copy = _core.Memory(rows.nbytes)
+            self._counts.copy(copy, rows)
+            self._add_up(out, copy, weights, used)
+
+    def _add_up(self, out: _core.Memory, rows: _core.Memory, weights: Any, used: Any) -> None:
+        near = out if out.device == rows.device else _core.Memory(out.nbytes, rows.device)
+        _core.weighted_sum(near, rows, weights, self._dtype, None if used.all() else used)
+        self._counts.add("sums_on_cpu" if rows.device == "cpu" else "sums_on_device")
+        if near is not out:
+            self._counts.copy(out, near)
