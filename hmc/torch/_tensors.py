@@ -14,8 +14,8 @@ Tensors = Sequence[torch.Tensor]
 Item = TypeVar("Item")
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-# Reductions by torch's operation: ReduceOp objects, which a ReduceOp finds; the enum's members do not.
-_OPERATIONS = {dist.ReduceOp(getattr(dist.ReduceOp, name)): name.lower() for name in _NAMES}
+# Reductions by the number of torch's operation, which is found in a third of the time that the operation takes.
+_OPERATIONS = {getattr(dist.ReduceOp, name).value: name.lower() for name in _NAMES}
 # Of truth values, which are bytes of 0 and 1. As NCCL does it, a sum says whether any is true.
 _OF_BOOL = {"sum": "bor", "max": "bor", "bor": "bor", "product": "band", "min": "band", "band": "band", "bxor": "bxor"}
 # Types that NumPy has. Tensors of others are passed as integers of their size, and the type by name.
@@ -56,12 +56,12 @@ def bare(tensor: torch.Tensor) -> Any:
 
 def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
     """op, factor and dtype of HMC's reduction of arrays() of such tensors."""
-    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp.op
     factor = None
-    op = _OPERATIONS.get(asked)
+    op = _OPERATIONS.get(asked.value)
     kind = tensor.dtype
     if op is None and asked == dist.ReduceOp.PREMUL_SUM:
-        op, factor = "premul_sum", asked.factor
+        op, factor = "premul_sum", opts.reduceOp.factor
         if isinstance(factor, torch.Tensor):
             factor = factor.item()
     if kind in _OF_NUMPY:
