@@ -230,3 +230,50 @@ def test_a_rank_that_ends_a_collective_is_named(how: str, end: str) -> None:
             comm.barrier(timeout=30)
 
     hmc.spawn(work, 3, timeout=90, environment={"HMC_FUSED": "1" if how == "fused" else "0"})
+
+
+@pytest.mark.parametrize("how", ["fused", "messages"])
+def test_who_is_done_early_may_close(how: str) -> None:
+    """The others get what it has sent, though they call later."""
+
+    def work() -> None:
+        with hmc.init(timeout=30) as comm:
+            group = comm.split(0, timeout=30)
+            assert group is not None
+            comm.barrier(timeout=30)
+            if group.rank != 0:
+                time.sleep(0.3 * group.rank)
+            for i in range(5):
+                array = np.full(16, i if group.rank == 0 else -1)
+                group.broadcast(array, 0, timeout=30)
+                assert array.tolist() == [i] * 16
+            group.close()
+            comm.barrier(timeout=30)
+
+    hmc.spawn(work, 3, timeout=90, environment={"HMC_FUSED": "1" if how == "fused" else "0"})
+
+
+@pytest.mark.parametrize("how", ["fused", "messages"])
+def test_every_rank_that_closes_is_heard(how: str) -> None:
+    """One has done its part before it closes, the next has not."""
+
+    def work() -> None:
+        with hmc.init(timeout=30) as comm:
+            group = comm.split(0, timeout=30)
+            assert group is not None
+            group.barrier(timeout=30)
+            mine, out = np.full(3, group.rank), np.empty(9, int)
+            if group.rank == 0:
+                group.gather(None, mine, 2, timeout=30)
+                group.close()
+            comm.barrier(timeout=30)
+            if group.rank == 1:
+                group.close()
+            elif group.rank == 2:
+                began = time.monotonic()
+                with pytest.raises(hmc.ClosedError, match=r"rank 1 \("):
+                    group.gather(out, mine, 2, timeout=40)
+                assert time.monotonic() - began < 20
+            comm.barrier(timeout=30)
+
+    hmc.spawn(work, 3, timeout=90, environment={"HMC_FUSED": "1" if how == "fused" else "0"})

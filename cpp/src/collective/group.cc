@@ -27,17 +27,22 @@ bool broken_before(const std::optional<job::Breakage>& broken, std::uint64_t seq
 
 Status closed_status() { return {Code::closed, "this Communicator was closed"}; }
 
-// From the collective of that sequence on. Who is in one by messages would wait for this process's part. The Context's goodbye says
-// as much.
-void tell_of_leaving(const Group& group, std::uint64_t first) {
-  const Status reason(Code::closed, group.describe(group.local().front()) + " closed the Communicator");
-  const Bytes told = encode(job::Breakage{group.id(), first, reason});
+// To those of the group's processes that are connected, or about to be: for the others this process would connect to everybody.
+void tell_of_leaving(const Group& group, const job::Breakage& left) {
   std::set<const PeerState*> seen;
   for (std::uint32_t r = 0; r < group.size(); ++r) {
     const auto& peer = group.rank(r).peer;
-    if (peer->is_self() || peer->phase() != PeerPhase::ready || !seen.insert(peer.get()).second) continue;
-    static_cast<void>(peer->send_control(control_group_left, told));  // a peer that is gone needs no news
+    const PeerPhase phase = peer->phase();
+    if (peer->is_self() || (phase != PeerPhase::ready && phase != PeerPhase::connecting) || !seen.insert(peer.get()).second)
+      continue;
+    peer->when_ready([peer, message = encode(left)](const Status& ready) {
+      if (ready.ok()) static_cast<void>(peer->send_control(control_group_left, message));  // a peer that is gone needs no news
+    });
   }
+}
+
+std::size_t index_in(const std::vector<std::uint32_t>& local, std::uint32_t rank) noexcept {
+  return static_cast<std::size_t>(std::ranges::lower_bound(local, rank) - local.begin());
 }
 
 }  // namespace
@@ -92,7 +97,10 @@ void Group::leave() {
       return false;
     };
     running_.fail_if(earlier, {});
-    if (!broken_ && !world_->ends_context(*this)) tell_of_leaving(*this, first);
+    // Who is in a later collective by messages would wait for this process's part. The Context's goodbye says as much.
+    const bool known = broken_ && (broken_->aborts() || broken_->sequence <= first);
+    if (!known && !world_->ends_context(*this))
+      tell_of_leaving(*this, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")});
     fused_.leave();
     running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
     messenger_.watch_calls(collective_scope(), nullptr);
@@ -105,7 +113,7 @@ void Group::leave() {
 
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
-  std::uint64_t& next = sequence_[local_index(r)];
+  std::uint64_t& next = sequence_[index_in(local_, r)];
   if (broken_) {
     // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
@@ -116,6 +124,10 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
     }
     return Status(Code::closed, "this Communicator takes no more collectives since one failed (" + broken_->reason.str() +
                                     "); send, recv, put and get among the ranks that are alive still work");
+  }
+  if (left_ && next >= left_->sequence) {
+    tell_of_leaving(*this, *left_);  // others may wait for this rank, and not be connected to the one that left
+    return left_->reason;
   }
   return next++;
 }
@@ -137,14 +149,10 @@ Status error_of_call(const Group& group, const Status& failed) {
   return group.broken_ ? group.broken_->reason : failed;
 }
 
-std::size_t Group::local_index(std::uint32_t r) const noexcept {
-  return static_cast<std::size_t>(std::lower_bound(local_.begin(), local_.end(), r) - local_.begin());
-}
-
 void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) {
   const std::uint32_t src = envelope.src, dst = envelope.dst;
   if (src >= size() || ranks_[src].peer.get() != &peer) return;
-  const std::size_t at = local_index(dst);
+  const std::size_t at = index_in(local_, dst);
   if (at == local_.size() || local_[at] != dst) return;
   const std::uint64_t sequence = sequence_of(tag);
   if (CollectiveWork* const work = running_.find(dst, sequence)) {
@@ -155,7 +163,7 @@ void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_
 }
 
 void Group::compare_early(CollectiveWork& work) {
-  const auto other = early_[local_index(work.rank())].other_than(work.sequence(), work.call());
+  const auto other = early_[index_in(local_, work.rank())].other_than(work.sequence(), work.call());
   if (other) work.mismatch(other->rank, other->call);
 }
 
@@ -180,6 +188,12 @@ void Group::heard_broken(const job::Breakage& breakage) {
   broken_ = breakage;
   running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
                    breakage.reason);
+}
+
+void Group::heard_left(const job::Breakage& left) {
+  if (left_ && left_->sequence <= left.sequence) return;
+  left_ = left;
+  running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= left.sequence; }, left.reason);
 }
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {

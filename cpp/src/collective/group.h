@@ -73,6 +73,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting);
   // Another rank says so, or a rank aborts the group.
   void heard_broken(const job::Breakage& breakage);
+  // A rank that closed the Communicator takes no part in that collective and later ones. It has done its part of the earlier ones.
+  void heard_left(const job::Breakage& left);
   // A process died, or said goodbye.
   void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?
@@ -82,7 +84,6 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   friend Status error_of_call(const Group& group, const Status& failed);
   friend bool has_begun(const Group& group) noexcept;
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
-  [[nodiscard]] std::size_t local_index(std::uint32_t r) const noexcept;
 
   const std::shared_ptr<World> world_;
   Messenger& messenger_;
@@ -99,6 +100,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   Running running_;
   std::vector<EarlyCalls> early_;  // by index in local_
   std::optional<job::Breakage> broken_;
+  std::optional<job::Breakage> left_;  // the earliest that another rank takes no part in
   fused::Calls fused_{*this};
 };
 

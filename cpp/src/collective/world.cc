@@ -79,7 +79,7 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
   } else if (type == control_group_left) {
     const auto breakage = job::decode_breakage(payload);
     Group* const group = breakage ? find(breakage->group_id) : nullptr;
-    if (group != nullptr) group->heard_broken(*breakage);
+    if (group != nullptr) group->heard_left(*breakage);
   } else if (type == control_segment) {
     offers_.on_message(peer, payload, std::move(fds));
   }
