@@ -17,6 +17,7 @@ struct Named {
 };
 constexpr std::string_view mapped = "one kernel over mapped memory", native = "vendor's library";
 constexpr std::string_view shared_whole = "whole inputs through shared memory", shared_pass = "one pass over shared memory";
+// Their places are codes on the wire.
 constexpr std::array all_named{
     Named{CallKind::all_reduce, Algorithm::whole, "whole inputs to every rank"},
     Named{CallKind::all_reduce, Algorithm::divided, "reduce-scatter + all-gather"},
@@ -62,6 +63,10 @@ constexpr std::array all_named{
     Named{CallKind::barrier, Algorithm::tree, "dissemination"},
 };
 
+// Of named ones; smaller codes are kinds of calls whose algorithm HMC chooses.
+constexpr std::size_t first_named_code = 32;
+static_assert(first_named_code + all_named.size() <= 256 && static_cast<std::size_t>(CallKind::scatter) < first_named_code);
+
 // Why the algorithm cannot carry out the call. Empty: it can.
 std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing) {
   if (call.size == 1) return "the group has one rank";
@@ -81,6 +86,7 @@ std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing
   }
   if (algorithm == Algorithm::hierarchical && !call.islands)
     return "it takes several islands, one of which has several ranks, and sums that are not exact";
+  if (algorithm == Algorithm::hierarchical) return {};
   const bool two = call.size == 2;
   if (call.kind == CallKind::broadcast && !is_shared(algorithm) && two != (algorithm == Algorithm::direct))
     return two ? "there is one receiver" : "there are several receivers";
@@ -104,21 +110,22 @@ std::string listed(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::uint32_t code_of(CallKind kind, Algorithm algorithm) noexcept {
-  std::uint32_t code = 0;
-  for (const Named& each : all_named) {
-    if (each.kind != kind) continue;
-    ++code;
-    if (each.algorithm == algorithm) return code;
+std::uint8_t code_of(CallKind kind, Algorithm algorithm) noexcept {
+  for (std::size_t i = 0; i < all_named.size(); ++i) {
+    if (all_named[i].kind == kind && all_named[i].algorithm == algorithm) return static_cast<std::uint8_t>(first_named_code + i);
   }
-  return 0;
+  return static_cast<std::uint8_t>(kind);
 }
 
-Algorithm algorithm_with_code(CallKind kind, std::uint32_t code) noexcept {
-  for (const Named& each : all_named) {
-    if (each.kind == kind && code-- == 1) return each.algorithm;
-  }
-  return Algorithm::chosen;
+CallKind kind_with_code(std::uint8_t code) noexcept {
+  if (code < first_named_code) return static_cast<CallKind>(code);
+  const std::size_t place = code - first_named_code;
+  return place < all_named.size() ? all_named[place].kind : CallKind{0};
+}
+
+Algorithm algorithm_with_code(std::uint8_t code) noexcept {
+  const std::size_t place = std::size_t{code} - first_named_code;
+  return code >= first_named_code && place < all_named.size() ? all_named[place].algorithm : Algorithm::chosen;
 }
 
 std::string_view name_of(CallKind kind, Algorithm algorithm) noexcept {

@@ -22,7 +22,7 @@ enum class Algorithm : std::uint8_t {
   tree,          // about log2 n rounds
   direct,        // each block straight to its rank; in a group of one rank, everything
   relayed,       // blocks by way of other ranks
-  hierarchical,  // hierarchical
+  hierarchical,  // within islands, and between them
   mapped,        // one kernel on each rank's device, over memory that all of them map
   native,        // the collective library of the devices' vendor
 };
@@ -35,10 +35,11 @@ enum class Algorithm : std::uint8_t {
   return algorithm == Algorithm::chosen || is_shared(algorithm);
 }
 
-// As messages carry it, in three bits: which one of those for that kind of call; 0: chosen. One that is named is alike on every
-// rank.
-[[nodiscard]] std::uint32_t code_of(CallKind kind, Algorithm algorithm) noexcept;
-[[nodiscard]] Algorithm algorithm_with_code(CallKind kind, std::uint32_t code) noexcept;  // chosen, for a peer's code that is none
+// As messages carry both, in one byte. An algorithm that is named is alike on every rank.
+[[nodiscard]] std::uint8_t code_of(CallKind kind, Algorithm algorithm) noexcept;
+// For a peer's code that is none: a kind that is none, and chosen.
+[[nodiscard]] CallKind kind_with_code(std::uint8_t code) noexcept;
+[[nodiscard]] Algorithm algorithm_with_code(std::uint8_t code) noexcept;
 
 // The memory that all ranks of a group share, if the buffers are of that kind.
 struct Sharing {

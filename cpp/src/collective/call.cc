@@ -10,10 +10,6 @@ constexpr unsigned mantissa_bits = 10;
 // Operations of exact reductions are numbered behind the others.
 constexpr std::array exact_ops{ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum};
 
-std::uint32_t low_byte(CallKind kind, Algorithm algorithm) noexcept {
-  return static_cast<std::uint32_t>(kind) | code_of(kind, algorithm) << 5;
-}
-
 std::uint32_t operation_of(const Reduction& reduction) noexcept {
   if (!reduction.exact) return static_cast<std::uint32_t>(reduction.op);
   const auto* const at = std::ranges::find(exact_ops, reduction.op);
@@ -98,17 +94,17 @@ std::string_view name_of(CallKind kind) noexcept {
 std::uint32_t encode_call(CallKind kind, std::uint64_t block, Algorithm algorithm) noexcept {
   std::uint32_t shift = 0;
   for (; block >> mantissa_bits != 0; block >>= 1) ++shift;
-  return low_byte(kind, algorithm) | static_cast<std::uint32_t>(block) << 8 | shift << (8 + mantissa_bits);
+  return code_of(kind, algorithm) | static_cast<std::uint32_t>(block) << 8 | shift << (8 + mantissa_bits);
 }
 
 std::uint32_t encode_call(CallKind kind, std::span<const std::uint64_t> alike, Algorithm algorithm) noexcept {
-  return with_digest(low_byte(kind, algorithm), alike);
+  return with_digest(code_of(kind, algorithm), alike);
 }
 
 std::uint32_t encode_call(CallKind kind, const Reduction& reduction, std::span<const std::uint64_t> alike,
                           Algorithm algorithm) noexcept {
   const std::uint32_t what = static_cast<std::uint32_t>(reduction.type) | operation_of(reduction) << 4;
-  return with_digest(low_byte(kind, algorithm) | what << 8, alike);
+  return with_digest(code_of(kind, algorithm) | what << 8, alike);
 }
 
 std::uint32_t without_digest(std::uint32_t call) noexcept { return call & (reduces(kind_of(call)) ? 0xffff : 0xff); }

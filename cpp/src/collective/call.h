@@ -52,9 +52,9 @@ enum class CallKind : std::uint8_t {
 // The call but for its digest, and with another one.
 [[nodiscard]] std::uint32_t without_digest(std::uint32_t call) noexcept;
 [[nodiscard]] std::uint32_t with_digest(std::uint32_t call, std::span<const std::uint64_t> alike) noexcept;
-[[nodiscard]] constexpr CallKind kind_of(std::uint32_t call) noexcept { return static_cast<CallKind>(call & 0x1f); }
+[[nodiscard]] inline CallKind kind_of(std::uint32_t call) noexcept { return kind_with_code(static_cast<std::uint8_t>(call)); }
 [[nodiscard]] inline Algorithm algorithm_of(std::uint32_t call) noexcept {
-  return algorithm_with_code(kind_of(call), (call >> 5) & 7);
+  return algorithm_with_code(static_cast<std::uint8_t>(call));
 }
 // "all_to_all with blocks of 64 bytes", "all_reduce of f32, exact sum, by \"whole inputs to every rank\""
 [[nodiscard]] std::string describe_call(std::uint32_t call);
