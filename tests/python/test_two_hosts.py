@@ -101,6 +101,21 @@ with hmc.init(timeout=60, topology=topology) as comm:
         total = inputs[rank].copy()
         comm.all_reduce(total, algorithm=algorithm, timeout=60)
         assert np.array_equal(total, sum(inputs[1:], inputs[0].copy())), (n, algorithm)
+    # Each byte of other calls enters or leaves the other host once.
+    for n, root in ((1 << 20, 3), (4_000_004, 0)):
+        data, sent = np.zeros(n, np.uint8), pattern(n, 50 + root)
+        if rank == root:
+            data[:] = sent
+        comm.broadcast(data, root=root, timeout=60)
+        assert np.array_equal(data, sent), (n, root)
+        inputs = [pattern(n, 60 + other).view(np.int32) for other in range(size)]
+        total = np.zeros(n // 4, np.int32)
+        comm.reduce(total if rank == root else None, inputs[rank], root=root, timeout=60)
+        assert rank != root or np.array_equal(total, sum(inputs[1:], inputs[0].copy())), (n, root)
+        for call in ("broadcast", "reduce"):
+            plan = comm.plan(call, n, root=root)
+            assert plan.algorithm.startswith("hierarchical"), str(plan)
+            assert sum(link.bytes for link in plan.links if link.source // 2 != link.target // 2) == n, str(plan)
     comm.barrier(timeout=60)
     print("whole", rank)
 """

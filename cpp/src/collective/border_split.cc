@@ -15,6 +15,13 @@ std::vector<double> split_by_bandwidth(std::span<const double> bandwidths) {
   return parts;
 }
 
+std::uint64_t ChunkLimits::least_over(double bandwidth) const {
+  constexpr double worth = 4e-5;  // seconds on the link: several times what HMC and a network spend on a chunk of any size
+  const double bytes = bandwidth * worth;
+  if (!(bytes < static_cast<double>(fast))) return fast;
+  return std::min(fast, std::max(slow, static_cast<std::uint64_t>(bytes)));
+}
+
 std::vector<double> without_noise(std::span<const double> bandwidths) {
   constexpr double noise = 1.15;  // from the slowest to the fastest of one kind
   std::vector<std::size_t> order(bandwidths.size());

@@ -1,6 +1,7 @@
 // Which part of an exchange between islands each island and each border link takes. Pure.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,14 @@ namespace hmc {
 
 // Parts of 1 in proportion to `bandwidths`, which are positive: all links end at the same time.
 std::vector<double> split_by_bandwidth(std::span<const double> bandwidths);
+
+// The least size of a chunk that crosses a border, in bytes.
+struct ChunkLimits {
+  std::uint64_t fast = 0;  // over links so fast that the fixed cost of a chunk counts, and over unknown ones
+  std::uint64_t slow = 0;  // over all others, where a small one is soon across: its receiver goes on while the next one follows
+  // `bandwidth`: of the link, bytes per second.
+  [[nodiscard]] std::uint64_t least_over(double bandwidth) const;
+};
 
 // Replaces measured `bandwidths` that differ by no more than repeated measurements do by their mean. With equal parts, messages are
 // cut into fewer pieces.

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/plan_hierarchical.h"
+#include "collective/island_chunks.h"
 
 namespace hmc {
 namespace {
@@ -56,13 +56,16 @@ Choice hierarchical_choice(const EqualCall& call, const Tuning& tuning) {
   const std::vector<Island>& islands = *call.islands;
   const auto largest = std::ranges::max_element(islands, {}, [](const Island& island) { return island.ranks.size(); });
   std::uint64_t part = call.bytes / call.size;
-  if (call.kind == CallKind::all_reduce) {
-    for (const IslandPiece& piece : island_pieces(islands, call.bytes, call.element)) part = std::max(part, piece.part.bytes);
+  if (!has_blocks(call.kind)) {
+    const std::size_t element = reduces(call.kind) ? call.element : 1;
+    for (const IslandPiece& piece : island_pieces(islands, call.bytes, element)) part = std::max(part, piece.part.bytes);
   }
+  std::string saved = "leaves an island once for each other one, not " + counted(largest->ranks.size(), "time");
+  if (call.kind == CallKind::broadcast) saved = "enters each other island once";
+  if (call.kind == CallKind::reduce) saved = "leaves an island once";
   return choice(call, Algorithm::hierarchical,
                 bytes_text(call.bytes) + " are at least " + bytes_text(tuning.reduce.hierarchical) + ", and the ranks are in " +
-                    std::to_string(islands.size()) + " islands: each byte leaves an island once for each other one, not " +
-                    counted(largest->ranks.size(), "time") + ".",
+                    std::to_string(islands.size()) + " islands: each byte " + saved + ".",
                 chunks_text(call, tuning, part));
 }
 
@@ -80,6 +83,7 @@ Choice all_reduce_choice(const EqualCall& call, const Tuning& tuning) {
 }
 
 Choice reduce_choice(const EqualCall& call, const Tuning& tuning) {
+  if (reduces_hierarchically(call.bytes, tuning.reduce)) return hierarchical_choice(call, tuning);
   const std::string input = "An input has " + bytes_text(call.bytes) + ", ", limit = bytes_text(tuning.reduce.whole);
   if (reduce_whole(call.size, call.bytes, tuning.reduce))
     return choice(call, Algorithm::whole, input + "at most " + limit + ": one round costs less than two.");
@@ -88,7 +92,7 @@ Choice reduce_choice(const EqualCall& call, const Tuning& tuning) {
 }
 
 Choice all_gather_choice(const EqualCall& call, const Tuning& tuning) {
-  if (gathers_hierarchically(call.bytes, tuning.spread)) return hierarchical_choice(call, tuning);
+  if (spreads_hierarchically(call.bytes, tuning.spread)) return hierarchical_choice(call, tuning);
   const std::string blocks = "The blocks have " + bytes_text(call.bytes) + " together, ", limit = bytes_text(tuning.spread.tree);
   if (gathers_by_doubling(call.size, call.bytes, tuning.spread)) {
     return choice(call, Algorithm::tree,
@@ -100,6 +104,7 @@ Choice all_gather_choice(const EqualCall& call, const Tuning& tuning) {
 }
 
 Choice broadcast_choice(const EqualCall& call, const Tuning& tuning) {
+  if (spreads_hierarchically(call.bytes, tuning.spread)) return hierarchical_choice(call, tuning);
   const std::string limit = bytes_text(tuning.spread.tree), size = bytes_text(call.bytes);
   if (!broadcasts_by_tree(call.size, call.bytes, tuning.spread)) {
     const std::uint64_t share = (call.bytes + call.size - 2) / (call.size - 1);
@@ -243,8 +248,9 @@ Tuning coarser(const EqualCall& call, Tuning tuning, std::uint64_t steps) {
   const std::uint64_t per_chunk = 4 * std::uint64_t{call.size} * call.size;
   const std::uint64_t chunks = std::max<std::uint64_t>(1, steps / per_chunk);
   const std::uint64_t part = call.bytes / std::max(1U, call.size - 1) + 1;
-  tuning.reduce.chunk = std::max(tuning.reduce.chunk, part / chunks + 1);
-  tuning.spread.chunk = std::max(tuning.spread.chunk, part / chunks + 1);
+  for (std::uint64_t* least :
+       {&tuning.reduce.chunk, &tuning.reduce.border_chunk, &tuning.spread.chunk, &tuning.spread.border_chunk})
+    *least = std::max(*least, part / chunks + 1);
   return tuning;
 }
 

@@ -8,8 +8,9 @@ namespace hmc {
 
 struct Island {
   std::vector<std::uint32_t> ranks;  // ascending
-  // By rank, of its link to other islands; only their proportions count, among all islands. Positive.
-  std::vector<double> bandwidths;
+  std::vector<double> bandwidths;    // by rank, of its link to other islands, bytes per second
 };
+// Of links that nothing is known of.
+inline constexpr double assumed_border = 1e10;
 
 }  // namespace hmc

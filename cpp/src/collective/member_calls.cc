@@ -48,7 +48,7 @@ Status check_memory(std::string_view call, const MemoryView& out, const MemoryVi
 Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::string_view name) {
   if (name.empty()) return Algorithm::chosen;
   EqualCall asked = call;
-  if (call.kind == CallKind::all_gather) asked.islands = group.schedules().islands(group);
+  if (call.kind == CallKind::all_gather || call.kind == CallKind::broadcast) asked.islands = group.schedules().islands(group);
   const bool possible = group.fused().possible();
   return named_algorithm(
       asked, name,

@@ -64,7 +64,7 @@ std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduc
          (tuning.staged ? 1 : 0);
 }
 
-// Of a hierarchical all_reduce, which rounds sums more than once.
+// Of hierarchical calls, which round sums more than once.
 std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const ReduceStep& step) {
   return step.exact ? nullptr : group.schedules().islands(group);
 }
@@ -215,7 +215,8 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, step, algorithm));
   const auto library =
       by_library(*group, rank, named, in.device, native::reduction_call(native::Kind::reduce, target, in, reduction, in.bytes, at));
-  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, library.has_value(), [&](const ReduceTuning& tuning) {
+  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
+               if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
                return group->schedules().get(
                    rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},
                    [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });

@@ -86,10 +86,11 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   const std::uint32_t rank = rank_in(member), size = group->size(), at = static_cast<std::uint32_t>(root);
   HMC_ASSIGN(const Algorithm named,
              spread_algorithm(*group, {.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm));
+  SpreadTuning tuning = broadcast_tuning(all_on_host(*group), named);
+  if (view.bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
   const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
-  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
-    return plan_broadcast(rank, size, at, view.bytes, broadcast_tuning(all_on_host(*group), named));
-  });
+  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail},
+                                         [&] { return plan_broadcast(rank, size, at, view.bytes, tuning); });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
   Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
   share.root = at;

@@ -80,7 +80,7 @@ std::vector<Island> islands_of(const Group& group, const Measurement* measured) 
     all_written = all_written && std::ranges::all_of(island.bandwidths, [](double bandwidth) { return bandwidth > 0; });
   }
   for (Island& island : islands) {
-    if (!all_written) island.bandwidths.assign(island.ranks.size(), 1);
+    if (!all_written) island.bandwidths.assign(island.ranks.size(), assumed_border);
   }
   if (measured != nullptr) static_cast<void>(use_measured_borders(measured->links, islands));
   return islands;

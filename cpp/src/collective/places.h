@@ -18,7 +18,7 @@ std::vector<const TopologyCard*> written_cards(const Group& group);
 std::vector<std::uint32_t> hosts_of(const Group& group);
 // Engine lock not held. Islands: ranks of one host whose devices are of one vendor, ordered by their first ranks. Bandwidths are
 // those of each rank's fastest link to another island as measured; else as written in the topology, or of its host's fastest NIC
-// there. If one is missing, all are 1. `measured`: may be null.
+// there. If one is missing, all are assumed_border. `measured`: may be null.
 std::vector<Island> islands_of(const Group& group, const Measurement* measured = nullptr);
 // Bandwidth of the host's fastest NIC in the written topology, bytes per second; 0: it has none.
 double nic_bandwidth(const Topology& written, const std::string& host);

@@ -1,93 +1,35 @@
 #include "collective/plan_hierarchical.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <numeric>
 #include <optional>
-#include <set>
 #include <utility>
 
-#include "collective/border_split.h"
-#include "collective/schedule_builder.h"
+#include "collective/island_chunks.h"
 
 namespace hmc {
 namespace {
 
 using Index = ScheduleBuilder::Index;
+using Chunk = IslandChunk;
 
-// Ends of the parts of `elements` that are in those proportions; the last one is `elements`.
-std::vector<std::uint64_t> ends_of(std::span<const double> proportions, std::uint64_t elements) {
-  std::vector<std::uint64_t> ends;
-  double before = 0;
-  for (const double part : split_by_bandwidth(proportions)) {
-    before += part;
-    ends.push_back(std::min(elements, static_cast<std::uint64_t>(std::llround(before * static_cast<double>(elements)))));
-  }
-  ends.back() = elements;
-  return ends;
+std::size_t island_of(std::span<const Island> islands, std::uint32_t rank) {
+  const auto found = std::ranges::find_if(
+      islands, [rank](const Island& island) { return std::ranges::find(island.ranks, rank) != island.ranks.end(); });
+  return static_cast<std::size_t>(found - islands.begin());
 }
 
-// The ranks of an island, those with the fastest links first: delegates of different islands with fast links have the same pieces.
-Island by_bandwidth(const Island& island) {
-  std::vector<std::size_t> order(island.ranks.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return island.bandwidths[a] > island.bandwidths[b]; });
-  Island sorted;
-  for (const std::size_t at : order) {
-    sorted.ranks.push_back(island.ranks[at]);
-    sorted.bandwidths.push_back(island.bandwidths[at]);
-  }
-  return sorted;
-}
+// Messages of chunks to a delegate are told apart by its own number of the chunk; those of a delegate to its island by the same
+// number, as results.
+std::uint8_t round_of(std::uint32_t number) { return static_cast<std::uint8_t>(number); }
+std::uint8_t result_round_of(std::uint32_t number) { return static_cast<std::uint8_t>(result_rounds + number); }
 
-// A part of a piece that is moved and reduced at once.
-struct Chunk {
-  Part part;
-  const IslandPiece* piece;
-  std::vector<std::uint32_t> rounds;  // by island: how many chunks its delegate has before this one
-};
-
-// First chunks of all pieces, then second ones, and so on: all delegates are busy from the start.
-std::vector<Chunk> chunks_of(std::span<const IslandPiece> pieces, std::uint64_t chunk) {
-  std::vector<Chunk> chunks;
-  std::map<std::uint32_t, std::uint32_t> taken;  // by delegate
-  for (std::uint64_t begin = 0, left = 1; left > 0; begin += chunk) {
-    left = 0;
-    for (const IslandPiece& piece : pieces) {
-      if (begin >= piece.part.bytes) continue;
-      Chunk made{{piece.part.offset + begin, std::min(chunk, piece.part.bytes - begin)}, &piece, {}};
-      for (const std::uint32_t delegate : piece.delegates) made.rounds.push_back(taken[delegate]++);
-      chunks.push_back(std::move(made));
-      left += piece.part.bytes - begin > chunk ? 1 : 0;
-    }
-  }
-  return chunks;
-}
-
-// The most that one delegate has.
-std::uint64_t most_chunks(std::span<const IslandPiece> pieces, std::uint64_t chunk) {
-  std::map<std::uint32_t, std::uint64_t> chunks;
-  std::uint64_t most = 0;
-  for (const IslandPiece& piece : pieces) {
-    for (const std::uint32_t delegate : piece.delegates)
-      most = std::max(most, chunks[delegate] += (piece.part.bytes - 1) / chunk + 1);
-  }
-  return most;
-}
-
-// So large that each delegate's chunks can be told apart: has_hierarchy() says that pieces can.
-std::uint64_t chunk_bytes(std::span<const IslandPiece> pieces, std::uint64_t wanted, std::size_t element) {
-  std::uint64_t chunk = std::max<std::uint64_t>((wanted + element - 1) / element, 1) * element;
-  while (most_chunks(pieces, chunk) >= result_rounds) chunk *= 2;
-  return chunk;
-}
-
-// What of an all_reduce is carried out: a reduce_scatter has sums alone, an all_gather results alone.
+// What of an all_reduce is carried out: a reduce_scatter has sums alone, an all_gather results alone. A reduce has sums, and the
+// results go to its root, in whose island the owners are.
 struct Stages {
   bool sums = true;
   bool results = true;
+  std::optional<std::uint32_t> root = std::nullopt;
 };
 
 // Where the array of all pieces begins in this rank's buffers: its offsets less those of the areas.
@@ -100,9 +42,13 @@ class RankPlan {
  public:
   RankPlan(ScheduleBuilder& plan, std::uint32_t rank, std::span<const Island> islands, const ReduceTuning& tuning, Stages stages,
            Origins origins)
-      : plan_(plan), rank_(rank), islands_(islands), tuning_(tuning), stages_(stages), origins_(origins) {
-    while (std::ranges::find(islands_[own_].ranks, rank_) == islands_[own_].ranks.end()) ++own_;
-  }
+      : plan_(plan),
+        rank_(rank),
+        islands_(islands),
+        tuning_(tuning),
+        stages_(stages),
+        origins_(origins),
+        own_(island_of(islands, rank)) {}
 
   // Returns the bytes of Area::scratch.
   std::uint64_t add(std::span<const Chunk> chunks) {
@@ -121,14 +67,15 @@ class RankPlan {
   [[nodiscard]] Slice sum_slot(std::size_t island) const { return slot(ranks() + island); }
   [[nodiscard]] Slice in(const Chunk& chunk) const { return {Area::in, chunk.part.offset - origins_.in}; }
   [[nodiscard]] Slice out(const Chunk& chunk) const { return {Area::out, chunk.part.offset - origins_.out}; }
-  static std::uint8_t round(std::uint32_t number) { return static_cast<std::uint8_t>(number); }
-  static std::uint8_t result_round(std::uint32_t number) { return static_cast<std::uint8_t>(result_rounds + number); }
+  // The caller's output takes the result of this rank.
+  [[nodiscard]] bool keeps_result() const { return stages_.root.value_or(rank_) == rank_; }
 
   void add(const Chunk& chunk) {
     const std::uint32_t delegate = chunk.piece->delegates[own_];
-    const bool owns = chunk.piece->owner == own_;
+    const bool owns = chunk.piece->owner.value_or(own_) == own_;
     if (delegate != rank_) {
-      if (stages_.results) plan_.receive(delegate, result_round(chunk.rounds[own_]), out(chunk), chunk.part.bytes);
+      if (stages_.results || stages_.root == rank_)
+        plan_.receive(delegate, result_round_of(chunk.rounds[own_]), out(chunk), chunk.part.bytes);
       if (stages_.sums) send_input(chunk, delegate);
     } else if (!stages_.sums) {
       owns ? spread(chunk) : pass_on(chunk);
@@ -139,7 +86,7 @@ class RankPlan {
   }
 
   void send_input(const Chunk& chunk, std::uint32_t delegate) {
-    const Index step = plan_.send(delegate, round(chunk.rounds[own_]), in(chunk), chunk.part.bytes);
+    const Index step = plan_.send(delegate, round_of(chunk.rounds[own_]), in(chunk), chunk.part.bytes);
     auto& sent = sent_[delegate];
     if (sent.size() >= tuning_.window) plan_.order(sent[sent.size() - tuning_.window], step);
     sent.push_back(step);
@@ -163,7 +110,7 @@ class RankPlan {
       const bool message = source != rank_ || own_message;
       sources.push_back(message ? slot(i) : in(chunk));
       if (!message) continue;
-      received.push_back(after_release(plan_.receive(source, round(chunk.rounds[own_]), sources.back(), chunk.part.bytes)));
+      received.push_back(after_release(plan_.receive(source, round_of(chunk.rounds[own_]), sources.back(), chunk.part.bytes)));
     }
     if (own_message) send_input(chunk, rank_);
     const Index step = plan_.reduce(rank_, sources, sum_slot(own_), chunk.part.bytes, ReducePhase::first);
@@ -173,32 +120,45 @@ class RankPlan {
 
   // This rank completes the chunk. Returns the steps after which its slots may be used again.
   std::vector<Index> reduce_islands(const Chunk& chunk, Index summed) {
+    const bool alone = chunk.piece->owner.has_value();  // else the other delegates complete it, too
     std::vector<Slice> sources;
-    std::vector<Index> before{summed};
+    std::vector<Index> before{summed}, last;
     for (std::size_t island = 0; island < islands_.size(); ++island) {
       sources.push_back(sum_slot(island));
       if (island == own_) continue;
       const std::uint32_t from = chunk.piece->delegates[island];
-      before.push_back(after_release(plan_.receive(from, round(chunk.rounds[own_]), sources.back(), chunk.part.bytes)));
+      before.push_back(after_release(plan_.receive(from, round_of(chunk.rounds[own_]), sources.back(), chunk.part.bytes)));
+      if (!alone) last.push_back(send_sum(chunk, island, summed));
     }
-    const Slice result = tuning_.staged ? slot(ranks() + islands_.size()) : out(chunk);
+    const bool in_slot = tuning_.staged || !keeps_result();
+    const Slice result = in_slot ? slot(ranks() + islands_.size()) : out(chunk);
     const Index reduced = plan_.reduce(rank_, sources, result, chunk.part.bytes, ReducePhase::last);
     for (const Index each : before) plan_.order(each, reduced);
-    std::vector<Index> last;
-    if (stages_.results) last = send_result(chunk, result, reduced, true);
-    if (!tuning_.staged) return {reduced};
-    plan_.receive(rank_, result_round(chunk.rounds[own_]), out(chunk), chunk.part.bytes);
-    last.push_back(send_result(chunk, rank_, result, reduced));
-    return last;
+    std::vector<Index> sent;
+    if (stages_.results) sent = send_result(chunk, result, reduced, alone);
+    if (!keeps_result()) {
+      sent.push_back(send_result(chunk, *stages_.root, result, reduced));
+    } else if (tuning_.staged) {
+      plan_.receive(rank_, result_round_of(chunk.rounds[own_]), out(chunk), chunk.part.bytes);
+      sent.push_back(send_result(chunk, rank_, result, reduced));
+    }
+    if (!in_slot) return concatenated(std::move(last), {reduced});
+    return concatenated(std::move(last), sent);
   }
 
   // Another island's delegate completes it.
   std::vector<Index> exchange(const Chunk& chunk, Index summed) {
-    const std::uint32_t owner = chunk.piece->delegates[chunk.piece->owner];
     if (stages_.results) pass_on(chunk);
-    const Index sent = plan_.send(owner, round(chunk.rounds[chunk.piece->owner]), sum_slot(own_), chunk.part.bytes);
+    return {send_sum(chunk, *chunk.piece->owner, summed)};
+  }
+  static std::vector<Index> concatenated(std::vector<Index> first, const std::vector<Index>& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+  }
+  Index send_sum(const Chunk& chunk, std::size_t island, Index summed) {
+    const Index sent = plan_.send(chunk.piece->delegates[island], round_of(chunk.rounds[island]), sum_slot(own_), chunk.part.bytes);
     plan_.order(summed, sent);
-    return {sent};
+    return sent;
   }
 
   // This rank has the chunk.
@@ -206,9 +166,9 @@ class RankPlan {
 
   // Another island's delegate has it.
   void pass_on(const Chunk& chunk) {
-    const std::size_t owner = chunk.piece->owner;
+    const std::size_t owner = *chunk.piece->owner;
     const Index received =
-        plan_.receive(chunk.piece->delegates[owner], result_round(chunk.rounds[owner]), out(chunk), chunk.part.bytes);
+        plan_.receive(chunk.piece->delegates[owner], result_round_of(chunk.rounds[owner]), out(chunk), chunk.part.bytes);
     send_result(chunk, out(chunk), received, false);
   }
 
@@ -224,7 +184,7 @@ class RankPlan {
     return sent;
   }
   Index send_result(const Chunk& chunk, std::uint32_t to, const Slice& result, std::optional<Index> after) {
-    const Index step = plan_.send(to, result_round(chunk.rounds[own_]), result, chunk.part.bytes);
+    const Index step = plan_.send(to, result_round_of(chunk.rounds[own_]), result, chunk.part.bytes);
     if (after) plan_.order(*after, step);
     return step;
   }
@@ -235,29 +195,65 @@ class RankPlan {
   const ReduceTuning& tuning_;
   const Stages stages_;
   const Origins origins_;
-  std::size_t own_ = 0;                               // island of this rank
+  const std::size_t own_;                             // island of this rank
   std::uint64_t slot_ = 0;                            // bytes
   std::vector<std::vector<Index>> released_;          // by chunk of this delegate: after these steps its slots are free
   std::map<std::uint32_t, std::vector<Index>> sent_;  // inputs, by delegate
 };
 
-// Block r is that of rank r, and goes through a rank of each other island.
-std::vector<IslandPiece> block_pieces(std::span<const Island> islands, const BlockLayout& blocks) {
-  std::vector<IslandPiece> pieces;
-  for (std::size_t owner = 0; owner < islands.size(); ++owner) {
-    for (std::size_t i = 0; i < islands[owner].ranks.size(); ++i) {
-      const std::uint32_t rank = islands[owner].ranks[i];
-      if (blocks.counts[rank] == 0) continue;
-      IslandPiece piece{{blocks.displacements[rank], blocks.counts[rank]}, {}, owner};
-      for (std::size_t other = 0; other < islands.size(); ++other) {
-        const std::vector<std::uint32_t>& ranks = islands[other].ranks;
-        piece.delegates.push_back(other == owner ? rank : ranks[i % ranks.size()]);
-      }
-      pieces.push_back(std::move(piece));
+// One rank's steps of a chunk of a broadcast: from the root to its island's delegate, on to that of the owner, which informs those
+// of the other islands; each delegate informs its island.
+class BroadcastPlan {
+ public:
+  BroadcastPlan(ScheduleBuilder& plan, std::uint32_t rank, std::uint32_t root, std::span<const Island> islands)
+      : plan_(plan),
+        rank_(rank),
+        root_(root),
+        islands_(islands),
+        own_(island_of(islands, rank)),
+        first_(island_of(islands, root)) {}
+
+  void add(const Chunk& chunk) {
+    const std::uint32_t delegate = chunk.piece->delegates[own_];
+    if (rank_ == root_ && delegate != rank_) {
+      to_delegate(chunk, first_, std::nullopt);
+    } else if (delegate != rank_) {
+      plan_.receive(delegate, result_round_of(chunk.rounds[own_]), {Area::out, chunk.part.offset}, chunk.part.bytes);
+    } else {
+      pass_on(chunk);
     }
   }
-  return pieces;
-}
+
+ private:
+  void pass_on(const Chunk& chunk) {
+    const std::size_t owner = chunk.piece->owner.value_or(first_);
+    const std::uint32_t source = own_ == first_  ? root_
+                                 : own_ == owner ? chunk.piece->delegates[first_]
+                                                 : chunk.piece->delegates[owner];
+    std::optional<Index> received;
+    if (rank_ != root_)
+      received = plan_.receive(source, round_of(chunk.rounds[own_]), {Area::out, chunk.part.offset}, chunk.part.bytes);
+    if (own_ == first_ && own_ != owner) to_delegate(chunk, owner, received);
+    for (std::size_t island = 0; own_ == owner && island < islands_.size(); ++island) {
+      if (island != own_ && island != first_) to_delegate(chunk, island, received);
+    }
+    for (const std::uint32_t to : islands_[own_].ranks) {
+      if (to != rank_ && to != root_) send(to, result_round_of(chunk.rounds[own_]), chunk, received);
+    }
+  }
+  void to_delegate(const Chunk& chunk, std::size_t island, std::optional<Index> after) {
+    send(chunk.piece->delegates[island], round_of(chunk.rounds[island]), chunk, after);
+  }
+  void send(std::uint32_t to, std::uint8_t round, const Chunk& chunk, std::optional<Index> after) {
+    const Index step = plan_.send(to, round, {Area::out, chunk.part.offset}, chunk.part.bytes);
+    if (after) plan_.order(*after, step);
+  }
+
+  ScheduleBuilder& plan_;
+  const std::uint32_t rank_, root_;
+  const std::span<const Island> islands_;
+  const std::size_t own_, first_;  // islands of this rank and of the root
+};
 
 }  // namespace
 
@@ -269,45 +265,8 @@ bool has_hierarchy(std::span<const Island> islands) {
   std::size_t ranks = 0;
   for (const Island& island : islands) ranks += island.ranks.size();
   const std::vector<std::uint64_t> counts(ranks, 1), displacements(ranks, 0);
-  return most_chunks(island_pieces(islands, large, 1), large) < result_rounds &&
-         most_chunks(block_pieces(islands, {counts, displacements}), large) < result_rounds;
-}
-
-std::vector<IslandPiece> island_pieces(std::span<const Island> islands, std::uint64_t bytes, std::size_t element) {
-  const std::uint64_t elements = bytes / element;
-  std::vector<Island> sorted;
-  std::vector<std::vector<std::uint64_t>> ends;  // by island, of its delegates' parts
-  std::set<std::uint64_t> cuts;
-  std::vector<double> to_others;
-  for (const Island& island : islands) {
-    sorted.push_back(by_bandwidth(island));
-    ends.push_back(ends_of(sorted.back().bandwidths, elements));
-    cuts.insert(ends.back().begin(), ends.back().end());
-    to_others.push_back(std::accumulate(island.bandwidths.begin(), island.bandwidths.end(), 0.0));
-  }
-  // An island without a share has one too small to matter, so that proportions stay positive.
-  std::vector<double> shares = split_among_islands(to_others);
-  for (double& share : shares) share = std::max(share, 1e-9);
-  std::vector<IslandPiece> pieces;
-  std::uint64_t begin = 0;
-  for (const std::uint64_t end : cuts) {
-    if (end == begin) continue;
-    IslandPiece piece;
-    for (std::size_t island = 0; island < islands.size(); ++island) {
-      const auto& of = ends[island];
-      const auto at = std::ranges::upper_bound(of, begin) - of.begin();
-      piece.delegates.push_back(sorted[island].ranks[static_cast<std::size_t>(at)]);
-    }
-    std::uint64_t from = begin;
-    for (const std::uint64_t to : ends_of(shares, end - begin)) {
-      piece.part = {from * element, (begin + to - from) * element};
-      if (piece.part.bytes > 0) pieces.push_back(piece);
-      from = begin + to;
-      ++piece.owner;
-    }
-    begin = end;
-  }
-  return pieces;
+  return most_pieces(island_pieces(islands, large, 1)) < result_rounds &&
+         most_pieces(block_pieces(islands, {counts, displacements})) < result_rounds;
 }
 
 Schedule plan_hierarchical_all_reduce(std::uint32_t rank, std::span<const Island> islands, std::uint64_t bytes, std::size_t element,
@@ -315,7 +274,7 @@ Schedule plan_hierarchical_all_reduce(std::uint32_t rank, std::span<const Island
   const std::vector<IslandPiece> pieces = island_pieces(islands, bytes, element);
   ScheduleBuilder plan;
   return plan.finish(
-      RankPlan(plan, rank, islands, tuning, {}, {}).add(chunks_of(pieces, chunk_bytes(pieces, tuning.chunk, element))));
+      RankPlan(plan, rank, islands, tuning, {}, {}).add(chunks_of(pieces, islands, {tuning.chunk, tuning.border_chunk}, element)));
 }
 
 Schedule plan_hierarchical_reduce_scatter(std::uint32_t rank, std::span<const Island> islands, const BlockLayout& blocks,
@@ -323,15 +282,32 @@ Schedule plan_hierarchical_reduce_scatter(std::uint32_t rank, std::span<const Is
   const std::vector<IslandPiece> pieces = block_pieces(islands, blocks);
   ScheduleBuilder plan;
   return plan.finish(RankPlan(plan, rank, islands, tuning, {.results = false}, {.out = blocks.displacements[rank]})
-                         .add(chunks_of(pieces, chunk_bytes(pieces, tuning.chunk, element))));
+                         .add(chunks_of(pieces, islands, {tuning.chunk, tuning.border_chunk}, element)));
+}
+
+Schedule plan_hierarchical_reduce(std::uint32_t rank, std::uint32_t root, std::span<const Island> islands, std::uint64_t bytes,
+                                  std::size_t element, const ReduceTuning& tuning) {
+  const std::vector<IslandPiece> pieces = owned_pieces(islands, island_of(islands, root), bytes, element);
+  ScheduleBuilder plan;
+  return plan.finish(RankPlan(plan, rank, islands, tuning, {.results = false, .root = root}, {})
+                         .add(chunks_of(pieces, islands, {tuning.chunk, tuning.border_chunk}, element)));
+}
+
+Schedule plan_hierarchical_broadcast(std::uint32_t rank, std::uint32_t root, std::span<const Island> islands, std::uint64_t bytes,
+                                     const ChunkLimits& limits) {
+  const std::vector<IslandPiece> pieces = island_pieces(islands, bytes, 1);
+  ScheduleBuilder plan;
+  BroadcastPlan steps(plan, rank, root, islands);
+  for (const Chunk& chunk : chunks_of(pieces, islands, limits, 1)) steps.add(chunk);
+  return plan.finish();
 }
 
 void gather_hierarchically(ScheduleBuilder& plan, std::uint32_t rank, std::span<const Island> islands, const BlockLayout& blocks,
-                           std::uint64_t chunk) {
+                           const ChunkLimits& limits) {
   const std::vector<IslandPiece> pieces = block_pieces(islands, blocks);
   const ReduceTuning tuning;
   RankPlan(plan, rank, islands, tuning, {.sums = false}, {.in = blocks.displacements[rank]})
-      .add(chunks_of(pieces, chunk_bytes(pieces, chunk, 1)));
+      .add(chunks_of(pieces, islands, limits, 1));
 }
 
 }  // namespace hmc

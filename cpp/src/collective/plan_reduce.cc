@@ -222,6 +222,7 @@ Schedule plan_reduce_scatter(std::uint32_t rank, std::uint32_t size, const Block
 
 Schedule plan_reduce(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes, std::size_t element,
                      const ReduceTuning& tuning) {
+  if (reduces_hierarchically(bytes, tuning)) return plan_hierarchical_reduce(rank, root, *tuning.islands, bytes, element, tuning);
   Shares shares = shares_of(rank, size, tuning);
   if (reduce_whole(size, bytes, tuning)) return whole(std::move(shares), {&root, 1}, bytes);
   shares.divide(bytes, element);

@@ -19,8 +19,9 @@ inline constexpr std::uint32_t result_rounds = 128;
 struct ReduceTuning {
   // Inputs up to this size, times the number of ranks that read it, are sent whole to each rank that reduces.
   std::uint64_t whole = 128 << 10;
-  std::uint64_t chunk = 256 << 10;  // larger ones go in chunks, so that ranks reduce while they receive
-  std::uint32_t window = 4;         // chunks of one rank in flight
+  std::uint64_t chunk = 256 << 10;        // larger ones go in chunks, so that ranks reduce while they receive
+  std::uint64_t border_chunk = 32 << 10;  // least one over slow links between islands; tcp sends it without asking
+  std::uint32_t window = 4;               // chunks of one rank in flight
   // The buffers are device memory, which the CPU reduces in scratch memory of the host.
   bool staged = false;
   // Calls of at least this size, of all blocks together, are hierarchical where the group has islands.

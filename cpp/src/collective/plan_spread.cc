@@ -105,12 +105,12 @@ class Shared {
 Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const BlockLayout& blocks, const SpreadTuning& tuning) {
   const std::uint64_t total = std::reduce(blocks.counts.begin(), blocks.counts.end());
   // Where the blocks lie is each rank's own affair, so it does not choose the algorithm.
-  if (!gathers_hierarchically(total, tuning) && gathers_by_doubling(size, total, tuning)) {
+  if (!spreads_hierarchically(total, tuning) && gathers_by_doubling(size, total, tuning)) {
     return plan_all_gather(rank, size, blocks.counts, is_packed(blocks) ? std::span<const std::uint64_t>() : blocks.displacements);
   }
   ScheduleBuilder plan;
-  if (gathers_hierarchically(total, tuning)) {
-    gather_hierarchically(plan, rank, *tuning.islands, blocks, tuning.chunk);
+  if (spreads_hierarchically(total, tuning)) {
+    gather_hierarchically(plan, rank, *tuning.islands, blocks, {tuning.chunk, tuning.border_chunk});
   } else {
     for (std::uint32_t distance = 1; distance < size; ++distance) {
       const std::uint32_t source = (rank + size - distance) % size;
@@ -125,6 +125,8 @@ Schedule plan_all_gather_blocks(std::uint32_t rank, std::uint32_t size, const Bl
 
 Schedule plan_broadcast(std::uint32_t rank, std::uint32_t size, std::uint32_t root, std::uint64_t bytes,
                         const SpreadTuning& tuning) {
+  if (spreads_hierarchically(bytes, tuning))
+    return plan_hierarchical_broadcast(rank, root, *tuning.islands, bytes, {tuning.chunk, tuning.border_chunk});
   if (broadcasts_by_tree(size, bytes, tuning)) return along_a_tree(rank, size, root, bytes);
   return Shared(rank, size, root, bytes, tuning.chunk).plan();
 }

@@ -13,10 +13,11 @@ namespace hmc {
 struct SpreadTuning {
   // Up to this size broadcast goes along a tree, and so do all blocks of an all_gather together.
   std::uint64_t tree = 64 << 10;
-  std::uint64_t chunk = 256 << 10;      // larger broadcasts go in chunks
-  std::uint64_t inline_copy = 1 << 20;  // a rank's own block above this size goes as a message
-  bool in_place = false;                // the own block is where it belongs
-  // An all_gather of at least this size, of all blocks together, is hierarchical where the group has islands.
+  std::uint64_t chunk = 256 << 10;        // larger broadcasts go in chunks
+  std::uint64_t border_chunk = 32 << 10;  // as ReduceTuning has it
+  std::uint64_t inline_copy = 1 << 20;    // a rank's own block above this size goes as a message
+  bool in_place = false;                  // the own block is where it belongs
+  // A broadcast or an all_gather of at least this size, of all blocks together, is hierarchical where the group has islands.
   std::uint64_t hierarchical = 1 << 20;
   std::shared_ptr<const std::vector<Island>> islands = nullptr;  // null, or has_hierarchy()
 };
@@ -26,7 +27,7 @@ struct SpreadTuning {
 constexpr bool gathers_by_doubling(std::uint32_t size, std::uint64_t total, const SpreadTuning& tuning) noexcept {
   return size > 2 && total <= tuning.tree;
 }
-inline bool gathers_hierarchically(std::uint64_t total, const SpreadTuning& tuning) noexcept {
+inline bool spreads_hierarchically(std::uint64_t total, const SpreadTuning& tuning) noexcept {
   return tuning.islands && total > 0 && total >= tuning.hierarchical;
 }
 constexpr bool broadcasts_by_tree(std::uint32_t size, std::uint64_t bytes, const SpreadTuning& tuning) noexcept {

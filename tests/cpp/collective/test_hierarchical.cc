@@ -109,6 +109,71 @@ TEST(Hierarchical, BlocksOfEverySize) {
   }
 }
 
+TEST(Hierarchical, BroadcastOfEverySizeFromEveryRoot) {
+  for (const char* transports : {"", "tcp,staging"}) {
+    for (const Devices& devices : mixes) {
+      on_devices(
+          devices,
+          [](const Member& me, const Communicator&) {
+            for (const int each : {0, 1, 2, 4097, 1 << 20, 2'800'005}) {
+              for (int root = 0; root < me.size(); ++root) {
+                const auto bytes = static_cast<std::size_t>(each);
+                const Bytes sent = input(DataType::u8, bytes, static_cast<std::size_t>(root + each));
+                const OnDevice memory(me.device(), me.rank() == root ? sent : Bytes(bytes, std::byte{0x11}), 3);
+                // What is chosen is the same from 1 MiB on.
+                HMC_ASSERT_OK(me.broadcast(memory.view(), root, soon(), each == 1 << 20 ? "" : hierarchical));
+                ASSERT_TRUE(memory.read() == sent && memory.guarded()) << each << " bytes from rank " << root;
+              }
+            }
+          },
+          transports);
+    }
+  }
+}
+
+TEST(Hierarchical, ReduceOfEverySizeToEveryRoot) {
+  for (const Devices& devices : mixes) {
+    on_devices(devices, [](const Member& me, const Communicator& world) {
+      const Reduction reduction{DataType::bf16, ReduceOp::avg};
+      wait_until_ready(me.device(), reduction.type, static_cast<std::size_t>(me.size()));
+      for (const int each : {1, 2, 511, 40'001, 524'288, 1'400'003}) {
+        for (int root = 0; root < me.size(); ++root) {
+          const auto count = static_cast<std::size_t>(each);
+          const bool in_place = (root + each) % 2 == 0;
+          const OnDevice in(me.device(), input(reduction.type, count, static_cast<std::size_t>(me.rank())), 2);
+          const OnDevice out(me.device(), Bytes(count * 2, std::byte{0x11}), 6);
+          HMC_ASSERT_OK(me.reduce(in_place ? in.view() : out.view(), in.view(), root, reduction, soon(),
+                                  each == 524'288 ? "" : hierarchical));
+          if (me.rank() == root) {
+            ASSERT_TRUE((in_place ? in : out).read() == expected(world, reduction, count)) << each << " to rank " << root;
+          } else {
+            ASSERT_TRUE(in.read() == input(reduction.type, count, static_cast<std::size_t>(me.rank()))) << each;
+          }
+          ASSERT_TRUE(in.guarded() && out.guarded());
+        }
+      }
+    });
+  }
+}
+
+TEST(Hierarchical, PlansOfEveryCallNameTheIslands) {
+  on_devices(mixes[0], [](const Member& me, const Communicator&) {
+    for (const char* call : {"all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"}) {
+      const auto plan = me.plan(call, 4 << 20, {.root = 1});
+      ASSERT_TRUE(plan.ok()) << plan.status().str();
+      EXPECT_TRUE(plan->algorithm.starts_with(hierarchical)) << call << ": " << plan->algorithm;
+      EXPECT_NE(plan->reason.find("2 islands"), std::string::npos) << plan->reason;
+      EXPECT_GT(plan->seconds, 0);
+      EXPECT_GT(plan->lower_bound, 0);
+      EXPECT_GE(plan->seconds, plan->lower_bound) << call;
+      ASSERT_TRUE(plan->runner_up.has_value()) << call;
+      std::uint64_t across = 0;
+      for (const PlannedLink& link : plan->links) across += link.source % 2 != link.target % 2 ? link.bytes : 0;
+      EXPECT_EQ(across, std::string_view(call) == "all_reduce" ? 8U << 20 : 4U << 20) << call;
+    }
+  });
+}
+
 TEST(Hierarchical, IsChosenFromOneMebibyteOn) {
   on_devices(mixes[0], [](const Member& me, const Communicator& world) {
     for (const DataType type : {DataType::i32, DataType::f32}) wait_until_ready(me.device(), type, 4);
@@ -162,6 +227,46 @@ TEST(Hierarchical, RanksThatNameAnotherAlgorithmAreTold) {
         EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
       },
       "", true);
+}
+
+TEST(Hierarchical, RanksThatNameAnotherRootAreTold) {
+  on_devices(
+      mixes[0],
+      [](const Member& me, const Communicator&) {
+        const OnDevice memory(me.device(), Bytes(2 << 20));
+        const Status status = me.broadcast(memory.view(), me.rank() == 3 ? 1 : 0, soon(), hierarchical);
+        EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
+      },
+      "", true);
+}
+
+TEST(Hierarchical, ADeadRankOfABroadcastOrReduceIsNamed) {
+  for (const bool reduces : {false, true}) {
+    testing::run_job(4,
+                     [reduces](const testing::Process& process) {
+                       testing::simulate_vendors();
+                       InitOptions options = process.options();
+                       options.devices = {*Device::parse(mixes[0][static_cast<std::size_t>(process.rank)])};
+                       const Communicator world = process.init(options);
+                       ASSERT_TRUE(world.valid());
+                       const Member me = *world.self();
+                       wait_until_ready(me.device(), DataType::f32, 4);
+                       const OnDevice memory(me.device(), input(DataType::f32, 1 << 20, static_cast<std::size_t>(process.rank)));
+                       for (int round = 0;; ++round) {
+                         if (process.rank == 2 && round == 3) testing::die();
+                         const Reduction reduction{DataType::f32, ReduceOp::max};
+                         Status status = reduces ? me.reduce(memory.view(), memory.view(), round % 2, reduction, soon())
+                                                 : me.broadcast(memory.view(), round % 2, soon());
+                         // A rank that has no more to do with the dead one learns of it in the next call.
+                         if (status.ok() && round <= 3) continue;
+                         if (status.ok()) status = world.barrier(soon());
+                         EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
+                         EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.str();
+                         return;
+                       }
+                     },
+                     {.killed = {2}});
+  }
 }
 
 TEST(Hierarchical, ADeadRankIsNamed) {

@@ -1,4 +1,7 @@
 // Ranks that are in different collectives at once: each is told which, and by whom.
+#include <map>
+#include <utility>
+
 #include "collective/call.h"
 #include "collective/job.h"
 
@@ -79,6 +82,26 @@ TEST(Mismatch, OneRankAloneFailsByNameAtItsDeadline) {
     process.board[0].fetch_add(1);
     EXPECT_TRUE(process.board.wait(0, 2));
   });
+}
+
+TEST(Mismatch, CodesTellKindsAndAlgorithmsApart) {
+  std::map<std::uint32_t, std::pair<int, int>> codes;
+  for (int k = static_cast<int>(CallKind::barrier); k <= static_cast<int>(CallKind::scatter); ++k) {
+    const auto kind = static_cast<CallKind>(k);
+    for (int a = 0; a <= static_cast<int>(Algorithm::native); ++a) {
+      const auto algorithm = static_cast<Algorithm>(a);
+      if (algorithm != Algorithm::chosen && name_of(kind, algorithm).empty()) continue;
+      const std::uint32_t call = encode_call(kind, std::uint64_t{0}, algorithm);
+      EXPECT_EQ(kind_of(call), kind);
+      EXPECT_EQ(algorithm_of(call), algorithm) << describe_call(call);
+      EXPECT_TRUE(codes.emplace(call & 0xff, std::pair(k, a)).second) << describe_call(call);
+    }
+  }
+  EXPECT_GT(codes.size(), 50U);
+  for (std::uint32_t code = 0; code < 256; ++code) {  // a peer's may be any
+    EXPECT_FALSE(describe_call(code).empty());
+    if (!codes.contains(code)) EXPECT_EQ(algorithm_of(code), Algorithm::chosen) << code;
+  }
 }
 
 TEST(Mismatch, CallsAreDescribed) {
