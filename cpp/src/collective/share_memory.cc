@@ -11,16 +11,30 @@
 #include "hmc/communicator.h"
 
 namespace hmc {
+namespace {
+
+// Whether every rank says yes.
+Result<bool> all_say(bool yes, const std::shared_ptr<Group>& group, Deadline deadline) {
+  const Bytes own{yes ? std::byte{1} : std::byte{0}};
+  HMC_ASSIGN(const auto said,
+             gather_bytes(group, group->local(), std::vector<Bytes>(group->local().size(), own), CallKind::share_memory, deadline));
+  return std::ranges::all_of(said, [](const Bytes& one) { return one == Bytes{std::byte{1}}; });
+}
+
+}  // namespace
 
 Status share_memory(const std::shared_ptr<Group>& group, Deadline deadline) {
   fused::Offers& offers = group->world()->offers();
   if (!fused::Offers::may_share(*group)) return {};
-  auto segment = offers.share(*group, true, deadline);
-  const Bytes mapped{segment ? std::byte{1} : std::byte{0}};
-  HMC_ASSIGN(const auto said, gather_bytes(group, group->local(), std::vector<Bytes>(group->local().size(), mapped),
-                                           CallKind::share_memory, deadline));
-  const bool all = std::ranges::all_of(said, [](const Bytes& one) { return one == Bytes{std::byte{1}}; });
-  if (segment && all) group->fused().use(std::move(segment));
+  // Rank 0's process sends the memory before it says that it is here: whoever then waits for that waits for nobody's call, which an
+  // abort or another call of a rank would have to end.
+  const bool makes = group->rank(0).peer->is_self();
+  std::shared_ptr<fused::Segment> segment;
+  if (makes) segment = offers.share(*group, true, deadline);
+  HMC_TRY(all_say(true, group, deadline).status());
+  if (!makes) segment = offers.share(*group, true, deadline);
+  HMC_ASSIGN(const bool all_mapped, all_say(segment != nullptr, group, deadline));
+  if (segment && all_mapped) group->fused().use(std::move(segment));
   return {};
 }
 

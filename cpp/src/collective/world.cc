@@ -58,6 +58,7 @@ bool World::ends_context(const Group& closed) const noexcept {
 void World::remove(Group& group) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
+  offers_.on_group_gone(group.id());
   release_departed();
 }
 

@@ -85,17 +85,48 @@ TEST(ShareMemory, WhereOneRankCannot) {
 }
 
 TEST(ShareMemory, AnotherCallIsNamed) {
-  run_job(3, [](const Process& process) {
-    const Communicator world = process.init();
-    const Communicator group = subgroup(process, world, {0, 1, 2});
-    std::vector<std::int64_t> values;
-    const Status status = process.rank == 2 ? add_up(group, 10, values) : group.share_memory(soon());
-    EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
-    for (const char* word : {"share_memory", "all_reduce", "rank 2 ("})
-      EXPECT_NE(status.message().find(word), std::string_view::npos) << word << ": " << status.str();
-    process.board[1].fetch_add(1);
-    EXPECT_TRUE(process.board.wait(1, 3));
-  });
+  for (const int odd : {0, 2}) {  // the one whose process makes the memory, and another
+    for (const int others_too : {0, 1}) {
+      run_job(3, [&](const Process& process) {
+        const Communicator world = process.init();
+        const Communicator group = subgroup(process, world, {0, 1, 2});
+        const bool adds = process.rank == odd || (others_too == 1 && process.rank == 1);
+        std::vector<std::int64_t> values;
+        const Status status = adds ? add_up(group, 10, values) : group.share_memory(soon());
+        EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
+        for (const char* word : {"share_memory", "all_reduce"})
+          EXPECT_NE(status.message().find(word), std::string_view::npos) << word << ": " << status.str();
+        process.board[1].fetch_add(1);
+        EXPECT_TRUE(process.board.wait(1, 3));
+      });
+    }
+  }
+}
+
+TEST(ShareMemory, AnAbortAndACloseEndIt) {
+  for (const int missing : {0, 2}) {
+    for (const bool aborts : {true, false}) {
+      run_job(3, [&](const Process& process) {
+        const Communicator world = process.init();
+        const Communicator group = subgroup(process, world, {0, 1, 2});
+        if (process.rank == missing) {
+          ASSERT_TRUE(process.board.wait(1, 2));  // they are about to call it
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          HMC_EXPECT_OK(aborts ? group.abort("enough") : group.close(soon()));
+        } else {
+          process.board[1].fetch_add(1);
+          const auto began = std::chrono::steady_clock::now();
+          const Status status = group.share_memory(soon());
+          EXPECT_EQ(status.code(), aborts ? Code::cancelled : Code::closed) << status.str();
+          EXPECT_NE(status.message().find("rank " + std::to_string(missing)), std::string_view::npos) << status.str();
+          EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+        }
+        process.board[2].fetch_add(1);
+        EXPECT_TRUE(process.board.wait(2, 3));
+        HMC_EXPECT_OK(world.barrier(soon()));
+      });
+    }
+  }
 }
 
 TEST(ShareMemory, TheDeadlineEndsItWhereARankDoesNotCome) {

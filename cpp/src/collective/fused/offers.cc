@@ -90,6 +90,10 @@ void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd>
   context_.engine()->wake_waiters();
 }
 
+void Offers::on_group_gone(std::uint64_t group) {
+  std::erase_if(received_, [&](const auto& entry) { return entry.first.second == group; });
+}
+
 void Offers::on_peer_gone(const PeerState& peer) {
   std::erase_if(received_, [&](const auto& entry) { return entry.first.first == &peer; });
 }

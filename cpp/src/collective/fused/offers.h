@@ -34,6 +34,7 @@ class Offers {
   // ---- engine lock held ----
   void on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_peer_gone(const PeerState& peer);
+  void on_group_gone(std::uint64_t group);
 
  private:
   using Key = std::pair<const PeerState*, std::uint64_t>;  // who sent it, and the group's id
