@@ -1,0 +1,141 @@
+"""Ranks that close a Communicator when their own last call is over: no one else's call is spoilt, and who waits in vain is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+PRELUDE = """
+import os, threading, time
+import numpy as np, hmc
+comm = hmc.init()
+def refusal(call, *arguments, **options):
+    start = time.monotonic()
+    try:
+        call(*arguments, **options)
+    except hmc.HmcError as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    raise SystemExit("not refused")
+"""
+FUSED = pytest.mark.parametrize("fused", ["1", "0"])
+
+# What rank 0 has to do in it is over before the others begin.
+EARLY = {
+    "broadcast": ("x = np.full(16, 7 + i if me == 0 else 0); group.broadcast(x, 0, timeout=60)", "x[3] == 7 + i"),
+    "scatter": (
+        "x = np.empty(2, int); group.scatter(x, np.arange(2 * n) + i if me == 0 else None, 0, timeout=60)",
+        "x.tolist() == [2 * me + i, 2 * me + i + 1]",
+    ),
+    "gather": (
+        "x = np.empty(2 * n, int); group.gather(x if me == 1 else None, np.arange(2) + 2 * me + i, 1, timeout=60)",
+        "me != 1 or x.tolist() == list(range(i, i + 2 * n))",
+    ),
+    "reduce": (
+        "x = np.empty(5, int); group.reduce(x if me == 1 else None, np.arange(5) * (me + i), 1, timeout=60)",
+        "me != 1 or np.array_equal(x, np.arange(5) * (n * (n - 1) // 2 + n * i))",
+    ),
+}
+
+
+@FUSED
+@pytest.mark.parametrize("how", ["split", "shrink", "share_memory"])
+@pytest.mark.parametrize("call", EARLY)
+def test_a_rank_that_is_done_early_closes(run_job: Callable[..., str], call: str, how: str, fused: str) -> None:
+    made, checked = EARLY[call]
+    run_job(
+        PRELUDE
+        + f"""
+if {how!r} == "share_memory":
+    group = comm.subgroup(range(comm.size), 9)
+    comm.barrier(timeout=60)
+    group.share_memory(timeout=60)
+else:
+    group = comm.split(0, timeout=60) if {how!r} == "split" else comm.shrink(timeout=60)
+me, n = group.rank, group.size
+comm.barrier(timeout=60)
+if me:
+    time.sleep(0.2 * me)
+for i in range(4):
+    {made}
+    assert {checked}, (i, x)
+group.close()
+comm.barrier(timeout=60)
+comm.close()
+""",
+        ranks=3,
+        environment={"HMC_FUSED": fused},
+    )
+
+
+@FUSED
+def test_each_rank_that_leaves_is_named(run_job: Callable[..., str], fused: str) -> None:
+    run_job(
+        PRELUDE
+        + """
+group = comm.split(0, timeout=60)
+group.barrier(timeout=60)
+if comm.rank == 0:  # its part is over
+    group.gather(None, np.ones(4), root=2, timeout=60)
+    group.close()
+elif comm.rank == 1:  # without its part
+    time.sleep(0.3)
+    group.close()
+else:
+    name, text, seconds = refusal(group.gather, np.ones(12), np.ones(4), root=2, timeout=40)
+    assert name == "ClosedError" and "rank 1" in text and seconds < 20, (name, text, seconds)
+comm.barrier(timeout=60)
+comm.close()
+""",
+        ranks=3,
+        environment={"HMC_FUSED": fused},
+    )
+
+
+@pytest.mark.parametrize("end", ["abort there", "abort", "close there", "close", "timeout"])
+def test_share_memory_ends_with_its_group(run_job: Callable[..., str], end: str) -> None:
+    """Also where the rank that makes the segment does not come."""
+    run_job(
+        PRELUDE
+        + f"""
+end = {end!r}
+group = comm.subgroup([0, 1, 2], 9)
+comm.barrier(timeout=60)
+if comm.rank == 2:
+    if not end.endswith("there") and end != "timeout":
+        threading.Timer(0.3, getattr(group, end)).start()
+    name, text, seconds = refusal(group.share_memory, timeout=40)
+    assert seconds < 20, (name, text, seconds)
+elif comm.rank == 1:
+    time.sleep(0.3)
+    if end == "timeout":
+        assert refusal(group.share_memory, timeout=0.2)[0] == "HmcTimeoutError"
+    elif end.endswith("there"):
+        getattr(group, end.split()[0])()
+comm.barrier(timeout=60)
+comm.close()
+""",
+        ranks=3,
+    )
+
+
+def test_segments_that_nobody_takes_are_not_kept(run_job: Callable[..., str]) -> None:
+    run_job(
+        PRELUDE
+        + """
+files = len(os.listdir("/proc/self/fd"))
+for number in range(270):
+    group = comm.subgroup([0, 1], 100 + number)
+    comm.barrier(timeout=60)
+    if comm.rank == 0:
+        refusal(group.share_memory, timeout=0.002)
+    group.close()
+    comm.barrier(timeout=60)
+assert len(os.listdir("/proc/self/fd")) <= files + 8, (files, len(os.listdir("/proc/self/fd")))
+with comm.split(0, timeout=40) as group:
+    group.all_reduce(x := np.arange(1001) * (comm.rank + 1), timeout=40)
+    assert np.array_equal(x, np.arange(1001) * 3)
+comm.close()
+""",
+        ranks=2,
+    )
