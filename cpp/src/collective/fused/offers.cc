@@ -12,7 +12,7 @@
 namespace hmc::fused {
 namespace {
 
-constexpr std::size_t max_received = 256;  // splits at a time, of all peers
+constexpr std::size_t max_received = 256;  // of groups at a time, of all peers: the first ones then go, which nobody has taken
 
 // The others' peers, each once.
 std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
@@ -69,11 +69,14 @@ std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline 
   const auto from = group.rank(0).peer;
   const Key key{from.get(), group.id()};
   const auto gone = [&] { return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed; };
-  context_.engine()->drive(deadline, [&] { return received_.contains(key) || gone(); });
+  context_.engine()->drive(deadline, [&] { return find(key) != received_.end() || gone(); });
   UniqueFd fd;
   {
     const auto lock = context_.engine()->lock();
-    if (auto found = received_.extract(key)) fd = std::move(found.mapped());
+    if (const auto found = find(key); found != received_.end()) {
+      fd = std::move(found->fd);
+      received_.erase(found);
+    }
   }
   if (!fd || !usable || !wanted()) return nullptr;
   auto segment = Segment::attach(std::move(fd), group.size());
@@ -82,20 +85,24 @@ std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline 
   return nullptr;
 }
 
+std::vector<Offers::Received>::iterator Offers::find(const Key& key) { return std::ranges::find(received_, key, &Received::key); }
+
 void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds) {
   WireReader reader(payload);
   const std::uint64_t group = reader.u64();
-  if (!reader.finish() || received_.size() >= max_received) return;
-  received_.emplace(Key{&peer, group}, fds.empty() ? UniqueFd() : std::move(fds.front()));
+  if (!reader.finish() || gone_.contains(group)) return;
+  if (received_.size() == max_received) received_.erase(received_.begin());
+  received_.push_back({{&peer, group}, fds.empty() ? UniqueFd() : std::move(fds.front())});
   context_.engine()->wake_waiters();
 }
 
 void Offers::on_group_gone(std::uint64_t group) {
-  std::erase_if(received_, [&](const auto& entry) { return entry.first.second == group; });
+  gone_.insert(group);
+  std::erase_if(received_, [&](const Received& one) { return one.key.second == group; });
 }
 
 void Offers::on_peer_gone(const PeerState& peer) {
-  std::erase_if(received_, [&](const auto& entry) { return entry.first.first == &peer; });
+  std::erase_if(received_, [&](const Received& one) { return one.key.first == &peer; });
 }
 
 }  // namespace hmc::fused

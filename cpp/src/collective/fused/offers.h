@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -43,7 +43,14 @@ class Offers {
   std::shared_ptr<Segment> take(const Group& group, bool usable, Deadline deadline);
 
   ContextState& context_;
-  std::map<Key, UniqueFd> received_;  // no descriptor: there is no segment
+  // A descriptor of a segment, or none: there is no segment.
+  struct Received {
+    Key key;
+    UniqueFd fd;
+  };
+  [[nodiscard]] std::vector<Received>::iterator find(const Key& key);
+  std::vector<Received> received_;          // in the order of their coming
+  std::unordered_set<std::uint64_t> gone_;  // ids of groups that this process has left
 };
 
 }  // namespace fused
