@@ -24,7 +24,7 @@ class Counts:
         self._found[name] += amount
 
     def copy(self, target: _core.Memory, source: _core.Memory) -> None:
-        """Copies rows between memories of equal size, and counts those that do not stay on devices of one vendor."""
+        """Copies rows between memories of equal size. ``bytes_staged`` counts them unless both are of one vendor's devices."""
         if source.nbytes == 0:
             return
         if source.device.partition(":")[0] != target.device.partition(":")[0]:

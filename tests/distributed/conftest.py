@@ -29,10 +29,7 @@ def start(backend="hmc", **options):
 
 
 def free_port() -> int:
-    """One below those that the kernel gives to outgoing connections: none of these takes it before torch listens there.
-
-    Nor does another pytest worker: each has a range of its own.
-    """
+    """A port of this pytest worker's own range, below those of outgoing connections: nothing takes it before torch listens."""
     first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * 2000
     while True:
         port = random.randrange(first, first + 2000, 2)

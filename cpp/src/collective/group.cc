@@ -97,7 +97,7 @@ void Group::leave() {
       return false;
     };
     running_.fail_if(earlier, {});
-    // Who is in a later collective by messages would wait for this process's part. The Context's goodbye says as much.
+    // By messages other ranks would wait for this process in later collectives. Where the Context ends too, its goodbye tells them.
     const bool known = broken_ && (broken_->aborts() || broken_->sequence <= first);
     if (!known && !world_->ends_context(*this))
       tell_of_leaving(*this, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")});
@@ -126,7 +126,7 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
                                     "); send, recv, put and get among the ranks that are alive still work");
   }
   if (left_ && next >= left_->sequence) {
-    tell_of_leaving(*this, *left_);  // others may wait for this rank, and not be connected to the one that left
+    tell_of_leaving(*this, *left_);  // ranks that wait for this one may not be connected to the one that left
     return left_->reason;
   }
   return next++;

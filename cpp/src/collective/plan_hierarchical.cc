@@ -19,8 +19,7 @@ std::size_t island_of(std::span<const Island> islands, std::uint32_t rank) {
   return static_cast<std::size_t>(found - islands.begin());
 }
 
-// Messages of chunks to a delegate are told apart by its own number of the chunk; those of a delegate to its island by the same
-// number, as results.
+// A delegate numbers its chunks. The number tells apart messages to it, and, counted from result_rounds on, those to its island.
 std::uint8_t round_of(std::uint32_t number) { return static_cast<std::uint8_t>(number); }
 std::uint8_t result_round_of(std::uint32_t number) { return static_cast<std::uint8_t>(result_rounds + number); }
 

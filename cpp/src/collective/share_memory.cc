@@ -26,8 +26,8 @@ Result<bool> all_say(bool yes, const std::shared_ptr<Group>& group, Deadline dea
 Status share_memory(const std::shared_ptr<Group>& group, Deadline deadline) {
   fused::Offers& offers = group->world()->offers();
   if (!fused::Offers::may_share(*group)) return {};
-  // Rank 0's process sends the memory before it says that it is here: whoever then waits for that waits for nobody's call, which an
-  // abort or another call of a rank would have to end.
+  // Rank 0's process sends the segment first. After the first gathering it is on its way to everybody. Only a collective can wait
+  // for ranks that have not called: an abort, a close and another call of a rank end it.
   const bool makes = group->rank(0).peer->is_self();
   std::shared_ptr<fused::Segment> segment;
   if (makes) segment = offers.share(*group, true, deadline);

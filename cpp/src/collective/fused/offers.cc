@@ -12,7 +12,7 @@
 namespace hmc::fused {
 namespace {
 
-constexpr std::size_t max_received = 256;  // of groups at a time, of all peers: the first ones then go, which nobody has taken
+constexpr std::size_t max_received = 256;  // from all peers; then the oldest is dropped
 
 // The others' peers, each once.
 std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {

@@ -34,22 +34,22 @@ class Offers {
   // ---- engine lock held ----
   void on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_peer_gone(const PeerState& peer);
-  void on_group_gone(std::uint64_t group);
+  void on_group_gone(std::uint64_t group);  // this process has left it: its segment is not kept, also if it comes later
 
  private:
   using Key = std::pair<const PeerState*, std::uint64_t>;  // who sent it, and the group's id
+  struct Received {
+    Key key;
+    UniqueFd fd;  // none: there is no segment
+  };
   [[nodiscard]] bool wanted() const;
   std::shared_ptr<Segment> make(const Group& group, bool usable);
   std::shared_ptr<Segment> take(const Group& group, bool usable, Deadline deadline);
 
-  ContextState& context_;
-  // A descriptor of a segment, or none: there is no segment.
-  struct Received {
-    Key key;
-    UniqueFd fd;
-  };
   [[nodiscard]] std::vector<Received>::iterator find(const Key& key);
-  std::vector<Received> received_;          // in the order of their coming
+
+  ContextState& context_;
+  std::vector<Received> received_;          // the oldest first
   std::unordered_set<std::uint64_t> gone_;  // ids of groups that this process has left
 };
 
