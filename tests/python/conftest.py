@@ -69,18 +69,23 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
         script = tmp_path / "job.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom conftest import pattern\n"
+        prelude += f"import faulthandler; faulthandler.dump_traceback_later({0.9 * timeout})\n"
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
         prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\n" + textwrap.dedent(source))
         # Where a rank is to fail, the others have the time of the job to end by themselves, not the five seconds of a user's job.
         grace = ["--grace", str(timeout)] if expect else []
-        result = subprocess.run(
-            [*HMC, "run", "-n", str(ranks), *grace, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, **(environment or {})},
-        )
+        try:
+            result = subprocess.run(
+                [*HMC, "run", "-n", str(ranks), *grace, str(script)],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env={**os.environ, **(environment or {})},
+            )
+        except subprocess.TimeoutExpired as late:
+            printed = b"".join(text for text in (late.stdout, late.stderr) if isinstance(text, bytes))
+            pytest.fail(f"{late}:\n{printed.decode(errors='replace')}", pytrace=False)
         assert (result.returncode == 0) == (expect == 0), result.stdout + result.stderr
         return result.stdout
 

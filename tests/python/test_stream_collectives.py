@@ -119,7 +119,7 @@ with hmc.init() as comm:
 
 
 def test_memory_is_freed_while_the_host_holds_a_stream(run_job: Callable[..., str]) -> None:
-    """A vendor's free waits for the device: rank 0 would wait for its stream, which waits for a call that rank 1 makes later."""
+    """A vendor's free and unpinning wait for the device: rank 0 would wait for its stream, and that for a call rank 1 makes later."""
     job(
         run_job,
         "cuda",
@@ -131,10 +131,12 @@ with hmc.init() as comm:
     go = np.zeros(1)
     for value in (5, 9):
         inp.memory.fill(value + comm.rank)
-        other = hmc.Memory(8 << 20, device=f"cuda:{comm.rank}")
+        other, pinned = hmc.Memory(8 << 20, device=f"cuda:{comm.rank}"), hmc.Memory(8 << 20)
+        other.copy_from(pinned)
         if comm.rank == 0:
             work = comm.iall_to_all(out, inp, algorithm="direct", stream=Caller(vendor).stream)
             del other
+            del pinned
             comm.send(go, 1, timeout=30)
         else:
             comm.recv(go, 0, timeout=30)

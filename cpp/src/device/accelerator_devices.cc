@@ -152,41 +152,57 @@ int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::millisecond
   }
 }
 
-void AcceleratorDevices::release(int index, const ReleasedMemory& memory) {
-  release_kept();
+void AcceleratorDevices::release(int index, ReleasedMemory memory) {
   AcceleratorDevice& device = *devices_[static_cast<std::size_t>(index)];
+  const bool is_pinned = memory.kind == ReleasedMemory::Kind::pinned;
   {
-    const std::scoped_lock lock(device.mutex);
-    if (waits(device)) {
-      device.unreleased.push_back(memory);
-      kept_.fetch_add(1);
-      return;
-    }
+    const std::scoped_lock lock(is_pinned ? pinned_mutex_ : device.mutex);
+    (is_pinned ? pinned_ : device.unreleased).push_back(std::move(memory));
+    kept_.fetch_add(1);
   }
-  const DeviceScope scope(*calls_.devices, index);
-  release_now(memory);
-}
-
-void AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
-  if (memory.is_mapped) {
-    calls_.handles->ipc_close(memory.data);
-  } else {
-    calls_.memory->release(memory.data);
-  }
+  release_kept();
 }
 
 void AcceleratorDevices::release_kept() {
   if (!keeps() || forked()) return;
-  for (std::size_t i = 0; i < devices_.size(); ++i) {
-    std::vector<ReleasedMemory> freed;
-    {
-      const std::scoped_lock lock(devices_[i]->mutex);
-      if (!waits(*devices_[i])) freed.swap(devices_[i]->unreleased);
-    }
-    if (freed.empty()) continue;
-    const DeviceScope scope(*calls_.devices, static_cast<int>(i));
-    for (const ReleasedMemory& memory : freed) release_now(memory);
-    kept_.fetch_sub(freed.size());
+  for (std::size_t i = 0; i < devices_.size(); ++i) release_of(devices_[i]->mutex, devices_[i]->unreleased, i, i + 1);
+  release_of(pinned_mutex_, pinned_, 0, devices_.size());
+}
+
+void AcceleratorDevices::release_of(std::mutex& mutex, std::vector<ReleasedMemory>& kept, std::size_t first, std::size_t last) {
+  const std::span concerned(devices_.data() + first, last - first);
+  {
+    const std::scoped_lock lock(mutex);
+    if (kept.empty()) return;
+  }
+  std::vector<std::unique_lock<std::mutex>> none_begins;
+  for (const auto& device : concerned) none_begins.emplace_back(device->loading);
+  const auto something_waits = [](const auto& device) {
+    const std::scoped_lock lock(device->mutex);
+    return waits(*device);
+  };
+  if (std::ranges::any_of(concerned, something_waits)) return;
+  std::vector<ReleasedMemory> freed;
+  {
+    const std::scoped_lock lock(mutex);
+    freed.swap(kept);
+  }
+  const DeviceScope scope(*calls_.devices, static_cast<int>(first));
+  for (const ReleasedMemory& memory : freed) release_now(memory);
+  kept_.fetch_sub(freed.size());
+}
+
+void AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
+  switch (memory.kind) {
+    case ReleasedMemory::Kind::own:
+      calls_.memory->release(memory.data);
+      return;
+    case ReleasedMemory::Kind::mapped:
+      calls_.handles->ipc_close(memory.data);
+      return;
+    case ReleasedMemory::Kind::pinned:
+      calls_.memory->unpin(memory.data);
+      return;
   }
 }
 

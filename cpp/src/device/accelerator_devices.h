@@ -33,8 +33,10 @@ struct CopyStream {
 };
 
 struct ReleasedMemory {
+  enum class Kind : std::uint8_t { own, mapped, pinned };
   void* data = nullptr;
-  bool is_mapped = false;  // of another process, else this process's own
+  Kind kind = Kind::own;              // else another process's, or memory of the host
+  std::shared_ptr<const void> pages;  // pinned: what keeps them mapped until they are unpinned
 };
 
 // What HMC keeps of one device.
@@ -52,7 +54,7 @@ struct AcceleratorDevice {
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
-  std::mutex loading;                // of AcceleratorDevices::load(). Taken before `mutex`
+  std::mutex loading;                // of load() and release(): nothing begins to wait meanwhile. Taken before `mutex`
   std::atomic<std::size_t> held{0};  // callers' streams that wait for the host
 };
 
@@ -87,11 +89,11 @@ class AcceleratorDevices {
   // within `patience`.
   int load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load);
 
-  // Frees memory of device `index`, or unmaps it. A vendor waits then for all that runs on the device, and a kernel of an exchange
-  // runs until other devices run theirs, a caller's held stream until a Work ends, perhaps by the thread that is here: while there
-  // is one, the memory is kept for release_kept(). No mutex held.
-  void release(int index, const ReleasedMemory& memory);
-  // Frees what release() has kept, on devices where nothing waits so.
+  // Frees memory of device `index`, unmaps it, or unpins memory of the host. A vendor waits then for all that runs on the device,
+  // for pinned memory on every device. A kernel of an exchange runs until other devices run theirs, a caller's held stream until a
+  // Work ends, perhaps by the thread that is here: while there is one, the memory is kept for release_kept(). No mutex held.
+  void release(int index, ReleasedMemory memory);
+  // Frees what release() has kept, where nothing waits so.
   void release_kept();
   [[nodiscard]] bool keeps() const noexcept { return kept_.load(std::memory_order_relaxed) != 0; }
 
@@ -107,6 +109,8 @@ class AcceleratorDevices {
   }
 
  private:
+  // Frees all of `kept`, which is under `mutex`, unless something waits on devices [first, last).
+  void release_of(std::mutex& mutex, std::vector<ReleasedMemory>& kept, std::size_t first, std::size_t last);
   void release_now(const ReleasedMemory& memory) const;
   [[nodiscard]] Status check_cards(int count) const;
 
@@ -117,6 +121,8 @@ class AcceleratorDevices {
   std::uint32_t fork_epoch_ = 0;                             // constant once open_
   std::vector<std::unique_ptr<AcceleratorDevice>> devices_;  // constant once open_
   std::atomic<std::size_t> kept_{0};                         // memories that release() has kept
+  std::mutex pinned_mutex_;
+  std::vector<ReleasedMemory> pinned_;  // of those
 };
 
 }  // namespace hmc

@@ -50,8 +50,7 @@ void AcceleratorScratch::give(const Piece& piece) {
     freed = *smallest;
     spare_.erase(smallest);
   }
-  static_cast<void>(devices_.calls().memory->unpin(freed.host));
-  std::free(freed.host);
+  devices_.release(freed.index, {freed.host, ReleasedMemory::Kind::pinned, std::shared_ptr<void>(freed.host, std::free)});
   devices_.release(freed.index, {freed.device});
 }
 

@@ -14,7 +14,7 @@ class AcceleratorSharing::Mapping {
  public:
   Mapping(AcceleratorDevices& devices, int index, void* base) noexcept : devices_(devices), index_(index), base_(base) {}
   ~Mapping() {
-    if (!devices_.forked()) devices_.release(index_, {base_, true});
+    if (!devices_.forked()) devices_.release(index_, {base_, ReleasedMemory::Kind::mapped, {}});
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -41,17 +41,17 @@ namespace {
 // Host memory that this process has pinned.
 class Pin final : public HostPin {
  public:
-  Pin(const AcceleratorDevices& devices, int device, void* data) noexcept : devices_(devices), device_(device), data_(data) {}
+  Pin(AcceleratorDevices& devices, int device, void* data, std::shared_ptr<const void> pages) noexcept
+      : devices_(devices), device_(device), data_(data), pages_(std::move(pages)) {}
   ~Pin() override {
-    if (devices_.forked()) return;
-    const DeviceScope scope(*devices_.calls().devices, device_);
-    devices_.calls().memory->unpin(data_);
+    if (!devices_.forked()) devices_.release(device_, {data_, ReleasedMemory::Kind::pinned, std::move(pages_)});
   }
 
  private:
-  const AcceleratorDevices& devices_;
+  AcceleratorDevices& devices_;
   const int device_;
   void* const data_;
+  std::shared_ptr<const void> pages_;
 };
 
 }  // namespace
@@ -151,16 +151,16 @@ Result<Blob> AcceleratorSharing::export_dma_buf(const DeviceSpan& span) {
   return blob;
 }
 
-Result<std::unique_ptr<HostPin>> AcceleratorSharing::pin_host(int index, const DeviceSpan& host, bool read_only) {
+Result<std::unique_ptr<HostPin>> AcceleratorSharing::pin_host(int index, const HostPages& host) {
   HMC_TRY(devices_.device(index).status());
   const DeviceScope scope(*devices_.calls().devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const int code = devices_.calls().memory->pin(host.data, host.bytes, read_only);
+  const int code = devices_.calls().memory->pin(host.span.data, host.span.bytes, host.read_only);
   if (code != 0 && code == devices_.calls().traits.codes.already_pinned) return std::make_unique<HostPin>();  // another's to unpin
   if (code != 0) {
-    return devices_.failure("pinning " + std::to_string(host.bytes) + " bytes of host memory for " + devices_.vendor(), code);
+    return devices_.failure("pinning " + std::to_string(host.span.bytes) + " bytes of host memory for " + devices_.vendor(), code);
   }
-  return std::unique_ptr<HostPin>(std::make_unique<Pin>(devices_, index, host.data));
+  return std::unique_ptr<HostPin>(std::make_unique<Pin>(devices_, index, host.span.data, host.owner));
 }
 
 }  // namespace hmc

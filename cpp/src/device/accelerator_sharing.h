@@ -18,7 +18,7 @@ class AcceleratorSharing final : public MemorySharing {
   Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
   Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
   Result<std::unique_ptr<HeldChunks>> hold_chunks(const DeviceSpan& span) override { return chunks_.hold(span); }
-  Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) override;
+  Result<std::unique_ptr<HostPin>> pin_host(int index, const HostPages& host) override;
   [[nodiscard]] std::size_t registration_limit() const noexcept override { return devices_.calls().traits.registration_limit; }
 
  private:

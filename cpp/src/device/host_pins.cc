@@ -6,16 +6,17 @@
 
 namespace hmc {
 
-void HostPins::pin_for(const Device& device, const DeviceSpan& host, bool read_only) {
-  if (device.is_cpu() || host.bytes == 0) return;
+void HostPins::pin_for(const Device& device, const HostPages& host) {
+  if (device.is_cpu() || host.span.bytes == 0) return;
   const std::lock_guard guard(mutex_);
   const auto [entry, first] = pins_.try_emplace(std::string(device.vendor()));
   if (!first) return;
   const auto runtime = runtime_for(device);
   if (!runtime.ok()) return;
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const DeviceSpan pages{host.data, (host.bytes + page - 1) / page * page, host.device};
-  auto pinned = (*runtime)->sharing().pin_host(device.index(), pages, read_only);
+  HostPages pages = host;
+  pages.span.bytes = (host.span.bytes + page - 1) / page * page;
+  auto pinned = (*runtime)->sharing().pin_host(device.index(), pages);
   if (pinned.ok()) {
     entry->second = std::move(*pinned);
   } else {

@@ -10,13 +10,13 @@
 
 namespace hmc {
 
-// Destroyed before the memory. Any thread; the first call for a vendor takes about 0.2 ms per MiB.
+// Any thread; the first call for a vendor takes about 0.2 ms per MiB.
 class HostPins {
  public:
   // Once per vendor; nothing for the CPU. `host` begins at a page, and its pages hold nothing else: a vendor refuses to copy a
   // range that is pinned in part (CUDA_ERROR_INVALID_VALUE), so pinning must not reach into memory that others copy. Where a vendor
   // refuses, its copies go through pageable memory, which is slower and said once.
-  void pin_for(const Device& device, const DeviceSpan& host, bool read_only = false);
+  void pin_for(const Device& device, const HostPages& host);
 
  private:
   std::mutex mutex_;

@@ -160,7 +160,7 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
 
   Status hold(int, StreamHandle, std::shared_ptr<const StreamGate>) override { return no_streams(); }
 
-  Result<std::unique_ptr<HostPin>> pin_host(int, const DeviceSpan&, bool) override {
+  Result<std::unique_ptr<HostPin>> pin_host(int, const HostPages&) override {
     return Status(Code::unsupported, "the CPU has no copy engine to pin memory for");
   }
 

@@ -122,6 +122,13 @@ struct CopyOp {
   std::size_t block_bytes = 0;
 };
 
+// Whole pages of host memory to be pinned.
+struct HostPages {
+  DeviceSpan span;
+  std::shared_ptr<const void> owner;  // keeps them mapped until they are unpinned, which may be after the HostPin's end
+  bool read_only = false;             // they are mapped so
+};
+
 // Host memory that a vendor's copy engine reaches at full speed and without the CPU. Destruction gives it up.
 class HostPin {
  public:
@@ -148,9 +155,9 @@ class MemorySharing {
   virtual Result<std::unique_ptr<HeldChunks>> hold_chunks(const DeviceSpan& /*span*/) {
     return Status(Code::unsupported, "this memory does not lie in pieces");
   }
-  // Whole pages of host memory, for every device of the vendor; `read_only`: they are mapped so. Memory that is pinned already is
-  // left as it is. unsupported: copies work all the same, more slowly.
-  virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const DeviceSpan& host, bool read_only) = 0;
+  // For every device of the vendor. Memory that is pinned already is left as it is. unsupported: copies work all the same, more
+  // slowly.
+  virtual Result<std::unique_ptr<HostPin>> pin_host(int index, const HostPages& host) = 0;
   // Bytes of its memory that network cards may have registered for one process at once; 0: no limit is known.
   [[nodiscard]] virtual std::size_t registration_limit() const noexcept { return 0; }
 

@@ -18,7 +18,7 @@ MemoryBlock::~MemoryBlock() {
 }
 
 void MemoryBlock::pin_for(const Device& device) {
-  if (owned() && span_.device.is_cpu()) pins_.pin_for(device, span_);
+  if (owned() && span_.device.is_cpu()) pins_.pin_for(device, {span_, allocation_});
 }
 
 Result<Blob> MemoryBlock::export_handle(HandleKind kind) const {

@@ -35,7 +35,7 @@ class MemoryBlock {
 
  private:
   DeviceSpan span_;
-  std::unique_ptr<Allocation> allocation_;
+  std::shared_ptr<Allocation> allocation_;  // and of what pins it
   std::function<void()> keep_alive_;
   bool shareable_ = false;
   bool read_only_ = false;

@@ -47,8 +47,8 @@ ImportedHostRegion::~ImportedHostRegion() {
 
 Status ImportedHostRegion::prepare(const Device& local) {
   HMC_ASSIGN(Mapped * mapped, map());
-  const Mapping& pages = mapped->memory.pages;
-  mapped->pins.pin_for(local, {pages.data(), pages.bytes(), Device::cpu()}, !writable_);
+  const Mapping& pages = mapped->memory->pages;
+  mapped->pins.pin_for(local, {{pages.data(), pages.bytes(), Device::cpu()}, mapped->memory, !writable_});
   return {};
 }
 
@@ -57,7 +57,7 @@ Result<DeviceSpan> ImportedHostRegion::on(const Device&, bool to_write) {
     return Status(Code::invalid_argument, "put into a region that its owner exported for reading only");
   }
   HMC_ASSIGN(Mapped * mapped, map());
-  return DeviceSpan{mapped->memory.data, bytes_, Device::cpu()};
+  return DeviceSpan{mapped->memory->data, bytes_, Device::cpu()};
 }
 
 Result<ImportedHostRegion::Mapped*> ImportedHostRegion::map() {
@@ -69,7 +69,7 @@ Result<ImportedHostRegion::Mapped*> ImportedHostRegion::map() {
     return Status(code, std::string(memory.status().message()), memory.status().native());
   }
   mapped_ = std::make_shared<Mapped>();
-  mapped_->memory = std::move(*memory);
+  mapped_->memory = std::make_shared<const MappedRegion>(std::move(*memory));
   file_.fd.reset();
   return mapped_.get();
 }

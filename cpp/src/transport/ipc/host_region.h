@@ -37,8 +37,8 @@ class ImportedHostRegion final : public ImportedRegion {
 
  private:
   struct Mapped {
-    MappedRegion memory;
-    HostPins pins;  // go first
+    std::shared_ptr<const MappedRegion> memory;
+    HostPins pins;
   };
   ImportedHostRegion(RegionFile file, std::size_t bytes, bool writable, std::shared_ptr<Engine> engine) noexcept
       : ImportedRegion(bytes), writable_(writable), engine_(std::move(engine)), file_(std::move(file)) {}

@@ -11,6 +11,7 @@ bool Geometry::valid() const noexcept {
 Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry) {
   auto ring = std::unique_ptr<Ring>(new Ring(geometry));
   HMC_ASSIGN(ring->memory_, Memory::allocate(geometry.bytes()));
+  ring->owner_ = ring->memory_.block();
   ring->span_ = {ring->memory_.data(), ring->memory_.size(), Device::cpu()};
   return ring;
 }
@@ -18,8 +19,9 @@ Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry) {
 Result<std::unique_ptr<Ring>> Ring::map(const Geometry& geometry, const Blob& handle) {
   auto ring = std::unique_ptr<Ring>(new Ring(geometry));
   HMC_ASSIGN(DeviceRuntime * host, runtime_for(Device::cpu()));
-  HMC_ASSIGN(ring->mapping_, host->sharing().import_handle(0, handle, HandleKind::memfd));
-  ring->span_ = ring->mapping_->span();
+  HMC_ASSIGN(std::shared_ptr<Allocation> mapping, host->sharing().import_handle(0, handle, HandleKind::memfd));
+  ring->span_ = mapping->span();
+  ring->owner_ = std::move(mapping);
   if (ring->span_.bytes < geometry.bytes()) return Status(Code::protocol, "the peer's staging ring is smaller than it claims");
   return ring;
 }

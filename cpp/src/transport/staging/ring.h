@@ -46,7 +46,7 @@ class Ring {
   void write_entry(std::uint32_t slot, std::size_t index, const Entry& entry) noexcept;
   // A copy: the peer may write the table at any time.
   [[nodiscard]] Entry read_entry(std::uint32_t slot, std::size_t index) const noexcept;
-  void pin_for(const Device& device) { pins_.pin_for(device, span_); }
+  void pin_for(const Device& device) { pins_.pin_for(device, {span_, owner_}); }
 
  private:
   explicit Ring(const Geometry& geometry) noexcept : geometry_(geometry) {}
@@ -55,8 +55,8 @@ class Ring {
   }
 
   const Geometry geometry_;
-  Memory memory_;                        // own ring
-  std::unique_ptr<Allocation> mapping_;  // the peer's
+  Memory memory_;                      // own ring
+  std::shared_ptr<const void> owner_;  // of the pages
   DeviceSpan span_;
   HostPins pins_;
 };
