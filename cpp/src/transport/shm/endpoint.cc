@@ -60,10 +60,11 @@ Status ShmEndpoint::connect(const Blob& peer_address, Completion* done) {
   HMC_TRY(doorbell_.connect(*shared_->engine, peer_address.fds[1], out_.control().armed));
   if (shared_->ptrace_wanted && info.probe_address != 0) {
     auto probed = PeerMemory::probe(pid_, info.probe_address, info.probe_word);
-    shared_->ptrace_refused = !probed.ok();
+    const bool gone = probed.status().code() == Code::peer_lost;  // the control connection tells; it says nothing of other peers
+    if (!gone) shared_->ptrace_refused = !probed.ok();
     if (probed.ok()) {
       peer_memory_ = std::move(*probed);
-    } else {
+    } else if (!gone) {
       warn_once("shm.ptrace", "memory not allocated by HMC goes through a shared ring: " + probed.status().str());
     }
   }

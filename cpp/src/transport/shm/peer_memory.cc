@@ -29,6 +29,7 @@ Result<PeerMemory> PeerMemory::probe(int pid, std::uint64_t address, std::uint64
   PeerMemory memory;
   memory.pid_ = pid;
   memory.pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!memory.pidfd_ && errno == ESRCH) return process_gone(pid);
   if (!memory.pidfd_) return errno_status("pidfd_open of process " + std::to_string(pid), errno);
   std::uint64_t found = 0;
   const iovec local{&found, sizeof found};
@@ -40,9 +41,11 @@ Result<PeerMemory> PeerMemory::probe(int pid, std::uint64_t address, std::uint64
                       " is not permitted (kernel.yama.ptrace_scope, container security profile or another user)",
                   EPERM);
   }
-  if (moved < 0) return errno_status("process_vm_readv of process " + std::to_string(pid), errno);
+  const int error = moved < 0 ? errno : 0;
   // The descriptor was opened before the word was read, so both name one process: the peer, not one that took over its number.
-  if (static_cast<std::size_t>(moved) != sizeof found || found != expected || exited(memory.pidfd_)) {
+  if (error == ESRCH || exited(memory.pidfd_)) return process_gone(pid);
+  if (error != 0) return errno_status("process_vm_readv of process " + std::to_string(pid), error);
+  if (static_cast<std::size_t>(moved) != sizeof found || found != expected) {
     return Status(Code::unsupported, "process " + std::to_string(pid) + " is not the peer (another pid namespace)");
   }
   memory.checked_ = std::chrono::steady_clock::now();

@@ -1,7 +1,10 @@
 // What a peer's blobs and descriptors may say, and what is refused.
 #include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "testing.h"
+#include "transport/one_transport.h"
 #include "transport/shm/address.h"
 #include "transport/shm/channel_memory.h"
 #include "transport/shm/files.h"
@@ -27,6 +30,36 @@ TEST(ShmMemory, UnsealedOrSmallOrForeignFilesAreRefused) {
   EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total() - 1, F_SEAL_SHRINK), sizes).ok());
   EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total(), 0), sizes).ok());
   EXPECT_FALSE(ChannelMemory::attach(memfd(sizes.total(), F_SEAL_SHRINK | F_SEAL_WRITE), sizes).ok());
+}
+
+// A process that dies while it connects: memory of the living ones is still copied between address spaces, and nobody is warned.
+TEST(ShmMemory, APeerThatHasDiedSaysNothingOfOthers) {
+  std::string reason;
+  const auto pair = Pair::create(factory_of("shm"), reason);
+  ASSERT_TRUE(pair) << reason;
+  const auto foreign_both_ends = [&] { return pair->a().node->transport->capabilities().foreign_both_ends; };
+  if (!foreign_both_ends()) GTEST_SKIP() << "no ptrace here";
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  ASSERT_EQ(waitpid(dead, nullptr, 0), dead);
+  TestSink sinks[2];
+  Done done;
+  ::testing::internal::CaptureStderr();
+  {
+    const auto lock = pair->a().lock();
+    const auto endpoint_of = [&](Side& side, int pid, TestSink& sink) {
+      PeerDomain peer = Pair::peer_domain(side.node->transport->domain());
+      peer.pid = pid;
+      return side.node->transport->create_endpoint(peer, sink);
+    };
+    const auto victim = endpoint_of(pair->a(), dead, sinks[0]);
+    const auto other = endpoint_of(pair->b(), getpid(), sinks[1]);
+    HMC_ASSERT_OK((*victim)->connect((*other)->address().value(), &done));
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_TRUE(done.done());
+  EXPECT_TRUE(foreign_both_ends());
+  expect_link_works(*pair);
 }
 
 TEST(ShmMemory, ImpossibleSizesAreRefused) {
