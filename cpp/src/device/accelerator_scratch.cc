@@ -50,7 +50,8 @@ void AcceleratorScratch::give(const Piece& piece) {
     freed = *smallest;
     spare_.erase(smallest);
   }
-  devices_.release(freed.index, {freed.host, ReleasedMemory::Kind::pinned, std::shared_ptr<void>(freed.host, std::free)});
+  const auto free = [](void* host) { std::free(host); };
+  devices_.release(freed.index, {freed.host, ReleasedMemory::Kind::pinned, std::shared_ptr<void>(freed.host, free)});
   devices_.release(freed.index, {freed.device});
 }
 
