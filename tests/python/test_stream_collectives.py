@@ -119,7 +119,7 @@ with hmc.init() as comm:
 
 
 def test_memory_is_freed_while_the_host_holds_a_stream(run_job: Callable[..., str]) -> None:
-    """A vendor's free and unpinning wait for the device: rank 0 would wait for its stream, and that for a call rank 1 makes later."""
+    """A vendor's free and unpinning wait for the device: rank 0 for its stream, and that for a call that rank 1 makes later."""
     job(
         run_job,
         "cuda",

@@ -50,6 +50,32 @@ def save_llama(folder: Path, seed: int, **more: Any) -> Path:
     return folder
 
 
+def save_mixtral(folder: Path, seed: int, **more: Any) -> Path:
+    """Writes a tiny Mixtral whose weights are far from 0. Returns the folder."""
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(seed)
+    config = MixtralConfig(
+        **{
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "vocab_size": 512,
+            "max_position_embeddings": 1024,
+            "initializer_range": 0.2,
+            "dtype": torch.float32,
+            **more,
+        }
+    )
+    MixtralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def free_port() -> int:
     """Below those that the kernel gives to outgoing connections."""
     while True:
