@@ -138,6 +138,17 @@ def test_run_with_simulated_devices(tmp_path: Path) -> None:
         assert {"cpu", *(f"{vendor}:{index}" for vendor in ("musa", "rocm") for index in range(3))} <= set(line.split())
 
 
+@pytest.mark.parametrize(("asked", "found"), [("5", 5), ("", 2)])
+def test_the_users_number_of_simulated_devices_comes_first(tmp_path: Path, asked: str, found: int) -> None:
+    script = tmp_path / "names.py"
+    script.write_text("import hmc\nprint(sum(name.startswith('musa:') for name in hmc.devices()))\n")
+    environment = {"HMC_SIM_DEVICES": asked}
+    result = run_hmc("run", "-n", "1", "--no-prefix", "--simulate", "musa", str(script), environment=environment)
+    assert (result.returncode, result.stdout.split()) == (0, [str(found)]), result.stderr
+    shown = run_hmc("topo", "--simulate", "musa", environment=environment)
+    assert (f"musa:{found - 1}" in shown.stdout, f"musa:{found}" in shown.stdout) == (True, False), shown.stdout + shown.stderr
+
+
 def test_bench_of_simulated_devices_says_so(tmp_path: Path) -> None:
     file = tmp_path / "points.json"
     arguments = ["--operations", "put", "--sizes", "4K", "--repeat", "1", "--json", str(file), "--simulate", "cuda,mlu"]
