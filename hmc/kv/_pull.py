@@ -13,7 +13,7 @@ from hmc._core import Peer, StreamMark
 from hmc._streams import wait_for
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
 from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
-from hmc.kv._remote import RemotePool, drained, finish
+from hmc.kv._remote import END_WORD, RemotePool, drained, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hmc.kv._pool import Pool
 
 _HEARTBEAT = 1.0  # seconds between two
+_END_SECONDS = 1.0
 _MASK = (1 << 64) - 1
 
 
@@ -72,10 +73,17 @@ class Pull:
             self.pool.counts.add(
                 self.transfer.session, bytes_read=self.bytes_read, bytes_converted=self.bytes_converted, pulls_failed=not ended
             )
-            if held and self.remote is not None and self.peer.alive:
+            if held and self.peer.alive:
                 with contextlib.suppress(HmcError):  # the lease then expires by itself
-                    self.remote.write_words(self.ticket.slot, 2, [self.ticket.generation], self.pool.scratch)
+                    self._give_back()
         self.pool.counts.add(self.transfer.session, pulls=1, tokens=self.tokens)
+
+    def _give_back(self) -> None:
+        """Ends the lease. Waits only where the pool could not be imported, and then at most a second."""
+        if self.remote is None:
+            end_lease(self.peer, self.ticket, self.pool.scratch, _END_SECONDS)
+        else:
+            self.remote.write_words(self.ticket.slot, END_WORD, [self.ticket.generation], self.pool.scratch)
 
     def _move(self, remote: RemotePool) -> None:
         ticket, near = self.ticket, self.target.layout

@@ -17,7 +17,9 @@ from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["RemotePool", "Scratch", "drained", "finish"]
+__all__ = ["END_WORD", "RemotePool", "Scratch", "drained", "end_lease", "finish"]
+
+END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
 
 _SPARE = 8
 _SPARE_LARGE = 2  # of at least 16 MiB
@@ -109,6 +111,20 @@ def _described(peer: Peer, pool: bytes, timeout: float) -> RemoteBuffer:
         raise _absent(peer) from error
 
 
+def _description(peer: Peer, pool: bytes, scratch: Scratch, until: float) -> Description:
+    published = _described(peer, pool, max(0.0, until - time.monotonic()))
+    if published.nbytes > MAX_DESCRIPTION:
+        raise ProtocolError("the peer's description of its pool is too long")
+    buffer = scratch.take(published.nbytes)
+    try:
+        _finish_by(until, peer.get(buffer[: published.nbytes], published))
+        return Description.decode(bytes(buffer.numpy()[: published.nbytes]))
+    except StaleBufferError as error:  # it is being closed
+        raise _absent(peer) from error
+    finally:
+        scratch.give(buffer)
+
+
 def _absent(peer: Peer) -> LeaseExpiredError:
     return LeaseExpiredError(
         f"{peer.name} does not have the pool of the ticket: it closed the pool, or restarted, or the ticket is of another peer. "
@@ -121,17 +137,7 @@ class RemotePool:
 
     def __init__(self, peer: Peer, pool: bytes, scratch: Scratch, timeout: float) -> None:
         until = time.monotonic() + timeout
-        published = _described(peer, pool, timeout)
-        if published.nbytes > MAX_DESCRIPTION:
-            raise ProtocolError("the peer's description of its pool is too long")
-        buffer = scratch.take(published.nbytes)
-        try:
-            _finish_by(until, peer.get(buffer[: published.nbytes], published))
-            described = Description.decode(bytes(buffer.numpy()[: published.nbytes]))
-        except StaleBufferError as error:  # it is being closed
-            raise _absent(peer) from error
-        finally:
-            scratch.give(buffer)
+        described = _description(peer, pool, scratch, until)
         self.peer = peer
         self.layout = described.layout
         self.row_words = 1 + self.layout.layers[1] * self.layout.heads[1]
@@ -177,12 +183,26 @@ class RemotePool:
 
     def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
         """Writes some of a slot's words. Does not wait: an owner that is stopped must hold up neither a cancel nor the end."""
-        buffer = scratch.take(8 * len(words))
-        try:
-            buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
-            start = (slot * SLOT_WORDS + at) * 8
-            work = self.peer.put(buffer[: 8 * len(words)], self.words[start : start + 8 * len(words)])
-        except BaseException:
-            scratch.give(buffer)
-            raise
-        work.add_done_callback(lambda _: scratch.give(buffer))
+        _write_words(self.peer, self.words, slot, at, words, scratch)
+
+
+def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
+    buffer = scratch.take(8 * len(words))
+    try:
+        buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
+        start = (slot * SLOT_WORDS + at) * 8
+        work = peer.put(buffer[: 8 * len(words)], target[start : start + 8 * len(words)])
+    except BaseException:
+        scratch.give(buffer)
+        raise
+    work.add_done_callback(lambda _: scratch.give(buffer))
+
+
+def end_lease(peer: Peer, ticket: Ticket, scratch: Scratch, timeout: float) -> None:
+    """Gives a lease back to a pool that was not imported: imports its words alone. Raises HmcError."""
+    until = time.monotonic() + timeout
+    data = _description(peer, ticket.pool, scratch, until).descriptors[1]
+    words = peer.import_buffer(Descriptor.parse(data), timeout=max(0.0, until - time.monotonic()))
+    if ticket.slot >= SLOTS or words.nbytes != SLOTS * SLOT_WORDS * 8:
+        raise ProtocolError("the peer's pool is smaller than it says")
+    _write_words(peer, words, ticket.slot, END_WORD, [ticket.generation], scratch)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from kv_process import OTHER, TEXT, this_process
-from kv_sides import PAIRS
+from kv_sides import PAIRS, expected, same
 
 import hmc
 from hmc.kv import _cache, _pull, _push, _remote
@@ -125,6 +125,32 @@ def test_a_push_that_cannot_import_ends_its_receive(kv_pair: Any, monkeypatch: p
         with pytest.raises(hmc.HmcCancelledError):
             inbox.wait(SOON)
     assert a.ctx.counters()["messages.unread"] == b.ctx.counters()["messages.unread"] == 0
+
+
+def test_a_pull_that_cannot_import_gives_its_lease_back(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    errors = [
+        hmc.HmcTimeoutError("import"),
+        hmc.ProtocolError("the peer's pool is smaller than it says"),
+        hmc.OutOfMemoryError("scratch"),
+        hmc.UnsupportedError("no path to the device"),
+    ]
+    for error in errors:
+        b.pool._remotes.clear()
+        lease = a.pool.lease("s", [1, 2], seconds=1e6)
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_remote.RemotePool, "__init__", fail)
+            with pytest.raises(type(error)):
+                b.pool.pull(to_a, lease.ticket, [7, 8]).wait(SOON)
+        assert lease.wait(SOON) == "read"
+    lease = a.pool.lease("s", [1, 2], 20)
+    wanted = expected(a, [1, 2], b, [7, 8], 20)
+    b.pool.pull(to_a, lease.ticket, [7, 8]).wait(SOON)
+    same(b, wanted)
 
 
 def test_a_cancelled_push_sends_no_further_layer(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from mooncake_process import SIZE, contents, this_process
 
+import hmc
 from hmc.integrations._shared import memory
+from hmc.integrations.mooncake._transfer import TIMED_OUT, Transfer
+from hmc.integrations.mooncake._types import TransferOpcode
 
 
 def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +37,47 @@ def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.
         assert mine.engine.send_probe(other.session) == 0
         assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
         assert np.array_equal(other.memory(), mine.memory)
+
+
+class Unfinished:
+    """A Work that does not end."""
+
+    done = False
+
+    def __init__(self, stops: bool) -> None:
+        self._stops = stops
+
+    def _withdraw(self) -> bool:
+        return self._stops
+
+    def wait(self, timeout: float) -> None:
+        raise hmc.HmcTimeoutError(f"{timeout} s")
+
+
+LATE_READ = "may still be written into the memory here: keep that until unregister_memory() has returned 0"
+LATE_WRITE = "may still be written at the engine"
+
+
+@pytest.mark.parametrize("way", ["wait", "state"])
+@pytest.mark.parametrize(
+    ("opcode", "stops", "words"),
+    [
+        (TransferOpcode.Read, [False], LATE_READ),
+        (TransferOpcode.Read, [True, False], LATE_READ),
+        (TransferOpcode.Read, [True, True], "in time; MC_TRANSFER_TIMEOUT"),
+        (TransferOpcode.Write, [False], LATE_WRITE),
+    ],
+)
+def test_a_timeout_says_what_may_still_be_written(
+    caplog: pytest.LogCaptureFixture, way: str, opcode: TransferOpcode, stops: list[bool], words: str
+) -> None:
+    session: Any = SimpleNamespace(name="h:1")
+    transfer = Transfer(session, 0.0)
+    works: list[Any] = [Unfinished(each) for each in stops]
+    transfer._works, transfer._opcode = works, opcode
+    assert getattr(transfer, way)() == TIMED_OUT
+    (record,) = caplog.records
+    assert words in record.getMessage()
 
 
 def test_memory_beside_a_stopped_engine_is_unregistered_once_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,14 @@ class Transfer:
         self._session = session
         self._until = time.monotonic() + seconds
         self._works: list[Work] = []
+        self._opcode = TransferOpcode.Read
         self._failure: BaseException | None = None
 
     def post(self, local: Registrations, opcode: TransferOpcode, here: Any, there: Any, lengths: Any) -> None:
         """Starts it: ``here`` and ``there`` are arrays of addresses. Raises HmcError where nothing was posted."""
         session = self._session
         assert session is not None
+        self._opcode = opcode
         post = self._post_one if len(lengths) == 1 else self._post_batches
         try:
             post(session, local, opcode, here, there, lengths)
@@ -98,9 +100,14 @@ class Transfer:
         return FAILED
 
     def _stop(self) -> None:
-        """Cancels what can still be stopped."""
+        """Cancels what can still be stopped, and says what cannot."""
         assert self._session is not None
-        for work in self._works:
-            if not work.done:
-                work._withdraw()
-        logger.error("a transfer with engine %s has not ended in time; MC_TRANSFER_TIMEOUT sets the seconds", self._session.name)
+        late = [work for work in self._works if not work.done and not work._withdraw()]
+        after = ""
+        if late and self._opcode == TransferOpcode.Read:
+            after = "; its bytes may still be written into the memory here: keep that until unregister_memory() has returned 0"
+        elif late:
+            after = "; its bytes may still be written at the engine"
+        logger.error(
+            "a transfer with engine %s has not ended in time%s; MC_TRANSFER_TIMEOUT sets the seconds", self._session.name, after
+        )
