@@ -29,12 +29,14 @@ void bind_islands(py::module_& module) {
   py::class_<IslandLoad>(module, "IslandLoad", "What the hierarchical algorithm takes of an island's busiest card.")
       .def_readonly("name", &IslandLoad::name, "Of the island.")
       .def_readonly("cards", &IslandLoad::cards, "Of the island.")
-      .def_readonly("share", &IslandLoad::share, "Part of the elements that the island reduces for all.")
+      .def_readonly("share", &IslandLoad::share,
+                    "Part of the array that the island reduces for all, or passes on; of calls with blocks, its own blocks.")
       .def_readonly("inside_seconds", &IslandLoad::inside_seconds, "Time of its links within a host.")
       .def_readonly("between_seconds", &IslandLoad::between_seconds, "Time of its NIC or border link.")
       .def_readonly("memory_seconds", &IslandLoad::memory_seconds, "Time of its memory.")
       .def("__repr__", [](const IslandLoad& load) { return "<hmc.IslandLoad " + load.name + ">"; });
-  py::class_<IslandPlan>(module, "IslandPlan", "What an all_reduce over islands of unequal cards takes. str() is a table.")
+  py::class_<IslandPlan>(module, "IslandPlan", "What a collective over islands of unequal cards takes. str() is a table.")
+      .def_readonly("call", &IslandPlan::call, "Name of the collective.")
       .def_readonly("bytes", &IslandPlan::bytes, "Size of each card's array.")
       .def_readonly("cards", &IslandPlan::cards, "Cards of all islands.")
       .def_readonly("algorithm", &IslandPlan::algorithm, "The faster one, \"hierarchical\" or \"flat\".")
@@ -54,20 +56,25 @@ void bind_islands(py::module_& module) {
       });
   module.def(
       "plan_islands",
-      [](ByteCount nbytes, const std::vector<IslandCards>& islands, const std::vector<double>& border, double inside_latency,
-         double nic_latency) {
+      [](ByteCount nbytes, const std::vector<IslandCards>& islands, const std::string& call, const std::vector<double>& border,
+         double inside_latency, double nic_latency) {
         IslandOptions given;
+        given.call = call;
         given.border = border;
         given.inside_latency = inside_latency;
         given.nic_latency = nic_latency;
         return check(plan_islands(nbytes.value, islands, given));
       },
-      py::arg("nbytes"), py::arg("islands"), py::kw_only(), py::arg("border") = std::vector<double>(),
-      py::arg("inside_latency") = options.inside_latency, py::arg("nic_latency") = options.nic_latency,
-      "Estimates an all_reduce of nbytes over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and "
-      "flat. "
-      "border: bandwidths of the links that each island, of one host, has to the others; default: the cards' NICs. Latencies in "
-      "seconds.");
+      py::arg("nbytes"), py::arg("islands"), py::kw_only(), py::arg("call") = options.call,
+      py::arg("border") = std::vector<double>(), py::arg("inside_latency") = options.inside_latency,
+      py::arg("nic_latency") = options.nic_latency,
+      "Estimates a collective over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. nbytes: "
+      "size "
+      "of the largest array of a card. call: \"all_reduce\", \"reduce_scatter\", \"reduce\", \"all_gather\" or \"broadcast\"; a "
+      "root "
+      "is in the first island. border: bandwidths of the links that each island, of one host, has to the others; default: the "
+      "cards' "
+      "NICs. Latencies in seconds. UnsupportedError: the call has no hierarchical plan.");
 }
 
 }  // namespace hmc::bindings

@@ -1631,12 +1631,12 @@ class IslandLoad:
     @property
     def share(self) -> float:
         """
-        Part of the elements that the island reduces for all.
+        Part of the array that the island reduces for all, or passes on; of calls with blocks, its own blocks.
         """
 
 class IslandPlan:
     """
-    What an all_reduce over islands of unequal cards takes. str() is a table.
+    What a collective over islands of unequal cards takes. str() is a table.
     """
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __repr__(self) -> str: ...
@@ -1650,6 +1650,11 @@ class IslandPlan:
     def busiest(self) -> str:
         """
         The resource that takes longest, such as "NICs of 8xH200".
+        """
+    @property
+    def call(self) -> str:
+        """
+        Name of the collective.
         """
     @property
     def bytes(self) -> int:
@@ -2206,12 +2211,13 @@ def plan_islands(
     nbytes: typing.SupportsIndex,
     islands: collections.abc.Sequence[IslandCards],
     *,
+    call: str = "all_reduce",
     border: collections.abc.Sequence[float] = [],
     inside_latency: float = 5e-06,
     nic_latency: float = 1e-05,
 ) -> IslandPlan:
     """
-    Estimates an all_reduce of nbytes over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. border: bandwidths of the links that each island, of one host, has to the others; default: the cards' NICs. Latencies in seconds.
+    Estimates a collective over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. nbytes: size of the largest array of a card. call: "all_reduce", "reduce_scatter", "reduce", "all_gather" or "broadcast"; a root is in the first island. border: bandwidths of the links that each island, of one host, has to the others; default: the cards' NICs. Latencies in seconds. UnsupportedError: the call has no hierarchical plan.
     """
 
 def prepare_weighted_sum(device: typing.Any, dtype: typing.Any) -> bool:

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--exact", action="store_true", help="sums that are rounded once, in any order of the ranks")
     plan.add_argument("--reduction", type=rate, default=10e9, help="bytes of inputs per second that a rank reduces (default 10G)")
     plan.add_argument(
-        "--islands", type=island_list, default=[], metavar="LIST", help="all_reduce over islands of cards, such as 8xH200,8xMI325X"
+        "--islands", type=island_list, default=[], metavar="LIST", help="the call over islands of cards, such as 8xH200,8xMI325X"
     )
     plan.add_argument(
         "--border", type=rate_list, default=[], metavar="LIST", help="rates of each island's links to the others, in place of NICs"

@@ -85,7 +85,7 @@ def _flat_data(plan: hmc.CollectivePlan) -> dict[str, Any]:
 
 
 def _island_data(plan: hmc.IslandPlan) -> dict[str, Any]:
-    fields = ("bytes", "cards", "algorithm", "seconds", "lower_bound", "busiest", "even_seconds")
+    fields = ("call", "bytes", "cards", "algorithm", "seconds", "lower_bound", "busiest", "even_seconds")
     data = {name: getattr(plan, name) for name in fields}
     data["runner_up"] = dict(zip(("algorithm", "seconds"), plan.runner_up, strict=True))
     parts = ("name", "cards", "share", "inside_seconds", "between_seconds", "memory_seconds")
@@ -146,10 +146,8 @@ def _plan_islands(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     if options.algorithm or options.exact or options.export:
         raise ValueError("--algorithm, --exact and --export do not belong to --islands")
-    if options.call != "all_reduce":
-        raise ValueError(f"--islands plans all_reduce only, not {options.call}")
     islands = [_island(count, model) for count, model in options.islands]
-    plan = hmc.plan_islands(_bytes(options), islands, border=options.border, nic_latency=options.latency)
+    plan = hmc.plan_islands(_bytes(options), islands, call=options.call, border=options.border, nic_latency=options.latency)
     text = str(plan)
     if options.even:
         hierarchical = plan.seconds if plan.algorithm == "hierarchical" else plan.runner_up[1]

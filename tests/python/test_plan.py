@@ -158,6 +158,28 @@ def test_thousands_of_cards_are_planned() -> None:
     assert plan.runner_up[1] > plan.seconds > plan.lower_bound > 0
 
 
+@pytest.mark.parametrize("call", ["all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"])
+def test_every_hierarchical_call_is_planned_over_islands(call: str) -> None:
+    nbytes = 1 << 34
+    plan = hmc.plan_islands(nbytes, islands(8, 8, nic=1e9), call=call)
+    assert (plan.call, plan.algorithm) == (call, "hierarchical")
+    assert plan.lower_bound <= plan.seconds < plan.runner_up[1]
+    # Each byte crosses the border once, or its half, and every card has a part.
+    crossing = nbytes / 2 if call in ("reduce_scatter", "all_gather") else nbytes
+    assert plan.seconds == pytest.approx(crossing / 8e9, rel=0.01)
+    assert str(plan).startswith(f"{call} of 16 GiB among 16 cards")
+    data = json.loads(run_hmc("plan", call, "--islands", "8xH200,8xMI325X", "--json").stdout)
+    assert data["call"] == call
+
+
+@pytest.mark.parametrize("call", ["gather", "scatter", "all_to_all", "barrier"])
+def test_a_call_without_a_hierarchical_plan_says_so(call: str) -> None:
+    with pytest.raises(hmc.UnsupportedError, match=f"no hierarchical {call}"):
+        hmc.plan_islands(1 << 20, islands(8, 8), call=call)
+    result = run_hmc("plan", call, "--islands", "8xH200,8xMI325X")
+    assert (result.returncode, f"no hierarchical {call}" in result.stderr) == (2, True)
+
+
 def test_islands_that_make_no_sense_are_refused() -> None:
     for bad in (
         [],
@@ -172,6 +194,8 @@ def test_islands_that_make_no_sense_are_refused() -> None:
         hmc.plan_islands(8, islands(8, 8), border=[1e9] * 9)
     with pytest.raises(hmc.InvalidArgumentError):
         hmc.plan_islands(8, islands(8, 8), nic_latency=-1)
+    with pytest.raises(hmc.InvalidArgumentError, match="no_such"):
+        hmc.plan_islands(8, islands(8, 8), call="no_such")
 
 
 def test_the_command_compares_algorithms() -> None:

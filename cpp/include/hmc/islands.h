@@ -1,4 +1,4 @@
-// IslandPlan: what an all_reduce over islands of unequal cards takes, by a fluid estimate per island. Plain data. Thread rules:
+// IslandPlan: what a collective over islands of unequal cards takes, by a fluid estimate per island. Plain data. Thread rules:
 // values; functions from any thread.
 #pragma once
 
@@ -24,6 +24,8 @@ struct IslandCards {
 };
 
 struct IslandOptions {
+  // all_reduce, reduce_scatter, reduce, all_gather or broadcast; a root is a card of the first island.
+  std::string call = "all_reduce";
   // Bandwidths of the links that each island, of one host, has to the others; empty: each card's NIC.
   std::vector<double> border = {};
   double inside_latency = 5e-6;   // seconds, of a message within a host
@@ -35,11 +37,12 @@ struct IslandOptions {
 struct IslandLoad {
   std::string name;
   int cards = 0;
-  double share = 0;  // of the elements, which this island reduces for all
+  double share = 0;  // of the array: what this island reduces for all, or passes on; of calls with blocks, its own blocks
   double inside_seconds = 0, between_seconds = 0, memory_seconds = 0;
 };
 
 struct IslandPlan {
+  std::string call;
   std::uint64_t bytes = 0;
   int cards = 0;
   std::string algorithm;  // the faster one: "hierarchical" or "flat"
@@ -54,10 +57,10 @@ struct IslandPlan {
   [[nodiscard]] HMC_API std::string str() const;
 };
 
-// all_reduce of `bytes` in each card's memory. Hierarchical: reduce-scatter within each host, then among the hosts of an island;
-// exchange between islands, with shares in proportion to bandwidth; all-gather back. Flat: reduce-scatter and all-gather of every
-// card with every other. The time is that of the busiest resource, plus what fills the pipeline of chunks, plus latencies.
-// Errors: invalid_argument.
+// A call whose largest array of a card has `bytes`. Hierarchical, an all_reduce: reduce-scatter within each host, then among the
+// hosts of an island; exchange between islands, with shares in proportion to bandwidth; all-gather back. The other calls are parts
+// of it. Flat: a part for each card, which sends to and receives from every other. The time is that of the busiest resource, plus
+// what fills the pipeline of chunks, plus latencies. Errors: invalid_argument, unsupported (a call that has no hierarchical plan).
 HMC_API Result<IslandPlan> plan_islands(std::uint64_t bytes, std::span<const IslandCards> islands,
                                         const IslandOptions& options = {});
 

@@ -63,7 +63,12 @@ TEST(IslandPlan, EvenSplitOverUnequalBorderLinksTakesLonger) {
   EXPECT_EQ(plan.busiest, "border links of a");
 }
 
-TEST(IslandPlan, NoPlanBeatsItsLowerBound) {
+class IslandCalls : public testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Calls, IslandCalls, testing::Values("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"),
+                         [](const auto& call) { return std::string(call.param); });
+
+TEST_P(IslandCalls, NoPlanBeatsItsLowerBound) {
   for (const int cards : {1, 2, 8, 64, 10240}) {
     for (const double nic : {1 * GB, 50 * GB, 900 * GB}) {
       for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{4096}, GiB, std::uint64_t{1} << 40}) {
@@ -71,7 +76,7 @@ TEST(IslandPlan, NoPlanBeatsItsLowerBound) {
           std::vector<IslandCards> islands;
           for (std::size_t i = 0; i < count; ++i)
             islands.push_back(island(std::string(1, static_cast<char>('a' + i)), cards, nic * static_cast<double>(1 + i * i)));
-          const IslandPlan plan = planned(islands, bytes);
+          const IslandPlan plan = planned(islands, bytes, {.call = GetParam()});
           const std::string what = std::to_string(count) + " islands of " + std::to_string(cards) + ", " + std::to_string(bytes);
           EXPECT_GE(plan.seconds, plan.lower_bound * (1 - 1e-9)) << what;
           EXPECT_GE(plan.runner_up.seconds, plan.seconds) << what;
@@ -80,6 +85,29 @@ TEST(IslandPlan, NoPlanBeatsItsLowerBound) {
       }
     }
   }
+}
+
+// Two islands of eight cards: what each resource of a card of either moves.
+TEST(IslandPlan, LoadsOfEachCall) {
+  const double n = static_cast<double>(GiB), stage = n * 7 / 8 / (400 * GB), border = n / (8 * 50 * GB);
+  struct Expected {
+    const char* call;
+    double root_inside, inside, between;
+  };
+  for (const Expected& each :
+       {Expected{"all_reduce", 2 * stage, 2 * stage, border}, Expected{"reduce_scatter", stage, stage, border / 2},
+        Expected{"all_gather", stage, stage, border / 2}, Expected{"reduce", 2 * stage, stage, border},
+        Expected{"broadcast", 2 * stage, stage, border}}) {
+    const IslandPlan plan = planned({island("a", 8), island("b", 8)}, GiB, {.call = each.call});
+    EXPECT_EQ(plan.call, each.call);
+    EXPECT_NEAR(plan.islands[0].inside_seconds, each.root_inside, 1e-9) << each.call;
+    EXPECT_NEAR(plan.islands[1].inside_seconds, each.inside, 1e-9) << each.call;
+    for (const IslandLoad& load : plan.islands) EXPECT_NEAR(load.between_seconds, each.between, 1e-9) << each.call;
+  }
+  // A root of three islands receives two sums.
+  const IslandPlan plan = planned({island("a", 8), island("b", 8), island("c", 8)}, GiB, {.call = "reduce"});
+  EXPECT_NEAR(plan.islands[0].between_seconds, 2 * border, 1e-9);
+  EXPECT_NEAR(plan.islands[2].between_seconds, border, 1e-9);
 }
 
 TEST(IslandPlan, TenThousandCardsTakeNoTime) {
