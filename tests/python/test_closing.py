@@ -245,6 +245,73 @@ os._exit(0)
     assert out.count("ended") == 1, out
 
 
+def test_a_receive_from_any_source_does_not_take_a_later_message_than_a_lost_one(run_job: Callable[..., str]) -> None:
+    source = """
+    import os, time
+    comm = hmc.init(timeout=30)
+    small = np.full(8, 1 + comm.rank, np.uint8)
+    comm.barrier(timeout=30)
+    if comm.rank == 1:
+        comm.isend(np.zeros(8 << 20, np.uint8), 0, tag=7)  # announced, and not fetched
+        comm.send(small, 0, tag=7, timeout=30)
+        comm.recv(np.zeros(1, np.uint8), src=0, timeout=30)
+        os._exit(0)
+    if comm.rank == 2:
+        comm.recv(np.zeros(1, np.uint8), src=0, timeout=30)
+        comm.send(small, 0, tag=7, timeout=30)
+    else:
+        while comm.context.counters()["messages.unread"] < 2:
+            time.sleep(0.01)
+        comm.send(np.zeros(1, np.uint8), 1, timeout=30)
+        while comm.lost != [1]:
+            time.sleep(0.01)
+        comm.send(np.zeros(1, np.uint8), 2, timeout=30)
+        got = np.zeros(8 << 20, np.uint8)
+        try:
+            comm.recv(got, src=hmc.ANY_SOURCE, tag=7, timeout=30)
+            raise AssertionError("a later message came first")
+        except hmc.PeerLostError as error:
+            assert "rank 1" in str(error), error
+        assert not got.any()
+        for source in (1, 2):
+            assert comm.recv(got, src=hmc.ANY_SOURCE, tag=7, timeout=30).source == source
+            assert (got[:8] == 1 + source).all()
+    print("done", flush=True)
+    os._exit(0)
+    """
+    assert run_job(source, ranks=3).count("done") == 2
+
+
+def test_a_deadline_while_the_reason_is_pending_names_the_rank_that_left(run_job: Callable[..., str]) -> None:
+    source = """
+    import time
+    comm = hmc.init(timeout=30)
+    token = np.zeros(1, np.uint8)
+    if comm.rank == 0:
+        peer = comm.peer(1, timeout=30)
+        comm.barrier(timeout=30)
+        while peer.alive:
+            time.sleep(0.01)
+        try:  # within the second in which a reason may come
+            comm.all_reduce(np.ones(1 << 20, np.float32), timeout=0.5)
+            raise AssertionError("it succeeded")
+        except (hmc.HmcTimeoutError, hmc.ClosedError) as error:
+            assert "rank 1" in str(error) and "rank 2" not in str(error), error
+        comm.send(token, 2, timeout=30)
+    else:
+        comm.barrier(timeout=30)
+        if comm.rank == 1:
+            comm.peer(0, timeout=30).close()  # without a word about the group
+            comm.recv(token, src=2, timeout=40)
+        else:
+            comm.recv(token, src=0, timeout=30)
+            comm.send(token, 1, timeout=30)
+    comm.context.close(timeout=30)
+    print("done", flush=True)
+    """
+    assert run_job(source, ranks=3, environment={"HMC_FUSED": "0"}).count("done") == 3
+
+
 @pytest.mark.parametrize("lent", [False, True])
 def test_the_target_of_a_withdrawn_get_beside_a_stopped_tcp_peer(run_job: Callable[..., str], lent: bool) -> None:
     """It closes at once. A target that the peer has imported waits for the peer."""
@@ -278,3 +345,38 @@ def test_the_target_of_a_withdrawn_get_beside_a_stopped_tcp_peer(run_job: Callab
             comm.send(np.zeros(1, np.uint8), dst=1, timeout=20)
     """
     run_job(source, 2, environment={"HMC_TRANSPORTS": "tcp,local"})
+
+
+@pytest.mark.parametrize("call", ["isend", "iall_reduce", "cancelled"])
+def test_a_side_that_closes_makes_the_connection_that_its_message_takes(run_job: Callable[..., str], call: str) -> None:
+    """Memory of two vendors: the first message of it makes the connection, after its sender has begun to close."""
+    source = f"""
+    import os
+    device = ["cuda:0", "rocm:0"][int(os.environ["HMC_RANK"])]
+    comm = hmc.init(devices=[device], timeout=30)
+    nbytes = 4 << 20
+    here, there = hmc.Memory(nbytes, device), hmc.Memory(nbytes, device)
+    here.copy_from(pattern(nbytes, 1 + comm.rank))
+    if {call!r} == "isend":
+        if comm.rank == 0:
+            work = comm.irecv(there, src=1)
+            comm.barrier(timeout=30)
+            work.wait(timeout=30)
+            got = np.zeros(nbytes, np.uint8)
+            there.copy_to(got)
+            assert np.array_equal(got, pattern(nbytes, 2))
+        else:
+            comm.barrier(timeout=30)
+            comm.isend(here, dst=0)
+    else:
+        comm.barrier(timeout=30)
+        try:
+            work = comm.iall_reduce(there, here, dtype="uint8")
+            if {call!r} == "cancelled" and comm.rank == 1:
+                work.cancel()
+        except hmc.HmcError:  # the other rank was quicker to cancel; or it is too late
+            pass
+    comm.close(timeout=40)  # raises where it waited in vain
+    print("closed", flush=True)
+    """
+    assert run_job(source, ranks=2, environment=hmc.testing.environment("cuda", "rocm")).count("closed") == 2

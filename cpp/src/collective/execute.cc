@@ -269,8 +269,9 @@ void CollectiveWork::on_failure(const Status& failure) {
   if (failing_) return;
   if (failure.code() != Code::cancelled && failure.code() != Code::closed) return fail(failure);
   if (reason_.pending()) return;
+  withdrawal_ = failure;
   reason_.start(Deadline::after(patience),
-                [self = std::static_pointer_cast<CollectiveWork>(shared_from_this()), failure] { self->fail(failure); });
+                [self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->fail(self->withdrawal_); });
 }
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
@@ -335,6 +336,7 @@ bool CollectiveWork::involves(std::uint32_t process, bool fused) const {
 }
 
 std::string CollectiveWork::missing() const {
+  if (reason_.pending()) return "the reason why a peer ended its part: " + std::string(withdrawal_.message());
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
     if (fused_call_->awaits(r)) ranks.push_back(r);

@@ -47,7 +47,7 @@ class CollectiveWork final : public WorkState {
   // It cannot end without that process; `fused`: asked of a fused call alone.
   [[nodiscard]] bool involves(std::uint32_t process, bool fused = false) const;
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
-  // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is.
+  // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is. After a failure elsewhere: its reason.
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] std::string_view what() const noexcept { return name_of(kind_of(call_)); }
   [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
@@ -87,6 +87,7 @@ class CollectiveWork final : public WorkState {
   bool failing_ = false;
   bool mismatched_ = false;  // about to fail: another rank is in another collective
   OneShotTimer reason_;      // pending: a peer withdrew, the collective has failed, its reason is on the way
+  Status withdrawal_;        // how it withdrew
   Status outcome_;
 };
 

@@ -86,8 +86,11 @@ void Connections::connect_self(EndpointSlot& slot) {
 void Connections::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
   MessageConnection& messages = peer_.messages();
   EndpointSlot* slot = find(address.transport);
-  // A side that closes makes only those connections that its own operations wait for.
-  if (peer_.phase() == PeerPhase::closed && (slot == nullptr || slot->state != EndpointSlot::State::waiting)) return;
+  // A side that closes makes only those connections that its own operations wait for: also a message that it has announced, for
+  // which the receiver chooses the way.
+  const bool awaited =
+      slot == nullptr ? !peer_.impl().messenger().quiet(peer_, false) : slot->state == EndpointSlot::State::waiting;
+  if (peer_.phase() == PeerPhase::closed && !awaited) return;
   if (slot != nullptr && address.attempt < slot->attempt()) return;  // it has failed here meanwhile, which the peer knows by now
   const bool anew = slot != nullptr && slot->state == EndpointSlot::State::failed && address.attempt > slot->attempt();
   if (slot == nullptr || anew) {

@@ -38,13 +38,10 @@ Status sender_left(const PeerState& peer) {
 }
 
 Result<std::unique_ptr<Unexpected>> Receives::next_message(const Address& wanted, std::int64_t tag) {
-  for (;;) {
-    auto message = matcher_.match_receive(wanted, tag);
-    if (message == nullptr || message->missing.ok()) return message;
-    lanes_.unstashed(*message);
-    // A receive from any source takes what others sent.
-    if (!wanted.any()) return std::move(message->missing);
-  }
+  auto message = matcher_.match_receive(wanted, tag);
+  if (message == nullptr || message->missing.ok()) return message;
+  lanes_.unstashed(*message);
+  return std::move(message->missing);
 }
 
 // An announced message is lost with its sender. Eager messages stay receivable, in order.
