@@ -25,7 +25,7 @@ namespace hmc::bindings {
 
 namespace py = pybind11;
 
-// An int as an argument of that name. Throws TypeError or InvalidArgumentError that names it.
+// An int, no bool, as an argument of that name. Throws TypeError or InvalidArgumentError that names it.
 std::int64_t integer_of(py::handle object, const char* name);
 // A size in bytes as an argument named `nbytes`: anything else raises TypeError or InvalidArgumentError that names it.
 struct ByteCount {

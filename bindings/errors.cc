@@ -100,6 +100,7 @@ py::type_error not_an_int(py::handle object, const char* name) {
 }
 
 py::object index_of(py::handle object, const char* name) {
+  if (PyBool_Check(object.ptr()) != 0) throw not_an_int(object, name);
   auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   if (index) return index;
   PyErr_Clear();
@@ -109,6 +110,7 @@ py::object index_of(py::handle object, const char* name) {
 }  // namespace
 
 std::int64_t integer_of(py::handle object, const char* name) {
+  if (PyBool_Check(object.ptr()) != 0) throw not_an_int(object, name);
   const long long number = PyLong_AsLongLong(object.ptr());
   if (number != -1 || PyErr_Occurred() == nullptr) return number;
   const bool beyond = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;

@@ -64,6 +64,8 @@ def spawn(
     if not callable(fn):
         raise TypeError(f"spawn: fn must be callable, not {type(fn).__name__}")
     n, deadline = whole("n", n, 1, 1 << 20), Deadline(timeout)
+    if environment is not None and not isinstance(environment, Mapping):
+        raise TypeError(f"spawn: environment must be a mapping or None, not {type(environment).__name__}")
     task = _pickled(fn, args)
     with ExitStack() as stack:
         # Without a name: nothing is left behind, however this process ends.

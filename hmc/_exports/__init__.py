@@ -34,6 +34,8 @@ def export_plan(plan: hmc.CollectivePlan, format: str, path: str | os.PathLike[s
     """The paths of the files written."""
     if format not in FORMATS:
         raise InvalidArgumentError(f'export: "{format}" is no format; pass one of {", ".join(FORMATS)}')
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"export: path must be a str or a path, not {type(path).__name__}")
     file = Path(path)
     if file.name in ("", ".."):
         raise InvalidArgumentError(f'export: "{path}" names no file')

@@ -22,7 +22,7 @@ def comm() -> Iterator[hmc.Communicator]:
         yield alone
 
 
-@pytest.mark.parametrize("size", [-1, 1 << 62, 1 << 64, 1 << 200, 1.5, "10", None])
+@pytest.mark.parametrize("size", [-1, 1 << 62, 1 << 64, 1 << 200, 1.5, "10", None, True])
 def test_sizes(pair: Pair, size: Any) -> None:
     refused = (*REFUSED, hmc.OutOfMemoryError)
     with pytest.raises(refused):
@@ -31,7 +31,7 @@ def test_sizes(pair: Pair, size: Any) -> None:
         hmc.Memory(size)
 
 
-@pytest.mark.parametrize("tag", [-2, (1 << 62) + 1, 1 << 64, -(1 << 70), 1.5, "3", None])
+@pytest.mark.parametrize("tag", [-2, (1 << 62) + 1, 1 << 64, -(1 << 70), 1.5, "3", None, True])
 def test_tags(pair: Pair, tag: Any) -> None:
     array = np.zeros(8, np.uint8)
     calls: list[Callable[[], object]] = [
