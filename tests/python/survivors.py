@@ -17,7 +17,7 @@ from conftest import HMC, pattern
 import hmc
 
 PRELUDE = f"""
-import os, signal, sys, threading, time
+import os, signal, subprocess, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import hmc
@@ -78,7 +78,7 @@ def all_pids(comm: hmc.Communicator) -> list[int]:
     return [int(pid) for pid in comm.exchange_bytes(str(os.getpid()).encode(), timeout=30)]
 
 
-def refusal(kind: type[hmc.HmcError], call: object, *arguments: object, **named: object) -> str:
+def refusal(kind: type[hmc.HmcError] | tuple[type[hmc.HmcError], ...], call: object, *arguments: object, **named: object) -> str:
     """The message of the error with which a call ends."""
     assert callable(call)
     try:

@@ -46,19 +46,22 @@ def test_a_newcomer_that_never_comes(late: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_does_not_call(missing: int, tmp_path: Path) -> None:
+    """The first deadline, of one rank, ends it on all with one reason. Rank 0 may be too busy to give it where it does not call."""
     source = (
         THREE
         + f"""
+    ended = (hmc.HmcTimeoutError, hmc.AuthenticationError)  # the second: it came after the end
     if comm is None:
-        said = refusal(hmc.HmcTimeoutError, hmc.join, take("invitation"), timeout=60)
-        assert "rank {missing} (" in said or {missing} == 0 and "rank 0 to call grow()" in said, said
+        said = refusal(ended, hmc.join, take("invitation"), timeout=60)
+        assert "rank {missing} (" in said or "rank 0 to call grow()" in said or "ended with its grow()" in said, said
     else:
         if rank == 0:
             give("invitation", comm.invite())
         take("invitation")
         if rank != {missing}:
-            said = refusal(hmc.HmcTimeoutError, comm.grow, timeout=3)
-            assert "rank {missing} (" in said and "to call grow()" in said, said
+            said = refusal(hmc.HmcTimeoutError, comm.grow, timeout=3 if rank == {1 - missing} else 60)
+            assert "rank {missing} (" in said, said
+            assert "to call grow()" in said or {missing} == 0 and "which coordinates" in said, said
         check_collectives(comm)
         if rank == {missing}:
             assert "deadline" in refusal(hmc.HmcTimeoutError, comm.grow, timeout=60)  # of the others
@@ -66,7 +69,7 @@ def test_a_rank_that_does_not_call(missing: int, tmp_path: Path) -> None:
     end()
     """
     )
-    run_survivors(source, 4, range(4), tmp_path)
+    run_survivors(source, 4, range(4), tmp_path, timeout=110)
 
 
 @pytest.mark.parametrize("waits", ["before", "after"])
@@ -147,39 +150,53 @@ def test_a_newcomer_that_dies_after_it_came(called: bool, tmp_path: Path) -> Non
     source = (
         THREE
         + f"""
-    if rank > 2:
-        take(str(rank))
-        give("pid", str(os.getpid()))
-        new = hmc.join(take("invitation"), timeout=60)
+    def here(pid):
+        return any(peer.name.endswith(":" + pid) for peer in comm.context.peers)
+    def kill_newcomer(pid, seconds):
+        while not here(pid):
+            time.sleep(0.01)
+        time.sleep(seconds)  # then it has applied
+        os.kill(int(pid), signal.SIGKILL)
+        while here(pid):
+            time.sleep(0.01)
+    if rank == 3:  # it starts those that die
+        for number in range(2):
+            invitation = take(f"invitation {{number}}")
+            if not invitation:
+                break
+            join = "import sys, hmc; hmc.join(sys.argv[1], timeout=100)"
+            newcomer = subprocess.Popen([sys.executable, "-c", join, invitation], cwd="/")
+            give(f"pid {{number}}", str(newcomer.pid))
+            assert newcomer.wait(100) == -signal.SIGKILL
+        end()
+    if rank == 4:
+        new = hmc.join(take("last invitation"), timeout=100)
     else:
-        def here():
-            return any(peer.name.endswith(":" + take("pid")) for peer in comm.context.peers)
-        def kill_newcomer():
-            while not here():
-                time.sleep(0.01)
-            time.sleep(1)  # it has applied
-            os.kill(int(take("pid")), signal.SIGKILL)
-            while here():
-                time.sleep(0.01)
-        if rank == 0:
-            give("3")
-            take("pid")
-            give("invitation", comm.invite({2 if called else 1}))
-            killing = threading.Thread(target=kill_newcomer)
-            killing.start()
-        if {called}:
-            assert "a newcomer, " in refusal(hmc.PeerLostError, comm.grow, timeout=60)
+        # On a loaded host a process may die before it has applied: then none of those invited came; the next one gets more time.
+        for number, seconds in enumerate((1, 15)):
+            if rank == 0:
+                give(f"invitation {{number}}", comm.invite({2 if called else 1}))
+                killing = threading.Thread(target=kill_newcomer, args=(take(f"pid {{number}}"), seconds))
+                killing.start()
+            if not {called}:
+                break
+            said = refusal((hmc.PeerLostError, hmc.HmcTimeoutError), comm.grow, timeout=seconds + 14)
+            if rank == 0:
+                killing.join()
+            if "a newcomer, " in said:
+                break
+        assert not {called} or "a newcomer, " in said, said
         if rank == 0:
             killing.join()
-            if {called}:
-                give("invitation", comm.invite())
-            give("4")
+            give("last invitation", comm.invite() if {called} else take("invitation 0"))
+            if number == 0:
+                give("invitation 1")
         new = comm.grow(timeout=60)
     check_collectives(new)
     end()
     """
     )
-    run_survivors(source, 5, [0, 1, 2, 4], tmp_path, timeout=90)
+    run_survivors(source, 5, range(5), tmp_path, timeout=110)
 
 
 def test_a_stopped_newcomer_is_the_others_deadline(tmp_path: Path) -> None:
