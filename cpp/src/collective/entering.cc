@@ -54,9 +54,10 @@ Deadline closing_deadline(Deadline deadline) {
 }
 
 std::uint32_t wait_ms(Deadline deadline) {
+  constexpr int enough_ms = 1000;  // also for an answer on a loaded host
   const int left = deadline.poll_timeout_ms();
   if (left < 0) return 0;
-  return static_cast<std::uint32_t>(std::max({left - 200, left * 4 / 5, 1}));
+  return static_cast<std::uint32_t>(std::max(left - std::min(left / 5, enough_ms), 1));
 }
 
 }  // namespace hmc
