@@ -61,7 +61,7 @@ struct Process {
     options.rank = rank;
     options.size = size;
     options.rendezvous = rendezvous;
-    options.timeout_seconds = 30;
+    options.timeout_seconds = 60;
     return options;
   }
   [[nodiscard]] Communicator init() const { return init(options()); }
