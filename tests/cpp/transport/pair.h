@@ -279,12 +279,15 @@ class Pair {
     if (!loops_back()) moved = b_.node->poll() || moved;
     return moved;
   }
-  // Polls both ends until `condition`, at most 30 s; longer where the machine is emulated, perhaps on cores that others use too.
+  // Polls both ends until `condition`, at most 100 s; longer where the machine is emulated, perhaps on cores that others use too.
+  // Between loaded cores a yield takes as long as all that is ready: it comes only after many polls that found nothing.
   [[nodiscard]] bool until(const std::function<bool()>& condition) {
-    const Deadline deadline = Deadline::after_seconds(slow() ? 150 : 30);
-    while (!condition()) {
+    constexpr int patience = 64;
+    const Deadline deadline = Deadline::after_seconds(slow() ? 150 : 100);
+    for (int idle = 0; !condition();) {
       if (deadline.passed()) return false;
-      if (!poll()) sched_yield();
+      idle = poll() ? 0 : idle + 1;
+      if (idle % patience == patience - 1) sched_yield();
     }
     return true;
   }

@@ -82,7 +82,7 @@ struct RemoteLink {
       const auto lock = side.lock();
       HMC_TRY(side.endpoint->connect(address, &done));
     }
-    const Deadline deadline = Deadline::after_seconds(30);
+    const Deadline deadline = Deadline::after_seconds(100);
     while (!done.done()) {
       if (deadline.passed()) return Status(Code::timeout, "the two processes did not connect");
       if (!node.poll()) sched_yield();
