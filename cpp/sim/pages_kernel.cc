@@ -1,7 +1,7 @@
 // The kernels that digest and convert pages of KV caches: cpp/src/device/kernels/pages.cu and what it needs, compiled for the host.
 // The threads of a group are threads here too, so that what they do for each other is carried out, and seen by ThreadSanitizer.
 #include <array>
-#include <barrier>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -19,8 +19,28 @@ namespace hmc::sim {
 namespace {
 constexpr unsigned group_threads = 8;
 std::mutex grids;  // one after the other, as a group's shared memory is static
-std::barrier<>& group_barrier() {
-  static std::barrier<> instance(group_threads);
+// std::barrier yields some times before it sleeps: between loaded cores each yield takes as long as all that is ready.
+class GroupBarrier {
+ public:
+  void arrive_and_wait() {
+    std::unique_lock lock(mutex_);
+    const unsigned mine = passed_;
+    if (++arrived_ == group_threads) {
+      arrived_ = 0;
+      ++passed_;
+      all_.notify_all();
+    } else {
+      all_.wait(lock, [&] { return passed_ != mine; });
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_;
+  unsigned arrived_ = 0, passed_ = 0;
+};
+GroupBarrier& group_barrier() {
+  static GroupBarrier instance;
   return instance;
 }
 }  // namespace
