@@ -139,3 +139,51 @@ comm.close()
 """,
         ranks=2,
     )
+
+
+# How the group ends on rank 1: what it does, and the error of the others.
+ENDS = {
+    "close": ("group.close()", "ClosedError", "rank 0"),
+    "abort": ("group.abort('enough')", "HmcCancelledError", "rank 0"),
+    "timeout": ("assert refusal(group.barrier, timeout=0.2)[0] == 'HmcTimeoutError'", "HmcTimeoutError", "rank 0"),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_group_that_ends_before_others_use_it(run_job: Callable[..., str], end: str, connected: bool, when: str) -> None:
+    """Ranks that make it later are told, and those that were never connected to the rank that ended it."""
+    ended, error, named = ENDS[end]
+    run_job(
+        PRELUDE
+        + f"""
+if {connected}:
+    comm.barrier(timeout=60)
+told = np.zeros(1, np.uint8)
+group = None
+if comm.rank == 1:
+    if {when == "after"}:
+        comm.recv(told, src=0, timeout=60)
+    group = comm.subgroup([1, 2], 9)
+    {ended}
+    comm.send(told, dst=0, timeout=60)
+elif comm.rank == 0:  # so that ranks 1 and 2 are not connected to each other
+    if {when == "after"}:
+        comm.recv(told, src=2, timeout=60)
+        comm.send(told, dst=1, timeout=60)
+    comm.recv(told, src=1, timeout=60)
+    comm.send(told, dst=2, timeout=60)
+else:
+    if {when == "after"}:
+        group = comm.subgroup([1, 2], 9)
+        comm.send(told, dst=0, timeout=60)
+    comm.recv(told, src=0, timeout=60)
+    group = group or comm.subgroup([1, 2], 9)
+    name, text, seconds = refusal(group.barrier, timeout=40)
+    assert name == {error!r} and {named!r} in text and seconds < 20, (name, text, seconds)
+comm.barrier(timeout=60)
+comm.close()
+""",
+        ranks=3,
+    )

@@ -27,20 +27,6 @@ bool broken_before(const std::optional<job::Breakage>& broken, std::uint64_t seq
 
 Status closed_status() { return {Code::closed, "this Communicator was closed"}; }
 
-// To those of the group's processes that are connected, or about to be: for the others this process would connect to everybody.
-void tell_of_leaving(const Group& group, const job::Breakage& left) {
-  std::set<const PeerState*> seen;
-  for (std::uint32_t r = 0; r < group.size(); ++r) {
-    const auto& peer = group.rank(r).peer;
-    const PeerPhase phase = peer->phase();
-    if (peer->is_self() || (phase != PeerPhase::ready && phase != PeerPhase::connecting) || !seen.insert(peer.get()).second)
-      continue;
-    peer->when_ready([peer, message = encode(left)](const Status& ready) {
-      if (ready.ok()) static_cast<void>(peer->send_control(control_group_left, message));  // a peer that is gone needs no news
-    });
-  }
-}
-
 std::size_t index_in(const std::vector<std::uint32_t>& local, std::uint32_t rank) noexcept {
   return static_cast<std::size_t>(std::ranges::lower_bound(local, rank) - local.begin());
 }
@@ -100,7 +86,8 @@ void Group::leave() {
     // By messages other ranks would wait for this process in later collectives. Where the Context ends too, its goodbye tells them.
     const bool known = broken_ && (broken_->aborts() || broken_->sequence <= first);
     if (!known && !world_->ends_context(*this))
-      tell_of_leaving(*this, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")});
+      world_->tell(control_group_left, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")},
+                   this);
     fused_.leave();
     running_.fail_if([](const CollectiveWork&) { return true; }, closed_status());
     messenger_.watch_calls(collective_scope(), nullptr);
@@ -118,7 +105,7 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
     // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
       // Other ranks may be in that call, and wait for this one.
-      if (!broken_->aborts()) world_->tell_broken({id_, next, broken_->reason});
+      if (!broken_->aborts()) world_->tell(control_group_broken, {id_, next, broken_->reason}, this);
       ++next;
       return broken_->reason;
     }
@@ -126,7 +113,7 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
                                     "); send, recv, put and get among the ranks that are alive still work");
   }
   if (left_ && next >= left_->sequence) {
-    tell_of_leaving(*this, *left_);  // ranks that wait for this one may not be connected to the one that left
+    world_->tell(control_group_left, *left_, this);  // ranks that wait for this one may not be connected to the one that left
     return left_->reason;
   }
   return next++;
@@ -137,6 +124,16 @@ bool all_on_host(const Group& group) noexcept {
     if (!group.rank(r).device.is_cpu()) return false;
   }
   return true;
+}
+
+std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
+  std::vector<std::shared_ptr<PeerState>> others;
+  std::set<const PeerState*> seen;
+  for (std::uint32_t r = 0; r < group.size(); ++r) {
+    const auto& peer = group.rank(r).peer;
+    if (!peer->is_self() && seen.insert(peer.get()).second) others.push_back(peer);
+  }
+  return others;
 }
 
 bool has_begun(const Group& group) noexcept {
@@ -171,7 +168,7 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
   if (broken_before(broken_, sequence) || closed_.load(std::memory_order_relaxed)) return;
   broken_ = job::Breakage{id_, sequence, reason};
   const job::Breakage told{id_, sequence, reason.with_context(describe(rank) + " gave up")};
-  world_->tell_broken(told);
+  world_->tell(control_group_broken, told, this);
   // Ranks that wait for a message of ours may not be connected yet, so that nobody else would tell them.
   for (const std::uint32_t r : waiting) {
     const auto& peer = ranks_[r].peer;

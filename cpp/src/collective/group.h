@@ -104,8 +104,9 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   fused::Calls fused_{*this};
 };
 
-[[nodiscard]] bool all_on_host(const Group& group) noexcept;  // all Members are CPUs
-[[nodiscard]] bool has_begun(const Group& group) noexcept;    // a local rank has begun a collective. Engine lock held
+[[nodiscard]] bool all_on_host(const Group& group) noexcept;                          // all Members are CPUs
+[[nodiscard]] std::vector<std::shared_ptr<PeerState>> others_of(const Group& group);  // the other processes' peers, each once
+[[nodiscard]] bool has_begun(const Group& group) noexcept;  // a local rank has begun a collective. Engine lock held
 // The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more than
 // that it did. To the caller it is the one call that failed. Engine lock not held.
 [[nodiscard]] Status error_of_call(const Group& group, const Status& failed);

@@ -8,11 +8,7 @@
 #include "comm/session/group_events.h"
 
 namespace hmc {
-namespace {
-
-constexpr std::size_t max_told = 65536;  // groups that can break in the life of a job
-
-}  // namespace
+namespace {}  // namespace
 
 void World::attach(const std::shared_ptr<World>& world) {
   const auto lock = world->engine_->lock();
@@ -39,7 +35,11 @@ std::uint32_t World::meet(const job::Registration& process) {
   return number;
 }
 
-void World::add(Group& group) { groups_.push_back(&group); }
+void World::add(Group& group) {
+  groups_.push_back(&group);
+  for (const auto& [type, breakage] : notices_.take(group.id()))
+    type == control_group_left ? group.heard_left(breakage) : group.heard_broken(breakage);
+}
 
 Group* World::find(std::uint64_t group_id) const noexcept {
   const auto found = std::ranges::find(groups_, group_id, &Group::id);
@@ -70,17 +70,22 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
   if (type == control_shrink) {
     return shrinks_.on_message(peer, known == index_.end() ? std::nullopt : std::optional<std::uint32_t>(known->second), payload);
   }
-  // Not of this job: a serving peer of the same Context. The first segment may come before the table of the job.
-  if (known == index_.end() && !(processes_.empty() && type == control_segment)) return;
+  // Not of this job: a serving peer of the same Context. Messages of ranks that are ahead may come before the table of the job.
+  const bool may_be_early = type == control_segment || type == control_group_broken || type == control_group_left;
+  if (known == index_.end() && !(processes_.empty() && may_be_early)) return;
   if (type == control_process_lost) {
     read_lost(payload);
   } else if (type == control_group_broken) {
     const auto breakage = job::decode_breakage(payload);
-    if (breakage && told_broken_.size() < max_told) broke(*breakage);
+    if (breakage && !notices_.full()) broke(*breakage);
   } else if (type == control_group_left) {
     const auto breakage = job::decode_breakage(payload);
     Group* const group = breakage ? find(breakage->group_id) : nullptr;
-    if (group != nullptr) group->heard_left(*breakage);
+    if (group != nullptr) {
+      group->heard_left(*breakage);
+    } else if (breakage && !offers_.is_gone(breakage->group_id)) {
+      notices_.keep(type, *breakage);
+    }
   } else if (type == control_segment) {
     offers_.on_message(peer, payload, std::move(fds));
   }
@@ -151,12 +156,14 @@ void World::read_lost(ByteSpan payload) {
   on_lost(static_cast<std::size_t>(found - processes_.begin()), reason, true);
 }
 
-void World::tell_broken(const job::Breakage& breakage) {
-  const std::uint64_t key = breakage.aborts() ? ~breakage.group_id : breakage.group_id;
-  const auto [told, fresh] = told_broken_.try_emplace(key, breakage.sequence);
-  if (!fresh && told->second <= breakage.sequence) return;
-  told->second = breakage.sequence;
-  broadcast(control_group_broken, encode(breakage));
+void World::tell(MessageType type, const job::Breakage& breakage, const Group* group) {
+  if (!notices_.is_new(type, breakage)) return;
+  const bool broken = type == control_group_broken;
+  if (broken) broadcast(type, encode(breakage));
+  if (group == nullptr) return;
+  auto others = others_of(*group);
+  if (broken) std::erase_if(others, [](const auto& peer) { return peer->phase() == PeerPhase::ready; });
+  notices_.send(others, type, breakage);
 }
 
 void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& breakage) {
@@ -166,8 +173,13 @@ void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& br
 }
 
 void World::broke(const job::Breakage& breakage) {
-  tell_broken(breakage);
-  if (Group* const group = find(breakage.group_id)) group->heard_broken(breakage);
+  Group* const group = find(breakage.group_id);
+  tell(control_group_broken, breakage, group);
+  if (group != nullptr) {
+    group->heard_broken(breakage);
+  } else if (!offers_.is_gone(breakage.group_id)) {
+    notices_.keep(control_group_broken, breakage);
+  }
   if (breakage.aborts()) growths_.end(breakage.group_id, breakage.reason);
 }
 

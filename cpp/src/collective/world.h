@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/fused/offers.h"
+#include "collective/group_notices.h"
 #include "collective/growths.h"
 #include "collective/records.h"
 #include "collective/shrinks.h"
@@ -94,9 +95,10 @@ class World : public std::enable_shared_from_this<World> {
 
   // A group broke: tells the others, and the group if it is open here.
   void broke(const job::Breakage& breakage);
-  // Tells whoever is connected that a group broke, or was aborted, once for each and for each earlier collective (others forward it
-  // as often): a rank that heard of a later one alone would wait for ranks that have given up the earlier.
-  void tell_broken(const job::Breakage& breakage);
+  // Sends that message about `group` (null: it is not here) to its processes, to those that are not connected once they are; of
+  // control_group_broken to every process that is connected. Once for each, and for each earlier collective (others forward it as
+  // often): a rank that receives a later one alone would wait for ranks that have given up the earlier.
+  void tell(MessageType type, const job::Breakage& breakage, const Group* group);
 
  private:
   void on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
@@ -118,8 +120,7 @@ class World : public std::enable_shared_from_this<World> {
   std::unordered_set<std::uint64_t> keepers_;  // ids of groups
   Shrinks shrinks_{*this};
   Growths growths_{*this, *engine_};
-  // By ids of groups, or their complements where they were aborted: the earliest collective.
-  std::unordered_map<std::uint64_t, std::uint64_t> told_broken_;
+  GroupNotices notices_;
   std::unordered_set<std::uint32_t> scopes_{world_scope};
 };
 

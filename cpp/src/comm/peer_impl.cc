@@ -32,7 +32,7 @@ PeerImpl::~PeerImpl() {
 
 ContextState& PeerImpl::context() noexcept { return context_; }
 
-void PeerImpl::when_ready(std::function<void(const Status&)> action) {
+void PeerImpl::when_ready(std::function<void(const Status&)> action, WhenIdle idle) {
   switch (phase()) {
     case PeerPhase::ready:
       action({});
@@ -43,7 +43,7 @@ void PeerImpl::when_ready(std::function<void(const Status&)> action) {
       return;
     case PeerPhase::idle:
       handshake_.when_over(std::move(action));
-      handshake_.connect();
+      if (idle == WhenIdle::connect) handshake_.connect();
       return;
     case PeerPhase::connecting:
       handshake_.when_over(std::move(action));

@@ -33,6 +33,8 @@ enum class PeerPhase : std::uint8_t {
   closed,  // said goodbye, or this side did
 };
 
+enum class WhenIdle : std::uint8_t { connect, wait };
+
 // All members with the engine lock held.
 class PeerState : public std::enable_shared_from_this<PeerState> {
  public:
@@ -79,7 +81,8 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   }
 
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
-  virtual void when_ready(std::function<void(const Status&)> action) = 0;
+  // WhenIdle::wait: an idle peer stays idle until something else connects.
+  virtual void when_ready(std::function<void(const Status&)> action, WhenIdle idle = WhenIdle::connect) = 0;
   [[nodiscard]] virtual Liveness& liveness() noexcept = 0;
   // Ready only. Signals of messages and notifications: accepted means delivered once and in order, unless the peer ends. Errors as
   // Endpoint::signal; would_block also while another connection takes over from one that failed.

@@ -14,16 +14,6 @@ namespace {
 
 constexpr std::size_t max_received = 256;  // from all peers; then the oldest is dropped
 
-// The others' peers, each once.
-std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
-  std::vector<std::shared_ptr<PeerState>> others;
-  for (std::uint32_t r = 0; r < group.size(); ++r) {
-    const auto& peer = group.rank(r).peer;
-    if (!peer->is_self() && std::ranges::find(others, peer) == others.end()) others.push_back(peer);
-  }
-  return others;
-}
-
 void warn(const Status& why) { warn_once("fused.segment", "reductions among ranks of this host go by messages: " + why.str()); }
 
 }  // namespace

@@ -35,6 +35,7 @@ class Offers {
   void on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds);
   void on_peer_gone(const PeerState& peer);
   void on_group_gone(std::uint64_t group);  // this process has left it: its segment is not kept, also if it comes later
+  [[nodiscard]] bool is_gone(std::uint64_t group) const { return gone_.contains(group); }
 
  private:
   using Key = std::pair<const PeerState*, std::uint64_t>;  // who sent it, and the group's id

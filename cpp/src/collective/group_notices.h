@@ -1,0 +1,50 @@
+// GroupNotices: messages about groups that broke or that a process left, kept where they cannot be delivered yet: for peers that
+// are not connected, and for groups that this process has not made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "collective/records.h"
+#include "comm/peer_state.h"
+
+namespace hmc {
+
+// Owned by World. Engine lock held.
+class GroupNotices {
+ public:
+  struct Notice {
+    MessageType type;
+    job::Breakage breakage;
+  };
+
+  // False: a message of that type, about the same collective of that group or an earlier one, was new before. An abort and a
+  // collective that failed are two things.
+  bool is_new(MessageType type, const job::Breakage& breakage);
+  // Sends the message to those of `peers` that are connected, and to the others when they connect. Connects to none.
+  void send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage);
+  // Of a group that is not here: for take(), when it is made. Of several of a kind the earliest counts.
+  void keep(MessageType type, const job::Breakage& breakage);
+  // The kept notices of that group, which are kept no longer.
+  [[nodiscard]] std::vector<Notice> take(std::uint64_t group_id);
+  [[nodiscard]] bool full() const noexcept;  // of groups that can break in the life of a job
+
+ private:
+  using Message = std::pair<MessageType, std::shared_ptr<const Bytes>>;
+  using Key = std::tuple<std::uint64_t, MessageType, bool>;  // the group's id; whether it was aborted
+  using Unsent = std::unordered_map<const PeerState*, std::deque<Message>>;
+
+  // Shared with the peers, which may end later.
+  const std::shared_ptr<Unsent> unsent_ = std::make_shared<Unsent>();
+  std::map<Key, std::uint64_t> told_;  // the earliest collective
+  std::deque<Notice> kept_;
+};
+
+}  // namespace hmc
