@@ -136,8 +136,12 @@ Result<CopyStream*> AcceleratorDevices::exchange_stream(AcceleratorDevice& devic
 }
 
 int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load) {
+  using Clock = std::chrono::steady_clock;
   constexpr auto between_looks = std::chrono::microseconds(100);
-  const auto until = std::chrono::steady_clock::now() + patience;
+  constexpr int rest = 100;  // times the patience
+  const auto began = Clock::now();
+  const bool has_patience = began.time_since_epoch().count() >= device.no_patience_until.load();
+  const auto until = has_patience ? began + patience : began;
   const auto something_waits = [&] {
     const std::scoped_lock lock(device.mutex);
     return waits(device);
@@ -147,9 +151,11 @@ int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::millisecond
       const std::scoped_lock lock(device.loading);
       if (!something_waits()) return load();
     }
-    if (std::chrono::steady_clock::now() >= until) return calls_.traits.codes.unsupported;
+    if (Clock::now() >= until) break;
     std::this_thread::sleep_for(between_looks);
   }
+  if (until > began) device.no_patience_until.store((until + rest * patience).time_since_epoch().count());
+  return calls_.traits.codes.unsupported;
 }
 
 void AcceleratorDevices::release(int index, ReleasedMemory memory) {

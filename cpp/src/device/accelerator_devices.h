@@ -54,8 +54,9 @@ struct AcceleratorDevice {
   std::vector<VendorEvent> free_events;
   std::vector<Peer> peers;  // whether this one reaches the memory of each other
   std::atomic<std::size_t> pending{0};
-  std::mutex loading;                // of load() and release(): nothing begins to wait meanwhile. Taken before `mutex`
-  std::atomic<std::size_t> held{0};  // callers' streams that wait for the host
+  std::mutex loading;                   // of load() and release(): nothing begins to wait meanwhile. Taken before `mutex`
+  std::atomic<std::size_t> held{0};     // callers' streams that wait for the host
+  std::atomic<std::chrono::steady_clock::rep> no_patience_until{0};  // of load(), which has waited in vain
 };
 
 // Any thread.
@@ -86,7 +87,7 @@ class AcceleratorDevices {
 
   // Calls `load`, which loads a kernel, once nothing on the device waits for other devices or for the host, and returns its code. A
   // vendor's loader waits for all that runs on the device, and holds up whoever would end that. The vendor's `unsupported`: not
-  // within `patience`.
+  // within `patience`. After a wait in vain, calls look only once for a hundred times as long.
   int load(AcceleratorDevice& device, std::chrono::milliseconds patience, const std::function<int()>& load);
 
   // Frees memory of device `index`, unmaps it, or unpins memory of the host. A vendor waits then for all that runs on the device,

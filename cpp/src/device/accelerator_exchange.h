@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "device/accelerator_devices.h"
 #include "device/runtime.h"
@@ -18,6 +19,7 @@ class AcceleratorExchange final : public DeviceExchange {
   AcceleratorExchange& operator=(const AcceleratorExchange&) = delete;
 
   [[nodiscard]] DeviceSpan segment() const noexcept override { return segment_; }
+  [[nodiscard]] bool is_held_up() override { return !std::unique_lock(device_.loading, std::try_to_lock).owns_lock(); }
   Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) override;
   Status order(StreamHandle stream) override;
   void end_kernels() noexcept override { ended_->store(1, std::memory_order_release); }

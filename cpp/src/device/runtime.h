@@ -180,6 +180,8 @@ class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;  // once no kernel is pending
   [[nodiscard]] virtual DeviceSpan segment() const noexcept = 0;
+  // run() would have to wait for a thread that loads a kernel of the device or frees its memory.
+  [[nodiscard]] virtual bool is_held_up() = 0;
   // `call` without `ended`. `after`: of the same runtime: come first; not used after the call. `done` as for DeviceRuntime::copy.
   virtual Status run(ExchangeCall call, const std::array<const StreamPoint*, 2>& after, Completion* done) = 0;
   // What is queued on `stream`, of the same device, from now on waits for the kernels that are pending.

@@ -180,6 +180,19 @@ TEST_P(Reductions, NoKernelIsLoadedWhileTheHostHoldsAStream) {
   }
 }
 
+// Where a stream is held for long, each call would wait for its kernel.
+TEST_P(Reductions, CallsDoNotWaitAgainForAKernelThatCannotBeLoaded) {
+  constexpr DataType type = DataType::u16;
+  if (device_.is_cpu()) GTEST_SKIP() << "loads nothing";
+  const auto gate = std::make_shared<StreamGate>();
+  if (!runtime_->streams().hold(device_.index(), default_stream, gate).ok()) GTEST_SKIP() << "holds no stream";
+  const auto begin = std::chrono::steady_clock::now();
+  for (int call = 0; call < 100; ++call)
+    EXPECT_EQ(runtime_->compute().prepare_exchange(device_.index(), type).code(), Code::unsupported);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8)) << "each waits 0.1 s";
+  gate->open();
+}
+
 TEST_P(Reductions, EverySizeAndAlignment) {
   for (const DataType type : {DataType::f32, DataType::bf16, DataType::u8, DataType::f64}) {
     wait_until_ready(type);

@@ -108,6 +108,7 @@ bool Call::advance_on_device(std::uint32_t ways) {
     calls_.end(self, Status(Code::unsupported, "a device does not map the memory of another one"));
     return true;
   }
+  if (devices.is_held_up(rank_)) return false;
   begin_on_device(devices.start(rank_, *way_.on_device, buffers_));
   return true;
 }

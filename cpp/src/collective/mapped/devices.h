@@ -52,6 +52,8 @@ class Devices {
   void decline(std::uint32_t rank) noexcept { locals_[rank].declined = true; }
   // Whether map() would do or say something else than before.
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
+  // start() would have to wait for a thread that loads another kernel of the device, or frees its memory.
+  [[nodiscard]] bool is_held_up(std::uint32_t rank) const { return locals_[rank].exchange->is_held_up(); }
   // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
   std::shared_ptr<WorkState> start(std::uint32_t rank, ExchangeCall call, const CollectiveBuffers& buffers);
   // What is queued on `stream` of `device` from now on waits for the rank's kernels. False: they are another device's.
