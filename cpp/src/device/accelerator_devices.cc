@@ -18,7 +18,7 @@ bool exchanges(const AcceleratorDevice& device) {
 }
 
 // Something on the device waits for other devices or for the host. Its mutex held.
-bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || exchanges(device); }
+bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || device.issuing.load() != 0 || exchanges(device); }
 
 }  // namespace
 

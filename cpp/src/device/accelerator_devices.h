@@ -56,6 +56,7 @@ struct AcceleratorDevice {
   std::atomic<std::size_t> pending{0};
   std::mutex loading;                   // of load() and release(): nothing begins to wait meanwhile. Taken before `mutex`
   std::atomic<std::size_t> held{0};     // callers' streams that wait for the host
+  std::atomic<std::size_t> issuing{0};  // calls of a DeviceQueue that are queueing what may wait for other devices
   std::atomic<std::chrono::steady_clock::rep> no_patience_until{0};  // of load(), which has waited in vain
 };
 

@@ -30,9 +30,15 @@ Status AcceleratorQueue::run(const std::array<const StreamPoint*, 2>& after, con
     const int code = calls.streams->wait(stream_.handle, static_cast<const AcceleratorPoint*>(point)->event());
     if (code != 0) return devices_.failure("ordering a call of " + devices_.vendor() + " behind the caller's stream", code);
   }
-  HMC_TRY(issue(reinterpret_cast<StreamHandle>(stream_.handle)));
+  {
+    const std::scoped_lock lock(device_.loading);
+    device_.issuing.fetch_add(1);
+  }
+  Status status = issue(reinterpret_cast<StreamHandle>(stream_.handle));
   const std::scoped_lock lock(device_.mutex);
-  return devices_.leave_event(device_, stream_, done, {});
+  if (status.ok()) status = devices_.leave_event(device_, stream_, done, {});
+  device_.issuing.fetch_sub(1);
+  return status;
 }
 
 Status AcceleratorQueue::on_device(const std::function<Status()>& function) {

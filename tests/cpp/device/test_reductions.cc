@@ -193,6 +193,22 @@ TEST_P(Reductions, CallsDoNotWaitAgainForAKernelThatCannotBeLoaded) {
   gate->open();
 }
 
+// Kernels of a vendor's collective library wait for other devices.
+TEST_P(Reductions, NoKernelIsLoadedWhileAnotherLibraryQueuesItsOwn) {
+  constexpr DataType type = DataType::i64;
+  const auto queue = runtime_->streams().open_queue(device_.index());
+  if (!queue.ok()) GTEST_SKIP() << queue.status().str();
+  Status meanwhile;
+  const auto issue = [&](StreamHandle) {
+    meanwhile = runtime_->compute().prepare_exchange(device_.index(), type);
+    return Status();
+  };
+  BlockingCompletion done;
+  HMC_ASSERT_OK((*queue)->run({}, issue, &done));
+  HMC_ASSERT_OK(done.wait(*runtime_));
+  EXPECT_EQ(meanwhile.code(), Code::unsupported) << meanwhile.str();
+}
+
 TEST_P(Reductions, EverySizeAndAlignment) {
   for (const DataType type : {DataType::f32, DataType::bf16, DataType::u8, DataType::f64}) {
     wait_until_ready(type);
