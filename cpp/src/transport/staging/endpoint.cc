@@ -33,6 +33,13 @@ Result<std::shared_ptr<StagingEndpoint>> StagingEndpoint::create(const std::shar
   return endpoint;
 }
 
+StagingEndpoint::~StagingEndpoint() {
+  ring_region_.reset();
+  server_.close();
+  if (ring_) engine_->retire(std::shared_ptr<const Ring>(std::move(ring_)));
+  if (auto peers = server_.take_ring()) engine_->retire(std::shared_ptr<const Ring>(std::move(peers)));
+}
+
 // wire{u8 version, u32 slots, u32 bytes of a chunk}, with the ring's descriptor where the peer can map it.
 Result<Blob> StagingEndpoint::own_address() {
   Blob own;

@@ -27,6 +27,9 @@ class StagingEndpoint final : public kit::CarriedEndpoint {
   static Result<std::shared_ptr<StagingEndpoint>> create(const std::shared_ptr<Shared>& shared, const Carriers& carriers,
                                                          const PeerDomain& peer, const Options& options, EndpointSink& sink);
 
+  // The rings are unmapped later, without the engine lock: unpinning them waits for the devices.
+  ~StagingEndpoint() override;
+
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ServedRemoteRegion::import(exported); }
   // Something that no signal of the peer will bring on by itself.
   [[nodiscard]] bool busy() const noexcept;

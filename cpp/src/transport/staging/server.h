@@ -3,6 +3,7 @@
 
 #include <list>
 #include <memory>
+#include <utility>
 
 #include "transport/kit/carrier.h"
 #include "transport/staging/messages.h"
@@ -32,6 +33,8 @@ class Server {
   void see_out();
   // Lets go of the peer's ring. Nothing is under way.
   void close();
+  // Where it was mapped or mirrored. After close(), or when nothing was begun.
+  [[nodiscard]] std::unique_ptr<Ring> take_ring() noexcept { return std::move(ring_); }
 
  private:
   struct Task {
