@@ -41,6 +41,11 @@ int numa_node(const Device& device) {
   return info == nullptr ? -1 : info->numa_node;
 }
 
+std::string pci_address(const Device& device) {
+  const DeviceInfo* info = info_of(device);
+  return info == nullptr ? std::string() : info->pci;
+}
+
 bool offers(const Device& device, std::string_view capability) {
   const DeviceInfo* info = info_of(device);
   return info != nullptr && std::ranges::count(info->capabilities, capability) != 0;

@@ -2,6 +2,7 @@
 // and explaining paths, never promises.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "hmc/device.h"
@@ -18,6 +19,8 @@ double link_bandwidth(const Device& local, const Device& remote);
 
 // Of this host, -1 where nobody says. Any thread.
 int numa_node(const Device& device);
+// "0000:3b:00.0"; empty where nobody says. Any thread.
+std::string pci_address(const Device& device);
 // Whether its runtime offers `capability`, one of DeviceInfo's words. Any thread.
 bool offers(const Device& device, std::string_view capability);
 

@@ -10,6 +10,7 @@
 #include "base/wire.h"
 #include "collective/device_reducer.h"
 #include "collective/group.h"
+#include "device/links.h"
 
 namespace hmc::mapped {
 namespace {
@@ -33,13 +34,6 @@ Result<Offered> read_offer(const fused::MappedOffer& offer) {
   found.handle.bytes.assign(handle.begin(), handle.end());
   if (!reader.finish()) return Status(Code::protocol, "malformed offer of a segment");
   return found;
-}
-
-std::string card_of(DeviceRuntime& runtime, const Device& device) {
-  for (const DeviceInfo& each : runtime.enumerate().devices) {
-    if (each.device == device) return each.pci.substr(0, most_text);
-  }
-  return {};
 }
 
 }  // namespace
@@ -78,7 +72,7 @@ Status Devices::open(std::uint32_t rank, const Device& device) {
   HMC_ASSIGN(auto exchange, runtime->compute().open_exchange(device.index(), group_.size()));
   HMC_ASSIGN(const Blob handle, runtime->sharing().export_handle(exchange->segment(), HandleKind::ipc));
   Bytes bytes;
-  local.card = card_of(*runtime, device);
+  local.card = pci_address(device).substr(0, most_text);
   WireWriter(bytes).text(device.vendor()).text(local.card).bytes(handle.bytes);
   fused::MappedOffer& offered = offer(rank);
   if (bytes.size() > sizeof offered.offer) return Status(Code::unsupported, "the vendor's handle is too long");

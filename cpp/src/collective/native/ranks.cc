@@ -9,6 +9,7 @@
 #include "base/wire.h"
 #include "collective/device_reducer.h"
 #include "collective/group.h"
+#include "device/links.h"
 
 namespace hmc::native {
 namespace {
@@ -30,13 +31,6 @@ Result<Offered> read_offer(const fused::NativeOffer& offer) {
   Offered found{reader.text(most_text), reader.u32()};
   if (!reader.finish()) return Status(Code::protocol, "malformed offer of a device");
   return found;
-}
-
-std::string card_of(DeviceRuntime& runtime, const Device& device) {
-  for (const DeviceInfo& each : runtime.enumerate().devices) {
-    if (each.device == device) return each.pci.substr(0, most_text);
-  }
-  return {};
 }
 
 }  // namespace
@@ -85,10 +79,9 @@ bool Ranks::prepare(std::uint32_t rank, const Device& device) {
 }
 
 Status Ranks::offer(std::uint32_t rank, const Device& device) {
-  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   HMC_ASSIGN(auto communicator, RankCommunicator::make(*library_, device, static_cast<int>(rank), static_cast<int>(group_.size())));
   Bytes bytes;
-  WireWriter(bytes).text(card_of(*runtime, device)).u32(static_cast<std::uint32_t>(library_->version()));
+  WireWriter(bytes).text(pci_address(device).substr(0, most_text)).u32(static_cast<std::uint32_t>(library_->version()));
   fused::NativeOffer& offered = board(rank);
   std::memcpy(offered.offer, bytes.data(), bytes.size());
   offered.bytes.store(static_cast<std::uint32_t>(bytes.size()), std::memory_order_release);
