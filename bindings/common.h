@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -140,14 +141,14 @@ bool raise_later(py::error_already_set& raised);
 // it.
 template <class Call>
 auto interruptible(Call call, Gil gil = Gil::released) {
-  std::optional<py::error_already_set> raised;
+  std::unique_ptr<py::error_already_set> raised;
   std::optional<decltype(call())> outcome;
   {
     BlockingCall scope(gil);
     outcome.emplace(call());
     if (scope.raised()) [[unlikely]] {
       if (!outcome->ok()) outcome.reset();  // its end may wait for threads that need the GIL
-      raised = std::move(scope.raised());
+      raised = std::make_unique<py::error_already_set>(*std::move(scope.raised()));
     }
   }
   if (raised && outcome) {
@@ -158,7 +159,7 @@ auto interruptible(Call call, Gil gil = Gil::released) {
       outcome.reset();
     }
   }
-  if (raised) throw py::error_already_set(*std::move(raised));
+  if (raised) throw py::error_already_set(std::move(*raised));
   return check(*std::move(outcome));
 }
 
