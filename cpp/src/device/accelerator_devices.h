@@ -35,8 +35,8 @@ struct CopyStream {
 struct ReleasedMemory {
   enum class Kind : std::uint8_t { own, mapped, pinned };
   void* data = nullptr;
-  Kind kind = Kind::own;              // else another process's, or memory of the host
-  std::shared_ptr<const void> pages;  // pinned: what keeps them mapped until they are unpinned
+  Kind kind = Kind::own;                   // else another process's, or memory of the host
+  std::shared_ptr<const void> pages = {};  // pinned: what keeps them mapped until they are unpinned
 };
 
 // What HMC keeps of one device.
