@@ -17,7 +17,15 @@ from hmc import layout as layouts
 from hmc._arguments import whole
 from hmc._core import Peer, StreamMark, Work
 from hmc._deadline import Deadline
-from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError
+from hmc.errors import (
+    HmcCancelledError,
+    HmcError,
+    HmcTimeoutError,
+    InvalidArgumentError,
+    LeaseExpiredError,
+    PeerLostError,
+    ProtocolError,
+)
 from hmc.kv._blocks import Used
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
 from hmc.kv._remote import RemotePool, drained, finish
@@ -220,8 +228,10 @@ class Push(Transfer):
         return self._events.get(timeout=timeout)
 
     def _look(self, remote: RemotePool, until: float) -> None:
-        """Raises where the receiver cannot answer the first record: its pool is closed, or waits for another peer."""
+        """Raises where the receiver cannot answer the first record: it is lost, its pool is closed, or waits for another peer."""
         if not remote.alive:
+            if not self._peer.alive:
+                raise PeerLostError(f"push of session {self.session!r}: its receiver {self._peer.name} is lost")
             raise self._refused()
         if time.monotonic() > until:
             raise HmcTimeoutError(

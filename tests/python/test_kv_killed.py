@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from kv_process import OTHER, TEXT, this_process
 
 import hmc
-from hmc.kv import _pull, _remote
+from hmc.kv import _pull, _push, _remote
 
 BLOCKS = 64
 SOON = 20  # seconds; the promise is one, on a machine that is not overloaded
@@ -159,6 +160,24 @@ def test_receiver_of_a_push(mine: Any, method: str, call: int) -> None:
         push.wait(SOON)
     with pytest.raises(hmc.PeerLostError):
         push.ready(1)
+    check_usable(mine)
+
+
+def test_a_push_that_sees_the_closed_pool_of_a_dead_receiver(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it gets the notice that the receiver is lost."""
+
+    def nothing(*_: Any) -> None:
+        time.sleep(0.01)
+        raise queue.Empty
+
+    mine.pool.allocate("s", BLOCKS * 32)
+    other = start(mine, RECEIVER, "Inbox._begin", 1)
+    monkeypatch.setattr(_push.Push, "_next", nothing)
+    push = mine.pool.push(other.peer, bytes.fromhex(other.read()["ticket"]), session="s")
+    assert other.read() == {"halted": 1}
+    other.kill()
+    with pytest.raises(hmc.PeerLostError):
+        push.wait(SOON)
     check_usable(mine)
 
 
