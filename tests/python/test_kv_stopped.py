@@ -227,12 +227,17 @@ def test_a_receive_behind_a_stuck_stream_ends(kv_pair: Any, stuck: Any, way: str
     assert b.pool.counters()["pushes_open"] == 0
 
 
-def test_a_pull_and_a_lease_behind_a_stuck_stream_end_with_the_peer(kv_pair: Any, stuck: Any) -> None:
+def test_a_pull_and_a_lease_behind_a_stuck_stream_end_with_the_peer(
+    kv_pair: Any, stuck: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, holds = _pull.Pull._hold, threading.Event()
+    monkeypatch.setattr(_pull.Pull, "_hold", lambda *given: holds.set() or hold(*given))
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     pull = b.pool.pull(to_a, a.pool.lease("s", [1, 2]).ticket, [3, 4], stream=stuck)
     found: list[Any] = []
     lends = threading.Thread(target=lambda: found.append(error_of(lambda: b.pool.lease("t", [0], peer=to_a, stream=stuck))))
     lends.start()
+    assert holds.wait(SOON)
     time.sleep(0.2)
     assert not pull.done
     assert not found
