@@ -212,7 +212,9 @@ TEST(Shrink, TheDeadlineNamesTheRankThatDoesNotCome) {
       Status late;
       std::size_t word = 0;
       for (const double limit : {3.0, 10.0, 30.0}) {
-        if (process.rank == 1) EXPECT_TRUE(process.board.wait(word, 2));
+        if (process.rank == 1) {
+          ASSERT_TRUE(process.board.wait(word, 2));
+        }
         late = world.shrink(soon(process.rank == hasty ? limit : 60)).status();
         EXPECT_EQ(late.code(), Code::timeout) << late.str();
         process.board[word++].fetch_add(1);
