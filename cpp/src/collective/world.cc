@@ -8,8 +8,6 @@
 #include "comm/session/group_events.h"
 
 namespace hmc {
-namespace {}  // namespace
-
 void World::attach(const std::shared_ptr<World>& world) {
   const auto lock = world->engine_->lock();
   world->context_.group_events().set_message_handler(

@@ -63,9 +63,9 @@ TEST(IslandPlan, EvenSplitOverUnequalBorderLinksTakesLonger) {
   EXPECT_EQ(plan.busiest, "border links of a");
 }
 
-class IslandCalls : public testing::TestWithParam<const char*> {};
+class IslandCalls : public ::testing::TestWithParam<const char*> {};
 
-INSTANTIATE_TEST_SUITE_P(Calls, IslandCalls, testing::Values("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"),
+INSTANTIATE_TEST_SUITE_P(Calls, IslandCalls, ::testing::Values("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"),
                          [](const auto& call) { return std::string(call.param); });
 
 TEST_P(IslandCalls, NoPlanBeatsItsLowerBound) {
