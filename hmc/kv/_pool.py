@@ -241,7 +241,7 @@ class Pool(Owned):
         ``skip`` leaves out as many tokens at the beginning of the lease (a prefix that is here already), ``tokens`` those behind
         so many. ``blocks`` are those of the tokens that travel, from token ``first`` of the first block on. Default: the session's
         own, of which the first ones hold the prefix. Layers and heads are those that both pools have. The lease ends with the pull,
-        whatever its outcome, or expires where the peer cannot be reached. Pages are written behind what is queued on ``stream`` now.
+        whatever its outcome, or expires where the peer cannot be reached. Pages are written behind what is queued on ``stream``.
 
         The Transfer fails with LeaseExpiredError or CorruptError (``verify``) where the pages are not those of the lease, with
         PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
