@@ -180,7 +180,8 @@ else:
         comm.send(told, dst=0, timeout=60)
     comm.recv(told, src=0, timeout=60)
     group = group or comm.subgroup([1, 2], 9)
-    name, text, seconds = refusal(group.barrier, timeout=40)
+    # What rank 1 has sent in a call that it gave up then may still complete that call here.
+    name, text, seconds = refusal(lambda: [group.barrier(timeout=40) for _ in range(2)])
     assert name == {error!r} and {named!r} in text and seconds < 20, (name, text, seconds)
 comm.barrier(timeout=60)
 comm.close()

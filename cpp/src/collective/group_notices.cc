@@ -56,9 +56,9 @@ void GroupNotices::keep(MessageType type, const job::Breakage& breakage) {
 
 std::vector<GroupNotices::Notice> GroupNotices::take(std::uint64_t group_id) {
   const auto of_group =
-      std::ranges::stable_partition(kept_, [&](const Notice& each) { return each.breakage.group_id != group_id; });
-  std::vector<Notice> found(std::make_move_iterator(of_group.begin()), std::make_move_iterator(of_group.end()));
-  kept_.erase(of_group.begin(), of_group.end());
+      std::stable_partition(kept_.begin(), kept_.end(), [&](const Notice& each) { return each.breakage.group_id != group_id; });
+  std::vector<Notice> found(std::make_move_iterator(of_group), std::make_move_iterator(kept_.end()));
+  kept_.erase(of_group, kept_.end());
   return found;
 }
 

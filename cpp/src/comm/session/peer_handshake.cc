@@ -187,7 +187,9 @@ void PeerHandshake::on_slot_failed(const EndpointSlot& slot) {
   const std::string& name = slot.transport().name;
   const std::string reason(slot.failure.message());
   tried_.push_back(name + ": failed (" + reason + ")");
-  log(LogLevel::warning,
+  // Of a peer that is dying no transport can be used: the end of its channel tells.
+  const bool may_be_lost = slot.failure.code() == Code::peer_lost;
+  log(may_be_lost ? LogLevel::info : LogLevel::warning,
       name + " cannot be used with " + peer_.describe() + " (" + reason + "); the next transport takes its place");
   if (peer_.messages().detach(slot) && accepting_) choose_message_transport();
 }
