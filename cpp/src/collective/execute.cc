@@ -53,7 +53,7 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank,
       run_(schedule),
       areas_(std::move(buffers), schedule->scratch),
       fused_way_(std::move(fused)),
-      reason_(*group_->engine()) {}
+      withdrawal_{OneShotTimer(*group_->engine()), {}} {}
 
 CollectiveWork::~CollectiveWork() = default;
 
@@ -117,7 +117,7 @@ void CollectiveWork::advance() {
   }
   if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
   posting_ = true;
-  while (run_.has_ready() && !failing_ && !reason_.pending()) post(run_.take_ready());
+  while (run_.has_ready() && !failing_ && !withdrawal_.reason.pending()) post(run_.take_ready());
   posting_ = false;
   end_if_done();
 }
@@ -238,7 +238,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
   }
   if (posting_) return;  // advance() goes on with what has become ready
   // It has failed, or will once the reason is here: what would be reduced and sent on is not what it should be.
-  const auto stopped = [this] { return failing_ || reason_.pending(); };
+  const auto stopped = [this] { return failing_ || withdrawal_.reason.pending(); };
   while (!stopped() && run_.has_ready() && areas_.is_short(run_.steps()[run_.next_ready()])) post(run_.take_ready());
   if (run_.all_done() || failing_) {
     end_if_done();
@@ -268,10 +268,11 @@ void CollectiveWork::on_failure(const Status& failure) {
   constexpr auto patience = std::chrono::seconds(1);
   if (failing_) return;
   if (failure.code() != Code::cancelled && failure.code() != Code::closed) return fail(failure);
-  if (reason_.pending()) return;
-  withdrawal_ = failure;
-  reason_.start(Deadline::after(patience),
-                [self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] { self->fail(self->withdrawal_); });
+  if (withdrawal_.reason.pending()) return;
+  withdrawal_.how = failure;
+  withdrawal_.reason.start(Deadline::after(patience), [self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] {
+    self->fail(self->withdrawal_.how);
+  });
 }
 
 void CollectiveWork::soft_error(const Step& step, const std::string& found) {
@@ -285,7 +286,7 @@ void CollectiveWork::fail(const Status& reason) {
   if (done() || failing_) return;
   const auto self = shared_from_this();
   failing_ = true;
-  reason_.stop();
+  withdrawal_.reason.stop();
   outcome_ = reason.with_context(what());
   const Status failure = outcome_;
   std::vector<std::uint32_t> owed;
@@ -305,7 +306,8 @@ void CollectiveWork::fail(const Status& reason) {
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || run_.in_flight() || fused_call_ || ((!run_.all_done() || reason_.pending() || mismatched_) && !failing_)) return;
+  if (done() || run_.in_flight() || fused_call_ || ((!run_.all_done() || withdrawal_.reason.pending() || mismatched_) && !failing_))
+    return;
   const auto self = shared_from_this();
   group_->running().remove(*this);
   complete(std::move(outcome_));
@@ -336,7 +338,7 @@ bool CollectiveWork::involves(std::uint32_t process, bool fused) const {
 }
 
 std::string CollectiveWork::missing() const {
-  if (reason_.pending()) return "the reason why a peer ended its part: " + std::string(withdrawal_.message());
+  if (withdrawal_.reason.pending()) return "the reason why a peer ended its part: " + std::string(withdrawal_.how.message());
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
     if (fused_call_->awaits(r)) ranks.push_back(r);

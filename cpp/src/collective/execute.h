@@ -56,6 +56,12 @@ class CollectiveWork final : public WorkState {
   void mismatch(std::uint32_t other_rank, std::uint32_t other_call);
 
  private:
+  // By a peer. The collective has failed then.
+  struct Withdrawal {
+    OneShotTimer reason;  // pending: the reason is on its way
+    Status how;
+  };
+
   class Gate;
   void start_fused(bool announced);
   void on_fused(const Status& status);
@@ -86,8 +92,7 @@ class CollectiveWork final : public WorkState {
   bool deferred_ = false;     // advance() will be called by the engine
   bool failing_ = false;
   bool mismatched_ = false;  // about to fail: another rank is in another collective
-  OneShotTimer reason_;      // pending: a peer withdrew, the collective has failed, its reason is on the way
-  Status withdrawal_;        // how it withdrew
+  Withdrawal withdrawal_;
   Status outcome_;
 };
 
