@@ -68,13 +68,10 @@ void bind_islands(py::module_& module) {
       py::arg("nbytes"), py::arg("islands"), py::kw_only(), py::arg("call") = options.call,
       py::arg("border") = std::vector<double>(), py::arg("inside_latency") = options.inside_latency,
       py::arg("nic_latency") = options.nic_latency,
-      "Estimates a collective over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. nbytes: "
-      "size "
-      "of the largest array of a card. call: \"all_reduce\", \"reduce_scatter\", \"reduce\", \"all_gather\" or \"broadcast\"; a "
-      "root "
-      "is in the first island. border: bandwidths of the links that each island, of one host, has to the others; default: the "
-      "cards' "
-      "NICs. Latencies in seconds. UnsupportedError: the call has no hierarchical plan.");
+      "Estimates a collective over islands (IslandCards): hierarchical, with shares in proportion to bandwidth, and flat. "
+      "nbytes: size of the largest array of a card. call: \"all_reduce\", \"reduce_scatter\", \"reduce\", \"all_gather\" or "
+      "\"broadcast\"; a root is in the first island. border: bandwidths of the links that each island, of one host, has to the "
+      "others; default: the cards' NICs. Latencies in seconds. UnsupportedError: the call has no hierarchical plan.");
 }
 
 }  // namespace hmc::bindings

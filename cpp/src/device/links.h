@@ -19,7 +19,7 @@ double link_bandwidth(const Device& local, const Device& remote);
 
 // Of this host, -1 where nobody says. Any thread.
 int numa_node(const Device& device);
-// "0000:3b:00.0"; empty where nobody says. Any thread.
+// Such as "0000:3b:00.0"; empty where the runtime does not say. Any thread.
 std::string pci_address(const Device& device);
 // Whether its runtime offers `capability`, one of DeviceInfo's words. Any thread.
 bool offers(const Device& device, std::string_view capability);
