@@ -48,6 +48,11 @@ inline bool slow() { return std::getenv("HMC_TEST_SLOW") != nullptr; }
 #endif
 inline std::size_t large(std::size_t bytes) { return slow() ? bytes / 16 : bytes; }
 inline std::size_t lengthy(std::size_t bytes) { return slow() ? bytes / 4 : bytes; }
+// What a test goes through: there only `few`, one for each path through the code.
+template <class T>
+std::vector<T> swept(std::initializer_list<T> all, std::initializer_list<T> few) {
+  return slow() ? few : all;
+}
 
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,12 @@ def program(name: str) -> Path:
     pytest.skip("the C++ tests are not built: make test builds them")
 
 
-QUICK = ["Conformance", "Short", "Transfer", "Closing"]
-SUITES = [*QUICK, *(pytest.param(suite, marks=pytest.mark.slow) for suite in ("Blocks", "Signals", "Ends", "Deaths"))]
+SUITES = ["Conformance", "Short", "Transfer", "Closing", "Blocks", "Signals", "Ends", "Deaths"]
+
+
+def marked(quick: int) -> list[Any]:
+    """All suites but the first ``quick`` are slow."""
+    return [*SUITES[:quick], *(pytest.param(suite, marks=pytest.mark.slow) for suite in SUITES[quick:])]
 
 
 def run_suite(run_in_guest: Callable[..., str], suite: str, subject: str, **environment: str) -> None:
@@ -31,14 +36,14 @@ def run_suite(run_in_guest: Callable[..., str], suite: str, subject: str, **envi
 
 
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", marked(4))
 def test_verbs(run_in_guest: Callable[..., str], suite: str) -> None:
     # Deaths are noticed after 1 s, not 4; on a busy machine a card of the others may need more to answer.
     run_suite(run_in_guest, suite, "verbs", **({"HMC_VERBS_TIMEOUT": "15"} if suite == "Deaths" else {}))
 
 
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", marked(2))
 def test_ucx(run_in_guest: Callable[..., str], ucx_rc: dict[str, str], suite: str) -> None:
     run_suite(run_in_guest, suite, "ucx_rdma", **ucx_rc)
 

@@ -104,7 +104,8 @@ TEST(FusedSpread, EveryByteWhateverTheOrder) {
     const std::uint64_t chunk = spread_chunk(slots, true);
     std::uint64_t first = 0, call = 0;
     for (const Kind kind : kinds) {
-      for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{4097}, chunk, chunk + 1, 11 * chunk - 1}) {
+      for (const std::uint64_t bytes :
+           testing::swept<std::uint64_t>({1, 4097, chunk, chunk + 1, 11 * chunk - 1}, {4097, 3 * chunk - 1})) {
         SCOPED_TRACE(text(ranks, kind, bytes));
         std::vector<std::unique_ptr<Rank>> all;
         std::vector<std::unique_ptr<Spread>> spreads;

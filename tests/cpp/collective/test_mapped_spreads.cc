@@ -84,13 +84,13 @@ void check_all_to_all(const Member& me, std::size_t block, std::size_t offset) {
 
 // Through cells, in one step, in several; of every alignment that has a kernel of its own.
 TEST(MappedSpreads, EveryPath) {
-  for (const Devices& devices :
-       {Devices{"cuda:0", "cuda:1"}, Devices{"rocm:2", "rocm:0", "rocm:3"}, Devices{"cuda:3", "cuda:1", "cuda:0", "cuda:2"}}) {
+  const Devices two{"cuda:0", "cuda:1"}, three{"rocm:2", "rocm:0", "rocm:3"}, four{"cuda:3", "cuda:1", "cuda:0", "cuda:2"};
+  for (const Devices& devices : testing::swept({two, three, four}, {three})) {
     on_four(devices, [](const Member& me, const Communicator& world) {
       const std::uint64_t before = calls_by_kernel(world);
       std::uint64_t calls = 0;
-      for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{24}, page - 1, page + 1, std::size_t{88'004},
-                                      std::size_t{700'002}, std::size_t{5'000'008}}) {
+      for (const std::size_t bytes : testing::swept<std::size_t>({0, 1, 24, page - 1, page + 1, 88'004, 700'002, 5'000'008},
+                                                                 {1, page + 1, 88'004, 3'200'008})) {
         check_all_gather(me, bytes, 0, false);
         check_all_gather(me, bytes, bytes % 3, true);
         check_all_to_all(me, bytes, bytes % 2);
@@ -183,7 +183,7 @@ TEST(MappedSpreads, OneRankWithCpuMemoryMakesAllUseMessages) {
 TEST(MappedSpreads, CallsThatAreNotWaitedForKeepTheirOrder) {
   on_four({"cuda:1", "cuda:0", "cuda:3"}, [](const Member& me, const Communicator& world) {
     const auto rank = static_cast<std::uint32_t>(me.rank());
-    for (const std::size_t count : {std::size_t{6}, std::size_t{300'000}}) {
+    for (const std::size_t count : testing::swept<std::size_t>({6, 300'000}, {6, 90'000})) {
       std::vector<std::uint32_t> start(count);
       std::iota(start.begin(), start.end(), 1000 * rank);
       Bytes bytes(count * 4);
@@ -230,7 +230,7 @@ TEST(MappedSpreads, ShortAndLongCallsFollowOneAnother) {
     std::vector<std::unique_ptr<Call>> calls;
     std::vector<Work> works;
     std::mt19937 random(17);
-    for (std::size_t i = 0; i < 24; ++i) {
+    for (std::size_t i = 0; i < (testing::slow() ? 8U : 24U); ++i) {
       const std::size_t count = std::array<std::size_t, 4>{6, 100'000, 800'000, 1'100'001}[random() % 4];  // elements of a block
       const bool reduces = random() % 2 == 0;
       Bytes right = reduces ? testing::expected(sum, 3 * count, 3) : Bytes();

@@ -100,7 +100,7 @@ TEST(NativeCalls, EveryTypeAndOperation) {
       std::uint64_t calls = 0;
       for (const Reduction& reduction : library_reductions()) {
         testing::wait_until_ready(me.device(), reduction.type, static_cast<std::size_t>(me.size()));
-        for (const std::size_t count : {std::size_t{1}, std::size_t{1003}}) {
+        for (const std::size_t count : testing::swept<std::size_t>({1, 1003}, {1003})) {
           check_reductions(me, reduction, count);
           calls += 4 + static_cast<std::uint64_t>(me.size());
         }
@@ -114,8 +114,7 @@ TEST(NativeCalls, EverySize) {
   for (const Devices& devices : {Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}}) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
-      for (const std::size_t count :
-           {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{70'001}, std::size_t{1'000'003}}) {
+      for (const std::size_t count : testing::swept<std::size_t>({0, 1, 4095, 70'001, 1'000'003}, {0, 70'001})) {
         check_reductions(me, sum_of_f32, count);
         check_spreads(me, count);
         calls += 6 + 2 * static_cast<std::uint64_t>(me.size());

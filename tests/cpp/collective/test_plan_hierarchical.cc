@@ -46,7 +46,8 @@ std::vector<Island> random_islands(const std::vector<std::uint32_t>& sizes, std:
 }
 
 std::vector<std::vector<std::uint32_t>> island_sizes() {
-  return {{2, 2}, {1, 2}, {3, 1}, {2, 3, 4}, {1, 1, 2}, {8, 1, 1, 5}, {2, 2, 2, 2, 2, 2, 2}};
+  return testing::swept<std::vector<std::uint32_t>>(
+      {{2, 2}, {1, 2}, {3, 1}, {2, 3, 4}, {1, 1, 2}, {8, 1, 1, 5}, {2, 2, 2, 2, 2, 2, 2}}, {{3, 1}, {2, 3, 4}});
 }
 
 std::byte input(std::uint32_t rank, std::uint64_t i) { return pattern_byte(i, rank * 7919 + 1); }
