@@ -198,14 +198,14 @@ def _numpy_of(array: Any) -> NDArray[Any]:
 def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
     """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
 
-    ``dtype`` None: as it is. Else numbers of other types are converted, bfloat16 among them.
+    ``dtype`` None: as it is, in native byte order. Else numbers of other types are converted, bfloat16 among them.
     """
     try:
         found = _numpy_of(array)
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
     if dtype is None:
-        return np.array(found, order="C")
+        return np.array(found, found.dtype.newbyteorder("="), order="C")
     if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":  # of ml_dtypes
         raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
     with np.errstate(over="ignore"):  # beyond float32: infinite

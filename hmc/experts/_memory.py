@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,6 +65,7 @@ class Growing:
         self._device = device
         self._old: list[_core.ConnBuffer] = []
         self.buffer = comm.buffer(_PAGE, device=device)
+        self.descriptor = bytes(self.buffer.descriptor())
 
     def ensure(self, nbytes: int) -> _core.ConnBuffer:
         """The buffer, with at least so many bytes. OutOfMemoryError."""
@@ -85,13 +84,9 @@ class Growing:
     def _replace(self, nbytes: int) -> None:
         self._old.append(self.buffer)
         self.buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
+        self.descriptor = bytes(self.buffer.descriptor())
 
     def close(self, deadline: Deadline) -> None:
         """HmcTimeoutError where a peer may still read or write; HMC keeps the pages until then."""
         for buffer in [*self._old, self.buffer]:
             buffer.close(deadline.left())
-
-
-def offsets(indices: NDArray[np.int64], row_bytes: int, base: int = 0) -> Any:
-    """Bytes of rows."""
-    return indices * row_bytes + base
