@@ -12,8 +12,8 @@
 
 namespace hmc::bindings {
 
-// The steps of a call. Each is done once with a rank, and what is done is noted before an interrupt can come: a step may be repeated
-// with the same ranks. Steps return what failed, as (rank, exception). One thread at a time; GIL held.
+// The steps of a call. Each is done once with a rank, and what is done is noted before an interrupt can come: a step may be
+// repeated with the same ranks. Steps return what failed, as (rank, exception). One thread at a time; GIL held.
 class ExpertCall {
  public:
   using Ranks = std::vector<std::int64_t>;

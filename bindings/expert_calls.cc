@@ -74,8 +74,7 @@ py::list ExpertDispatch::get(const Communicator& comm, const std::vector<Part>& 
     Plan plan;
     for (const auto& [into, row_bytes, base] : parts) {
       if (found.rows.empty()) break;
-      plan.push_back(
-          {into, sources.at(source), offsets(found.rows, row_bytes), offsets(found.tokens, row_bytes, base), row_bytes});
+      plan.push_back({into, sources.at(source), offsets(found.rows, row_bytes), offsets(found.tokens, row_bytes, base), row_bytes});
     }
     return {rank, ExpertCall::get(member, rank, plan)};
   });

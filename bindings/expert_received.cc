@@ -1,6 +1,7 @@
 #include "expert_received.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hmc::bindings {
 
@@ -39,7 +40,8 @@ const std::vector<std::int64_t>& ExpertReceived::tokens_of(std::int64_t rank) co
 }
 
 std::vector<std::int64_t> ExpertReceived::rows_of(std::int64_t rank) const {
-  return rows_from(starts_of(rank), headers_.at(static_cast<std::size_t>(rank)).counts);
+  const DispatchHeader& header = headers_.at(static_cast<std::size_t>(rank));
+  return rows_from(starts_of(rank), header.counts);
 }
 
 std::vector<std::int64_t> ExpertReceived::facts() const {
@@ -59,6 +61,7 @@ std::vector<std::int64_t> ExpertReceived::facts() const {
 
 std::vector<std::int64_t> rows_from(std::span<const std::int64_t> starts, std::span<const std::int64_t> counts) {
   std::vector<std::int64_t> rows;
+  rows.reserve(static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     for (std::int64_t row = starts[i]; row < starts[i] + counts[i]; ++row) rows.push_back(row);
   }

@@ -19,9 +19,7 @@ py::array array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape)
   return array;
 }
 
-Integers integers(const std::vector<std::int64_t>& values) {
-  return array_of(values, {static_cast<py::ssize_t>(values.size())});
-}
+Integers integers(const std::vector<std::int64_t>& values) { return array_of(values, {static_cast<py::ssize_t>(values.size())}); }
 
 py::array bools(const std::vector<std::uint8_t>& marks, std::size_t rows, std::size_t columns) {
   py::array_t<bool> array({static_cast<py::ssize_t>(rows), static_cast<py::ssize_t>(columns)});
@@ -31,7 +29,8 @@ py::array bools(const std::vector<std::uint8_t>& marks, std::size_t rows, std::s
 
 ExpertLayout layout_of(std::int64_t ranks, std::int64_t rank, std::int64_t experts, std::int64_t tokens, std::int64_t topk,
                        bool once) {
-  if (rank < 0 || rank >= ranks || experts < 1 || tokens < 0 || topk < 1) refuse("a layout of experts needs ranks, experts and topk");
+  if (rank < 0 || rank >= ranks || experts < 1 || tokens < 0 || topk < 1)
+    refuse("a layout of experts needs ranks, experts and topk");
   return {ranks, rank, experts, tokens, topk, once};
 }
 
@@ -224,7 +223,8 @@ void bind_experts(py::module_& module) {
           },
           "(rows to copy, rows to write): of tokens that were transferred once for several rows.");
   py::class_<ExpertCombine, ExpertCall>(module, "ExpertCombine", "The steps of a combine.")
-      .def(py::init<std::shared_ptr<const ExpertRoutes>, std::shared_ptr<const ExpertReceived>, std::int64_t, py::object, py::object>(),
+      .def(py::init<std::shared_ptr<const ExpertRoutes>, std::shared_ptr<const ExpertReceived>, std::int64_t, py::object,
+                    py::object>(),
            py::arg("routes"), py::arg("received"), py::arg("number"), py::arg("outbox"), py::arg("window"))
       .def("offer", &ExpertCombine::offer, py::arg("descriptor"),
            "Before write(): the buffer with this rank's results. Without it the rank has none.")

@@ -154,7 +154,7 @@ class Buffer:
         for (what, *_), part in zip(parts, rows, strict=True):
             if part.count != tokens:
                 raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
-        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=False):
+        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=True):
             part.copy_to(staged, deadline, "nothing was sent; call dispatch() again")
         return rows[0].like
 

@@ -67,17 +67,15 @@ class Call(ABC):
         if not self._prepared:
             self.prepare()
             self._prepared = True
-        self._get(self._living(came), deadline)
-        self._await(self._living(came), deadline)
-        ranks = self._living(came)
+        alive_of = self.fabric.peers.alive_of
+        self._get(alive_of(came), deadline)
+        self._await(alive_of(came), deadline)
+        ranks = alive_of(came)
         self._steps.check_not_masked(ranks)
         return self.finish(ranks, [rank for rank in came if rank not in ranks])
 
-    def _living(self, ranks: list[int]) -> list[int]:
-        return [rank for rank in ranks if self.fabric.peers.is_alive(rank)]
-
     def _send(self, deadline: Deadline) -> None:
-        ranks = self._living(self._ranks)
+        ranks = self.fabric.peers.alive_of(self._ranks)
         self.announce(ranks)
         self._steps.write(ranks)
         for rank, error in self._put_headers(ranks):
@@ -87,13 +85,13 @@ class Call(ABC):
         return self._steps.send(self.fabric.comm, self.fabric.outbox, self.fabric.windows, ranks)
 
     def _collect(self, deadline: Deadline) -> None:
-        late = []
-        for rank, error in self._steps.take(self.fabric.comm, self._living(self._ranks), deadline.left()):
+        peers, late = self.fabric.peers, []
+        for rank, error in self._steps.take(self.fabric.comm, peers.alive_of(self._ranks), deadline.left()):
             if isinstance(error, HmcTimeoutError):
                 late.append(rank)
             else:
-                self.fabric.peers.lose_if_gone(rank, error)
-        self._read([rank for rank in self._living(self._ranks) if rank not in late])
+                peers.lose_if_gone(rank, error)
+        self._read([rank for rank in peers.alive_of(self._ranks) if rank not in late])
         self._check(late, deadline)
 
     def _read(self, ranks: list[int]) -> None:
@@ -198,7 +196,7 @@ class Combine(Call):
 
     def __init__(self, fabric: Fabric, handle: Handle, results: Rows | None) -> None:
         steps = _core.ExpertCombine(handle._routes, handle._received, handle._number, fabric.outbox, fabric.window)
-        super().__init__(fabric, handle, [rank for rank in handle._partners if fabric.peers.is_alive(rank)], steps)
+        super().__init__(fabric, handle, fabric.peers.alive_of(handle._partners), steps)
         self._results = results
         self._y: Fresh | None = None
         if results is not None:

@@ -88,11 +88,13 @@ class Fabric:
 
     # ---- rows ----
 
-    def stage(self, number: int, tokens: int) -> tuple[Area, Area]:
-        """(rows, scales) of so many tokens of this rank."""
-        shape, first = self.shape, self.staging_base(number)
-        middle, memory = first + shape.tokens * shape.row_bytes, self.staging.memory
-        return Area(memory[first:], tokens, shape.row_bytes), Area(memory[middle:], tokens, shape.scale_bytes)
+    def stage(self, number: int, tokens: int) -> list[Area]:
+        """Memory for so many tokens of this rank: of their rows, and of their scales where there are any."""
+        shape, first, memory = self.shape, self.staging_base(number), self.staging.memory
+        areas = [Area(memory[first:], tokens, shape.row_bytes)]
+        if shape.scaled:
+            areas.append(Area(memory[first + shape.tokens * shape.row_bytes :], tokens, shape.scale_bytes))
+        return areas
 
     def staging_base(self, number: int) -> int:
         return number % SLOTS * self.shape.tokens * (self.shape.row_bytes + self.shape.scale_bytes)

@@ -241,5 +241,8 @@ def test_ranks_and_memory_are_checked() -> None:
         with pytest.raises(InvalidArgumentError, match="is none of 2"):
             here.dispatch.write([rank])
         assert "is none of 2" in failed(here.dispatch.read([rank]), InvalidArgumentError, rank)
+        for call in (here.received.rows_of, here.received.lose, here.routes.pairs_to, lambda rank: here.routes.lost([rank])):
+            with pytest.raises(IndexError):
+                call(rank)
     with pytest.raises(InvalidArgumentError, match="bytes of CPU memory"):
         _core.ExpertDispatch(here.routes, here.received, 6, here.outbox[:-1], here.window)
