@@ -5,6 +5,8 @@ HMC's C++ core. Use the package `hmc`; this module's layout is not part of the A
 from __future__ import annotations
 import collections.abc
 import typing
+import numpy
+import numpy.typing
 
 class StreamMark:
     """
@@ -1546,6 +1548,207 @@ class Measurement:
     def time(self) -> int:
         """
         When they were measured, in seconds since 1970 UTC, by rank 0's clock.
+        """
+
+class ExpertCall:
+    """
+    The steps of a call, each of which is done once with a rank, whatever interrupts. They return what failed as (rank, exception). One thread at a time.
+    """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def acknowledge(
+        self, comm: Communicator, ranks: collections.abc.Sequence[typing.SupportsInt], notification: typing.SupportsInt
+    ) -> None:
+        """
+        Notifies ranks. Does not wait, and ignores errors.
+        """
+    def came(self, ranks: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
+        """
+        Those of the ranks whose headers were read.
+        """
+    def check_not_masked(self, ranks: collections.abc.Sequence[typing.SupportsInt]) -> None:
+        """
+        PeerLostError: a rank has masked this one.
+        """
+    def read(self, ranks: collections.abc.Sequence[typing.SupportsInt]) -> list[typing.Any]:
+        """
+        Copies and checks headers. ClosedError: the rank has closed its Buffer. PeerLostError: it has masked this one.
+        """
+    def send(
+        self,
+        comm: Communicator,
+        outbox: ConnBuffer,
+        windows: collections.abc.Sequence[RemoteBuffer],
+        ranks: collections.abc.Sequence[typing.SupportsInt],
+    ) -> list[typing.Any]:
+        """
+        Puts the headers into the windows of ranks.
+        """
+    def take(
+        self, comm: Communicator, ranks: collections.abc.Sequence[typing.SupportsInt], timeout: float | None
+    ) -> list[typing.Any]:
+        """
+        Waits for the notifications of headers.
+        """
+    def wait(self, ranks: collections.abc.Sequence[typing.SupportsInt], timeout: float | None) -> list[typing.Any]:
+        """
+        Waits for transfers from ranks.
+        """
+    def works(self, rank: typing.SupportsInt) -> list[Work]:
+        """
+        The transfers from a rank.
+        """
+    def write(self, ranks: collections.abc.Sequence[typing.SupportsInt]) -> None:
+        """
+        Writes the headers for ranks into the outbox.
+        """
+
+class ExpertCombine(ExpertCall):
+    """
+    The steps of a combine.
+    """
+
+    def __init__(
+        self, routes: ExpertRoutes, received: ExpertReceived, number: typing.SupportsInt, outbox: typing.Any, window: typing.Any
+    ) -> None: ...
+    def descriptor(self, rank: typing.SupportsInt) -> bytes:
+        """
+        Of the buffer with the results of a rank; empty: none.
+        """
+    def get(
+        self,
+        comm: Communicator,
+        into: ConnBuffer,
+        row_bytes: typing.SupportsInt,
+        sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]],
+    ) -> list[typing.Any]:
+        """
+        Starts to get the results of (rank, its buffer).
+        """
+    def offer(self, descriptor: bytes) -> None:
+        """
+        Before write(): the buffer with this rank's results. Without it the rank has none.
+        """
+
+class ExpertDispatch(ExpertCall):
+    """
+    The steps of a dispatch.
+    """
+
+    def __init__(
+        self, routes: ExpertRoutes, received: ExpertReceived, number: typing.SupportsInt, outbox: typing.Any, window: typing.Any
+    ) -> None: ...
+    def copies(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]:
+        """
+        (rows to copy, rows to write): of tokens that were transferred once for several rows.
+        """
+    def get(
+        self,
+        comm: Communicator,
+        parts: collections.abc.Sequence[tuple[ConnBuffer, typing.SupportsInt, typing.SupportsInt]],
+        sources: collections.abc.Sequence[RemoteBuffer],
+        mapped: collections.abc.Sequence[bool],
+        ranks: collections.abc.Sequence[typing.SupportsInt],
+    ) -> list[typing.Any]:
+        """
+        Starts to get the rows of ranks. parts: (ConnBuffer, bytes of a row, offset of the first at the source).
+        """
+
+class ExpertLayout:
+    """
+    What the ranks of an hmc.experts.Buffer agree on. Immutable.
+    """
+
+    @staticmethod
+    def notification(step: typing.SupportsInt, number: typing.SupportsInt) -> int:
+        """
+        What the put of a header raises.
+        """
+    def __init__(
+        self,
+        ranks: typing.SupportsInt,
+        rank: typing.SupportsInt,
+        experts: typing.SupportsInt,
+        tokens: typing.SupportsInt,
+        topk: typing.SupportsInt,
+        once: bool,
+    ) -> None: ...
+    def place(self, step: typing.SupportsInt, number: typing.SupportsInt, rank: typing.SupportsInt) -> int:
+        """
+        First word of the header of dispatch (step 0) or combine (1): of a sender in the window, of a receiver in the outbox.
+        """
+    @property
+    def words(self) -> int:
+        """
+        64-bit words of a window, and of an outbox.
+        """
+
+class ExpertReceived:
+    """
+    Which rows a rank has of one dispatch.
+    """
+
+    def __init__(self, layout: ExpertLayout) -> None: ...
+    def arrange(self) -> None:
+        """
+        Finds the place of every row, once the headers were read.
+        """
+    def counts(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Rows by local expert, or one number where rows are sent to ranks.
+        """
+    def facts(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.float32]]:
+        """
+        By row and choice: (local experts, weights), -1 for none.
+        """
+    def lose(self, rank: typing.SupportsInt) -> None:
+        """
+        The rows of a rank are not there: they have no experts.
+        """
+    def rows_of(self, rank: typing.SupportsInt) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Row of each pair of a source, in the order of sending.
+        """
+    def sources(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        By row: (rank, token) that it came from.
+        """
+    @property
+    def rows(self) -> int:
+        """
+        Number of rows.
+        """
+
+class ExpertRoutes:
+    """
+    Where the tokens of one dispatch go. Copies its arrays. Immutable.
+    """
+
+    def __init__(self, layout: ExpertLayout, ids: typing.Any, weights: typing.Any) -> None: ...
+    def factors(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        By token and result: its weight in the sum.
+        """
+    def lost(self, missing: collections.abc.Sequence[typing.SupportsInt]) -> numpy.typing.NDArray[numpy.bool_]:
+        """
+        By token and choice: whether the expert is of a missing rank.
+        """
+    def pairs_to(self, rank: typing.SupportsInt) -> int:
+        """
+        Number of rows that a rank is sent.
+        """
+    def used(self, missing: collections.abc.Sequence[typing.SupportsInt]) -> numpy.typing.NDArray[numpy.bool_] | None:
+        """
+        By token and result: whether it is there, without those of missing ranks. None: all are.
+        """
+    @property
+    def tokens(self) -> int:
+        """
+        Number of tokens.
+        """
+    @property
+    def width(self) -> int:
+        """
+        Largest number of results of a token.
         """
 
 class IslandCards:

@@ -140,14 +140,11 @@ class _Torch:
         self._counts = counts
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
-        if rows.memory.device != "cpu":
-            return _tensor(rows, dtype, columns).torch()
-        torch = sys.modules["torch"]
-        host = torch.from_numpy(rows.bytes().reshape(-1)).view(_dtypes.torch_type(dtype)).view(rows.count, columns)
-        if self._device.type == "cpu":
-            return host
+        found = rows.torch().view(_dtypes.torch_type(dtype)).view(rows.count, columns)
+        if rows.memory.device != "cpu" or self._device.type == "cpu":
+            return found
         self._counts.add("bytes_staged", rows.memory.nbytes)
-        return host.to(self._device)
+        return found.to(self._device)
 
     def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
         torch = sys.modules["torch"]
@@ -198,13 +195,15 @@ def _numpy_of(array: Any) -> NDArray[Any]:
 def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
     """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
 
-    ``dtype`` None: as it is. Else numbers of other types are converted, bfloat16 among them.
+    ``dtype`` None: as it is, in native byte order. Else numbers of other types are converted, bfloat16 among them.
     """
     try:
         found = _numpy_of(array)
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
     if dtype is None:
+        return np.array(found, found.dtype.newbyteorder("="), order="C")
+    if found.dtype == dtype:
         return np.array(found, order="C")
     if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":  # of ml_dtypes
         raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")

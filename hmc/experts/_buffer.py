@@ -16,12 +16,11 @@ from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, host_array
-from hmc.experts._calls import Call, Combine, Dispatch, routes_of
+from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
 from hmc.experts._interrupts import record
 from hmc.experts._peers import Outcome, names
-from hmc.experts._routing import check_ids
 from hmc.experts._shape import Shape
 
 
@@ -136,14 +135,12 @@ class Buffer:
         self._check_open("dispatch")
         if len(self._open) == SLOTS:
             raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
-        ids = check_ids(host_array("topk_ids", topk_ids, None), shape)
-        weights = host_array("topk_weights", topk_weights, np.float32)
-        if weights.shape != ids.shape:
-            raise InvalidArgumentError(f"topk_weights: shape {weights.shape}; topk_ids has {ids.shape}")
+        ids, weights = host_array("topk_ids", topk_ids, None), host_array("topk_weights", topk_weights, np.float32)
+        routes = _core.ExpertRoutes(self._fabric.layout, ids, weights)
         number = self._number
-        like = self._stage(number, x, len(ids), deadline)
+        like = self._stage(number, x, routes.tokens, deadline)
         local = len(shape.experts_of(self.rank))
-        handle = Handle(self, number, routes_of(ids, weights, self._fabric), like, local, shape.once)
+        handle = Handle(self, number, routes, _core.ExpertReceived(self._fabric.layout), like, local, shape.once)
         return self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
 
     def _stage(self, number: int, x: Any, tokens: int, deadline: Deadline) -> Any:
@@ -157,7 +154,7 @@ class Buffer:
         for (what, *_), part in zip(parts, rows, strict=True):
             if part.count != tokens:
                 raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
-        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=False):
+        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=True):
             part.copy_to(staged, deadline, "nothing was sent; call dispatch() again")
         return rows[0].like
 

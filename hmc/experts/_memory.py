@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,25 @@ class Counts:
 
 
 class Area:
-    """Rows in registered memory, in C order."""
+    """Rows in registered memory, in C order. ``imported``: torch's tensor of all of that memory, once one was made."""
 
-    def __init__(self, memory: _core.Memory, count: int, row_bytes: int) -> None:
+    def __init__(self, memory: _core.Memory, count: int, row_bytes: int, imported: list[Any] | None = None) -> None:
         self.memory = memory[: count * row_bytes]
         self.count = count
         self.row_bytes = row_bytes
+        self._whole = memory
+        self._imported: list[Any] = [] if imported is None else imported
 
     def bytes(self) -> NDArray[np.uint8]:
         """As an array of shape (count, row_bytes), without a copy. CPU memory only (BufferError)."""
         found: NDArray[np.uint8] = self.memory.numpy().reshape(self.count, self.row_bytes)
         return found
+
+    def torch(self) -> Any:
+        """The bytes as a tensor of one dimension, without a copy."""
+        if not self._imported:
+            self._imported.append(sys.modules["torch"].from_dlpack(self._whole))
+        return self._imported[0][: self.memory.nbytes]
 
     def repeat(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copies rows to others."""
@@ -66,17 +75,26 @@ class Growing:
         self._comm = comm
         self._device = device
         self._old: list[_core.ConnBuffer] = []
-        self.buffer = comm.buffer(_PAGE, device=device)
+        self._held = self._make(_PAGE)
 
-    def ensure(self, nbytes: int) -> _core.ConnBuffer:
-        """The buffer, with at least so many bytes. OutOfMemoryError."""
-        if self.buffer.nbytes < nbytes:
-            self._replace(max(nbytes, 2 * self.buffer.nbytes))
-        return self.buffer
+    def _make(self, nbytes: int) -> tuple[_core.ConnBuffer, bytes, list[Any]]:
+        buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
+        return buffer, bytes(buffer.descriptor()), []
+
+    @property
+    def buffer(self) -> _core.ConnBuffer:
+        return self._held[0]
+
+    @property
+    def descriptor(self) -> bytes:
+        """Names the buffer to other ranks."""
+        return self._held[1]
 
     def rows(self, count: int, row_bytes: int) -> Area:
-        """The first rows."""
-        return Area(self.ensure(count * row_bytes).memory, count, row_bytes)
+        """The first rows. OutOfMemoryError."""
+        if self.buffer.nbytes < count * row_bytes:
+            self._replace(max(count * row_bytes, 2 * self.buffer.nbytes))
+        return Area(self.buffer.memory, count, row_bytes, self._held[2])
 
     def retire(self) -> None:
         """Takes other memory from now on: a transfer that cannot be stopped may still write into this."""
@@ -84,14 +102,10 @@ class Growing:
 
     def _replace(self, nbytes: int) -> None:
         self._old.append(self.buffer)
-        self.buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
+        self._held = self._make(nbytes)  # an interrupt comes before or after
 
     def close(self, deadline: Deadline) -> None:
         """HmcTimeoutError where a peer may still read or write; HMC keeps the pages until then."""
+        self._held[2].clear()
         for buffer in [*self._old, self.buffer]:
             buffer.close(deadline.left())
-
-
-def offsets(indices: NDArray[np.int64], row_bytes: int, base: int = 0) -> Any:
-    """Bytes of rows."""
-    return indices * row_bytes + base

@@ -42,10 +42,14 @@ class Peers:
     def is_alive(self, rank: int) -> bool:
         return self._alive[rank]
 
+    def alive_of(self, ranks: Iterable[int]) -> list[int]:
+        """Those of the ranks that are alive."""
+        alive = self._alive
+        return [rank for rank in ranks if alive[rank]]
+
     def living(self) -> list[int]:
         """This rank and those after it first: ranks do not all begin with the same one."""
-        ranks = [*range(self.rank, self.size), *range(self.rank)]
-        return [rank for rank in ranks if self._alive[rank]]
+        return self.alive_of([*range(self.rank, self.size), *range(self.rank)])
 
     def lose(self, rank: int) -> None:
         """The rank takes no further part."""

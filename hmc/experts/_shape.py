@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,7 @@ def _type(name: str, dtype: Any, allowed: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """Immutable; any thread. ``dtype`` is that of dispatched rows, ``combine_dtype`` that of the experts' results.
-
-    ``facts``: (expert, weight) that a header has for each row; 0: none.
-    """
+    """Immutable; any thread. ``dtype`` is that of dispatched rows, ``combine_dtype`` that of the experts' results."""
 
     ranks: int
     experts: int
@@ -43,7 +40,6 @@ class Shape:
     dtype: str
     combine_dtype: str
     once: bool = False
-    facts: int = 0
 
     @staticmethod
     def of(
@@ -72,12 +68,6 @@ class Shape:
             raise InvalidArgumentError(f"experts.Buffer: hidden is {shape.hidden}; rows of fp8 have a multiple of {SCALED} columns")
         return shape
 
-    def routed(self) -> Shape:
-        """What rows are sent by. With ``once`` each rank is a single expert there, and headers say what its experts are."""
-        if not self.once:
-            return self
-        return replace(self, experts=self.ranks, topk=min(self.topk, self.ranks), facts=self.topk)
-
     @property
     def scaled(self) -> bool:
         """Whether dispatched rows have scales."""
@@ -101,11 +91,3 @@ class Shape:
     def experts_of(self, rank: int) -> range:
         """Contiguous; sizes of any two ranks differ by at most one."""
         return range(rank * self.experts // self.ranks, (rank + 1) * self.experts // self.ranks)
-
-    def most_local(self) -> int:
-        """Experts of the rank that has most."""
-        return -(-self.experts // self.ranks)
-
-    def most_pairs(self) -> int:
-        """(token, expert) pairs that one rank can send to another in one call."""
-        return self.tokens * min(self.topk, self.most_local())

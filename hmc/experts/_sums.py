@@ -29,15 +29,16 @@ class Sums:
         except UnsupportedError:
             self.device = "cpu"
 
-    def add_up(self, out: _core.Memory, rows: _core.Memory, weights: NDArray[np.float32], used: NDArray[np.bool_]) -> None:
+    def add_up(self, out: _core.Memory, rows: _core.Memory, weights: NDArray[np.float32], used: NDArray[np.bool_] | None) -> None:
         """``out``, of any device: row t becomes the sum over k of weights[t, k] times row (t, k), where that is used.
 
-        Blocks. ``rows``: of ``device``; rows of unused terms are not read, and may be written meanwhile.
+        Blocks. ``used`` None: all are. ``rows``: of ``device``; rows of unused terms are not read, and may be written meanwhile.
         """
         if out.nbytes == 0:
             return
         if rows.device == "cpu" and self._home != "cpu":
-            self._counts.add("bytes_staged", int(used.sum()) * (rows.nbytes // max(used.size, 1)))
+            terms = weights.size if used is None else int(used.sum())
+            self._counts.add("bytes_staged", terms * (rows.nbytes // max(weights.size, 1)))
         try:
             self._add_up(out, rows, weights, used)
         except UnsupportedError:
@@ -49,7 +50,7 @@ class Sums:
 
     def _add_up(self, out: _core.Memory, rows: _core.Memory, weights: Any, used: Any) -> None:
         near = out if out.device == rows.device else _core.Memory(out.nbytes, rows.device)
-        _core.weighted_sum(near, rows, weights, self._dtype, None if used.all() else used)
+        _core.weighted_sum(near, rows, weights, self._dtype, used)
         self._counts.add("sums_on_cpu" if rows.device == "cpu" else "sums_on_device")
         if near is not out:
             self._counts.copy(out, near)

@@ -108,7 +108,7 @@ class Place:
             torch = importlib.import_module("torch")
             kind = getattr(torch, self.dtype)
             # A kernel that is still queued when the call begins.
-            made = torch.from_numpy(array.view(np.uint8).copy()).view(kind).to(self.device)
+            made = torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).view(kind).to(self.device)
             return made.view(array.shape).neg().neg()
         if self.device == "cpu":
             return array

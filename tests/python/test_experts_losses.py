@@ -29,8 +29,8 @@ POINTS = {
     "before it acknowledges": "before(Combine, 'finish')",
 }
 KILLS = """
-from hmc.experts._calls import Combine, Dispatch
-from hmc.experts._fabric import Fabric, Kind
+from hmc.experts._calls import Call, Combine, Dispatch
+from hmc.experts._fabric import Kind
 def before(cls, name):
     original = getattr(cls, name)
     def step(self, *arguments):
@@ -39,14 +39,13 @@ def before(cls, name):
         return original(self, *arguments)
     setattr(cls, name, step)
 def after_headers(kind, count):
-    original, sent = Fabric.send_header, []
-    def send_header(self, of, number, rank, size, sent_here):
-        if of is kind and number == 5:
-            if len(sent) == count:
-                die()
-            sent.append(rank)
-        original(self, of, number, rank, size, sent_here)
-    Fabric.send_header = send_header
+    original = Call._put_headers
+    def put_headers(self, ranks):
+        if self.kind is kind and self.number == 5:
+            original(self, ranks[:count])
+            die()
+        return original(self, ranks)
+    Call._put_headers = put_headers
 """
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 import hmc
-from hmc.errors import ProtocolError
-from hmc.experts import _headers
 from hmc.experts._shape import Shape
 
 PRELUDE = """
@@ -118,42 +115,3 @@ def test_strided_and_read_only_input(run_job: Callable[..., str]) -> None:
     print("done")
     """
     assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
-
-
-SHAPE = Shape.of(2, 8, 16, 4, 2, "float32", None)
-
-
-def test_headers_of_peers_are_checked() -> None:
-    words = np.zeros(_headers.dispatch_words(SHAPE), np.int64)
-    counts, tokens = np.array([1, 0, 2, 0]), np.array([3, 0, 1])
-    _headers.write_dispatch(words, 6, counts, tokens, np.zeros((3, 0), np.int64))
-    read = _headers.read_dispatch(words, 6, 4, SHAPE, 1)
-    assert np.array_equal(read[0], counts)
-    assert np.array_equal(read[1], tokens)
-    with pytest.raises(ProtocolError, match="rank 1 is at call 6, this rank at call 7"):
-        _headers.read_dispatch(words, 7, 4, SHAPE, 1)
-    random = np.random.default_rng(1)
-    for _ in range(3000):
-        wrong = words.copy()
-        wrong[random.integers(1, 9, 2)] = random.choice([-1, 4, 5, 2**40, -(2**63), 2**63 - 1], 2)
-        try:
-            counts, tokens, _ = _headers.read_dispatch(wrong, 6, 4, SHAPE, 1)
-        except ProtocolError:
-            continue
-        assert counts.min() >= 0
-        assert counts.sum() == len(tokens) <= 8
-        assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < 4
-
-
-def test_combine_headers_of_peers_are_checked() -> None:
-    words = np.zeros(_headers.combine_words(SHAPE), np.int64)
-    results = _headers.Results(bytes(range(70)), np.array([0, 5, 5, 9]))
-    _headers.write_combine(words, 3, results)
-    read = _headers.read_combine(words, 3, 4, 0)
-    assert read.descriptor == results.descriptor
-    assert np.array_equal(read.starts, results.starts)
-    for at, value in ((0, 4), (1, -1), (1, 513), (1, 2**62), (3, -5), (3, 2**62)):
-        wrong = words.copy()
-        wrong[at] = value
-        with pytest.raises(ProtocolError):
-            _headers.read_combine(wrong, 3, 4, 0)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 import hmc
 import hmc.testing
 from hmc import tensors
+from hmc.errors import InvalidArgumentError
+from hmc.tensors import _dtypes
 
 
 def numbered(shape: tuple[int, ...], dtype: Any, seed: int) -> NDArray[Any]:
@@ -192,6 +194,8 @@ def test_bad_views() -> None:
 def test_memory_of_simulated_devices(run_script: Callable[..., str], vendor: str) -> None:
     run_script(f"vendor = {vendor!r}" + """
 from hmc import tensors
+from hmc.errors import InvalidArgumentError
+from hmc.tensors import _dtypes
 with hmc.Context() as a, hmc.Context() as b:
     ab = a.connect(b.addresses[0], timeout=20)
     memory = hmc.Memory(4 * 6 * 10 * 4, vendor + ":1")
@@ -270,3 +274,12 @@ def test_arrays_of_jax() -> None:
         whole = tensors.register(context, array, access="r")
         assert (whole.dtype, whole.shape) == ("bfloat16", (4, 6))
         assert np.array_equal(whole[1:].numpy(), np.asarray(array)[1:])
+
+
+def test_types_in_another_byte_order_are_refused_also_once_the_type_is_known() -> None:
+    for dtype in (np.dtype("float32"), np.float32, "float32", "f32"):
+        assert _dtypes.name_of(dtype) == _dtypes.name_of(dtype) == "float32"
+    for other in (np.dtype("float32").newbyteorder("S"), [("a", "f4")], object()):
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError, match="element type"):
+                _dtypes.name_of(other)

@@ -1,0 +1,130 @@
+// Dispatch and combine as calls: headers and rows of each.
+#include <algorithm>
+#include <string>
+
+#include "collectives.h"
+#include "expert_call.h"
+
+namespace hmc::bindings {
+namespace {
+
+std::vector<std::uint64_t> offsets(std::span<const std::int64_t> rows, std::size_t row_bytes, std::uint64_t base = 0) {
+  std::vector<std::uint64_t> found(rows.size());
+  std::ranges::transform(rows, found.begin(), [&](std::int64_t row) { return static_cast<std::uint64_t>(row) * row_bytes + base; });
+  return found;
+}
+
+// Runs `step` for every rank without the GIL: (rank, exception) of those that fail.
+template <class Ranks, class Step>
+py::list without_gil(const Ranks& ranks, Step step) {
+  std::vector<std::pair<std::int64_t, Status>> failures;
+  {
+    const ReleasedGil nogil;
+    for (const auto& one : ranks) {
+      if (auto [rank, status] = step(one); !status.ok()) failures.emplace_back(rank, std::move(status));
+    }
+  }
+  py::list all;
+  for (const auto& [rank, status] : failures) all.append(py::make_tuple(rank, make_error(status)));
+  return all;
+}
+
+}  // namespace
+
+std::size_t ExpertDispatch::write_header(std::int64_t rank, std::span<std::int64_t> out) {
+  return write_dispatch(*routes_, number(), rank, out);
+}
+
+Status ExpertDispatch::read_header(std::int64_t rank, std::span<const std::int64_t> in) {
+  HMC_ASSIGN(DispatchHeader header, read_dispatch(received_->layout(), number(), rank, in));
+  received_->take(rank, std::move(header));
+  return {};
+}
+
+ExpertDispatch::Rows ExpertDispatch::wanted(std::int64_t rank, bool mapped) {
+  Rows all{received_->rows_of(rank), received_->tokens_of(rank)};
+  if (mapped || all.tokens.empty()) return all;
+  auto& copies = copies_[static_cast<std::size_t>(rank)];
+  copies.clear();
+  std::vector<std::int64_t> first(static_cast<std::size_t>(*std::ranges::max_element(all.tokens)) + 1, -1);  // by token: its row
+  for (std::size_t pair = 0; pair < all.tokens.size(); ++pair) {
+    std::int64_t& row = first[static_cast<std::size_t>(all.tokens[pair])];
+    if (row < 0) {
+      row = all.rows[pair];
+    } else {
+      copies.emplace_back(row, all.rows[pair]);
+    }
+  }
+  Rows once;
+  for (std::size_t token = 0; token < first.size(); ++token) {
+    if (first[token] < 0) continue;
+    once.rows.push_back(first[token]);
+    once.tokens.push_back(static_cast<std::int64_t>(token));
+  }
+  return once;
+}
+
+py::list ExpertDispatch::get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
+                             const std::vector<bool>& mapped, const Ranks& ranks) {
+  const Member& member = member_of(comm);
+  return without_gil(ranks, [&](std::int64_t rank) -> std::pair<std::int64_t, Status> {
+    if (got(rank)) return {rank, Status()};
+    const auto source = static_cast<std::size_t>(rank);
+    const Rows found = wanted(rank, mapped.at(source));
+    Plan plan;
+    for (const auto& [into, row_bytes, base] : parts) {
+      if (found.rows.empty()) break;
+      plan.push_back({into, sources.at(source), offsets(found.rows, row_bytes), offsets(found.tokens, row_bytes, base), row_bytes});
+    }
+    return {rank, ExpertCall::get(member, rank, plan)};
+  });
+}
+
+std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> ExpertDispatch::copies() const {
+  std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> found;
+  for (const auto& of_rank : copies_) {
+    for (const auto& [source, target] : of_rank) {
+      found.first.push_back(source);
+      found.second.push_back(target);
+    }
+  }
+  return found;
+}
+
+std::size_t ExpertCombine::write_header(std::int64_t rank, std::span<std::int64_t> out) {
+  return write_combine(number(), descriptor_, received_->starts_of(rank), out);
+}
+
+Status ExpertCombine::read_header(std::int64_t rank, std::span<const std::int64_t> in) {
+  HMC_ASSIGN(headers_[static_cast<std::size_t>(rank)], read_combine(routes_->layout(), number(), rank, in));
+  return {};
+}
+
+py::bytes ExpertCombine::descriptor(std::int64_t rank) const { return headers_.at(static_cast<std::size_t>(rank)).descriptor; }
+
+Result<ExpertCall::Plan> ExpertCombine::plan(std::int64_t rank, const ConnBuffer& into, std::size_t row_bytes,
+                                             const RemoteBuffer& source) const {
+  const auto pairs = routes_->pairs_to(rank);
+  if (pairs.empty()) return Plan();
+  const std::vector<std::int64_t> rows = rows_from(headers_[static_cast<std::size_t>(rank)].starts, routes_->counts_to(rank));
+  const std::size_t count = source.size() / row_bytes;
+  if (static_cast<std::uint64_t>(*std::ranges::max_element(rows)) >= count) {
+    return Status(Code::protocol, "combine: rank " + std::to_string(rank) + " names a row beyond its " + std::to_string(count));
+  }
+  Plan found;
+  found.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
+  return found;
+}
+
+py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes,
+                            const std::vector<std::pair<std::int64_t, RemoteBuffer>>& sources) {
+  const Member& member = member_of(comm);
+  return without_gil(sources, [&](const auto& source) -> std::pair<std::int64_t, Status> {
+    const std::int64_t rank = source.first;
+    if (got(rank)) return {rank, Status()};
+    Result<Plan> found = plan(rank, into, row_bytes, source.second);
+    return {rank, found.ok() ? ExpertCall::get(member, rank, *found) : found.status()};
+  });
+}
+
+}  // namespace hmc::bindings
