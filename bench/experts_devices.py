@@ -81,11 +81,12 @@ def check_sum(results: torch.Tensor, topk: int) -> float:
     used = np.random.default_rng(2).random(weights.shape) < 0.8
     found = torch.empty(tokens, results.shape[1], dtype=results.dtype, device=results.device)
     wanted = np.empty((tokens, 2 * results.shape[1]), np.uint8)
+    into, read = (hmc.Memory.from_array(array.view(torch.uint8)) for array in (found, rows))
     times = []
     for marks in (used, None, None, None, None):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        hmc._core.weighted_sum(found.view(torch.uint8), rows.view(torch.uint8), weights, DTYPE, marks)
+        hmc._core.weighted_sum(into, read, weights, DTYPE, marks)
         times.append(time.perf_counter() - began)
         hmc._core.weighted_sum(wanted, rows.cpu().view(torch.uint8).numpy(), weights, DTYPE, marks)
         assert np.array_equal(found.cpu().view(torch.uint8).numpy(), wanted)

@@ -192,6 +192,24 @@ def _numpy_of(array: Any) -> NDArray[Any]:
     return (host.astype(np.uint32) << 16).view(np.float32) if wide else host
 
 
+def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
+    """Tensors of torch on a card as copies in pinned memory, which all come by one wait; other arrays as they are.
+
+    ``arrays``: by the names that HmcTimeoutError says.
+    """
+    found, copied = [], []
+    for array in arrays.values():
+        if not (_torch_tensor(array) and array.device.type == "cuda"):
+            found.append(array)
+            continue
+        bare = array.detach()
+        pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, pin_memory=True)
+        found.append(pinned.copy_(bare, non_blocking=True))
+        copied.append(bare)
+    _wait(" and ".join(arrays), queued(copied), deadline, "nothing was sent; call dispatch() again")
+    return found
+
+
 def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
     """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
 

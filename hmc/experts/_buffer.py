@@ -15,7 +15,7 @@ from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
-from hmc.experts._arrays import Rows, host_array
+from hmc.experts._arrays import Rows, fetched, host_array
 from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
@@ -135,7 +135,8 @@ class Buffer:
         self._check_open("dispatch")
         if len(self._open) == SLOTS:
             raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
-        ids, weights = host_array("topk_ids", topk_ids, None), host_array("topk_weights", topk_weights, np.float32)
+        ids, weights = fetched({"topk_ids": topk_ids, "topk_weights": topk_weights}, deadline)
+        ids, weights = host_array("topk_ids", ids, None), host_array("topk_weights", weights, np.float32)
         routes = _core.ExpertRoutes(self._fabric.layout, ids, weights)
         number = self._number
         like = self._stage(number, x, routes.tokens, deadline)

@@ -7,6 +7,7 @@ With torch for CUDA every second layer has its rows in tensors of torch.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -107,6 +108,8 @@ class Place:
         if self.of_torch:
             torch = importlib.import_module("torch")
             kind = getattr(torch, self.dtype)
+            if array.size == 0:
+                return torch.empty(array.shape, dtype=kind, device=self.device)
             # A kernel that is still queued when the call begins.
             made = torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).view(kind).to(self.device)
             return made.view(array.shape).neg().neg()
@@ -188,7 +191,7 @@ def run_layer(comm: hmc.Communicator, number: int, device: str, of_torch: bool) 
 
 
 def work(layers: int, devices: list[str]) -> None:
-    device = devices[int(importlib.import_module("os").environ["HMC_RANK"])]
+    device = devices[int(os.environ["HMC_RANK"])]
     torch = sys.modules.get("torch") if not device.startswith("cuda") else _torch()
     if torch is not None:
         torch.cuda.set_device(device)
@@ -199,7 +202,9 @@ def work(layers: int, devices: list[str]) -> None:
 
 
 def _torch() -> Any:
-    """None without torch, or where it finds no card (simulated devices)."""
+    """None without torch, where it finds no card, and beside simulated devices, whose memory it does not know."""
+    if "HMC_CUDA_LIBRARY" in os.environ:
+        return None
     try:
         torch = importlib.import_module("torch")
     except ImportError:

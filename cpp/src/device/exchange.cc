@@ -16,8 +16,6 @@ constexpr std::uint64_t cell_input = 256 << 10;
 // the caches; with less, blocks wait for each other more often.
 constexpr std::uint64_t slots_bytes = 48 << 10;
 constexpr std::uint32_t cell_threads = 256, chunk_threads = 512;
-// Of what takes more than one: fewer do not overlap what the links, the memory and the arithmetic do.
-constexpr std::uint64_t least_steps = 3;
 
 constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t to) { return (bytes + to - 1) / to * to; }
 
@@ -35,7 +33,7 @@ ExchangeSegment exchange_segment(std::uint32_t ranks) noexcept {
   return segment;
 }
 
-ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept {
+ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells, std::uint64_t least_steps) noexcept {
   const std::uint64_t packs = std::max<std::uint64_t>(1, (bytes + pack - 1) / pack);
   if (cells && bytes <= most_cell_bytes(ranks)) {
     const std::uint64_t blocks = std::min<std::uint64_t>((packs + cell_threads - 1) / cell_threads, most_exchange_blocks);

@@ -34,8 +34,11 @@ struct ExchangeShape {
   std::uint64_t chunk = 0;  // bytes
   std::uint64_t lag = 0;    // rounds between what is done with a chunk
 };
+// Steps of what takes more than one, at least: fewer do not overlap what the links, the memory and the arithmetic do.
+inline constexpr std::uint64_t least_exchange_steps = 3;
 // For a call whose largest part has that many bytes. `cells`: it has no collectors, so it may pass through cells.
-[[nodiscard]] ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells) noexcept;
+[[nodiscard]] ExchangeShape exchange_shape(std::uint64_t bytes, std::uint32_t ranks, bool cells,
+                                           std::uint64_t least_steps = least_exchange_steps) noexcept;
 
 struct ExchangePart {
   std::uint64_t offset = 0;

@@ -14,6 +14,9 @@ constexpr std::uint64_t whole_inputs = 1 << 20;
 // more are faster by messages. In between it was not measured.
 constexpr std::uint64_t long_block = 32 << 20;
 constexpr std::uint64_t pack = 16;  // bytes that a thread moves at a time
+// Measured on 4 x H200: a broadcast of 16 MiB took 86 us in five steps, 89 us in three, 99 us in twelve; other calls gained
+// nothing.
+constexpr std::uint64_t broadcast_steps = 5;
 
 // As kernels move packs, parts that begin at one are as fast as their memory is.
 std::uint64_t share_of(std::uint64_t bytes, std::uint32_t ranks) noexcept { return (bytes / ranks + pack - 1) / pack * pack; }
@@ -41,7 +44,7 @@ ExchangeCall divided_broadcast(std::uint32_t rank, std::uint32_t ranks, std::uin
   }
   call.reduced.keeps = rank != root;
   call.reduced.kept_at = call.reduced.own.offset;
-  call.shape = exchange_shape(std::max(each, bytes - std::min(bytes, each * (ranks - 2))), ranks, false);
+  call.shape = exchange_shape(std::max(each, bytes - std::min(bytes, each * (ranks - 2))), ranks, false, broadcast_steps);
   return call;
 }
 
