@@ -14,6 +14,12 @@ struct TileStrides {
   std::size_t row = 0, column = 0;
 };
 
+// Contiguous elements, and what each counts.
+struct WeightedRow {
+  const std::byte* at;
+  float weight;
+};
+
 struct TileKernels {
   const char* name;
   // Copies rows x columns elements of `size` bytes (1, 2 or 4) between places that do not overlap.
@@ -25,8 +31,8 @@ struct TileKernels {
   // to[i] = from[i] x factor, of contiguous elements.
   void (*cast)(std::byte* to, DataType to_type, const std::byte* from, DataType from_type, std::size_t count,
                float factor) noexcept;
-  // sums[i] += from[i] x weight, of contiguous elements.
-  void (*add_weighted)(float* sums, const std::byte* from, DataType type, std::size_t count, float weight) noexcept;
+  // to[i] = sum over the rows, in their order, of row[i] x weight: products and sums are rounded to f32 one after the other.
+  void (*weighted_sum)(std::byte* to, DataType type, const WeightedRow* rows, std::size_t row_count, std::size_t columns) noexcept;
 };
 
 extern const TileKernels tile_baseline;

@@ -271,27 +271,57 @@ void cast(std::byte* to, DataType to_type, const std::byte* from, DataType from_
 
 // ---- weighted sums ----
 
-template <class From>
-void add_weighted_of(float* sums, const std::byte* from, std::size_t count, float weight) noexcept {
-  alignas(64) float values[chunk];
-  for (std::size_t at = 0; at < count; at += chunk) {
-    const std::size_t n = count - at < chunk ? count - at : chunk;
-    load<From>(values, reinterpret_cast<const typename From::Stored*>(from) + at, n);
-    for (std::size_t i = 0; i < n; ++i) sums[at + i] += values[i] * weight;
+// Columns whose sums stay in registers while all rows are added: memory is read once, in as many streams as there are rows.
+constexpr std::size_t sum_block = 64;
+
+template <class Format>
+void sum_whole_block(float* sums, const WeightedRow* rows, std::size_t row_count, std::size_t at) noexcept {
+  using Vector [[gnu::vector_size(32)]] = float;
+  constexpr std::size_t lanes = sizeof(Vector) / sizeof(float), vectors = sum_block / lanes;
+  Vector total[vectors] = {};
+  alignas(64) float values[sum_block];
+  for (std::size_t k = 0; k < row_count; ++k) {
+    load<Format>(values, reinterpret_cast<const typename Format::Stored*>(rows[k].at) + at, sum_block);
+#pragma GCC unroll 8
+    for (std::size_t j = 0; j < vectors; ++j) {
+      Vector some;
+      __builtin_memcpy(&some, values + j * lanes, sizeof(some));
+      total[j] += some * rows[k].weight;
+    }
+  }
+#pragma GCC unroll 8
+  for (std::size_t j = 0; j < vectors; ++j) __builtin_memcpy(sums + j * lanes, &total[j], sizeof(Vector));
+}
+
+template <class Format>
+void weighted_sum_of(std::byte* to, const WeightedRow* rows, std::size_t row_count, std::size_t columns) noexcept {
+  alignas(64) float sums[sum_block], values[sum_block];
+  for (std::size_t at = 0; at < columns; at += sum_block) {
+    const std::size_t n = columns - at < sum_block ? columns - at : sum_block;
+    if (n == sum_block) {
+      sum_whole_block<Format>(sums, rows, row_count, at);
+    } else {
+      for (std::size_t i = 0; i < n; ++i) sums[i] = 0;
+      for (std::size_t k = 0; k < row_count; ++k) {
+        load<Format>(values, reinterpret_cast<const typename Format::Stored*>(rows[k].at) + at, n);
+        for (std::size_t i = 0; i < n; ++i) sums[i] += values[i] * rows[k].weight;
+      }
+    }
+    scale_and_store<Format>(to + at * sizeof(typename Format::Stored), sums, n, 1);
   }
 }
 
-void add_weighted(float* sums, const std::byte* from, DataType type, std::size_t count, float weight) noexcept {
-  if (type == DataType::bf16) return add_weighted_of<Bfloat16>(sums, from, count, weight);
-  if (type == DataType::f16) return add_weighted_of<Half>(sums, from, count, weight);
-  if (type == DataType::f8_e4m3fn) return add_weighted_of<Float8E4m3fn>(sums, from, count, weight);
-  if (type == DataType::f8_e4m3fnuz) return add_weighted_of<Float8E4m3fnuz>(sums, from, count, weight);
-  if (type == DataType::f8_e5m2) return add_weighted_of<Float8E5m2>(sums, from, count, weight);
-  add_weighted_of<Plain<float>>(sums, from, count, weight);
+void weighted_sum(std::byte* to, DataType type, const WeightedRow* rows, std::size_t row_count, std::size_t columns) noexcept {
+  if (type == DataType::bf16) return weighted_sum_of<Bfloat16>(to, rows, row_count, columns);
+  if (type == DataType::f16) return weighted_sum_of<Half>(to, rows, row_count, columns);
+  if (type == DataType::f8_e4m3fn) return weighted_sum_of<Float8E4m3fn>(to, rows, row_count, columns);
+  if (type == DataType::f8_e4m3fnuz) return weighted_sum_of<Float8E4m3fnuz>(to, rows, row_count, columns);
+  if (type == DataType::f8_e5m2) return weighted_sum_of<Float8E5m2>(to, rows, row_count, columns);
+  weighted_sum_of<Plain<float>>(to, rows, row_count, columns);
 }
 
 }  // namespace
 
-constinit const TileKernels HMC_TILE_VARIANT{HMC_TILE_NAME, copy, digest, cast, add_weighted};
+constinit const TileKernels HMC_TILE_VARIANT{HMC_TILE_NAME, copy, digest, cast, weighted_sum};
 
 }  // namespace hmc

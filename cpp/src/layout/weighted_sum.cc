@@ -1,7 +1,6 @@
 #include "hmc/weighted_sum.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
@@ -11,8 +10,6 @@
 
 namespace hmc {
 namespace {
-
-constexpr std::size_t chunk = 1024;  // columns whose sums stay in the first-level cache
 
 struct Sum {
   std::span<std::byte> out;
@@ -46,18 +43,15 @@ Status check_sizes(const Sum& sum) {
 
 void on_cpu(const Sum& sum) {
   const TileKernels& kernels = tile_kernels();
-  const std::size_t row = sum.row_bytes(), element = size_of(sum.type);
-  alignas(64) std::array<float, chunk> sums;
+  const std::size_t row = sum.row_bytes();
+  std::vector<WeightedRow> rows;
+  rows.reserve(sum.terms);
   for (std::size_t t = 0; t < sum.results; ++t) {
-    for (std::size_t at = 0; at < row; at += chunk * element) {
-      const std::size_t columns = std::min(chunk, (row - at) / element);
-      std::fill_n(sums.begin(), columns, 0.0F);
-      for (std::size_t k = t * sum.terms; k < (t + 1) * sum.terms; ++k) {
-        if (sum.uses(k)) kernels.add_weighted(sums.data(), sum.rows.data() + k * row + at, sum.type, columns, sum.weights[k]);
-      }
-      kernels.cast(sum.out.data() + t * row + at, sum.type, reinterpret_cast<const std::byte*>(sums.data()), DataType::f32, columns,
-                   1);
+    rows.clear();
+    for (std::size_t k = t * sum.terms; k < (t + 1) * sum.terms; ++k) {
+      if (sum.uses(k)) rows.push_back({sum.rows.data() + k * row, sum.weights[k]});
     }
+    kernels.weighted_sum(sum.out.data() + t * row, sum.type, rows.data(), rows.size(), row / size_of(sum.type));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -63,11 +62,13 @@ TEST(WeightedSum, IsThatOfTheLoop) {
 TEST(WeightedSum, VectorsGiveTheSameBits) {
   if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
   for (const DataType type : sum_types) {
-    const auto values = numbers(type, 4099, 7);
-    std::vector<float> a(4099, 0.1F), b = a;
-    tile_baseline.add_weighted(a.data(), values.data(), type, a.size(), 0.37F);
-    tile_avx2.add_weighted(b.data(), values.data(), type, b.size(), 0.37F);
-    EXPECT_EQ(0, std::memcmp(a.data(), b.data(), a.size() * sizeof(float))) << name_of(type);
+    const auto values = numbers(type, 3 * 4099, 7);
+    const std::size_t row = 4099 * size_of(type);
+    const std::array<WeightedRow, 3> rows{{{values.data(), 0.37F}, {values.data() + row, -1.1F}, {values.data() + 2 * row, 5}}};
+    std::vector<std::byte> a(row), b(row, std::byte{1});
+    tile_baseline.weighted_sum(a.data(), type, rows.data(), rows.size(), 4099);
+    tile_avx2.weighted_sum(b.data(), type, rows.data(), rows.size(), 4099);
+    EXPECT_EQ(a, b) << name_of(type);
   }
 }
 #endif
