@@ -14,39 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import HMC
 from hosts import Hosts, TwoHosts, Unavailable
 from kv_sides import connected
-from numpy.typing import NDArray
+from patterns import pattern
 from weights_lab import Lab
 
 import hmc
 import hmc.testing
 from hmc.weights import _cells as weights_cells
-
-SCRIPT = Path(sys.executable).with_name("hmc")
-# Where the package is on PYTHONPATH and not installed, what the script would run. Not with -m, which looks into the working
-# directory first: that may be a source tree that is not built.
-HMC = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, str(Path(hmc.__file__).with_name("__main__.py"))]
-
-
-def pattern(size: int, seed: int) -> NDArray[np.uint8]:
-    """Bytes that differ from page to page and from seed to seed."""
-    return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)
-
-
-def run_hmc(
-    *arguments: str, cwd: Path | None = None, timeout: float = 120, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The finished `hmc` command with its output."""
-    return subprocess.run(
-        [*HMC, *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, **(environment or {})},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +44,7 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
 
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
         script = tmp_path / "job.py"
-        prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom conftest import pattern\n"
+        prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom patterns import pattern\n"
         prelude += f"import faulthandler; faulthandler.dump_traceback_later({0.9 * timeout})\n"
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
         prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -101,25 +77,13 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
 
         script = tmp_path / "script.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        script.write_text(prelude + "import numpy as np\nimport hmc\nfrom conftest import pattern\n" + textwrap.dedent(source))
+        script.write_text(prelude + "import numpy as np\nimport hmc\nfrom patterns import pattern\n" + textwrap.dedent(source))
         merged = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=merged)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
     return run
-
-
-def run_alone(source: str, **environment: str) -> str:
-    """Runs a script in a process of its own, with every vendor simulated."""
-    prelude = "import numpy as np\nimport hmc\n"
-    every = {**os.environ, **hmc.testing.environment(), **environment}
-    # "-c" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.
-    result = subprocess.run(
-        [sys.executable, "-c", prelude + source], capture_output=True, text=True, timeout=60, env=every, cwd="/"
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 def read_only(size: int) -> Any:

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import HMC
+from commands import HMC
 from hosts import ROOTLESS, TOOLS, Host, Unavailable, hold
 
 ISLANDS = ("alpha", "beta")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from conftest import HMC, pattern
+from commands import HMC
+from patterns import pattern
 
 import hmc
 
@@ -21,7 +22,7 @@ import os, signal, subprocess, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import hmc
-from conftest import pattern
+from patterns import pattern
 from survivors import all_pids, check_collectives, end, give, messages_go_on, old_job, refusal, take
 """
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 import hmc
 

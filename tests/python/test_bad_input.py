@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Pair, pattern, read_only
+from conftest import Pair, read_only
+from patterns import pattern
 
 import hmc
 

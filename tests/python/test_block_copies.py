@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import pattern, read_only, run_alone
+from commands import run_alone
+from conftest import read_only
+from patterns import pattern
 from test_devices import SIMULATED
 
 import hmc

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import HMC, run_hmc
+from commands import HMC, run_hmc
 
 import hmc.testing
 

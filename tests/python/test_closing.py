@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from conftest import pattern
+from patterns import pattern
 
 import hmc
 

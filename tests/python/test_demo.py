@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 
 @pytest.mark.parametrize("transports", ["", "tcp"], ids=["default", "tcp"])

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 QUICK = ["demo", "--serve", "--quick"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 from hmc.demo.train.model import BATCH, Model, batch_of, proportional_shares
 

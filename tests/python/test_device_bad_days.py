@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from conftest import run_alone
+from commands import run_alone
 
 import hmc.testing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import run_alone
+from commands import run_alone
 
 import hmc.testing
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 import hmc.testing
 from hmc.cli.accelerators import accelerators, plugged_in

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 from plan_readers import Msccl, Node, read_chakra, run_schedule
 
 import hmc

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HMC
+from commands import HMC
 from hosts import Hosts, wait_all
 from survivors import PRELUDE, check_collectives, refusal, run_survivors
 

@@ -8,7 +8,7 @@ import pytest
 
 # The handler makes the call succeed, and raises. A chain of C functions keeps the result before the interpreter looks for signals.
 PRELUDE = """
-from conftest import pattern
+from patterns import pattern
 import signal, time
 from functools import partial
 

@@ -119,7 +119,7 @@ def test_asyncio_programs_end_at_once(run_job: Callable[..., str], call: str) ->
 
 # What a signal handler calls while its thread is inside a blocking call: calls of every kind, closes last.
 HANDLER = """
-from conftest import pattern
+from patterns import pattern
 import signal, threading, time
 with hmc.Context(transports="{transport}") as a, hmc.Context(transports="{transport}") as b:
     ab = a.connect(b.addresses[0], timeout=20)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_alone
+from commands import run_alone
 
 import hmc.testing
 

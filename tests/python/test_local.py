@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import pattern
+from patterns import pattern
 
 import hmc
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import pattern
 from numpy.typing import NDArray
+from patterns import pattern
 
 import hmc
 import hmc.testing

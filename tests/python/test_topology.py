@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run_hmc
+from commands import run_hmc
 
 import hmc
 import hmc.testing

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Pair, pattern
+from conftest import Pair
+from patterns import pattern
 
 import hmc
 import hmc.testing

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HMC
+from commands import HMC
 from hosts import Host, Hosts, wait_all
 
 import hmc

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
 import pytest
-from conftest import pattern
+from patterns import pattern
 
 import hmc
 
