@@ -45,7 +45,9 @@ ExpertCall::ExpertCall(const ExpertLayout& layout, ExpertStep step, std::int64_t
       number_(number),
       outbox_(words_of(outbox, layout)),
       window_(words_of(window, layout)),
-      progress_(static_cast<std::size_t>(layout.ranks)) {}
+      progress_(static_cast<std::size_t>(layout.ranks)) {
+  if (number < 0) refuse("calls are numbered from 0 on, not " + std::to_string(number));
+}
 
 ExpertCall::Progress& ExpertCall::at(std::int64_t rank) {
   if (rank < 0 || rank >= layout_.ranks) refuse("rank " + std::to_string(rank) + " is none of " + std::to_string(layout_.ranks));
@@ -121,7 +123,12 @@ void ExpertCall::acknowledge(const Communicator& comm, const Ranks& ranks, std::
   for (const std::int64_t rank : ranks) {
     Progress& here = at(rank);
     if (here.acknowledged) continue;
-    here.acknowledged = member.notify(static_cast<int>(rank), Notify(notification), Deadline::after_seconds(0)).ok();
+    const auto notify = [&] { return member.notify(static_cast<int>(rank), Notify(notification), Deadline::after_seconds(0)); };
+    try {
+      interruptible(notify, Gil::until_waiting);
+      here.acknowledged = true;
+    } catch (const StatusError&) {  // a rank that is gone needs none
+    }
   }
 }
 

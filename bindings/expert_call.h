@@ -78,6 +78,9 @@ class ExpertCall {
 };
 
 // ---- expert_calls.cc ----
+// Throws where they were made for other layouts.
+void check_alike(const ExpertRoutes& routes, const ExpertReceived& received);
+
 class ExpertDispatch final : public ExpertCall {
  public:
   // Where rows or scales go: (ConnBuffer, bytes of a row, offset of the first in the sources' memory).
@@ -88,7 +91,9 @@ class ExpertDispatch final : public ExpertCall {
       : ExpertCall(routes->layout(), ExpertStep::dispatch, number, outbox, window),
         routes_(std::move(routes)),
         received_(std::move(received)),
-        copies_(static_cast<std::size_t>(routes_->layout().ranks)) {}
+        copies_(static_cast<std::size_t>(routes_->layout().ranks)) {
+    check_alike(*routes_, *received_);
+  }
 
   // Starts to get the rows of ranks. `sources`, `mapped`: by rank. A token that is not in mapped memory is transferred once, and
   // copies() makes its other rows.
@@ -117,10 +122,12 @@ class ExpertCombine final : public ExpertCall {
       : ExpertCall(routes->layout(), ExpertStep::combine, number, outbox, window),
         routes_(std::move(routes)),
         received_(std::move(received)),
-        headers_(static_cast<std::size_t>(routes_->layout().ranks)) {}
+        headers_(static_cast<std::size_t>(routes_->layout().ranks)) {
+    check_alike(*routes_, *received_);
+  }
 
   // Before write(): the buffer with this rank's results. Without it the rank has none.
-  void offer(const py::bytes& descriptor) { descriptor_ = descriptor; }
+  void offer(const py::bytes& descriptor);
   // The buffer with the results of a rank; empty: it has none.
   [[nodiscard]] py::bytes descriptor(std::int64_t rank) const;
   // Starts to get results, from (rank, its buffer), into rows of `row_bytes`.

@@ -31,6 +31,10 @@ py::list without_gil(const Ranks& ranks, Step step) {
 
 }  // namespace
 
+void check_alike(const ExpertRoutes& routes, const ExpertReceived& received) {
+  if (!(routes.layout() == received.layout())) refuse("routes and received rows of two layouts");
+}
+
 std::size_t ExpertDispatch::write_header(std::int64_t rank, std::span<std::int64_t> out) {
   return write_dispatch(*routes_, number(), rank, out);
 }
@@ -98,6 +102,12 @@ std::size_t ExpertCombine::write_header(std::int64_t rank, std::span<std::int64_
 Status ExpertCombine::read_header(std::int64_t rank, std::span<const std::int64_t> in) {
   HMC_ASSIGN(headers_[static_cast<std::size_t>(rank)], read_combine(routes_->layout(), number(), rank, in));
   return {};
+}
+
+void ExpertCombine::offer(const py::bytes& descriptor) {
+  constexpr std::size_t most = sizeof(std::int64_t) * ExpertLayout::descriptor_words;
+  if (py::len(descriptor) > most) refuse("a descriptor has at most " + std::to_string(most) + " bytes");
+  descriptor_ = descriptor;
 }
 
 py::bytes ExpertCombine::descriptor(std::int64_t rank) const { return headers_.at(static_cast<std::size_t>(rank)).descriptor; }

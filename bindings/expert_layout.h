@@ -20,6 +20,8 @@ struct ExpertLayout {
   // In place of the number of a call: the sender has closed its Buffer, or continues without the receiver.
   static constexpr std::int64_t closed = -1, masked = -2;
 
+  bool operator==(const ExpertLayout&) const = default;
+
   [[nodiscard]] std::int64_t first_expert(std::int64_t of) const { return of * experts / ranks; }
   [[nodiscard]] std::int64_t local_experts() const { return first_expert(rank + 1) - first_expert(rank); }
   [[nodiscard]] std::int64_t owner(std::int64_t expert) const { return ((expert + 1) * ranks - 1) / experts; }

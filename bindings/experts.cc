@@ -67,9 +67,11 @@ std::vector<std::int64_t> experts_of(const py::array& ids, std::int64_t experts)
 
 std::string shown_shape(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
 
-// `ids`, `weights`: in C order. Both are copied.
-std::shared_ptr<ExpertRoutes> routes_of(const ExpertLayout& layout, const py::array& ids, const py::array_t<float>& weights) {
+// Both arrays are copied.
+std::shared_ptr<ExpertRoutes> routes_of(const ExpertLayout& layout, const py::array& ids,
+                                        const py::array_t<float, py::array::c_style | py::array::forcecast>& weights) {
   const char kind = ids.dtype().kind();
+  if ((ids.flags() & py::array::c_style) == 0) refuse("topk_ids: pass an array in C order");
   if (ids.ndim() != 2 || (kind != 'i' && kind != 'u')) {
     refuse("topk_ids: " + py::str(ids.dtype()).cast<std::string>() + " of shape " + shown_shape(ids) +
            "; pass integers of shape (tokens, top k)");
@@ -114,7 +116,7 @@ std::pair<py::array, py::array> facts_of(const ExpertReceived& received) {
   std::vector<float> weights(facts.size());
   for (std::size_t i = 0; i < facts.size(); ++i) {
     experts[i] = fact_expert(facts[i], layout.local_experts());
-    weights[i] = fact_weight(facts[i]);
+    weights[i] = experts[i] < 0 ? 0.0F : fact_weight(facts[i]);
   }
   const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(received.rows()), static_cast<py::ssize_t>(layout.facts())};
   return {array_of(experts, shape), array_of(weights, shape)};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
 
 Bytes = NDArray[np.uint8]
+
+# Seconds. What was queued just now and takes some microseconds does not fail a call with timeout=0, which would never succeed.
+_LEAST = 0.001
 
 # Types that NumPy does not have: an array of integers of their size stands for them.
 _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
@@ -61,8 +65,10 @@ class Rows:
         self.row_bytes = columns * _dtypes.size_of(dtype)
         self.like: Like = _like_of(array, found.dtype, counts)
         self._counts = counts
+        if _torch_tensor(array):
+            array = array.detach().contiguous()
         self._host, self._memory = _bytes_of(array, self.row_bytes)
-        self._queued = [] if self._memory is None else queued([array.detach() if _torch_tensor(array) else array])
+        self._queued = [] if self._memory is None else queued([array])
 
     def copy_to(self, area: Area, deadline: Deadline, after: str) -> None:
         """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory.
@@ -78,8 +84,10 @@ class Rows:
 
 
 def _wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: str) -> None:
+    began = time.monotonic()
+
     def check() -> None:
-        if deadline.left() == 0:
+        if deadline.left() == 0 and time.monotonic() - began > _LEAST:
             raise HmcTimeoutError(f"{what}: its stream has not come so far within {deadline.timeout} s: {after}")
 
     wait_for(marks, check)
@@ -91,10 +99,10 @@ def _torch_tensor(array: Any) -> bool:
 
 
 def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, Any]:
-    """(bytes in CPU memory, None) or (None, the Memory of a device)."""
+    """(bytes in CPU memory, None) or (None, the Memory of a device). A tensor of torch is in C order, without gradients."""
     if _torch_tensor(array):
         torch = sys.modules["torch"]
-        bare = array.detach().contiguous().reshape(-1).view(torch.uint8)
+        bare = array.reshape(-1).view(torch.uint8)
         if bare.is_cpu:
             return bare.numpy().reshape(-1, row_bytes), None
         return None, _core.Memory.from_array(bare)
@@ -197,16 +205,15 @@ def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
 
     ``arrays``: by the names that HmcTimeoutError says.
     """
-    found, copied = [], []
-    for array in arrays.values():
+    found, copied = [], {}
+    for what, array in arrays.items():
         if not (_torch_tensor(array) and array.device.type == "cuda"):
             found.append(array)
             continue
-        bare = array.detach()
-        pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, pin_memory=True)
+        bare = copied[what] = array.detach().contiguous()
+        pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, device="cpu", pin_memory=True)
         found.append(pinned.copy_(bare, non_blocking=True))
-        copied.append(bare)
-    _wait(" and ".join(arrays), queued(copied), deadline, "nothing was sent; call dispatch() again")
+    _wait(" and ".join(copied), queued(copied.values()), deadline, "nothing was sent; call dispatch() again")
     return found
 
 

@@ -121,9 +121,9 @@ class Buffer:
         memory of others must be ready.
 
         At most two dispatches are without their combine. HmcTimeoutError names the ranks that have not called dispatch;
-        :meth:`resume` continues. Where it names x, whose stream is behind, the call had not begun and may be repeated.
-        InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked
-        this one: only close() is left. ProtocolError names a rank that makes another call or sends what no rank sends:
+        :meth:`resume` continues. Where it names x, topk_ids or topk_weights, whose stream is behind, the call had not begun and may
+        be repeated. InvalidArgumentError, ClosedError, OutOfMemoryError; PeerLostError where another rank has masked this one: only
+        close() is left. ProtocolError names a rank that makes another call or sends what no rank sends:
         ``mask(rank)`` and then :meth:`resume` go on without it.
         """
         deadline = Deadline(timeout)

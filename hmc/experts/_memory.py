@@ -54,8 +54,10 @@ class Area:
 
     def torch(self) -> Any:
         """The bytes as a tensor of one dimension, without a copy."""
+        torch = sys.modules["torch"]
         if not self._imported:
-            self._imported.append(sys.modules["torch"].from_dlpack(self._whole))
+            with torch.inference_mode(False):  # views of a tensor made in that mode stay in it
+                self._imported.append(torch.from_dlpack(self._whole))
         return self._imported[0][: self.memory.nbytes]
 
     def repeat(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
