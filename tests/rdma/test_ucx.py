@@ -9,6 +9,7 @@ import pytest
 from .pieces import ALL_TO_ALL, BLOCKS, CLOSED_IN_USE, MESSAGES, PUTS, PUTTING, SIZES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_messages_puts_gets_and_blocks(run_ucx_job: Callable[..., str]) -> None:
     job = f"""
