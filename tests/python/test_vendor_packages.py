@@ -105,7 +105,8 @@ if len(sys.argv) > 1:
     pointer = open_handle(bytes.fromhex(sys.argv[1]))
     call(driver.cuMemcpyDtoH, got.ctypes.data, pointer, SIZE)
     assert np.array_equal(got, data)
-    call(driver.cuMemcpyHtoD, pointer, pattern(SIZE, 2).ctypes.data, SIZE)
+    given = pattern(SIZE, 2)  # lives as long as its address is used
+    call(driver.cuMemcpyHtoD, pointer, given.ctypes.data, SIZE)
     call(driver.cuIpcCloseMemHandle, pointer)
     sys.exit()
 assert call(driver.cuDeviceGetCount) == 2
