@@ -160,6 +160,7 @@ int AcceleratorDevices::load(AcceleratorDevice& device, std::chrono::millisecond
 
 void AcceleratorDevices::release(int index, ReleasedMemory memory) {
   AcceleratorDevice& device = *devices_[static_cast<std::size_t>(index)];
+  memory.index = index;
   const bool is_pinned = memory.kind == ReleasedMemory::Kind::pinned;
   {
     const std::scoped_lock lock(is_pinned ? pinned_mutex_ : device.mutex);
@@ -181,6 +182,7 @@ void AcceleratorDevices::release_of(std::mutex& mutex, std::vector<ReleasedMemor
     const std::scoped_lock lock(mutex);
     if (kept.empty()) return;
   }
+  std::vector<ReleasedMemory> freed;  // pages end behind the locks
   std::vector<std::unique_lock<std::mutex>> none_begins;
   for (const auto& device : concerned) none_begins.emplace_back(device->loading);
   const auto something_waits = [](const auto& device) {
@@ -188,28 +190,30 @@ void AcceleratorDevices::release_of(std::mutex& mutex, std::vector<ReleasedMemor
     return waits(*device);
   };
   if (std::ranges::any_of(concerned, something_waits)) return;
-  std::vector<ReleasedMemory> freed;
   {
     const std::scoped_lock lock(mutex);
     freed.swap(kept);
   }
-  const DeviceScope scope(*calls_.devices, static_cast<int>(first));
-  for (const ReleasedMemory& memory : freed) release_now(memory);
+  for (const ReleasedMemory& memory : freed) {
+    // Of another device a vendor would make a context, which takes memory of it.
+    const DeviceScope scope(*calls_.devices, memory.index);
+    const int code = scope.code() == 0 ? release_now(memory) : scope.code();
+    // Pages that are still pinned stay mapped for ever: devices would read them for what comes to their address.
+    if (code != 0 && memory.pages) static_cast<void>(new std::shared_ptr<const void>(memory.pages));
+  }
   kept_.fetch_sub(freed.size());
 }
 
-void AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
+int AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
   switch (memory.kind) {
     case ReleasedMemory::Kind::own:
-      calls_.memory->release(memory.data);
-      return;
+      return calls_.memory->release(memory.data);
     case ReleasedMemory::Kind::mapped:
-      calls_.handles->ipc_close(memory.data);
-      return;
+      return calls_.handles->ipc_close(memory.data);
     case ReleasedMemory::Kind::pinned:
-      calls_.memory->unpin(memory.data);
-      return;
+      return calls_.memory->unpin(memory.data);
   }
+  return 0;
 }
 
 Status AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {

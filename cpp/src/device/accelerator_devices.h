@@ -37,6 +37,7 @@ struct ReleasedMemory {
   void* data = nullptr;
   Kind kind = Kind::own;                   // else another process's, or memory of the host
   std::shared_ptr<const void> pages = {};  // pinned: what keeps them mapped until they are unpinned
+  int index = 0;                           // the device that is current meanwhile; set by release()
 };
 
 // What HMC keeps of one device.
@@ -113,7 +114,7 @@ class AcceleratorDevices {
  private:
   // Frees all of `kept`, which is under `mutex`, unless something waits on devices [first, last).
   void release_of(std::mutex& mutex, std::vector<ReleasedMemory>& kept, std::size_t first, std::size_t last);
-  void release_now(const ReleasedMemory& memory) const;
+  [[nodiscard]] int release_now(const ReleasedMemory& memory) const;
   [[nodiscard]] Status check_cards(int count) const;
 
   const std::string vendor_;
