@@ -22,6 +22,10 @@ bool GroupNotices::is_new(MessageType type, const job::Breakage& breakage) {
   return true;
 }
 
+void GroupNotices::forget(MessageType type, std::uint64_t group_id) {
+  for (const bool aborted : {false, true}) told_.erase({group_id, type, aborted});
+}
+
 void GroupNotices::send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage) {
   const auto message = std::make_shared<const Bytes>(encode(breakage));
   for (const auto& peer : peers) {

@@ -28,13 +28,15 @@ class GroupNotices {
   // False: a message of that type, about the same collective of that group or an earlier one, was new before. An abort and a
   // collective that failed are two things.
   bool is_new(MessageType type, const job::Breakage& breakage);
+  // What is_new() knows of messages of that type about a group: none follow.
+  void forget(MessageType type, std::uint64_t group_id);
   // Sends the message to those of `peers` that are connected, and to the others when they connect. Connects to none.
   void send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage);
   // Of a group that is not here: for take(), when it is made. Of several of a kind the earliest counts.
   void keep(MessageType type, const job::Breakage& breakage);
   // The kept notices of that group, which are kept no longer.
   [[nodiscard]] std::vector<Notice> take(std::uint64_t group_id);
-  [[nodiscard]] bool full() const noexcept;  // of groups that can break in the life of a job
+  [[nodiscard]] bool full() const noexcept;  // so many were new: of groups that are not here no more are to be told
 
  private:
   using Message = std::pair<MessageType, std::shared_ptr<const Bytes>>;

@@ -75,7 +75,7 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
     read_lost(payload);
   } else if (type == control_group_broken) {
     const auto breakage = job::decode_breakage(payload);
-    if (breakage && !notices_.full()) broke(*breakage);
+    if (breakage) broke(*breakage);
   } else if (type == control_group_left) {
     const auto breakage = job::decode_breakage(payload);
     Group* const group = breakage ? find(breakage->group_id) : nullptr;
@@ -155,7 +155,10 @@ void World::read_lost(ByteSpan payload) {
 }
 
 void World::tell(MessageType type, const job::Breakage& breakage, const Group* group) {
-  if (!notices_.is_new(type, breakage)) return;
+  const bool is_new = notices_.is_new(type, breakage);
+  // By the process that leaves: the last time. A job may close any number of groups.
+  if (type == control_group_left && find(breakage.group_id) == nullptr) notices_.forget(type, breakage.group_id);
+  if (!is_new) return;
   const bool broken = type == control_group_broken;
   if (broken) broadcast(type, encode(breakage));
   if (group == nullptr) return;
@@ -172,7 +175,8 @@ void send_broken(const std::shared_ptr<PeerState>& peer, const job::Breakage& br
 
 void World::broke(const job::Breakage& breakage) {
   Group* const group = find(breakage.group_id);
-  tell(control_group_broken, breakage, group);
+  // A peer may name any number of groups that are not here.
+  if (group != nullptr || !notices_.full()) tell(control_group_broken, breakage, group);
   if (group != nullptr) {
     group->heard_broken(breakage);
   } else if (!offers_.is_gone(breakage.group_id)) {

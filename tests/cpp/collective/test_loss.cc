@@ -3,6 +3,10 @@
 #include <numeric>
 
 #include "collective/job.h"
+#include "collective/records.h"
+#include "collective/world.h"
+#include "comm/context_state.h"
+#include "comm/peer_state.h"
 
 namespace hmc {
 namespace {
@@ -50,6 +54,44 @@ TEST(Abort, EndsWhatWaitsAndWhatComesLater) {
     expect_sum(again, 100'000);
     HMC_EXPECT_OK(again.close(soon()));
     EXPECT_EQ(again.abort().code(), Code::closed);
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, process.size));
+  });
+}
+
+// A process that made and closed many Communicators would take no notice of any that breaks.
+TEST(GroupNotices, ClosedGroupsTakeNoRoom) {
+  GroupNotices notices;
+  for (std::uint64_t id = 0; id < 66'000; ++id) {
+    const job::Breakage left{id, 3, Status(Code::closed, "closed")};
+    ASSERT_TRUE(notices.is_new(control_group_left, left));
+    ASSERT_FALSE(notices.is_new(control_group_left, left));
+    notices.forget(control_group_left, id);
+  }
+  EXPECT_FALSE(notices.full());
+}
+
+// Whatever others have said of groups that are not here.
+TEST(Abort, IsHeardAfterAFloodOfNotices) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Communicator own = *world.split(std::vector{0}, std::vector{process.rank}, soon());
+    HMC_ASSERT_OK(own.barrier(soon()));
+    if (process.rank == 1) {
+      const Peer peer = *world.peer(0, soon());
+      for (std::uint64_t id = 1; id <= 66'000; ++id) {
+        const job::Breakage forged{id << 20, 0, Status(Code::cancelled, "forged")};
+        {
+          const auto lock = world.context().state()->engine()->lock();
+          HMC_ASSERT_OK(peer.state()->send_control(control_group_broken, encode(forged)));
+        }
+        if (id % 1000 == 0) HMC_ASSERT_OK(world.barrier(soon()));
+      }
+      HMC_EXPECT_OK(own.abort("diverged"));
+    } else {
+      for (int i = 0; i < 66; ++i) HMC_ASSERT_OK(world.barrier(soon()));
+    }
+    expect_aborted(own.barrier(soon()), "rank 1 (", "aborted the Communicator: diverged");
     process.board[0].fetch_add(1);
     EXPECT_TRUE(process.board.wait(0, process.size));
   });
