@@ -7,18 +7,10 @@
 namespace hmc::bindings {
 namespace {
 
-using Failures = std::vector<std::pair<std::int64_t, Status>>;
-
-py::list as_list(const Failures& failures) {
-  py::list all;
-  for (const auto& [rank, status] : failures) all.append(py::make_tuple(rank, make_error(status)));
-  return all;
-}
-
-// Runs `step` for every rank, and notes the errors of those that fail. What a signal's handler raises ends it.
+// Calls `step` with every rank, and returns the errors. An exception of a Python signal handler is not caught.
 template <class Step>
 py::list for_each(const ExpertCall::Ranks& ranks, Step step) {
-  Failures failures;
+  std::vector<std::pair<std::int64_t, Status>> failures;
   for (const std::int64_t rank : ranks) {
     try {
       step(rank);
@@ -26,7 +18,7 @@ py::list for_each(const ExpertCall::Ranks& ranks, Step step) {
       failures.emplace_back(rank, error.status());
     }
   }
-  return as_list(failures);
+  return as_exceptions(failures);
 }
 
 MemoryView words_of(py::handle memory, const ExpertLayout& layout) {
@@ -38,6 +30,12 @@ MemoryView words_of(py::handle memory, const ExpertLayout& layout) {
 }
 
 }  // namespace
+
+py::list as_exceptions(const std::vector<std::pair<std::int64_t, Status>>& failures) {
+  py::list all;
+  for (const auto& [rank, status] : failures) all.append(py::make_tuple(rank, make_error(status)));
+  return all;
+}
 
 ExpertCall::ExpertCall(const ExpertLayout& layout, ExpertStep step, std::int64_t number, py::handle outbox, py::handle window)
     : layout_(layout),

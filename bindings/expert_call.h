@@ -77,6 +77,9 @@ class ExpertCall {
   std::vector<Progress> progress_;  // by rank
 };
 
+// Steps' results: (rank, exception).
+py::list as_exceptions(const std::vector<std::pair<std::int64_t, Status>>& failures);
+
 // ---- expert_calls.cc ----
 // Throws where they were made for other layouts.
 void check_alike(const ExpertRoutes& routes, const ExpertReceived& received);

@@ -14,7 +14,7 @@ std::vector<std::uint64_t> offsets(std::span<const std::int64_t> rows, std::size
   return found;
 }
 
-// Runs `step` for every rank without the GIL: (rank, exception) of those that fail.
+// Calls `step` with every element of `ranks`, without the GIL, and returns the errors.
 template <class Ranks, class Step>
 py::list without_gil(const Ranks& ranks, Step step) {
   std::vector<std::pair<std::int64_t, Status>> failures;
@@ -24,9 +24,7 @@ py::list without_gil(const Ranks& ranks, Step step) {
       if (auto [rank, status] = step(one); !status.ok()) failures.emplace_back(rank, std::move(status));
     }
   }
-  py::list all;
-  for (const auto& [rank, status] : failures) all.append(py::make_tuple(rank, make_error(status)));
-  return all;
+  return as_exceptions(failures);
 }
 
 }  // namespace

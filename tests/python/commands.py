@@ -32,7 +32,7 @@ def run_hmc(
 
 
 def run_alone(source: str, **environment: str) -> str:
-    """Runs a script in a process of its own, with every vendor simulated."""
+    """Runs a script in its own process, with simulated devices of every vendor."""
     prelude = "import numpy as np\nimport hmc\n"
     every = {**os.environ, **hmc.testing.environment(), **environment}
     # "-c" looks for modules in the working directory first: not the source tree, whose hmc/ has no extension.

@@ -152,25 +152,31 @@ assert not active(0) and active(1) and mapped(address)
 
 
 def test_unpinning_uses_no_other_device(run_script: Callable[..., str]) -> None:
-    source = UNUSED + """
+    source = (
+        UNUSED
+        + """
 del host
 gc.collect()
 device.fill(0)
 assert not mapped(address), "the memory was given back"
 assert not active(0), "a context was made on a device that nobody uses"
 """
+    )
     run_script(prelude("cuda") + source, hmc.testing.environment())
 
 
 def test_pages_that_cannot_be_unpinned_stay_mapped(run_script: Callable[..., str]) -> None:
     """A device would read the old pages for what comes to their address later."""
-    source = UNUSED + """
+    source = (
+        UNUSED
+        + """
 assert library.hmcsim_fail(b"cuMemHostUnregister", 1, 999) == 0
 del host
 gc.collect()
 device.fill(0)
 assert mapped(address)
 """
+    )
     run_script(prelude("cuda") + source, hmc.testing.environment())
 
 
