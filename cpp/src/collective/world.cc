@@ -35,8 +35,14 @@ std::uint32_t World::meet(const job::Registration& process) {
 
 void World::add(Group& group) {
   groups_.push_back(&group);
-  for (const auto& [type, breakage] : notices_.take(group.id()))
-    type == control_group_left ? group.heard_left(breakage) : group.heard_broken(breakage);
+  for (const auto& [type, breakage] : notices_.take(group.id())) {
+    if (type == control_group_left) {
+      group.heard_left(breakage);
+    } else {
+      group.heard_broken(breakage);
+      notices_.send(others_of(group), type, breakage);  // it was told to those that were connected then
+    }
+  }
 }
 
 Group* World::find(std::uint64_t group_id) const noexcept {

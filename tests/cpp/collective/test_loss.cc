@@ -2,6 +2,8 @@
 #include <array>
 #include <numeric>
 
+#include "collective/communicator_state.h"
+#include "collective/group.h"
 #include "collective/job.h"
 #include "collective/records.h"
 #include "collective/world.h"
@@ -94,6 +96,38 @@ TEST(Abort, IsHeardAfterAFloodOfNotices) {
     expect_aborted(own.barrier(soon()), "rank 1 (", "aborted the Communicator: diverged");
     process.board[0].fetch_add(1);
     EXPECT_TRUE(process.board.wait(0, process.size));
+  });
+}
+
+// By a rank that makes the group later, to one that was not connected when it heard.
+TEST(Abort, IsPassedOnByARankThatHeardItEarly) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    std::byte word{1};
+    if (process.rank == 0) {
+      ASSERT_TRUE(process.board.wait(0, 1));
+      const job::Breakage forged{static_cast<std::uint64_t>(process.board[1].load()), 0, Status(Code::cancelled, "forged")};
+      const Peer peer = *world.peer(1, soon());
+      {
+        const auto lock = world.context().state()->engine()->lock();
+        HMC_ASSERT_OK(peer.state()->send_control(control_group_broken, encode(forged)));
+      }
+      HMC_ASSERT_OK(me.send({&word, 1}, 1, 0, soon()));
+    } else if (process.rank == 1) {
+      HMC_ASSERT_OK(me.recv({&word, 1}, 0, 0, soon()).status());
+      process.board[2] = 1;
+      const Communicator group = *world.subgroup(std::vector{1, 2}, 9);
+      EXPECT_TRUE(process.board.wait(3, 1));
+    } else {
+      const Communicator group = *world.subgroup(std::vector{1, 2}, 9);
+      process.board[1] = static_cast<long>(group.state()->group->id());
+      process.board[0] = 1;
+      ASSERT_TRUE(process.board.wait(2, 1));
+      const Status status = group.barrier(soon());
+      EXPECT_EQ(status.code(), Code::cancelled) << status.str();
+      process.board[3] = 1;
+    }
   });
 }
 

@@ -1,7 +1,10 @@
 // Communicators that are made after init(): their ranks come to share memory, and what happens where one of them does not.
 #include <numeric>
 
+#include "collective/communicator_state.h"
+#include "collective/group.h"
 #include "collective/job.h"
+#include "collective/world.h"
 
 namespace hmc {
 namespace {
@@ -127,6 +130,25 @@ TEST(ShareMemory, AnAbortAndACloseEndIt) {
       });
     }
   }
+}
+
+// Also while the rank that makes the memory has not sent it.
+TEST(ShareMemory, AnotherThreadsCloseEndsIt) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Communicator group = subgroup(process, world, {0, 1});
+    if (process.rank == 1) {
+      std::thread closer([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        HMC_EXPECT_OK(group.close(soon()));
+      });
+      const Deadline deadline = soon(30);
+      EXPECT_EQ(group.state()->group->world()->offers().share(*group.state()->group, true, deadline), nullptr);
+      EXPECT_FALSE(deadline.passed());
+      closer.join();
+    }
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
 }
 
 TEST(ShareMemory, TheDeadlineEndsItWhereARankDoesNotCome) {

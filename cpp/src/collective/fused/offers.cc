@@ -58,7 +58,9 @@ std::shared_ptr<Segment> Offers::make(const Group& group, bool usable) {
 std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline deadline) {
   const auto from = group.rank(0).peer;
   const Key key{from.get(), group.id()};
-  const auto gone = [&] { return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed; };
+  const auto gone = [&] {
+    return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed || gone_.contains(group.id());
+  };
   context_.engine()->drive(deadline, [&] { return find(key) != received_.end() || gone(); });
   UniqueFd fd;
   {
@@ -89,6 +91,7 @@ void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd>
 void Offers::on_group_gone(std::uint64_t group) {
   gone_.insert(group);
   std::erase_if(received_, [&](const Received& one) { return one.key.second == group; });
+  context_.engine()->wake_waiters();
 }
 
 void Offers::on_peer_gone(const PeerState& peer) {

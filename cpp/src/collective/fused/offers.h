@@ -27,8 +27,8 @@ class Offers {
 
   // ---- engine lock not held ----
   // The segment of `group`, which every process of it asks for alike; null: none, because the ranks may not share one, or
-  // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed or rank 0 is gone. `usable`: whether this
-  // process takes part; where it is rank 0's, the others are told.
+  // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed, rank 0 is gone or another thread closed
+  // the group. `usable`: whether this process takes part; where it is rank 0's, the others are told.
   std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline);
 
   // ---- engine lock held ----
