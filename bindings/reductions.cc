@@ -32,11 +32,21 @@ std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
   return buffers;
 }
 
-// Calls `many(buffers)` for {member: ...}. False: `out` is one array.
+// Whether blocks have sizes of their own.
+bool uneven(const py::object& counts, const py::object& displacements) {
+  if (counts.is_none() && !displacements.is_none()) refuse("displacements= requires counts=");
+  return !counts.is_none();
+}
+
+// Calls `many(buffers)` for {member: ...}. False: `out` is one array. `others`: arguments that go with one array only.
 template <class T, class Many>
-bool for_members(const T&, const py::object& out, const Timeout& timeout, const Many& many) {
+bool for_members(const T&, const py::object& out, const Timeout& timeout, const Many& many,
+                 const std::vector<std::pair<const char*, py::object>>& others = {}) {
   if constexpr (std::is_same_v<T, Communicator>) {
     if (!py::isinstance<py::dict>(out)) return false;
+    for (const auto& [name, value] : others) {
+      if (value && !value.is_none()) refuse(std::string("{member: ...} goes without ") + name + "=: a Member's own call takes it");
+    }
     const std::vector<MemberBuffers> buffers = buffers_of(out);
     const Deadline deadline = deadline_of(timeout);
     interruptible([&] { return many(buffers, deadline); });
@@ -144,7 +154,7 @@ void bind_reducing(Class& cls) {
               return self.reduce_scatter(buffers, reduction, deadline, text(algorithm));
             };
             if constexpr (std::is_same_v<T, Communicator>) {
-              if (for_members(self, out, timeout, many)) return;
+              if (for_members(self, out, timeout, many, {{"counts", counts}})) return;
             }
             const BorrowedView to(out, true), from(source, false);
             const Deadline deadline = deadline_of(timeout);
@@ -229,12 +239,13 @@ void bind_spreading(Class& cls) {
              return self.all_gather(buffers, deadline, text(algorithm));
            };
            if constexpr (std::is_same_v<T, Communicator>) {
-             if (for_members(self, out, timeout, many)) return;
+             if (for_members(self, out, timeout, many, {{"inp", inp}, {"counts", counts}, {"displacements", displacements}}))
+               return;
            }
            const BorrowedView to(out, true), from(inp, false);
            const Deadline deadline = deadline_of(timeout);
            const Member member = member_of(self);
-           if (counts.is_none()) {
+           if (!uneven(counts, displacements)) {
              interruptible([&] { return member.all_gather(*to, *from, deadline, text(algorithm)); }, gil_for(to->bytes));
            } else {
              const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
@@ -252,7 +263,7 @@ void bind_spreading(Class& cls) {
              const Name& algorithm, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
-            if (counts.is_none()) {
+            if (!uneven(counts, displacements)) {
               const ReleasedGil nogil;
               return ordered.join(check(member_of(self).iall_gather(to, from, text(algorithm))), {to, from});
             }
@@ -302,14 +313,16 @@ void bind_rooted(Class& cls) {
             const py::object& displacements, const Timeout& timeout) {
            const auto many = [&](const auto& buffers, Deadline deadline) { return self.gather(buffers, root, deadline); };
            if constexpr (std::is_same_v<T, Communicator>) {
-             if (for_members(self, out, timeout, many)) return;
+             if (for_members(self, out, timeout, many, {{"inp", inp}, {"counts", counts}, {"displacements", displacements}}))
+               return;
            }
            const MemoryView to = maybe_view(out, true), from = view_of(inp, false);
            const Deadline deadline = deadline_of(timeout);
            const Member member = member_of(self);
-           if (counts.is_none() || out.is_none()) {
+           const bool is_uneven = uneven(counts, displacements);
+           if (!is_uneven || out.is_none()) {
              interruptible([&] {
-               return counts.is_none() ? member.gather(to, from, root, deadline) : member.gather_v(to, {}, from, root, deadline);
+               return !is_uneven ? member.gather(to, from, root, deadline) : member.gather_v(to, {}, from, root, deadline);
              });
            } else {
              const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
@@ -336,14 +349,16 @@ void bind_rooted(Class& cls) {
              const py::object& displacements, const Timeout& timeout) {
             const auto many = [&](const auto& buffers, Deadline deadline) { return self.scatter(buffers, root, deadline); };
             if constexpr (std::is_same_v<T, Communicator>) {
-              if (for_members(self, out, timeout, many)) return;
+              if (for_members(self, out, timeout, many, {{"inp", inp}, {"counts", counts}, {"displacements", displacements}}))
+                return;
             }
             const MemoryView to = view_of(out, true), from = maybe_view(inp, false);
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
-            if (counts.is_none() || inp.is_none()) {
+            const bool is_uneven = uneven(counts, displacements);
+            if (!is_uneven || inp.is_none()) {
               interruptible([&] {
-                return counts.is_none() ? member.scatter(to, from, root, deadline) : member.scatter_v(to, from, {}, root, deadline);
+                return !is_uneven ? member.scatter(to, from, root, deadline) : member.scatter_v(to, from, {}, root, deadline);
               });
             } else {
               const LayoutArrays layout(counts, displacements, item_size_of(inp), "counts");

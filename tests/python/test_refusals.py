@@ -114,3 +114,26 @@ def test_transports_without_an_interface_for_other_programs() -> None:
             context.connect_native("verbs", {"qp_num": -1})
     with hmc.Context(transports="shm") as context, pytest.raises(hmc.UnsupportedError, match="left out"):
         context.buffer(64).native("verbs")
+
+
+@pytest.mark.parametrize("call", ["all_gather", "gather", "scatter"])
+def test_displacements_without_counts(comm: hmc.Communicator, call: str) -> None:
+    out, inp = np.zeros(8, np.uint8), np.ones(8, np.uint8)
+    with pytest.raises(hmc.InvalidArgumentError, match="displacements= requires counts="):
+        getattr(comm, call)(out, inp, displacements=[0])
+    if call == "all_gather":
+        with pytest.raises(hmc.InvalidArgumentError, match="displacements= requires counts="):
+            comm.iall_gather(out, inp, displacements=[0])
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("reduce_scatter", "counts")]
+    + [(call, name) for call in ("all_gather", "gather", "scatter") for name in ("inp", "counts", "displacements")],
+)
+def test_members_take_no_arguments_of_one_array(comm: hmc.Communicator, call: str, name: str) -> None:
+    out, inp = np.zeros(8, np.uint8), np.ones(8, np.uint8)
+    with pytest.raises(hmc.InvalidArgumentError, match=f"without {name}="):
+        getattr(comm, call)({comm.local[0]: (out, inp)}, **{name: inp if name == "inp" else [8]})
+    assert not out.any()
