@@ -28,7 +28,7 @@ T = TypeVar("T")
 #: the others are terminated, then killed.
 COLLECT = 0.2
 PATIENCE = 0.4
-#: Seconds that the rank which failed first has to report, where the others' failures follow from it.
+#: Seconds that the rank which failed first has to report, where the others' failures follow from it. The deadline ends them.
 CAUSE = 5.0
 FOLLOWS = (PeerLostError, ClosedError, HmcCancelledError)  # of ranks that another one has left, closed or aborted
 
@@ -109,8 +109,10 @@ def _poll(job: Job, files: Sequence[IO[bytes]], deadline: Deadline) -> dict[int,
     """Exit statuses of the ranks that have ended by themselves, once all have or one has failed."""
     codes = job.ended()
     if any(codes.values()):
-        time.sleep(COLLECT)
-        until = time.monotonic() + CAUSE
+        left = deadline.left()
+        patience = CAUSE if left is None else min(CAUSE, left)
+        until = time.monotonic() + patience
+        time.sleep(min(COLLECT, patience))
         while len(codes := job.ended()) < len(files) and time.monotonic() < until:
             if not all(_follows(files[rank]) for rank, code in codes.items() if code):
                 break
