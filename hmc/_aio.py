@@ -8,27 +8,40 @@ await never ends while its memory may still be read or written.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hmc import _core
+
+if TYPE_CHECKING:
+    from hmc._loop import _Waiter
 
 __all__ = ["await_work", "install"]
 
 _Ranked = _core.Member | _core.Communicator
 
 
-async def _completion(work: _core.Work) -> None:
-    if not work.done:
+def _watched(work: _core.Work, own: bool) -> _Waiter:
+    try:
         from hmc._loop import watched  # asyncio takes longer to import than all of hmc
 
-        await watched(work).wait()
+        return watched(work)
+    except BaseException:
+        if own:
+            work._withdraw()
+        raise
+
+
+async def _completion(work: _core.Work, own: bool = True) -> None:
+    """``own``: no other code has this Work. Where no loop can watch it, it is withdrawn: it would consume what others wait for."""
+    if not work.done:
+        await _watched(work, own).wait()
     error = work.error()
     if error is not None:
         raise error
 
 
 async def _completed_info(work: _core.Work) -> _core.MessageInfo:
-    await _completion(work)
+    await _completion(work, own=False)
     return work.info
 
 

@@ -306,7 +306,8 @@ class Buffer:
             self._in_turn(deadline, lambda: found.append(work()))
             return found[0]
         except BaseException:
-            self._undelivered = found
+            if found:  # else that of an earlier call stays
+                self._undelivered = found
             raise
 
     def _in_turn(self, deadline: Deadline, work: Callable[[], Any]) -> Any:

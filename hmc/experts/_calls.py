@@ -119,10 +119,15 @@ class Call(ABC):
         self._check(late, deadline)
 
     def _check(self, late: list[int], deadline: Deadline) -> None:
+        others = [rank for rank in late if rank != self.fabric.peers.rank]
+        if others:
+            raise HmcTimeoutError(
+                f"{self.name}: {names(others)} did not answer within {deadline.timeout} s: "
+                "resume() waits on, mask(rank) goes on without a rank"
+            )
         if late:
             raise HmcTimeoutError(
-                f"{self.name}: {names(late)} did not answer within {deadline.timeout} s: "
-                "resume() waits on, mask(rank) goes on without a rank"
+                f"{self.name}: this rank's own rows were not there within {deadline.timeout} s: resume() waits on"
             )
 
     def forget(self, rank: int) -> None:

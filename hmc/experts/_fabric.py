@@ -18,7 +18,7 @@ import numpy as np
 
 from hmc import _core
 from hmc._deadline import Deadline
-from hmc.errors import AuthenticationError, HmcError, InvalidArgumentError, ProtocolError
+from hmc.errors import AuthenticationError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
 from hmc.experts._memory import Area, Counts, Growing
 from hmc.experts._peers import Peers
 from hmc.experts._shape import Shape
@@ -59,6 +59,7 @@ class Fabric:
         paths = [comm.path(rank, device, there.device, deadline.left()) for rank, there in enumerate(self.stagings)]
         self.mapped = [path.transport in ("shm", "local", "ipc") for path in paths]
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
+        self._importing: dict[tuple[int, bytes], _core._RemoteBufferWork] = {}
         comm.barrier(timeout=deadline.left())  # a rank may close its Buffer at once: by then all have imported its memory
 
     def _agree(self, shape: Shape, deadline: Deadline) -> None:
@@ -100,20 +101,33 @@ class Fabric:
         return number % SLOTS * self.shape.tokens * (self.shape.row_bytes + self.shape.scale_bytes)
 
     def result_buffer(self, rank: int, descriptor: bytes, deadline: Deadline) -> _core.RemoteBuffer:
-        """A rank's results by descriptor, imported once. HmcTimeoutError, PeerLostError; ProtocolError names the rank."""
+        """A rank's results by descriptor, imported once. HmcTimeoutError, PeerLostError; ProtocolError names the rank.
+
+        After HmcTimeoutError the import goes on, and the next call waits for the same one.
+        """
         key = (rank, descriptor)
         if key not in self._imported:
             try:
-                parsed = _core.Descriptor.parse(descriptor)
-                peer = self.comm.peer(rank, timeout=deadline.left())
-                self._imported[key] = peer.import_buffer(parsed, timeout=deadline.left())
+                if key not in self._importing:
+                    parsed = _core.Descriptor.parse(descriptor)
+                    peer = self.comm.peer(rank, timeout=deadline.left())
+                    self._importing[key] = peer._iimport(parsed, None)
+                self._importing[key].wait(deadline.left())
+                self._imported[key] = self._importing.pop(key)._take()
+            except HmcTimeoutError:
+                raise
             except (AuthenticationError, InvalidArgumentError, ProtocolError) as error:
+                self._importing.pop(key, None)
                 raise ProtocolError(f"combine: the header of rank {rank} names no results: {error}") from error
+            except HmcError:
+                self._importing.pop(key, None)
+                raise
         return self._imported[key]
 
     def close(self, deadline: Deadline) -> None:
         """HmcTimeoutError where a rank may still access the memory. Another call goes on waiting."""
         self._imported.clear()
+        self._importing.clear()
         for growing in [*self.rows, *self.scales, *self.results, self.gathered]:
             growing.close(deadline)
         for buffer in (self.staging, self.window, self.outbox):

@@ -318,6 +318,21 @@ def test_notify_times_out_and_sends_nothing() -> None:
         assert ba.notifications(timeout=20) == [(-1, b"last")]
 
 
+def test_a_wait_that_no_loop_can_watch_consumes_nothing(door: Door) -> None:
+    class Blind(asyncio.SelectorEventLoop):
+        def add_reader(self, *_: Any) -> None:
+            raise NotImplementedError
+
+    loop = Blind()
+    with pytest.raises(NotImplementedError):
+        loop.run_until_complete(door.wait_async(5))
+    loop.close()
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        door.wait_async(5).send(None)
+    door.notify(5)
+    door.wait(5, timeout=20)
+
+
 def test_a_closed_context_ends_the_waits(pair: Any) -> None:
     _, b, _, ba = pair
 

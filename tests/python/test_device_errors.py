@@ -33,6 +33,36 @@ assert (back == data).all()
     )
 
 
+RECORD = {"cuda": "cuEventRecord", "rocm": "hipEventRecord", "musa": "musaEventRecord", "mlu": "cnrtPlaceNotifier"}
+
+
+@pytest.mark.parametrize("vendor", RECORD)
+def test_nothing_is_written_after_a_copy_whose_event_fails(vendor: str) -> None:
+    """The caller may free the memory when the call has raised."""
+    run_alone(
+        f"""
+import ctypes, time, hmc.testing
+hmc.devices()
+library = ctypes.CDLL(hmc.testing.library("{vendor}"))
+source, target = hmc.Memory(70_000, "{vendor}:0"), np.zeros(70_000, np.uint8)
+source.fill(0xEE)
+source.copy_to(target)
+target[:] = 0
+assert library.hmcsim_fail(b"{RECORD[vendor]}", 1, 999) == 0
+try:
+    source.copy_to(target)
+except hmc.DeviceError as error:
+    assert "999" in str(error), error
+else:
+    raise SystemExit("no error")
+found = target.copy()
+time.sleep(0.5)
+assert (target == found).all(), f"{{int((target != found).sum())}} bytes came later"
+""",
+        HMC_SIM_DELAY_US="20000",
+    )
+
+
 @pytest.mark.parametrize("vendor", ALLOCATE)
 def test_numpy_of_device_memory_is_a_buffer_error(vendor: str) -> None:
     run_alone(

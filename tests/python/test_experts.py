@@ -140,6 +140,35 @@ def test_two_dispatches_in_flight_and_two_buffers(run_experts: Callable[..., str
     assert run_experts(source, 3, transport).count("done") == 3
 
 
+@TRANSPORTS
+def test_calls_that_are_polled_end(run_experts: Callable[..., str], transport: str) -> None:
+    source = """
+    import re
+    def polled(call):
+        end = time.monotonic() + 15
+        while True:
+            try:
+                return call()
+            except hmc.HmcTimeoutError as error:
+                late = re.search("ranks? ([0-9, ]+) did not answer", str(error))
+                assert "own rows" in str(error) if late is None else str(comm.rank) not in late[1].split(", "), error
+                assert time.monotonic() < end, error
+                call = lambda: ep.resume(timeout=0)
+    with hmc.init() as comm, buffer_of(comm) as ep:
+        for number in range(6):
+            x = rows((number, comm.rank), 17, 33)
+            ids, weights = routing((number, comm.rank), 17, 5, 13)
+            x2, handle = polled(lambda: ep.dispatch(x, ids, weights, timeout=0))
+            results = apply(ep, x2, handle)
+            y = polled(lambda: ep.combine(results, handle, timeout=0))
+            check_sum(ep, y, x, ids, weights, handle)
+        assert all(ep.alive)
+        comm.barrier(timeout=20)
+    print("done")
+    """
+    assert run_experts(source, 2, transport, timeout=60).count("done") == 2
+
+
 def test_results_are_the_same_bytes_on_any_number_of_ranks(run_experts: Callable[..., str]) -> None:
     """Random bfloat16, not integers: the sum of a token depends on the order of its choices alone."""
     source = """

@@ -66,3 +66,29 @@ def test_calls_interrupted_at_any_moment_are_resumed(transport: str, tmp_path: P
     """
     prelude = f"os.environ['HMC_TRANSPORTS'] = '{transport},local'\n" + PRELUDE
     run_survivors(prelude + textwrap.dedent(source), 2, [0, 1], tmp_path)
+
+
+def test_a_refused_call_does_not_lose_the_result_of_an_interrupted_one(tmp_path: Path) -> None:
+    source = """
+    class Interrupted:  # as by Ctrl-C once the call is over
+        def __init__(self, lock):
+            self.lock = lock
+        def acquire(self, *arguments):
+            return self.lock.acquire(*arguments)
+        def release(self):
+            self.lock.release()
+            ep._lock = self.lock
+            raise KeyboardInterrupt
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x, (ids, weights) = rows((1,), 17, 33), routing((1,), 17, 5, 13)
+    ep._lock = Interrupted(ep._lock)
+    refused(KeyboardInterrupt, ep.dispatch, x, ids, weights, timeout=20)
+    refused(hmc.InvalidArgumentError, ep.release, None)
+    x2, handle = ep.resume(timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert "no call has timed out" in refused(hmc.InvalidArgumentError, ep.resume)
+    ep.close()
+    end()
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source), 1, [0], tmp_path)

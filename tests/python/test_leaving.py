@@ -119,6 +119,65 @@ comm.close()
     )
 
 
+def test_another_thread_closes_while_share_memory_waits_for_the_segment(run_job: Callable[..., str]) -> None:
+    """256 later segments of other groups push it out of rank 1."""
+    run_job(
+        PRELUDE
+        + """
+group = comm.subgroup([0, 1], 2)
+if comm.rank == 0:
+    sharing = threading.Thread(target=lambda: refusal(group.share_memory, timeout=50))
+    sharing.start()
+    time.sleep(0.3)
+    for number in range(256):
+        refusal(comm.subgroup([0, 1], 3 + number).share_memory, timeout=0)
+    comm.barrier(timeout=50)
+    comm.wait_notify(1, 7, timeout=50)
+    sharing.join()
+else:
+    comm.barrier(timeout=50)
+    time.sleep(1)  # segments do not come by the barrier's way
+    threading.Timer(0.5, group.close).start()
+    name, text, seconds = refusal(group.share_memory, timeout=30)
+    comm.notify(0, 7)
+    assert name == "ClosedError" and seconds < 20, (name, text, seconds)
+comm.barrier(timeout=50)
+comm.close()
+""",
+    )
+
+
+def test_a_close_beside_a_mismatch_reaches_the_others(run_job: Callable[..., str]) -> None:
+    """A polling thread ends the call while close() waits for the engine."""
+    run_job(
+        PRELUDE
+        + """
+if comm.rank == 1:
+    polling = [threading.Thread(target=comm.wait_notify, args=(0, 9 + i), kwargs={"timeout": 100}) for i in range(2)]
+    [one.start() for one in polling]
+for number in range(2000):
+    group = comm.split(0, timeout=30)
+    start = float(comm.exchange_bytes(repr(time.monotonic() + 0.0005).encode(), timeout=30)[0]) + np.random.random() * 3e-4
+    while time.monotonic() < start:
+        pass
+    if comm.rank == 1:
+        work = group.iall_reduce(np.ones(9))
+        group.close()
+    else:
+        name, text, seconds = refusal(group.barrier, timeout=10)
+        assert seconds < 5 and "rank 1 (" in text, (number, name, text, seconds)
+if comm.rank == 0:
+    comm.notify(1, 9)
+    comm.notify(1, 10)
+else:
+    [one.join() for one in polling]
+comm.barrier(timeout=30)
+comm.close()
+""",
+        timeout=120,
+    )
+
+
 def test_segments_that_nobody_takes_are_not_kept(run_job: Callable[..., str]) -> None:
     run_job(
         PRELUDE
