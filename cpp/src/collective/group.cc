@@ -71,11 +71,16 @@ void Group::join() {
 }
 
 void Group::leave() {
-  if (closed_.exchange(true) || engine()->forked()) return;
+  if (engine()->forked()) {
+    closed_.store(true);
+    return;
+  }
   const auto self = shared_from_this();
   bool broken = false;
   {
     const auto lock = engine()->lock();
+    // Not before: a collective that fails meanwhile would be told to nobody.
+    if (closed_.exchange(true)) return;
     world_->remove(*this);
     std::uint64_t first = *std::ranges::min_element(sequence_);
     const auto earlier = [&first](const CollectiveWork& work) {

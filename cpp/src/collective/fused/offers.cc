@@ -12,7 +12,8 @@
 namespace hmc::fused {
 namespace {
 
-constexpr std::size_t max_received = 256;  // from all peers; then the oldest is dropped
+// From all peers. Of older ones the memory is dropped, then also that they came.
+constexpr std::size_t max_segments = 256, max_received = 4096;
 
 void warn(const Status& why) { warn_once("fused.segment", "reductions among ranks of this host go by messages: " + why.str()); }
 
@@ -84,6 +85,7 @@ void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd>
   const std::uint64_t group = reader.u64();
   if (!reader.finish() || gone_.contains(group)) return;
   if (received_.size() == max_received) received_.erase(received_.begin());
+  if (received_.size() >= max_segments) received_[received_.size() - max_segments].fd = UniqueFd();
   received_.push_back({{&peer, group}, fds.empty() ? UniqueFd() : std::move(fds.front())});
   context_.engine()->wake_waiters();
 }
