@@ -35,6 +35,7 @@ HMC_FACADE(hipError_t, hipIpcGetMemHandle, (hipIpcMemHandle_t * handle, void* da
 HMC_FACADE(hipError_t, hipIpcOpenMemHandle, (void** data, hipIpcMemHandle_t handle, unsigned flags), (data, handle, flags));
 HMC_FACADE(hipError_t, hipIpcCloseMemHandle, (void* data), (data));
 HMC_FACADE(hipError_t, hipStreamCreateWithFlags, (hipStream_t * stream, unsigned flags), (stream, flags));
+HMC_FACADE(hipError_t, hipStreamQuery, (hipStream_t stream), (stream));
 HMC_FACADE(hipError_t, hipStreamWaitEvent, (hipStream_t stream, hipEvent_t event, unsigned flags), (stream, event, flags));
 HMC_FACADE(hipError_t, hipEventCreateWithFlags, (hipEvent_t * event, unsigned flags), (event, flags));
 HMC_FACADE(hipError_t, hipEventRecord, (hipEvent_t event, hipStream_t stream), (event, stream));

@@ -27,7 +27,7 @@ Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
     if (const int code = calls_.copies->fill(target.data, value, target.bytes, stream->handle); code != 0) {
       return devices_.failure("filling " + std::to_string(target.bytes) + " bytes on " + devices_.name(index), code);
     }
-    HMC_TRY(devices_.leave_event(*on, *stream, &done, {}));
+    devices_.leave_event(*on, *stream, &done, {});
   }
   return done.wait(runtime_);
 }
@@ -69,7 +69,8 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
   if (const int code = calls_.compute->reduce(index, reduction, stream->handle); code != 0) {
     return devices_.failure("reducing " + std::to_string(op.target.bytes) + " bytes on " + devices_.name(index), code);
   }
-  return devices_.leave_event(*on, *stream, done, {});
+  devices_.leave_event(*on, *stream, done, {});
+  return {};
 }
 
 Status AcceleratorCompute::prepare_exchange(int index, DataType type) {

@@ -65,7 +65,8 @@ Status AcceleratorCopies::start(AcceleratorDevice& device, CopyStream& stream, c
         code);
     if (issued == 0) return failed;
   }
-  return devices_.leave_event(device, stream, done, std::move(failed));
+  devices_.leave_event(device, stream, done, std::move(failed));
+  return {};
 }
 
 // Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
@@ -107,19 +108,20 @@ bool AcceleratorCopies::poll() {
   };
   std::array<Ended, 32> ended;  // a bounded turn; the rest at the next
   std::size_t count = 0;
-  const VendorCodes& codes = calls_.traits.codes;
-  for (const auto& each : devices_.all()) {
+  const auto all = devices_.all();
+  for (std::size_t index = 0; index < all.size(); ++index) {
+    const auto& each = all[index];
     if (each->pending.load(std::memory_order_relaxed) == 0) continue;
     const std::scoped_lock lock(each->mutex);
     const auto take_ended = [&](CopyStream& stream) {
       while (!stream.pending.empty() && count < ended.size()) {
         PendingCopy& oldest = stream.pending.front();
-        const int code = calls_.streams->query(oldest.event);
-        if (code == codes.not_ready[0] || code == codes.not_ready[1]) break;
+        int code = 0;
+        if (!devices_.is_over(static_cast<int>(index), stream, oldest, code)) break;
         Status outcome = std::move(oldest.failure);
         if (code != 0 && outcome.ok()) outcome = devices_.failure("a copy of " + devices_.vendor(), code);
         ended[count++] = {oldest.done, std::move(outcome)};
-        each->free_events.push_back(oldest.event);
+        if (oldest.event != nullptr) each->free_events.push_back(oldest.event);
         stream.pending.pop_front();
         each->pending.fetch_sub(1);
       }

@@ -109,12 +109,6 @@ Result<VendorEvent> AcceleratorDevices::event(AcceleratorDevice& device) {
   return made;
 }
 
-Status AcceleratorDevices::reserve_event(AcceleratorDevice& device) {
-  HMC_ASSIGN(const VendorEvent made, event(device));
-  device.free_events.push_back(made);
-  return {};
-}
-
 Result<CopyStream*> AcceleratorDevices::stream(AcceleratorDevice& device, std::size_t index) {
   CopyStream& wanted = device.streams[index];
   if (wanted.handle == nullptr) {
@@ -216,15 +210,30 @@ int AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
   return 0;
 }
 
-Status AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
-  HMC_ASSIGN(const VendorEvent made, event(device));
-  if (const int code = calls_.streams->record(made, stream.handle); code != 0) {
-    device.free_events.push_back(made);
-    return failure("recording an event of " + vendor_, code);
+bool AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {
+  const Result<VendorEvent> made = event(device);
+  Status lacking = made.status();
+  if (made.ok()) {
+    if (const int code = calls_.streams->record(*made, stream.handle); code != 0) {
+      device.free_events.push_back(*made);
+      lacking = failure("recording an event of " + vendor_, code);
+    }
   }
-  stream.pending.push_back({made, done, std::move(failed)});
+  const bool left = lacking.ok();
+  stream.pending.push_back({left ? *made : nullptr, done, failed.ok() ? std::move(lacking) : std::move(failed)});
   device.pending.fetch_add(1);
-  return {};
+  return left;
+}
+
+bool AcceleratorDevices::is_over(int index, const CopyStream& stream, const PendingCopy& copy, int& code) const {
+  const VendorCodes& codes = calls_.traits.codes;
+  if (copy.event != nullptr) {
+    code = calls_.streams->query(copy.event);
+  } else {
+    const DeviceScope scope(*calls_.devices, index);
+    code = scope.code() != 0 ? scope.code() : calls_.streams->query_stream(stream.handle);
+  }
+  return code != codes.not_ready[0] && code != codes.not_ready[1];
 }
 
 }  // namespace hmc

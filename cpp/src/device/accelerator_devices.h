@@ -22,7 +22,7 @@
 namespace hmc {
 
 struct PendingCopy {
-  VendorEvent event;
+  VendorEvent event;  // null: it is over once its stream is
   Completion* done;
   Status failure;  // of a copy that was begun and could not be finished
 };
@@ -78,14 +78,15 @@ class AcceleratorDevices {
   [[nodiscard]] std::span<const std::unique_ptr<AcceleratorDevice>> all() const noexcept { return devices_; }
   // With the device's mutex held and the device current.
   Result<VendorEvent> event(AcceleratorDevice& device);
-  // Likewise. So that the next event() cannot fail: before what must not go on without one.
-  Status reserve_event(AcceleratorDevice& device);
   // Likewise. That stream, made at first use.
   Result<CopyStream*> stream(AcceleratorDevice& device, std::size_t index);
   // Likewise. One that is no other exchange's.
   Result<CopyStream*> exchange_stream(AcceleratorDevice& device);
-  // Likewise. Completes `done` once all that is on the stream so far is over. What failed half way ends there, with `failed`.
-  Status leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
+  // Likewise. Completes `done` once all that is on the stream so far is over: until then memory is read and written. What failed
+  // half way ends there, with `failed`. False: the vendor has no event; `done` gets that error once the whole stream is over.
+  bool leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
+  // With the mutex of device `index` held. Whether a copy on `stream` is over, and how it ended.
+  [[nodiscard]] bool is_over(int index, const CopyStream& stream, const PendingCopy& copy, int& code) const;
 
   // Calls `load`, which loads a kernel, once nothing on the device waits for other devices or for the host, and returns its code. A
   // vendor's loader waits for all that runs on the device, and holds up whoever would end that. The vendor's `unsupported`: not

@@ -80,7 +80,6 @@ Status AcceleratorExchange::run(ExchangeCall call, const std::array<const Stream
   const DeviceScope scope(*calls.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
   const std::scoped_lock lock(device_.loading, device_.mutex);
-  HMC_TRY(devices_.reserve_event(device_));
   for (const StreamPoint* point : after) {
     if (point == nullptr) continue;
     const int code = calls.streams->wait(stream_->handle, static_cast<const AcceleratorPoint*>(point)->event());
@@ -88,9 +87,8 @@ Status AcceleratorExchange::run(ExchangeCall call, const std::array<const Stream
   }
   if (const int code = calls.exchange->run(index, call, stream_->handle); code != 0)
     return devices_.failure("starting a collective on " + devices_.name(index), code);
-  const Status left = devices_.leave_event(device_, *stream_, done, {});
-  if (!left.ok()) end_kernels();  // its end would not be noticed
-  return left;
+  if (!devices_.leave_event(device_, *stream_, done, {})) end_kernels();  // the call fails at this rank: it waits for no other
+  return {};
 }
 
 Status AcceleratorExchange::order(StreamHandle stream) {

@@ -32,7 +32,6 @@ std::array<std::span<const std::byte>, page_tables> tables_of(const PageCall& ca
 Status AcceleratorPages::launch(AcceleratorDevice& on, const PageCall& call, const AcceleratorScratch::Piece& scratch,
                                 const PageTables& tables, Completion* done) {
   HMC_ASSIGN(CopyStream * stream, devices_.stream(on, AcceleratorDevice::compute_stream));
-  HMC_TRY(devices_.reserve_event(on));
   void* const sums = tables[static_cast<std::size_t>(PageTable::sums)];
   const auto sums_at = static_cast<std::size_t>(static_cast<std::byte*>(sums) - static_cast<std::byte*>(scratch.device));
   int code = calls_.copies->copy(scratch.device, scratch.host, sums_at, CopyDirection::to_device, stream->handle);
@@ -42,7 +41,8 @@ Status AcceleratorPages::launch(AcceleratorDevice& on, const PageCall& call, con
     code = calls_.copies->copy(scratch.host + sums_at, sums, call.sums.size_bytes(), CopyDirection::to_host, stream->handle);
   Status failed =
       code == 0 ? Status() : devices_.failure("digests or conversion of pages on " + devices_.name(scratch.index), code);
-  return devices_.leave_event(on, *stream, done, std::move(failed));
+  devices_.leave_event(on, *stream, done, std::move(failed));
+  return {};
 }
 
 Status AcceleratorPages::run(int index, const PageCall& call) {
@@ -71,8 +71,7 @@ Status AcceleratorPages::run(int index, const PageCall& call) {
     const std::scoped_lock lock(on->mutex);
     status = launch(*on, call, scratch, tables, &done);
   }
-  if (!status.ok()) return status;  // what was queued may still use the scratch, which is not used again
-  status = done.wait(runtime_);
+  if (status.ok()) status = done.wait(runtime_);
   if (status.ok() && !call.sums.empty()) std::memcpy(call.sums.data(), scratch.host + at, call.sums.size_bytes());
   scratch_.give(scratch);
   return status;

@@ -36,7 +36,7 @@ Status AcceleratorQueue::run(const std::array<const StreamPoint*, 2>& after, con
   }
   Status status = issue(reinterpret_cast<StreamHandle>(stream_.handle));
   const std::scoped_lock lock(device_.mutex);
-  if (status.ok()) status = devices_.leave_event(device_, stream_, done, {});
+  if (status.ok()) devices_.leave_event(device_, stream_, done, {});
   device_.issuing.fetch_sub(1);
   return status;
 }

@@ -29,7 +29,6 @@ Result<bool> AcceleratorSums::prepare(int index, DataType type) {
 Status AcceleratorSums::launch(AcceleratorDevice& on, const WeightedSumOp& op, const AcceleratorScratch::Piece& scratch,
                                Completion* done) {
   HMC_ASSIGN(CopyStream * stream, devices_.stream(on, AcceleratorDevice::compute_stream));
-  HMC_TRY(devices_.reserve_event(on));
   const VendorWeightedSum sum{.target = op.target.data,
                               .rows = op.rows,
                               .terms = scratch.device,
@@ -40,7 +39,8 @@ Status AcceleratorSums::launch(AcceleratorDevice& on, const WeightedSumOp& op, c
   int code = calls_.copies->copy(scratch.device, scratch.host, op.terms.size_bytes(), CopyDirection::to_device, stream->handle);
   if (code == 0) code = calls_.weighted_sums->run(scratch.index, sum, stream->handle);
   Status failed = code == 0 ? Status() : devices_.failure("weighted sums on " + devices_.name(scratch.index), code);
-  return devices_.leave_event(on, *stream, done, std::move(failed));
+  devices_.leave_event(on, *stream, done, std::move(failed));
+  return {};
 }
 
 Status AcceleratorSums::run(const WeightedSumOp& op) {
@@ -58,8 +58,7 @@ Status AcceleratorSums::run(const WeightedSumOp& op) {
     const std::scoped_lock lock(on->mutex);
     status = launch(*on, op, scratch, &done);
   }
-  if (!status.ok()) return status;  // what was queued may still use the scratch, which is not used again
-  status = done.wait(runtime_);
+  if (status.ok()) status = done.wait(runtime_);
   scratch_.give(scratch);
   return status;
 }

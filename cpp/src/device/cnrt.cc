@@ -47,6 +47,7 @@ struct Api {
   int (*ipc_close)(void*);
   int (*dma_buf)(void*, std::uint64_t, std::size_t, int, unsigned long long);
   int (*queue_create)(VendorStream*);
+  int (*queue_query)(VendorStream);
   int (*copy)(void*, void*, std::size_t, VendorStream, int);
   int (*fill)(void*, int, std::size_t, VendorStream);
   int (*notifier_create)(VendorEvent*, unsigned);
@@ -96,6 +97,7 @@ Status Cnrt::load() {
   need(api_.ipc_open, "cnrtMapMemHandle");
   need(api_.ipc_close, "cnrtUnMapMemHandle");
   need(api_.queue_create, "cnrtQueueCreate");
+  need(api_.queue_query, "cnrtQueueQuery");
   need(api_.fill, "cnrtMemsetAsync");
   need(api_.notifier_create, "cnrtNotifierCreateWithFlags");
   need(api_.notifier_place, "cnrtPlaceNotifier");
@@ -200,6 +202,7 @@ class CnrtStreams final : public VendorStreams {
   int make_event(VendorEvent& event) override { return api_.notifier_create(&event, notifier_disable_timing); }
   int record(VendorEvent event, VendorStream stream) override { return api_.notifier_place(event, stream); }
   int query(VendorEvent event) override { return api_.notifier_query(event); }
+  int query_stream(VendorStream stream) override { return api_.queue_query(stream); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.queue_wait(event, stream, 0); }
   int call_host(VendorStream stream, void (*function)(void*), void* data) override {
     return api_.call_host == nullptr ? cnrt_codes.unsupported : api_.call_host(stream, function, data);

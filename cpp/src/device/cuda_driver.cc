@@ -257,6 +257,7 @@ class CudaStreams final : public VendorStreams {
   int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_driver::event_disable_timing); }
   int record(VendorEvent event, VendorStream stream) override { return api_.event_record(event, stream); }
   int query(VendorEvent event) override { return api_.event_query(event); }
+  int query_stream(VendorStream stream) override { return api_.stream_query(stream); }
   int wait(VendorStream stream, VendorEvent event) override { return api_.stream_wait(stream, event, 0); }
   int call_host(VendorStream stream, void (*function)(void*), void* data) override {
     return api_.call_host == nullptr ? cuda_driver::codes.unsupported : api_.call_host(stream, function, data);

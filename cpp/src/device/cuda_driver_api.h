@@ -62,6 +62,7 @@ constexpr int access_read_write = 3;
   CALL(ipc_open, cuIpcOpenMemHandle_v2, int(Pointer*, IpcHandle, unsigned))                            \
   CALL(ipc_close, cuIpcCloseMemHandle, int(Pointer))                                                   \
   CALL(stream_create, cuStreamCreate, int(VendorStream*, unsigned))                                    \
+  CALL(stream_query, cuStreamQuery, int(VendorStream))                                                 \
   CALL(to_device, cuMemcpyHtoDAsync_v2, int(Pointer, const void*, std::size_t, VendorStream))          \
   CALL(to_host, cuMemcpyDtoHAsync_v2, int(void*, Pointer, std::size_t, VendorStream))                  \
   CALL(on_device, cuMemcpyDtoDAsync_v2, int(Pointer, Pointer, std::size_t, VendorStream))              \

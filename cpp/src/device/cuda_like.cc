@@ -258,6 +258,7 @@ class CudaLikeStreams final : public VendorStreams {
   int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_like::event_disable_timing); }
   int record(VendorEvent event, VendorStream stream) override { return runtime_.clear(api_.event_record(event, stream)); }
   int query(VendorEvent event) override { return runtime_.clear(api_.event_query(event)); }
+  int query_stream(VendorStream stream) override { return runtime_.clear(api_.stream_query(stream)); }
   int wait(VendorStream stream, VendorEvent event) override { return runtime_.clear(api_.stream_wait(stream, event, 0)); }
   int call_host(VendorStream stream, void (*function)(void*), void* data) override {
     return api_.call_host == nullptr ? cuda_like::codes.unsupported : runtime_.clear(api_.call_host(stream, function, data));

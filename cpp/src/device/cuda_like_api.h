@@ -45,6 +45,7 @@ struct Attributes {
   CALL(ipc_open, IpcOpenMemHandle, int(void**, IpcHandle, unsigned))                                   \
   CALL(ipc_close, IpcCloseMemHandle, int(void*))                                                       \
   CALL(stream_create, StreamCreateWithFlags, int(VendorStream*, unsigned))                             \
+  CALL(stream_query, StreamQuery, int(VendorStream))                                                   \
   CALL(copy, MemcpyAsync, int(void*, const void*, std::size_t, int, VendorStream))                     \
   CALL(fill, MemsetAsync, int(void*, int, std::size_t, VendorStream))                                  \
   CALL(event_create, EventCreateWithFlags, int(VendorEvent*, unsigned))                                \

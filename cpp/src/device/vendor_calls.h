@@ -168,6 +168,7 @@ class VendorStreams {
   virtual int make_event(VendorEvent& event) = 0;     // (current) without timing
   virtual int record(VendorEvent event, VendorStream stream) = 0;
   virtual int query(VendorEvent event) = 0;
+  virtual int query_stream(VendorStream stream) = 0;             // (current) whether all that is on it so far is over
   virtual int wait(VendorStream stream, VendorEvent event) = 0;  // the stream, not the host
   // (current) Calls function(data) when the stream gets there, on a thread of the vendor's; the stream goes on when it returns.
   virtual int call_host(VendorStream stream, void (*function)(void*), void* data) = 0;
