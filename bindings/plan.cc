@@ -135,7 +135,7 @@ void bind_plan_records(py::module_& module) {
           },
           py::arg("format"), py::arg("path"),
           "Writes the schedule for another program, and returns the paths of the files. format \"chakra\": an MLCommons Chakra "
-          "execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (pip install 'hmc-sdk[chakra]'). \"msccl\": "
+          "execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (the extra chakra). \"msccl\": "
           "one algorithm in MSCCL's XML, of all_reduce, reduce_scatter, all_gather or all_to_all in equal chunks. path: str or "
           "os.PathLike; files there are replaced. UnsupportedError: what schedule() raises; a plan that the format cannot hold, "
           "and why. OSError; ImportError: protobuf is not installed.")

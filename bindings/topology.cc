@@ -60,7 +60,7 @@ void bind_records(py::module_& module) {
   py::class_<TopologyLink>(module, "TopologyLink", "Two cards that reach each other without host memory, in both directions.")
       .def_readonly("a", &TopologyLink::a, "Name of a card.")
       .def_readonly("b", &TopologyLink::b, "Name of a card.")
-      .def_readonly("kind", &TopologyLink::kind, "\"nvlink\", \"xgmi\", \"peer\", \"same card\", or the application's word.")
+      .def_readonly("kind", &TopologyLink::kind, "\"nvlink\", \"peer\", \"same card\", or the application's word.")
       .def_readonly("bandwidth", &TopologyLink::bandwidth, "Bytes per second and direction; 0: not known.")
       .def("__repr__", [](const TopologyLink& link) { return "<hmc.TopologyLink " + link.a + " - " + link.b + ">"; });
 }

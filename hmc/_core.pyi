@@ -1222,7 +1222,7 @@ class TopologyLink:
     @property
     def kind(self) -> str:
         """
-        "nvlink", "xgmi", "peer", "same card", or the application's word.
+        "nvlink", "peer", "same card", or the application's word.
         """
 
 class Topology:
@@ -1458,7 +1458,7 @@ class CollectivePlan:
         """
     def export(self, format: str, path: typing.Any) -> tuple[typing.Any, ...]:
         """
-        Writes the schedule for another program, and returns the paths of the files. format "chakra": an MLCommons Chakra execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (pip install 'hmc-sdk[chakra]'). "msccl": one algorithm in MSCCL's XML, of all_reduce, reduce_scatter, all_gather or all_to_all in equal chunks. path: str or os.PathLike; files there are replaced. UnsupportedError: what schedule() raises; a plan that the format cannot hold, and why. OSError; ImportError: protobuf is not installed.
+        Writes the schedule for another program, and returns the paths of the files. format "chakra": an MLCommons Chakra execution trace for each rank, path.0.et, path.1.et, ...; requires protobuf (the extra chakra). "msccl": one algorithm in MSCCL's XML, of all_reduce, reduce_scatter, all_gather or all_to_all in equal chunks. path: str or os.PathLike; files there are replaced. UnsupportedError: what schedule() raises; a plan that the format cannot hold, and why. OSError; ImportError: protobuf is not installed.
         """
     @property
     def figures(self) -> str:

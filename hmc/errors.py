@@ -88,7 +88,10 @@ class TransportError(HmcError):
 
 
 class ClosedError(HmcError):
-    """The object was closed by this process, or belongs to the parent of a fork."""
+    """This process or the other side closed the object, it belongs to the parent of a fork, or an earlier collective failed.
+
+    The message says which.
+    """
 
     code = "closed"
 

@@ -1,4 +1,4 @@
-"""Beside cuda-python (pip install "hmc-sdk[cuda]"). Run: python examples/python/beside_cuda_python.py (one process, one device)"""
+"""Beside cuda-python (pip install '.[cuda]'). Run: python examples/python/beside_cuda_python.py (one process, one device)"""
 
 import numpy as np
 from cuda.core import Device

@@ -90,7 +90,7 @@ class HMC_API Context {
 
   // Progress::manual: polls once; true if something moved.
   bool progress() const;
-  // Named counters since creation: "put.bytes.shm", "bytes_staged", "messages.eager", ...
+  // Named counters since creation: "put.bytes.shm", "bytes_staged", "messages.rendezvous", ...
   [[nodiscard]] std::map<std::string, std::uint64_t> counters() const;
 
   // Closes every peer, waits until what was posted has arrived, frees all. Messages and receives without a match end with closed.

@@ -75,7 +75,7 @@ struct DeviceInfo {
 // How two devices of one vendor reach each other without the host.
 struct DeviceLink {
   Device a, b;
-  std::string kind;      // "nvlink", "xgmi", "peer" (the vendor does not say over what)
+  std::string kind;      // "nvlink", "peer" (the vendor does not say over what)
   double bandwidth = 0;  // expected, bytes per second and direction; 0 if unknown
 };
 struct RuntimeInfo {

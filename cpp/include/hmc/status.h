@@ -20,7 +20,7 @@ namespace hmc {
 enum class Code : int {
   ok = 0,
   invalid_argument = 1,  // the caller asked for something that cannot be (size, rank, tag, closed object, bad slice)
-  timeout = 2,           // the deadline passed; the operation is still under way unless the message says otherwise
+  timeout = 2,           // the deadline passed; the operation is still in flight unless the message says otherwise
   cancelled = 3,         // cancel() took effect; the message says whether the target may have been written
   peer_lost = 4,         // the peer's process or host is gone
   out_of_memory = 5,     // host or device memory, descriptors, memlock
@@ -28,7 +28,7 @@ enum class Code : int {
   authentication = 7,    // wrong or missing key, foreign user, forged or stale ticket
   device = 8,            // a vendor runtime call failed; native() is its code
   transport = 9,         // a network or operating-system call of a transport failed; native() is errno or the backend's code
-  closed = 10,           // the object was closed by this process
+  closed = 10,           // closed by this process or by the other side, or an earlier collective failed; the message says which
   stale = 11,            // the remote buffer was closed or re-registered since the descriptor was made
   would_block = 12,      // internal back-pressure between layers; never reaches a user
   protocol = 13,         // the peer sent bytes that break the wire contract, or speaks another version

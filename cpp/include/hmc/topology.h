@@ -44,7 +44,7 @@ struct TopologyNic {
 // Two cards that reach each other without host memory. Both directions.
 struct TopologyLink {
   std::string a, b;      // names of cards
-  std::string kind;      // "nvlink", "xgmi", "peer", "same card", or the application's word
+  std::string kind;      // "nvlink", "peer", "same card", or the application's word
   double bandwidth = 0;  // bytes per second and direction; 0: not known
 
   friend bool operator==(const TopologyLink&, const TopologyLink&) = default;

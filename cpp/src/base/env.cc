@@ -31,7 +31,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_NICS", "", "RDMA devices that verbs may use: `mlx5_0,mlx5_1` only these, `^mlx5_2` all but."},
     {"HMC_RANK", "", "Set by `hmc run`: this process's number in the job."},
     {"HMC_RCCL_LIBRARY", "", "The same for AMD's RCCL (librccl.so.1)."},
-    {"HMC_RENDEZVOUS", "", "Where process 0 listens for the others: unix:/path or tcp://host:port."},
+    {"HMC_RENDEZVOUS", "", "Where process 0 listens for the others: unix:/path or tcp://host:port. Set by `hmc run`."},
     {"HMC_ROCM_LIBRARY", "", "The same for AMD's HIP (libamdhip64.so)."},
     {"HMC_SHM_PTRACE", "1", "0: never copy between address spaces by process_vm_readv and process_vm_writev."},
     {"HMC_SHM_RING_BYTES", "524288", "Bytes of shared ring per direction and peer, at least 393216; taken as they are used."},

@@ -73,15 +73,16 @@ static_assert(first_named_code + all_named.size() <= 256 && static_cast<std::siz
 std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing) {
   if (call.size == 1) return "the group has one rank";
   if (algorithm == Algorithm::mapped && (call.exact || !sharing.devices)) {
-    return "it takes memory of devices that map each other's, and 2 to 8 ranks of one host in a Communicator of init() or split() "
-           "with HMC_FUSED not 0, and no exact sums";
+    return "it takes memory of devices that map each other's, 2 to 8 ranks of one host in a Communicator that shares memory (a "
+           "subgroup() after share_memory()) with HMC_FUSED not 0, and no exact sums";
   }
   if (algorithm == Algorithm::native && (call.exact || !sharing.library)) {
-    return "it takes memory of devices of one vendor whose collective library HMC knows (NCCL, RCCL), and ranks of one host in a "
-           "Communicator of init() or split() with HMC_FUSED not 0, and no exact sums";
+    return "it takes memory of devices of one vendor whose collective library HMC knows (NCCL, RCCL, MCCL), ranks of one host in a "
+           "Communicator that shares memory (a subgroup() after share_memory()) with HMC_FUSED not 0, and no exact sums";
   }
   if (is_shared(algorithm) && algorithm != Algorithm::mapped && algorithm != Algorithm::native && !sharing.cpu)
-    return "it takes CPU memory, and ranks of one host in a Communicator of init() or split() with HMC_FUSED not 0";
+    return "it takes CPU memory, and ranks of one host in a Communicator that shares memory (a subgroup() after "
+           "share_memory()) with HMC_FUSED not 0";
   if (algorithm == Algorithm::shared_whole && !fused::fits_one_shot(call.kind, call.size, call.bytes)) {
     return std::string(reduces(call.kind) ? "an input has " : "the blocks have ") + bytes_text(call.bytes) + ", more than " +
            bytes_text(fused::most_in_one_shot(call.kind, call.size));

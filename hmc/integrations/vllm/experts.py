@@ -2,7 +2,8 @@
 
 vLLM loads :func:`register` in each of its processes (entry point group ``vllm.general_plugins``); an engine is then started with::
 
-    vllm serve MODEL --data-parallel-size 2 --enable-expert-parallel --additional-config '{"all2all": "hmc"}'
+    python -m vllm.entrypoints.openai.api_server --model MODEL --data-parallel-size 2 --enable-expert-parallel \\
+        --additional-config '{"all2all": "hmc"}'
 
 docs/howto/vllm.md says what it does, and where.
 """

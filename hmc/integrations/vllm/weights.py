@@ -2,7 +2,7 @@
 
 vLLM loads :func:`register` in each of its processes (entry point group ``vllm.general_plugins``); an engine is then started with::
 
-    vllm serve MODEL --weight-transfer-config '{"backend": "hmc"}'
+    python -m vllm.entrypoints.openai.api_server --model MODEL --weight-transfer-config '{"backend": "hmc"}'
 
 docs/howto/vllm_weights.md shows both sides.
 """
