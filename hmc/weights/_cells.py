@@ -12,7 +12,7 @@ from hmc.weights._manifest import Shard
 
 __all__ = ["TASK_BYTES", "Box", "Cell", "Group", "Task", "cells_of", "groups_of", "tasks_of", "widened"]
 
-TASK_BYTES = 8 << 20
+TASK_BYTES = 16 << 20
 _TASK_CELLS = 64
 _MOST_CHECKS = 1 << 24  # boxes of one part x shards
 

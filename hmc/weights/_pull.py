@@ -1,8 +1,9 @@
-"""A pull: one worker per source takes tasks from a common list; tasks of a lost source go to the others."""
+"""A pull: workers of each source take tasks from a common list; tasks of a lost source go to the others."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +18,7 @@ from hmc.weights._remote import LOST, Source, release, scratch
 
 __all__ = ["run"]
 
-_IN_FLIGHT = 4  # tasks of a source at another host; on this host one: it is checked while it is in the cache
+_IN_FLIGHT = 4  # tasks of a source at another host; on this host one for each worker
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 
 
@@ -300,12 +301,19 @@ def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
 
 
+def _has_second(source: Source, sources: int) -> bool:
+    """Whether a source has two workers: one checks what has arrived while the other's bytes are copied, where a core is free."""
+    return source.peer.same_host and len(os.sched_getaffinity(0)) >= 2 * sources
+
+
 def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> int:
     """Reads everything into the shadow; returns the epoch that it is of."""
     limits = Limits(cancel, deadline)
     start = _start(plan, epoch, limits)
     board = Board(plan.tasks, set(start.generations), limits)
-    workers = [Worker(plan, number, generation, board, limits, verify) for number, generation in start.generations.items()]
+    required = list(start.generations)
+    seconds = [number for number in required if _has_second(plan.sources[number], len(required))]
+    workers = [Worker(plan, number, start.generations[number], board, limits, verify) for number in required + seconds]
     threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
     started = []
     try:
@@ -313,7 +321,8 @@ def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, canc
             thread.start()
             started.append(thread)
     except RuntimeError as lack:  # no more threads: those that run still write the shadow
-        board.fail(OutOfMemoryError(f"the pull requires {len(threads)} more threads, {len(started)} have started: {lack}"))
+        if len(started) < len(required) - 1:
+            board.fail(OutOfMemoryError(f"the pull requires {len(required) - 1} more threads, {len(started)} have started: {lack}"))
     workers[0].main()
     for thread in started:
         thread.join()
