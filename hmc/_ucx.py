@@ -1,4 +1,4 @@
-"""Where UCX lies when a Python package brought it (``pip install hmc-sdk[ucx]``)."""
+"""Where UCX lies when a Python package brought it (the extra ``ucx``: libucx-cu12)."""
 
 from __future__ import annotations
 

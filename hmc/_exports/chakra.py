@@ -47,7 +47,7 @@ def _classes() -> dict[str, Any]:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
-        raise ImportError("export to chakra requires protobuf: pip install 'hmc-sdk[chakra]'") from error
+        raise ImportError("export to chakra requires protobuf: pip install protobuf") from error
     package = "ChakraProtoMsg"
     file = descriptor_pb2.FileDescriptorProto(name="hmc/chakra.proto", package=package, syntax="proto3")
     for name, fields in _MESSAGES.items():

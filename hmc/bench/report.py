@@ -47,7 +47,7 @@ def draw(points: list[dict[str, Any]], file: str, simulated: bool) -> str:
     try:
         import matplotlib as mpl
     except ImportError:
-        return "no plot: matplotlib is not installed (pip install 'hmc-sdk[plot]')"
+        return "no plot: matplotlib is not installed (pip install matplotlib)"
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -9,7 +9,6 @@ import shutil
 import socket
 import ssl
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -106,9 +105,10 @@ def _descriptors() -> Finding:
 
 
 def _private_directory() -> Finding:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) if runtime else Path(tempfile.gettempdir())
-    if not os.access(folder, os.W_OK):
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    own = runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid()
+    folder = runtime / "hmc" if own else Path(f"/tmp/hmc-{os.geteuid()}")
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         return Finding("socket directory", BAD, f"{folder} is not writable", "set XDG_RUNTIME_DIR to a folder of yours")
     return Finding("socket directory", GOOD, str(folder))
 

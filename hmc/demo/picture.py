@@ -17,7 +17,7 @@ def draw(results: Results, file: str) -> str:
     try:
         import matplotlib as mpl
     except ImportError:
-        return "no picture: matplotlib is not installed (pip install 'hmc-sdk[plot]')"
+        return "no picture: matplotlib is not installed (pip install matplotlib)"
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

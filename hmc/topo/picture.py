@@ -36,7 +36,7 @@ def draw(topology: hmc.Topology, paths: list[list[dict[str, Any]]], file: str) -
     try:
         import matplotlib as mpl
     except ImportError:
-        return "no picture: matplotlib is not installed (pip install 'hmc-sdk[plot]')"
+        return "no picture: matplotlib is not installed (pip install matplotlib)"
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run_hmc
+from commands import run_alone, run_hmc
 
 import hmc.testing
 from hmc.cli.accelerators import accelerators, plugged_in
@@ -29,6 +31,15 @@ def doctor(expect: int = 0, **environment: str) -> list[dict[str, Any]]:
     result = run_hmc("doctor", "--json", environment=environment)
     assert result.returncode == expect, result.stdout + result.stderr
     return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("runtime", ["", "/absent", "own"])
+def test_the_socket_directory_is_the_one_in_use(runtime: str) -> None:
+    with tempfile.TemporaryDirectory() as own:
+        environment = {"XDG_RUNTIME_DIR": own if runtime == "own" else runtime}
+        [found] = [row["found"] for row in doctor(**environment) if row["name"] == "socket directory"]
+        addresses = run_alone("print(*hmc.Context().addresses)", **environment).split()
+        assert found in [os.path.dirname(address.removeprefix("unix:")) for address in addresses], addresses
 
 
 def test_cards_are_found_by_what_the_kernel_says(tmp_path: Path) -> None:

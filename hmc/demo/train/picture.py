@@ -22,7 +22,7 @@ def draw(training: Training, file: str) -> str:
     try:
         import matplotlib as mpl
     except ImportError:
-        return "no picture: matplotlib is not installed (pip install 'hmc-sdk[plot]')"
+        return "no picture: matplotlib is not installed (pip install matplotlib)"
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -63,7 +63,7 @@ void open(Loaded& made) {
   get_version(&api.major, &api.minor, &api.release);
   if (api.major != UCP_API_MAJOR || api.minor < oldest_minor) {
     made.status = Status(Code::unsupported, api.path + " is UCX " + api.version() + "; at least 1." + std::to_string(oldest_minor) +
-                                                " is needed (pip install hmc-sdk[ucx])");
+                                                " is needed (pip install libucx-cu12)");
     return;
   }
   take(api.config_read, "ucp_config_read");
