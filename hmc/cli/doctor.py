@@ -105,12 +105,14 @@ def _descriptors() -> Finding:
 
 
 def _private_directory() -> Finding:
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    own = runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid()
-    folder = runtime / "hmc" if own else Path(f"/tmp/hmc-{os.geteuid()}")
-    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-        return Finding("socket directory", BAD, f"{folder} is not writable", "set XDG_RUNTIME_DIR to a folder of yours")
-    return Finding("socket directory", GOOD, str(folder))
+    import hmc
+
+    try:
+        with hmc.Context() as ctx:
+            folders = [os.path.dirname(address.removeprefix("unix:")) for address in ctx.addresses if address.startswith("unix:")]
+    except hmc.HmcError as error:
+        return Finding("socket directory", BAD, str(error), "if the message names a folder: set XDG_RUNTIME_DIR to one of yours")
+    return Finding("socket directory", GOOD, folders[0] if folders else "none: no Unix socket is listened on")
 
 
 def _loopback() -> Finding:

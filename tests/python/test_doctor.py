@@ -42,6 +42,15 @@ def test_the_socket_directory_is_the_one_in_use(runtime: str) -> None:
         assert found in [os.path.dirname(address.removeprefix("unix:")) for address in addresses], addresses
 
 
+def test_a_socket_directory_that_others_may_enter() -> None:
+    with tempfile.TemporaryDirectory() as own:
+        os.mkdir(f"{own}/hmc")
+        os.chmod(f"{own}/hmc", 0o755)
+        [row] = [row for row in doctor(expect=1, XDG_RUNTIME_DIR=own) if row["name"] == "socket directory"]
+        assert row["level"] == "problem"
+        assert f"chmod 700 {own}/hmc" in row["found"]
+
+
 def test_cards_are_found_by_what_the_kernel_says(tmp_path: Path) -> None:
     card(tmp_path, "0000:3b:00.0", "0x10de", "0x030200")
     card(tmp_path, "0000:3c:00.0", "0x10de", "0x068000")  # a bridge of the same vendor
