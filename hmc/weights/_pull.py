@@ -301,9 +301,9 @@ def _stable(source: Source, words: ConnBuffer, limits: Limits) -> tuple[int, int
     return again if first == again and first[0] % 2 == 0 else (0, again[1])
 
 
-def _has_second(source: Source, sources: int) -> bool:
-    """Whether a source has two workers: one checks what has arrived while the other's bytes are copied, where a core is free."""
-    return source.peer.same_host and len(os.sched_getaffinity(0)) >= 2 * sources
+def _takes_two(source: Source, count: int) -> bool:
+    """Whether this one of ``count`` sources has two workers: one checks bytes while those of the other are copied."""
+    return source.peer.same_host and len(os.sched_getaffinity(0)) >= 2 * count
 
 
 def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> int:
@@ -312,8 +312,8 @@ def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, canc
     start = _start(plan, epoch, limits)
     board = Board(plan.tasks, set(start.generations), limits)
     required = list(start.generations)
-    seconds = [number for number in required if _has_second(plan.sources[number], len(required))]
-    workers = [Worker(plan, number, start.generations[number], board, limits, verify) for number in required + seconds]
+    doubled = [number for number in required if _takes_two(plan.sources[number], len(required))]
+    workers = [Worker(plan, number, start.generations[number], board, limits, verify) for number in required + doubled]
     threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
     started = []
     try:

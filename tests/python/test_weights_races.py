@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import weights
-from hmc.weights import _moves
+from hmc.weights import _cells, _moves
 from hmc.weights._digest import Grid
 
 
@@ -37,6 +38,39 @@ def slow_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         check(self, *arguments)
 
     monkeypatch.setattr(_moves.Move, "check", slow)
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_source_has_two_workers_where_there_are_processors_and_threads(
+    pair: Pair, slow_checks: None, monkeypatch: pytest.MonkeyPatch, processors: int, refuses: bool
+) -> None:
+    monkeypatch.setattr(_cells, "TASK_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    array, target = random((1024, 1024), np.float32), np.zeros((1024, 1024), np.float32)
+    plan = pair.plan(pair.publish({"x": array}), {"x": target})
+    start, started = threading.Thread.start, []
+
+    def watched(self: threading.Thread) -> None:
+        if self.name == "hmc.weights source":
+            started.append(self)
+            if refuses:
+                raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+    checked, check = set(), _moves.Move.check
+
+    def noted(self: _moves.Move, *arguments: Any) -> None:
+        checked.add(threading.get_ident())
+        check(self, *arguments)
+
+    monkeypatch.setattr(_moves.Move, "check", noted)
+    plan.pull().wait(60)
+    plan.commit()
+    assert target.tobytes() == array.tobytes()
+    assert len(started) == processors - 1
+    assert len(checked) == (2 if processors == 2 and not refuses else 1)
 
 
 def test_a_pull_without_threads_ends_after_those_that_started(
