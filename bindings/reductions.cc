@@ -41,11 +41,11 @@ bool uneven(const py::object& counts, const py::object& displacements) {
 // Calls `many(buffers)` for {member: ...}. False: `out` is one array. `others`: arguments that go with one array only.
 template <class T, class Many>
 bool for_members(const T&, const py::object& out, const Timeout& timeout, const Many& many,
-                 const std::vector<std::pair<const char*, py::object>>& others = {}) {
+                 std::initializer_list<std::pair<const char*, py::handle>> others = {}) {
   if constexpr (std::is_same_v<T, Communicator>) {
     if (!py::isinstance<py::dict>(out)) return false;
     for (const auto& [name, value] : others) {
-      if (value && !value.is_none()) refuse(std::string("{member: ...} goes without ") + name + "=: a Member's own call takes it");
+      if (value && !value.is_none()) refuse(std::string("pass no ") + name + "= with {member: ...}: a Member's own call takes it");
     }
     const std::vector<MemberBuffers> buffers = buffers_of(out);
     const Deadline deadline = deadline_of(timeout);

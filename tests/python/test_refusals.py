@@ -134,6 +134,6 @@ def test_displacements_without_counts(comm: hmc.Communicator, call: str) -> None
 )
 def test_members_take_no_arguments_of_one_array(comm: hmc.Communicator, call: str, name: str) -> None:
     out, inp = np.zeros(8, np.uint8), np.ones(8, np.uint8)
-    with pytest.raises(hmc.InvalidArgumentError, match=f"without {name}="):
+    with pytest.raises(hmc.InvalidArgumentError, match=f"pass no {name}="):
         getattr(comm, call)({comm.local[0]: (out, inp)}, **{name: inp if name == "inp" else [8]})
     assert not out.any()
