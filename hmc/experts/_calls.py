@@ -57,7 +57,7 @@ class Call(ABC):
 
     @abstractmethod
     def finish(self, ranks: list[int], gone: list[int]) -> Any:
-        """The result. ``ranks``: those whose rows are there. ``gone``: those that died after they had sent their headers."""
+        """The result. ``ranks``: ranks whose rows have arrived. ``gone``: ranks that died after sending their headers."""
 
     def run(self, deadline: Deadline) -> Any:
         """HmcTimeoutError names the ranks that are late; another run() waits on."""

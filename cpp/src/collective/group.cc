@@ -79,7 +79,7 @@ void Group::leave() {
   bool broken = false;
   {
     const auto lock = engine()->lock();
-    // Not before: a collective that fails meanwhile would be told to nobody.
+    // Under the lock: broke() tells no other rank of a failure once this is set.
     if (closed_.exchange(true)) return;
     world_->remove(*this);
     std::uint64_t first = *std::ranges::min_element(sequence_);

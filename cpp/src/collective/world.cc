@@ -40,7 +40,7 @@ void World::add(Group& group) {
       group.heard_left(breakage);
     } else {
       group.heard_broken(breakage);
-      notices_.send(others_of(group), type, breakage);  // it was told to those that were connected then
+      notices_.send(others_of(group), type, breakage);  // when it was heard, only connected peers were told
     }
   }
 }

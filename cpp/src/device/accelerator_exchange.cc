@@ -87,7 +87,8 @@ Status AcceleratorExchange::run(ExchangeCall call, const std::array<const Stream
   }
   if (const int code = calls.exchange->run(index, call, stream_->handle); code != 0)
     return devices_.failure("starting a collective on " + devices_.name(index), code);
-  if (!devices_.leave_event(device_, *stream_, done, {})) end_kernels();  // the call fails at this rank: it waits for no other
+  if (!devices_.leave_event(device_, *stream_, done, {}))
+    end_kernels();  // the call fails here: its kernel is not to wait for other ranks
   return {};
 }
 

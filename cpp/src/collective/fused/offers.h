@@ -28,7 +28,7 @@ class Offers {
   // ---- engine lock not held ----
   // The segment of `group`, which every process of it asks for alike; null: none, because the ranks may not share one, or
   // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed, rank 0 is gone or another thread closed
-  // the group. `usable`: whether this process takes part; where it is rank 0's, the others are told.
+  // the group. `usable`: whether this process can map a segment. Where rank 0's cannot, it tells the others.
   std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline);
 
   // ---- engine lock held ----
