@@ -110,6 +110,9 @@ def _private_directory() -> Finding:
     try:
         with hmc.Context() as ctx:
             folders = [os.path.dirname(address.removeprefix("unix:")) for address in ctx.addresses if address.startswith("unix:")]
+    except hmc.InvalidArgumentError:
+        # A setting, not the folder: `transfer` names it, once.
+        return Finding("socket directory", NOTE, "unknown: these settings make no Context", "mend what `transfer` names first")
     except hmc.HmcError as error:
         return Finding("socket directory", BAD, str(error), "if the message names a folder: set XDG_RUNTIME_DIR to one of yours")
     return Finding("socket directory", GOOD, folders[0] if folders else "none: no Unix socket is listened on")
