@@ -125,7 +125,8 @@ class ExpertCombine final : public ExpertCall {
       : ExpertCall(routes->layout(), ExpertStep::combine, number, outbox, window),
         routes_(std::move(routes)),
         received_(std::move(received)),
-        headers_(static_cast<std::size_t>(routes_->layout().ranks)) {
+        headers_(static_cast<std::size_t>(routes_->layout().ranks)),
+        terms_(routes_->choice().tokens * routes_->width()) {
     check_alike(*routes_, *received_);
   }
 
@@ -133,19 +134,27 @@ class ExpertCombine final : public ExpertCall {
   void offer(const py::bytes& descriptor);
   // The buffer with the results of a rank; empty: it has none.
   [[nodiscard]] py::bytes descriptor(std::int64_t rank) const;
-  // Starts to get results, from (rank, its buffer), into rows of `row_bytes`.
+  // Starts to get results, from (rank, its buffer), into rows of `row_bytes`. Where `into` is CPU memory, results that can be
+  // loaded stay where they are: add_up() loads them.
   py::list get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes,
                const std::vector<std::pair<std::int64_t, RemoteBuffer>>& sources);
+  // The weighted sum of what get() found in CPU memory, without the results of `missing` ranks: how many it has. `out`: of the CPU.
+  std::size_t add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const;
 
  private:
   std::size_t write_header(std::int64_t rank, std::span<std::int64_t> out) override;
   Status read_header(std::int64_t rank, std::span<const std::int64_t> in) override;
-  Result<Plan> plan(std::int64_t rank, const ConnBuffer& into, std::size_t row_bytes, const RemoteBuffer& source) const;
+  // Rows of a rank's results, in the order of pairs_to(). Errors: protocol.
+  Result<std::vector<std::int64_t>> rows_at(std::int64_t rank, std::size_t count) const;
+  Status get_from(std::int64_t rank, const RemoteBuffer& source, const Member& member, const ConnBuffer& into,
+                  std::size_t row_bytes);
 
   const std::shared_ptr<const ExpertRoutes> routes_;
   const std::shared_ptr<const ExpertReceived> received_;
   std::string descriptor_;
-  std::vector<CombineHeader> headers_;  // by rank
+  std::vector<CombineHeader> headers_;    // by rank
+  std::vector<const std::byte*> terms_;   // by pair: its result in CPU memory
+  std::vector<LoadableBytes> loadables_;  // that terms_ points into
 };
 
 }  // namespace hmc::bindings

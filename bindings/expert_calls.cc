@@ -1,8 +1,12 @@
 // Dispatch and combine as calls: headers and rows of each.
+#include <hmc/weighted_sum.h>
+
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "collectives.h"
+#include "element_type.h"
 #include "expert_call.h"
 
 namespace hmc::bindings {
@@ -110,29 +114,57 @@ void ExpertCombine::offer(const py::bytes& descriptor) {
 
 py::bytes ExpertCombine::descriptor(std::int64_t rank) const { return headers_.at(static_cast<std::size_t>(rank)).descriptor; }
 
-Result<ExpertCall::Plan> ExpertCombine::plan(std::int64_t rank, const ConnBuffer& into, std::size_t row_bytes,
-                                             const RemoteBuffer& source) const {
-  const auto pairs = routes_->pairs_to(rank);
-  if (pairs.empty()) return Plan();
-  const std::vector<std::int64_t> rows = rows_from(headers_[static_cast<std::size_t>(rank)].starts, routes_->counts_to(rank));
-  const std::size_t count = source.size() / row_bytes;
-  if (static_cast<std::uint64_t>(*std::ranges::max_element(rows)) >= count) {
+Result<std::vector<std::int64_t>> ExpertCombine::rows_at(std::int64_t rank, std::size_t count) const {
+  std::vector<std::int64_t> rows = rows_from(headers_[static_cast<std::size_t>(rank)].starts, routes_->counts_to(rank));
+  if (std::ranges::any_of(rows, [&](std::int64_t row) { return static_cast<std::uint64_t>(row) >= count; })) {
     return Status(Code::protocol, "combine: rank " + std::to_string(rank) + " names a row beyond its " + std::to_string(count));
   }
-  Plan found;
-  found.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
-  return found;
+  return rows;
+}
+
+Status ExpertCombine::get_from(std::int64_t rank, const RemoteBuffer& source, const Member& member, const ConnBuffer& into,
+                               std::size_t row_bytes) {
+  const auto pairs = routes_->pairs_to(rank);
+  if (got(rank) || pairs.empty()) return {};
+  HMC_ASSIGN(const std::vector<std::int64_t> rows, rows_at(rank, source.size() / row_bytes));
+  const bool on_cpu = into.device().is_cpu();
+  Plan plan;
+  if (LoadableBytes there = on_cpu ? source.loadable() : LoadableBytes(); there.mapping) {
+    for (std::size_t i = 0; i < rows.size(); ++i) terms_[pairs[i]] = there.bytes.data() + rows[i] * row_bytes;
+    loadables_.push_back(std::move(there));
+  } else {
+    const auto* const base = on_cpu ? static_cast<const std::byte*>(into.memory().data()) : nullptr;
+    if (base != nullptr) {
+      for (const std::int64_t pair : pairs) terms_[pair] = base + pair * row_bytes;
+    }
+    plan.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
+  }
+  return ExpertCall::get(member, rank, plan);
 }
 
 py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes,
                             const std::vector<std::pair<std::int64_t, RemoteBuffer>>& sources) {
   const Member& member = member_of(comm);
   return without_gil(sources, [&](const auto& source) -> std::pair<std::int64_t, Status> {
-    const std::int64_t rank = source.first;
-    if (got(rank)) return {rank, Status()};
-    Result<Plan> found = plan(rank, into, row_bytes, source.second);
-    return {rank, found.ok() ? ExpertCall::get(member, rank, *found) : found.status()};
+    return {source.first, get_from(source.first, source.second, member, into, row_bytes)};
   });
+}
+
+std::size_t ExpertCombine::add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const {
+  const MemoryView to = view_of(out, true);
+  if (!to.device.is_cpu()) refuse("results in CPU memory are added up there");
+  const DataType type = element_type_of(py::none(), dtype);
+  std::vector<const std::byte*> terms = terms_;
+  Status done;
+  {
+    const ReleasedGil nogil;
+    for (const std::int64_t rank : missing) {
+      for (const std::int64_t pair : routes_->pairs_to(rank)) terms[static_cast<std::size_t>(pair)] = nullptr;
+    }
+    done = weighted_sum_of_rows({static_cast<std::byte*>(to.data), to.bytes}, terms, routes_->factors(), routes_->width(), type);
+  }
+  check(done);
+  return terms.size() - static_cast<std::size_t>(std::ranges::count(terms, nullptr));
 }
 
 }  // namespace hmc::bindings

@@ -1610,6 +1610,10 @@ class ExpertCombine(ExpertCall):
     def __init__(
         self, routes: ExpertRoutes, received: ExpertReceived, number: typing.SupportsInt, outbox: typing.Any, window: typing.Any
     ) -> None: ...
+    def add_up(self, out: typing.Any, dtype: typing.Any, missing: collections.abc.Sequence[typing.SupportsInt]) -> int:
+        """
+        The weighted sum of results in CPU memory, without those of missing ranks. Returns how many it has. Releases the GIL.
+        """
     def descriptor(self, rank: typing.SupportsInt) -> bytes:
         """
         Of the buffer with the results of a rank; empty: none.
@@ -1622,7 +1626,7 @@ class ExpertCombine(ExpertCall):
         sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]],
     ) -> list[typing.Any]:
         """
-        Starts to get the results of (rank, its buffer).
+        Starts to get the results of (rank, its buffer). Where `into` is CPU memory, those that can be loaded stay there.
         """
     def offer(self, descriptor: bytes) -> None:
         """

@@ -248,14 +248,20 @@ class Combine(Call):
     def finish(self, ranks: list[int], gone: list[int]) -> Any:
         handle, fabric = self.handle, self.fabric
         handle._state = State.COMBINED
+        there = [rank for rank in ranks if self._steps.descriptor(rank)]
+        handle._missing = set(range(fabric.shape.ranks)) - set(there)
+        if self._y is not None:
+            self._add_up(self._y.memory, list(handle._missing))
+            self._steps.check_not_masked(ranks)  # a rank that goes on without this one may have changed what was loaded
         self._steps.acknowledge(fabric.comm, ranks, READ)
         for rank in ranks:
             fabric.peers.owed[rank].discard(self.number)
-        there = [rank for rank in ranks if self._steps.descriptor(rank)]
-        handle._missing = set(range(fabric.shape.ranks)) - set(there)
-        if self._y is None:
-            return None
+        return None if self._y is None else self._y.array
+
+    def _add_up(self, y: _core.Memory, missing: list[int]) -> None:
         assert self._rows is not None
-        routes = handle._routes
-        fabric.sums.add_up(self._y.memory, self._rows.memory, routes.factors(), routes.used(list(handle._missing)))
-        return self._y.array
+        sums, rows, routes = self.fabric.sums, self._rows, self.handle._routes
+        if sums.device == "cpu":
+            sums.add_up_on_cpu(y, self._steps, missing, rows.row_bytes)
+        else:
+            sums.add_up(y, rows.memory, routes.factors(), routes.used(missing))

@@ -36,14 +36,9 @@ class Sums:
         """
         if out.nbytes == 0:
             return
-        if rows.device == "cpu" and self._home != "cpu":
-            terms = weights.size if used is None else int(used.sum())
-            self._counts.add("bytes_staged", terms * (rows.nbytes // max(weights.size, 1)))
         try:
             self._add_up(out, rows, weights, used)
         except UnsupportedError:
-            if rows.device == "cpu":
-                raise
             copy = _core.Memory(rows.nbytes)
             self._counts.copy(copy, rows)
             self._add_up(out, copy, weights, used)
@@ -51,6 +46,19 @@ class Sums:
     def _add_up(self, out: _core.Memory, rows: _core.Memory, weights: Any, used: Any) -> None:
         near = out if out.device == rows.device else _core.Memory(out.nbytes, rows.device)
         _core.weighted_sum(near, rows, weights, self._dtype, used)
-        self._counts.add("sums_on_cpu" if rows.device == "cpu" else "sums_on_device")
+        self._deliver(out, near)
+
+    def add_up_on_cpu(self, out: _core.Memory, steps: _core.ExpertCombine, missing: list[int], row_bytes: int) -> None:
+        """The same of what ``steps`` got in CPU memory, without the results of ``missing`` ranks. ``row_bytes``: of a result."""
+        if out.nbytes == 0:
+            return
+        near = out if out.device == "cpu" else _core.Memory(out.nbytes)
+        terms = steps.add_up(near, self._dtype, missing)
+        if self._home != "cpu":
+            self._counts.add("bytes_staged", terms * row_bytes)
+        self._deliver(out, near)
+
+    def _deliver(self, out: _core.Memory, near: _core.Memory) -> None:
+        self._counts.add("sums_on_cpu" if near.device == "cpu" else "sums_on_device")
         if near is not out:
             self._counts.copy(out, near)

@@ -73,6 +73,12 @@ class HMC_API ConnBuffer {
   std::size_t size_ = 0;
 };
 
+// CPU memory of a peer that the processor here can load from, as OpenSHMEM's shmem_ptr() names it.
+struct LoadableBytes {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> mapping;  // keeps them loadable, also once the owner closed the buffer or died
+};
+
 // A peer's ConnBuffer as imported here; a slice of one is one too. It grants what the peer registered it for, until the peer closes
 // it. Thread rules: any thread.
 class HMC_API RemoteBuffer {
@@ -87,6 +93,10 @@ class HMC_API RemoteBuffer {
   [[nodiscard]] Result<RemoteBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // False once the owner closed it or died: operations then fail with stale or peer_lost.
   [[nodiscard]] bool alive() const;
+  // This slice, where HMC allocated it in this process or has it mapped from another one of the host; else no bytes. Loads are no
+  // operations: no close() waits for them, no counter has them, and the owner may write meanwhile. Agree when they begin and end by
+  // messages or notifications.
+  [[nodiscard]] LoadableBytes loadable() const;
 
   RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;
   [[nodiscard]] const std::shared_ptr<RemoteBufferState>& state() const noexcept { return state_; }

@@ -23,15 +23,22 @@ struct Sum {
   [[nodiscard]] bool uses(std::size_t term) const { return used.empty() || used[term] != 0; }
 };
 
+std::size_t results_of(std::size_t weights, std::size_t terms) { return terms == 0 ? 0 : weights / terms; }
+
 Status check_type(DataType type) {
   if (is_floating(type) && size_of(type) <= sizeof(float)) return {};
   return {Code::invalid_argument, "weighted_sum of " + std::string(name_of(type)) + ": pass a floating type of at most 32 bits"};
 }
 
+// Whether rows of `out` and the terms of each add up.
+bool fits(std::span<const std::byte> out, std::size_t weights, std::size_t terms, DataType type) {
+  const std::size_t results = results_of(weights, terms), row = results == 0 ? 0 : out.size() / results;
+  return terms != 0 && results * terms == weights && results * row == out.size() && row % size_of(type) == 0;
+}
+
 Status check_sizes(const Sum& sum) {
-  const std::size_t row = sum.results == 0 ? 0 : sum.row_bytes();
-  if (sum.terms == 0 || sum.results * sum.terms != sum.weights.size() || sum.results * row != sum.out.size() ||
-      row % size_of(sum.type) != 0 || sum.rows.size() != sum.weights.size() * row) {
+  if (!fits(sum.out, sum.weights.size(), sum.terms, sum.type) ||
+      sum.rows.size() != sum.weights.size() * (sum.results == 0 ? 0 : sum.row_bytes())) {
     return {Code::invalid_argument, "weighted_sum: " + std::to_string(sum.weights.size()) + " weights in terms of " +
                                         std::to_string(sum.terms) + " do not fit " + std::to_string(sum.rows.size()) +
                                         " bytes of rows and " + std::to_string(sum.out.size()) + " bytes of results"};
@@ -41,17 +48,19 @@ Status check_sizes(const Sum& sum) {
                                       std::to_string(sum.weights.size()) + " weights; pass one for each, or none"};
 }
 
-void on_cpu(const Sum& sum) {
+// `row_at(k)`: where the row of a term begins, null where it is left out.
+template <class RowAt>
+void on_cpu(std::span<std::byte> out, std::span<const float> weights, std::size_t terms, DataType type, RowAt row_at) {
   const TileKernels& kernels = tile_kernels();
-  const std::size_t row = sum.row_bytes();
+  const std::size_t results = results_of(weights.size(), terms), row = out.size() / results;
   std::vector<WeightedRow> rows;
-  rows.reserve(sum.terms);
-  for (std::size_t t = 0; t < sum.results; ++t) {
+  rows.reserve(terms);
+  for (std::size_t t = 0; t < results; ++t) {
     rows.clear();
-    for (std::size_t k = t * sum.terms; k < (t + 1) * sum.terms; ++k) {
-      if (sum.uses(k)) rows.push_back({sum.rows.data() + k * row, sum.weights[k]});
+    for (std::size_t k = t * terms; k < (t + 1) * terms; ++k) {
+      if (const std::byte* const at = row_at(k); at != nullptr) rows.push_back({at, weights[k]});
     }
-    kernels.weighted_sum(sum.out.data() + t * row, sum.type, rows.data(), rows.size(), row / size_of(sum.type));
+    kernels.weighted_sum(out.data() + t * row, type, rows.data(), rows.size(), row / size_of(type));
   }
 }
 
@@ -83,12 +92,28 @@ Status weighted_sum(std::span<std::byte> out, std::span<const std::byte> rows, s
                     DataType type, std::span<const std::uint8_t> used) {
   HMC_TRY(check_type(type));
   if (terms == 0 && weights.empty() && rows.empty() && used.empty()) return clear(out);
-  const Sum sum{out, rows, weights, used, terms, terms == 0 ? 0 : weights.size() / terms, type};
+  const Sum sum{out, rows, weights, used, terms, results_of(weights.size(), terms), type};
   HMC_TRY(check_sizes(sum));
   if (out.empty()) return {};
   HMC_ASSIGN(const Device device, device_of({{rows}}, {{out}}));
   if (!device.is_cpu()) return on_device(device, sum);
-  on_cpu(sum);
+  on_cpu(out, weights, terms, type,
+         [&](std::size_t term) { return sum.uses(term) ? rows.data() + term * sum.row_bytes() : nullptr; });
+  return {};
+}
+
+Status weighted_sum_of_rows(std::span<std::byte> out, std::span<const std::byte* const> rows, std::span<const float> weights,
+                            std::size_t terms, DataType type) {
+  HMC_TRY(check_type(type));
+  const bool none = terms == 0 && weights.empty();
+  if (rows.size() != weights.size() || !(none || fits(out, weights.size(), terms, type))) {
+    return {Code::invalid_argument, "weighted_sum_of_rows: " + std::to_string(weights.size()) + " weights in terms of " +
+                                        std::to_string(terms) + " do not fit " + std::to_string(rows.size()) + " rows and " +
+                                        std::to_string(out.size()) + " bytes of results"};
+  }
+  if (none) std::ranges::fill(out, std::byte{0});
+  if (none || out.empty()) return {};
+  on_cpu(out, weights, terms, type, [&](std::size_t term) { return rows[term]; });
   return {};
 }
 

@@ -252,5 +252,49 @@ TEST(BufferHandles, EmptyOnes) {
   EXPECT_EQ(context.register_memory(Memory()).status().code(), Code::invalid_argument);
 }
 
+// What is loaded stays, and stays loadable, when the owner closes it or ends.
+TEST(Loadable, AreTheOwnersBytes) {
+  Pair pair("shm");
+  const auto buffer = *pair.b.buffer(20001);
+  fill_pattern(span_of(buffer), 5);
+  const auto remote = *pair.ab.import(*buffer.descriptor(), soon());
+  const LoadableBytes whole = remote.loadable();
+  ASSERT_EQ(whole.bytes.size(), 20001U);
+  EXPECT_TRUE(same_bytes(whole.bytes, span_of(buffer)));
+  const LoadableBytes part = (*remote.slice(4097, 333)).loadable();
+  ASSERT_EQ(part.bytes.data(), whole.bytes.data() + 4097);
+  EXPECT_EQ(part.bytes.size(), 333U);
+  fill_pattern(span_of(buffer), 6);
+  EXPECT_TRUE(same_bytes(whole.bytes, span_of(buffer)));
+  HMC_ASSERT_OK(buffer.close(soon()));
+  EXPECT_EQ(remote.loadable().mapping, nullptr);
+  HMC_ASSERT_OK(pair.a.close(soon()));
+  std::vector<std::byte> expected(20001);
+  fill_pattern(expected, 6);
+  EXPECT_TRUE(same_bytes(whole.bytes, expected));
+}
+
+TEST(Loadable, OfTheContextItself) {
+  const Context context = make_context("local");
+  const auto buffer = *context.buffer(5000);
+  const auto own = *context.connect(context.addresses()[0], soon());
+  const LoadableBytes there = (*own.import(*buffer.descriptor(), soon())).loadable();
+  EXPECT_EQ(there.bytes.data(), bytes_of(buffer));
+  EXPECT_EQ(there.bytes.size(), 5000U);
+}
+
+TEST(Loadable, NotWhatIsTheUsersOrReachedByMessages) {
+  std::vector<std::byte> users(4096);
+  for (const char* const transport : {"shm", "tcp"}) {
+    Pair pair(transport);
+    const auto buffer = *pair.b.register_memory(*Memory::wrap(users.data(), users.size()));
+    EXPECT_EQ((*pair.ab.import(*buffer.descriptor(), soon())).loadable().mapping, nullptr) << transport;
+  }
+  Pair pair("tcp");
+  const auto remote = *pair.ab.import(*pair.b.buffer(100)->descriptor(), soon());
+  EXPECT_EQ(remote.loadable().mapping, nullptr);
+  EXPECT_EQ(RemoteBuffer().loadable().mapping, nullptr);
+}
+
 }  // namespace
 }  // namespace hmc

@@ -94,6 +94,17 @@ TEST(WeightedSum, LeavesOutUnusedTerms) {
     std::vector<std::byte> out(4 * 37 * size_of(type));
     ASSERT_TRUE(weighted_sum(out, rows, weights, 3, type, used).ok());
     EXPECT_EQ(out, expected(cleared, zeroed, 3, 37, type)) << name_of(type);
+
+    std::vector<std::vector<std::byte>> apart;  // each row has memory of its own
+    std::vector<const std::byte*> at;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const std::byte* const row = rows.data() + i * 37 * size_of(type);
+      apart.emplace_back(row, row + 37 * size_of(type));
+      at.push_back(used[i] == 0 ? nullptr : apart.back().data());
+    }
+    std::vector<std::byte> of_rows(out.size(), std::byte{1});
+    ASSERT_TRUE(weighted_sum_of_rows(of_rows, at, weights, 3, type).ok());
+    EXPECT_EQ(of_rows, out) << name_of(type);
   }
 }
 
@@ -102,6 +113,10 @@ TEST(WeightedSum, OfNothing) {
   ASSERT_TRUE(weighted_sum(out, {}, {}, 0, DataType::bf16).ok());
   EXPECT_EQ(out, std::vector<std::byte>(64));
   EXPECT_TRUE(weighted_sum({}, {}, {}, 4, DataType::f16).ok());
+  out.assign(64, std::byte{1});
+  ASSERT_TRUE(weighted_sum_of_rows(out, {}, {}, 0, DataType::bf16).ok());
+  EXPECT_EQ(out, std::vector<std::byte>(64));
+  EXPECT_TRUE(weighted_sum_of_rows({}, {}, {}, 4, DataType::f16).ok());
 }
 
 TEST(WeightedSum, RefusesWhatDoesNotFit) {
@@ -120,6 +135,17 @@ TEST(WeightedSum, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(16, 64, 4, DataType::i32));
   const std::vector<std::uint8_t> few(3, 1);
   EXPECT_EQ(weighted_sum(out, rows, weights, 4, DataType::f32, few).code(), Code::invalid_argument);
+  const std::vector<const std::byte*> at(4, rows.data());
+  const auto refused_rows = [&](std::size_t out_bytes, std::size_t count, std::size_t terms, DataType type) {
+    const auto some = std::span(at).first(count);
+    return weighted_sum_of_rows(std::span(out).first(out_bytes), some, weights, terms, type).code() == Code::invalid_argument;
+  };
+  EXPECT_FALSE(refused_rows(16, 4, 4, DataType::f32));
+  EXPECT_TRUE(refused_rows(16, 3, 4, DataType::f32));
+  EXPECT_TRUE(refused_rows(15, 4, 4, DataType::f32));
+  EXPECT_TRUE(refused_rows(16, 4, 3, DataType::f32));
+  EXPECT_TRUE(refused_rows(16, 4, 0, DataType::f32));
+  EXPECT_TRUE(refused_rows(16, 4, 4, DataType::f64));
   EXPECT_EQ(prepare_weighted_sum(Device::cpu(), DataType::i32).status().code(), Code::invalid_argument);
   const auto ready = prepare_weighted_sum(Device::cpu(), DataType::bf16);
   EXPECT_TRUE(ready.ok() && *ready);

@@ -88,6 +88,19 @@ Result<RemoteBuffer> RemoteBuffer::slice(std::size_t offset, std::size_t bytes) 
 
 bool RemoteBuffer::alive() const { return state_ && state_->context->usable().ok() && state_->record->alive.load(); }
 
+LoadableBytes RemoteBuffer::loadable() const {
+  if (!alive()) return {};
+  const auto locked = state_->context->engine()->lock();
+  for (const RemoteImport::Entry& entry : state_->record->entries) {
+    if (entry.withdrawn || !entry.prepared_for(Device())) continue;
+    if (LoadableBytes whole = entry.region->loadable(); whole.mapping) {
+      whole.bytes = whole.bytes.subspan(offset_, size_);
+      return whole;
+    }
+  }
+  return {};
+}
+
 std::size_t BlockBatch::blocks() const noexcept { return state_ ? state_->blocks : 0; }
 std::size_t BlockBatch::bytes() const noexcept { return state_ ? state_->blocks * state_->block : 0; }
 

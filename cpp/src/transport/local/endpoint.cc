@@ -52,7 +52,7 @@ Result<std::unique_ptr<RemoteRegion>> LocalEndpoint::import_region(const Blob& e
   HMC_ASSIGN(const ServedKey key, decode_served(exported.bytes));
   const ServedRegion* region = regions_->find(key.id);
   if (region == nullptr) return stale();
-  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(key, region->view.block));
+  return std::unique_ptr<RemoteRegion>(std::make_unique<ImportedRegion>(key, region->view));
 }
 
 const ServedRegion* LocalEndpoint::target(const Run& run) const noexcept {

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "transport/host_mapping.h"
 #include "transport/kit/served_regions.h"
 
 namespace hmc::local {
@@ -20,14 +21,22 @@ class Region final : public ServedLocalRegion {
 
 class ImportedRegion final : public ServedRemoteRegion {
  public:
-  ImportedRegion(const ServedKey& key, const std::weak_ptr<MemoryBlock>& block) noexcept : ServedRemoteRegion(key), block_(block) {}
+  ImportedRegion(const ServedKey& key, const RegionView& view) noexcept
+      : ServedRemoteRegion(key),
+        block_(view.block),
+        loadable_(has_file(view) ? static_cast<const std::byte*>(view.span.data) : nullptr) {}
   Status prepare(const Device& local) override {
     pin_for(local, block_.lock().get());
     return {};
   }
+  [[nodiscard]] LoadableBytes loadable() const override {
+    const auto block = loadable_ == nullptr ? nullptr : block_.lock();
+    return block ? LoadableBytes{{loadable_, bytes()}, block} : LoadableBytes();
+  }
 
  private:
   const std::weak_ptr<MemoryBlock> block_;
+  const std::byte* const loadable_;  // while the block lives; null: it is not HMC's
 };
 
 }  // namespace hmc::local

@@ -101,7 +101,7 @@ Status ShmRemoteRegion::prepare(const Device&) {
     warn_once("shm.map", "a peer's memory could not be mapped and will be copied by slower ways: " + status.str());
     return {};
   }
-  mapping_ = std::move(mapping->pages);
+  mapping_ = std::make_shared<const Mapping>(std::move(mapping->pages));
   base_ = mapping->data;
   return {};
 }

@@ -49,6 +49,7 @@ class ShmRemoteRegion final : public RemoteRegion {
   // Errors: protocol (the memfd is not sealed or too small).
   Status prepare(const Device& local) override;
 
+  [[nodiscard]] LoadableBytes loadable() const override { return {{base_, base_ == nullptr ? 0 : bytes()}, mapping_}; }
   [[nodiscard]] std::byte* mapped() const noexcept { return base_; }  // null: not mapped
   [[nodiscard]] std::uint64_t id() const noexcept { return info_.id; }
   [[nodiscard]] std::uint64_t address() const noexcept { return info_.address; }
@@ -59,7 +60,7 @@ class ShmRemoteRegion final : public RemoteRegion {
 
   RegionInfo info_;
   UniqueFd fd_;  // until prepare()
-  Mapping mapping_;
+  std::shared_ptr<const Mapping> mapping_;
   std::byte* base_ = nullptr;
 };
 
