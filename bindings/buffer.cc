@@ -1,5 +1,7 @@
 #include "hmc/buffer.h"
 
+#include <pybind11/numpy.h>
+
 #include "sliceable.h"
 #include "views.h"
 
@@ -7,6 +9,18 @@ namespace hmc::bindings {
 namespace {
 
 const char* access_name(Access access) { return access == Access::read ? "r" : "rw"; }
+
+// A read-only NumPy array of uint8, or None.
+py::object loadable_array(const RemoteBuffer& remote) {
+  auto there = std::make_unique<LoadableBytes>(remote.loadable());
+  if (!there->mapping) return py::none();
+  const std::span<const std::byte> bytes = there->bytes;
+  const py::capsule mapping(there.release(), [](void* held) { delete static_cast<LoadableBytes*>(held); });
+  const py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(bytes.size()), reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                                        mapping);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
 
 }  // namespace
 
@@ -77,6 +91,12 @@ void bind_buffer(py::module_& module) {
       .def_property_readonly(
           "access", [](const RemoteBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
       .def_property_readonly("alive", &RemoteBuffer::alive, "False once its owner closed it or died.")
+      .def(
+          "loadable", loadable_array,
+          "This slice as a read-only NumPy array of uint8, without a copy, where HMC allocated it in this process or has it mapped "
+          "from another one of the host; else None. The array stays when the owner closes the buffer or dies. Reading it is no "
+          "operation: no close() waits for it, no counter has it, and the owner may write meanwhile. Agree when it begins and ends "
+          "by messages or notifications.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");

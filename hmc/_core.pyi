@@ -239,6 +239,10 @@ class RemoteBuffer:
         """
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
+    def loadable(self) -> numpy.typing.NDArray[numpy.uint8] | None:
+        """
+        This slice as a read-only NumPy array of uint8, without a copy, where HMC allocated it in this process or has it mapped from another one of the host; else None. The array stays when the owner closes the buffer or dies. Reading it is no operation: no close() waits for it, no counter has it, and the owner may write meanwhile. Agree when it begins and ends by messages or notifications.
+        """
     @property
     def access(self) -> str:
         """

@@ -26,7 +26,9 @@ EXCEPTIONS = {
     **dict.fromkeys(
         ("buffer", "register", "register_memory", "numpy", "native", "connect_native", "slice", "descriptor"), HARDWARE
     ),
-    **dict.fromkeys(("publish", "unpublish", "progress", "counters", "peers", "parse", "self", "device", "local", "memory"), LOCAL),
+    **dict.fromkeys(
+        ("publish", "unpublish", "progress", "counters", "peers", "parse", "self", "device", "local", "memory", "loadable"), LOCAL
+    ),
     "subgroup": "joins the group here; sends nothing",
     "invite": "draws a ticket here; sends nothing",
     **dict.fromkeys(("status", "error", "info", "add_done_callback", "then", "watch", "drain", "fileno", "take"), LOCAL),
