@@ -108,6 +108,14 @@ py::list ExpertCall::wait(const Ranks& ranks, const std::optional<double>& timeo
   });
 }
 
+ExpertCall::Ranks ExpertCall::sent(const Ranks& ranks) const {
+  Ranks found;
+  for (const std::int64_t rank : ranks) {
+    if (at(rank).sent) found.push_back(rank);
+  }
+  return found;
+}
+
 ExpertCall::Ranks ExpertCall::came(const Ranks& ranks) const {
   Ranks found;
   for (const std::int64_t rank : ranks) {

@@ -28,6 +28,8 @@ class ExpertCall {
   void write(const Ranks& ranks);
   // Puts them into the ranks' windows. `windows`: by rank.
   py::list send(const Communicator& comm, const ConnBuffer& outbox, const std::vector<RemoteBuffer>& windows, const Ranks& ranks);
+  // The ranks to which a header went, of these.
+  [[nodiscard]] Ranks sent(const Ranks& ranks) const;
   // Waits for the notifications of the ranks' headers.
   py::list take(const Communicator& comm, const Ranks& ranks, const std::optional<double>& timeout);
   // Copies and checks the headers of ranks, taken or not.

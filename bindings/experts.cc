@@ -191,6 +191,7 @@ void bind_steps(Class& cls) {
   cls.def("write", &ExpertCall::write, py::arg("ranks"), "Writes the headers for ranks into the outbox.")
       .def("send", &ExpertCall::send, py::arg("comm"), py::arg("outbox"), py::arg("windows"), py::arg("ranks"),
            "Puts the headers into the windows of ranks.")
+      .def("sent", &ExpertCall::sent, py::arg("ranks"), "Those of the ranks to which a header went.")
       .def("take", &ExpertCall::take, py::arg("comm"), py::arg("ranks"), py::arg("timeout"),
            "Waits for the notifications of headers.")
       .def("read", &ExpertCall::read, py::arg("ranks"),

@@ -1587,6 +1587,10 @@ class ExpertCall:
         """
         Puts the headers into the windows of ranks.
         """
+    def sent(self, ranks: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
+        """
+        Those of the ranks to which a header went.
+        """
     def take(
         self, comm: Communicator, ranks: collections.abc.Sequence[typing.SupportsInt], timeout: float | None
     ) -> list[typing.Any]:

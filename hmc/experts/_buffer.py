@@ -260,6 +260,8 @@ class Buffer:
     def _leave(self, deadline: Deadline) -> None:
         peers = self._fabric.peers
         self._closing = True
+        if self._pending is not None:
+            self._pending.withdraw()
         self._pending = None
         self._open.clear()
         for rank in peers.living():

@@ -44,6 +44,10 @@ class Call(ABC):
         """Called before headers go to ranks."""
 
     @abstractmethod
+    def withdraw(self) -> None:
+        """Called where the Buffer closes before the call has ended. Takes back what was announced to ranks without a header."""
+
+    @abstractmethod
     def prepare(self) -> None:
         """Called once all headers are there."""
 
@@ -159,6 +163,9 @@ class Dispatch(Call):
         for rank in ranks:
             self.fabric.peers.owed[rank].add(self.number)
 
+    def withdraw(self) -> None:
+        """Every living rank is released."""
+
     def prepare(self) -> None:
         shape, base = self.fabric.shape, self.fabric.staging_base(self.number)
         self.handle._received.arrange()
@@ -222,6 +229,10 @@ class Combine(Call):
     def announce(self, ranks: list[int]) -> None:
         for rank in ranks:
             self.fabric.peers.serve(rank, self.number)
+
+    def withdraw(self) -> None:
+        for rank in set(self._ranks).difference(self._steps.sent(self._ranks)):
+            self.fabric.peers.unserve(rank, self.number)
 
     def prepare(self) -> None:
         routes = self.handle._routes

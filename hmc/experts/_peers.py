@@ -61,6 +61,12 @@ class Peers:
         if last != number:
             self.served[rank] = count + 1, number
 
+    def unserve(self, rank: int, number: int) -> None:
+        """The header for a call did not go to a rank. Again for the same call: does nothing."""
+        count, last = self.served[rank]
+        if last == number:
+            self.served[rank] = count - 1, -1
+
     def wait(self, rank: int, number: int, deadline: Deadline, taken: list[Any], count: int = 1) -> Outcome:
         """For notifications of a rank. A rank that died is lost from now on. ``taken``: not empty once they were taken."""
         try:

@@ -92,3 +92,35 @@ def test_a_refused_call_does_not_lose_the_result_of_an_interrupted_one(tmp_path:
     end()
     """
     run_survivors(PRELUDE + textwrap.dedent(source), 1, [0], tmp_path)
+
+
+@pytest.mark.parametrize("step", ["announce", "write"])
+def test_close_does_not_wait_for_ranks_without_a_header(step: str, tmp_path: Path) -> None:
+    source = f"""
+    from hmc.experts._calls import Combine
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x, (ids, weights) = rows((comm.rank,), 17, 33), routing((comm.rank,), 17, 5, 13)
+    check_round(ep, 0, 33, 17, 5, 13)
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    results = apply(ep, x2, handle)
+    comm.barrier(timeout=20)
+    if comm.rank == 0:
+        def interrupted(call, ranks, announce=Combine.announce):
+            if "{step}" == "write":
+                announce(call, ranks)
+            else:  # as by Ctrl-C between two ranks
+                announce(call, ranks[:2])
+            raise KeyboardInterrupt
+        Combine.announce = interrupted
+        refused(KeyboardInterrupt, ep.combine, results, handle, timeout=20)
+        ep.close(timeout=20)
+    else:
+        y = ep.combine(results, handle, timeout=20)
+        check_sum(ep, y, x, ids, weights, handle)
+        assert ep.alive[0] is False and handle.lost.any()
+    comm.barrier(timeout=20)
+    ep.close(timeout=20)
+    end()
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source), 3, [0, 1, 2], tmp_path)
