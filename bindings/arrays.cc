@@ -90,8 +90,8 @@ bool numpy_view(py::handle object, bool writable, Viewed& viewed) {
 }
 
 // An array that C describes, and whose own reference keeps the memory.
-bool direct_view(py::handle object, bool writable, Viewed& viewed) {
-  return numpy_view(object, writable, viewed) || torch_view(object, viewed.view);
+bool direct_view(py::handle object, bool writable, Viewed& viewed, bool thorough) {
+  return numpy_view(object, writable, viewed) || torch_view(object, viewed.view, thorough);
 }
 
 // Empty where the object offers the buffer protocol and has none to give: JAX for bfloat16 and fp8, and for its devices' memory.
@@ -200,7 +200,7 @@ void keep_reference(std::shared_ptr<BorrowedView::Reference> reference) {
 }  // namespace
 
 BorrowedView::BorrowedView(py::handle object, bool writable, py::handle stream) {
-  if (Viewed viewed; direct_view(object, writable, viewed)) {
+  if (Viewed viewed; direct_view(object, writable, viewed, false)) {
     view_ = std::move(viewed.view);
     reference_ = take_reference();
     reference_->object = Py_NewRef(object.ptr());
@@ -238,11 +238,14 @@ Viewed look_at(py::handle object, bool writable) {
   static PyTypeObject* const memory_type = reinterpret_cast<PyTypeObject*>(py::type::of<Memory>().release().ptr());
   if (Py_TYPE(object.ptr()) == buffer_type) return own_view(object.cast<const ConnBuffer&>(), writable);
   if (Py_TYPE(object.ptr()) == memory_type) return own_view(object.cast<const Memory&>(), writable);
-  if (Viewed viewed; direct_view(object, writable, viewed)) {
+  if (Viewed viewed; direct_view(object, writable, viewed, true)) {
     viewed.view.owner = shared_reference(object);
     return viewed;
   }
-  if (!plain_buffer(object)) refuse_lazy(object);
+  if (!plain_buffer(object)) {
+    refuse_lazy(object);
+    refuse_beyond_storage(object);
+  }
   // Before the buffer protocol, which hip-python's arrays offer for device memory too.
   if (!plain_buffer(object) && has_attribute(object, "__cuda_array_interface__")) {
     if (auto viewed = cuda_array_view(object, writable)) return *std::move(viewed);

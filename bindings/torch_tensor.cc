@@ -83,6 +83,39 @@ bool plain_values(PyObject* tensor, const DlTensor& described) {
          (described.dtype.code != dlpack_complex || says_false(tensor, is_conj));
 }
 
+std::optional<std::size_t> size_by(PyObject* object, PyObject* method) {
+  std::array<PyObject*, 2> arguments{nullptr, object};
+  const auto found = py::reinterpret_steal<py::object>(in_interpreter(
+      [&] { return PyObject_VectorcallMethod(method, arguments.data() + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr); }));
+  const std::size_t size = found ? PyLong_AsSize_t(found.ptr()) : 0;
+  if (PyErr_Occurred() == nullptr) return size;
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+// Whether all of the tensor's bytes are in its storage, which may have been resized under it (FSDP frees parameters so). To ask the
+// storage costs more than the rest of a small send: unless `thorough`, of short tensors only a storage without memory is found.
+bool within_storage(PyObject* tensor, const DlTensor& described, std::size_t bytes, bool thorough) {
+  constexpr std::size_t is_short = 16384;
+  constexpr std::uintptr_t low = std::uintptr_t{1} << 40;  // an address from which on it is no offset into a storage at null
+  static PyObject* const untyped_storage = PyUnicode_InternFromString("untyped_storage");
+  static PyObject* const nbytes = PyUnicode_InternFromString("nbytes");
+  static PyObject* const storage_offset = PyUnicode_InternFromString("storage_offset");
+  if (bytes == 0) return true;
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(described.data) + described.byte_offset;
+  const bool ask = thorough || bytes >= is_short;
+  if (!ask && address >= low) return true;
+  const std::size_t item = (static_cast<std::size_t>(described.dtype.bits) * described.dtype.lanes + 7) / 8;
+  const std::optional<std::size_t> first = size_by(tensor, storage_offset);
+  if (!first || address == *first * item) return false;
+  if (!ask) return true;
+  const auto storage =
+      py::reinterpret_steal<py::object>(in_interpreter([&] { return PyObject_CallMethodNoArgs(tensor, untyped_storage); }));
+  if (!storage) PyErr_Clear();
+  const std::optional<std::size_t> held = storage ? size_by(storage.ptr(), nbytes) : std::nullopt;
+  return held && bytes <= *held && *first <= (*held - bytes) / item;
+}
+
 // What torch.cuda.current_stream(index) would name. False where that raises, or where this torch has another way.
 bool current_stream(const TorchType& torch, std::int32_t index, StreamHandle& stream) {
   if (torch.is_in_bad_fork == nullptr || torch.current_stream == nullptr) return false;
@@ -100,7 +133,32 @@ bool current_stream(const TorchType& torch, std::int32_t index, StreamHandle& st
 
 }  // namespace
 
-bool torch_view(py::handle object, MemoryView& view) {
+void refuse_beyond_storage(py::handle object) {
+  const py::object storage_of = attribute_or_null(object, "untyped_storage");
+  if (!storage_of || PyCallable_Check(storage_of.ptr()) == 0) return;
+  std::size_t held = 0, end = 0;
+  try {
+    const py::object storage = call_python(storage_of);
+    held = call_python(attribute_of(storage, "nbytes")).cast<std::size_t>();
+    if (call_python(attribute_of(object, "numel")).cast<std::size_t>() == 0) return;
+    const py::object shape = attribute_of(object, "shape"), strides = call_python(attribute_of(object, "stride"));
+    end = call_python(attribute_of(object, "storage_offset")).cast<std::size_t>() + 1;
+    for (std::size_t i = 0; i < py::len(shape); ++i) {
+      end += (shape[py::int_(i)].cast<std::size_t>() - 1) * strides[py::int_(i)].cast<std::size_t>();
+    }
+    end *= call_python(attribute_of(object, "element_size")).cast<std::size_t>();
+  } catch (const py::cast_error&) {
+    return;
+  } catch (py::error_already_set& error) {  // sparse tensors have no storage: the protocols refuse them
+    if (!error.matches(PyExc_Exception)) throw;
+    return;
+  }
+  if (end <= held) return;
+  refuse("a " + std::string(Py_TYPE(object.ptr())->tp_name) + " whose elements end at byte " + std::to_string(end) +
+         " of its storage of " + std::to_string(held) + " bytes, which was resized: resize it back before passing the tensor");
+}
+
+bool torch_view(py::handle object, MemoryView& view, bool thorough) {
   const TorchType* const torch = torch_type_of(Py_TYPE(object.ptr()));
   if (torch == nullptr || torch->api == nullptr) return false;
   DlTensor tensor{};
@@ -109,7 +167,7 @@ bool torch_view(py::handle object, MemoryView& view) {
     return false;
   }
   const std::optional<std::size_t> bytes = contiguous_bytes(tensor);
-  if (!bytes || !plain_values(object.ptr(), tensor)) return false;
+  if (!bytes || !plain_values(object.ptr(), tensor) || !within_storage(object.ptr(), tensor, *bytes, thorough)) return false;
   void* const data = *bytes > 0 ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
   Device device = Device::cpu();
   StreamHandle stream = no_stream;

@@ -15,6 +15,7 @@ from hmc._streams import queued, wait_for
 from hmc.errors import HmcTimeoutError, InvalidArgumentError
 from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
+from hmc.tensors._storage import check_storage
 
 Bytes = NDArray[np.uint8]
 
@@ -66,6 +67,7 @@ class Rows:
         self.like: Like = _like_of(array, found.dtype, counts)
         self._counts = counts
         if _torch_tensor(array):
+            check_storage(array)
             array = array.detach().contiguous()
         self._host, self._memory = _bytes_of(array, self.row_bytes)
         self._queued = [] if self._memory is None else queued([array])
@@ -188,6 +190,7 @@ def _tensor(rows: Area, dtype: str, columns: int) -> tensors.Tensor:
 def _numpy_of(array: Any) -> NDArray[Any]:
     """In CPU memory. bfloat16, which NumPy does not have, becomes float32."""
     if _torch_tensor(array):
+        check_storage(array)
         bare = array.detach().cpu()
         found: NDArray[Any] = (bare.float() if _dtypes.name_of(bare.dtype) == "bfloat16" else bare).numpy()
         return found

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hmc.errors import InvalidArgumentError, UnsupportedError
+from hmc.tensors._storage import check_storage
 
 Tensors = Sequence[torch.Tensor]
 Item = TypeVar("Item")
@@ -50,6 +51,7 @@ def bare(tensor: torch.Tensor) -> Any:
         tensor = tensor.detach()
     if not tensor.is_cpu:
         return tensor.detach().view(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
+    check_storage(tensor)
     # NumPy's array: HMC takes it ten times as fast as the tensor, whose DLPack export is written in Python.
     return tensor.numpy() if tensor.dtype in _OF_NUMPY else tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
 

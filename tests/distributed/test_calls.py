@@ -69,6 +69,31 @@ def test_calls_between_different_types_are_refused(run_torch: Callable[..., list
     )
 
 
+def test_tensors_beyond_their_storage_are_refused(run_torch: Callable[..., list[str]]) -> None:
+    """As FSDP leaves parameters that it has freed."""
+    run_torch(
+        """
+        rank, size = start()
+        whole = torch.ones(6)
+        part, parts = whole[2:4], whole[:4].view(2, 2)
+        whole.untyped_storage().resize_(8)
+        for refused in (whole, part, parts):
+            for call in (dist.all_reduce, lambda one: dist.broadcast(one, 0), lambda one: dist.isend(one, 1 - rank)):
+                try:
+                    call(refused)
+                except hmc.InvalidArgumentError as error:
+                    assert "of its storage of 8 bytes, which was resized" in str(error), error
+                else:
+                    raise SystemExit(f"{call} of {refused.shape} passed")
+        whole.untyped_storage().resize_(24)
+        whole.fill_(rank + 1)
+        dist.all_reduce(whole)
+        assert whole.tolist() == [3.0] * 6
+        dist.destroy_process_group()
+        """
+    )
+
+
 MONITORED = """
 import time
 from datetime import timedelta

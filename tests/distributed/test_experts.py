@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,26 @@ def test_the_mode_of_the_first_call_is_not_kept(buffer: hmc.experts.Buffer) -> N
             results.copy_(x2)
             y = buffer.combine(results, handle, timeout=60)
         assert torch.equal(y, x * torch.tensor([[2.0], [2.0], [1.0]]))
+
+
+def test_tensors_beyond_their_storage_are_refused(buffer: hmc.experts.Buffer) -> None:
+    def resized(array: Any) -> Any:
+        found = array.clone()
+        found.untyped_storage().resize_(8)
+        return found
+
+    given = {
+        "x": torch.arange(24.0).reshape(3, 8),
+        "topk_ids": torch.zeros(3, 1, dtype=torch.int64),
+        "topk_weights": torch.ones(3, 1),
+    }
+    for name, array in given.items():
+        with pytest.raises(hmc.InvalidArgumentError, match="of its storage of 8 bytes, which was resized"):
+            buffer.dispatch(**{**given, name: resized(array)}, timeout=60)
+    x2, handle = buffer.dispatch(**given, timeout=60)
+    with pytest.raises(hmc.InvalidArgumentError, match="of its storage of 8 bytes, which was resized"):
+        buffer.combine(resized(x2), handle, timeout=60)
+    assert torch.equal(buffer.combine(x2, handle, timeout=60), given["x"])
 
 
 def test_strided_arrays(buffer: hmc.experts.Buffer) -> None:

@@ -35,10 +35,12 @@ def by_protocols(tensor: Any) -> Any:
     return same
 
 
-def resized() -> Any:
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    return tensor
+def resized(nbytes: int, part: slice | None = None, elements: int = 5000) -> Any:
+    """A part of a tensor whose storage was resized, as FSDP does to free parameters."""
+    tensor = torch.ones(elements)
+    found = tensor if part is None else tensor[part]
+    tensor.untyped_storage().resize_(nbytes)
+    return found
 
 
 def quantized() -> Any:
@@ -73,7 +75,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "quantized": (quantized, BufferError, "QInt"),
     "bits": (lambda: torch.ones(4, dtype=torch.uint8).view(torch.bits8), BufferError, "Bit types"),
     "meta": (lambda: torch.empty(5, device="meta"), BufferError, "meta"),
-    "without storage": (resized, hmc.InvalidArgumentError, "null"),
+    "without storage": (lambda: resized(0), hmc.InvalidArgumentError, "byte 20000 of its storage of 0 bytes"),
+    "part without storage": (lambda: resized(0, slice(7, 11)), hmc.InvalidArgumentError, "byte 44 of its storage of 0 bytes"),
+    "short storage": (lambda: resized(19999), hmc.InvalidArgumentError, "byte 20000 of its storage of 19999 bytes"),
+    "part of a short storage": (
+        lambda: resized(19000, slice(500, 5000)),
+        hmc.InvalidArgumentError,
+        "byte 20000 of its storage of 19000 bytes",
+    ),
     "zeros that take no memory": (lambda: torch._efficientzerotensor(5), hmc.InvalidArgumentError, "null"),
     "functional": (lambda: torch._to_functional_tensor(torch.ones(3)), hmc.InvalidArgumentError, "null"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), RuntimeError, "Nested"),
@@ -115,6 +124,17 @@ def test_refusals_are_those_of_the_protocols(comm: Any, name: str) -> None:
                 call(comm, way)
             raised.append((caught.type, str(caught.value)))
         assert raised[0] == raised[-1], what
+
+
+def test_short_tensors_beyond_their_storage_are_not_registered(comm: Any) -> None:
+    from hmc import tensors
+
+    for tensor in (resized(15, elements=4), resized(0, slice(1, 3), 4), resized(12, slice(2, 4), 4)):
+        for call in (hmc.Memory.from_array, comm.register, lambda one: tensors.register(comm, one)):
+            with pytest.raises(hmc.InvalidArgumentError, match=r"of its storage of \d+ bytes, which was resized"):
+                call(tensor)
+    for tensor in (resized(16, elements=4), resized(12, slice(1, 3), 4), resized(0, slice(2, 2), 4)):
+        comm.register(tensor).close()
 
 
 @by_c_interface
