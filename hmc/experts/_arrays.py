@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from hmc import _core, tensors
 from hmc._deadline import Deadline
 from hmc._streams import queued, wait_for
-from hmc.errors import HmcTimeoutError, InvalidArgumentError
+from hmc.errors import HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
 from hmc.tensors._storage import check_storage
@@ -126,13 +127,16 @@ def _like_of(array: Any, dtype: str, counts: Counts) -> Like:
 
 
 class _Numpy:
-    """``bits``: integers stand for types that NumPy does not have."""
+    """``bits``: integers stand for types that NumPy does not have. Else those of ml_dtypes do, where that is installed."""
 
     def __init__(self, bits: bool) -> None:
         self._bits = bits
 
     def _type(self, dtype: str) -> np.dtype[Any]:
-        return np.dtype(_BITS.get(dtype, dtype) if self._bits else _dtypes.numpy_type(dtype))
+        if not self._bits:
+            with contextlib.suppress(UnsupportedError):
+                return _dtypes.numpy_type(dtype)
+        return np.dtype(_BITS.get(dtype, dtype))
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
         if rows.memory.device != "cpu":

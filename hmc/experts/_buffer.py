@@ -162,8 +162,8 @@ class Buffer:
     def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
         """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
 
-        Where x2 is a copy on a device, so is this, and combine() copies it back. Waits for a call of another thread.
-        InvalidArgumentError, ClosedError, HmcTimeoutError.
+        Where x2 is a copy on a device, so is this, and combine() copies it back. For NumPy's x, bfloat16 is a type of ml_dtypes, or
+        uint16 where that is not installed. Waits for a call of another thread. InvalidArgumentError, ClosedError, HmcTimeoutError.
         """
         return self._in_turn(Deadline(timeout), lambda: self._results(handle))
 

@@ -203,6 +203,25 @@ def test_weights_of_bfloat16(tmp_path: Path) -> None:
     run(source, tmp_path)
 
 
+def test_results_of_bfloat16_without_ml_dtypes(tmp_path: Path) -> None:
+    """For rows of a type that NumPy has: integers stand for bfloat16, as in arguments."""
+    source = """
+    sys.modules["ml_dtypes"] = None  # as where it is not installed
+    for dtype in ("float32", "float16"):
+        with buffer_of(comm, dtype=dtype, combine_dtype="bfloat16") as each:
+            x = rows((1, comm.rank), 17, 33).astype(dtype)
+            x2, handle = each.dispatch(x, np.arange(17)[:, None] % 13, np.ones((17, 1), np.float32), timeout=20)
+            results = each.results(handle)
+            assert results.dtype == np.uint16 and results.shape == x2.shape
+            results[:] = x2.astype(np.float32).view(np.uint32) >> 16
+            y = each.combine(results, handle, timeout=20)
+            assert y.dtype == np.uint16
+            assert np.array_equal((y.astype(np.uint32) << 16).view(np.float32), x)
+            assert each.counters()["bytes_staged"] == 0
+    """
+    run(source, tmp_path)
+
+
 def test_calls_that_wait_for_another_thread_have_a_deadline(tmp_path: Path) -> None:
     source = """
     x = rows((1, comm.rank), 17, 33)
