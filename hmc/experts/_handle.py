@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ class State(Enum):
 
 
 class Handle:
-    """One dispatch, for the combine of it. Made by :meth:`Buffer.dispatch`. Any thread may read it."""
+    """One dispatch, for the combine of it. Made by :meth:`Buffer.dispatch`. Any thread may read it.
+
+    :attr:`experts`, :attr:`weights` and, with ``once``, :meth:`rows` are the same arrays at every call: do not change them.
+    """
 
     def __init__(
         self,
@@ -48,10 +52,7 @@ class Handle:
     @property
     def counts(self) -> Ints:
         """Rows of x2 of each local expert."""
-        if not self._once:
-            return self._received.counts()
-        experts = self.experts
-        return np.array([(experts == expert).any(axis=1).sum() for expert in range(self._local)], np.int64)
+        return self._received.counts() if not self._once else np.diff(self._grouped[1])
 
     def rows(self, expert: int) -> Any:
         """The rows of x2 of a local expert (0: the first of this rank), to index x2 with: a slice, with ``once`` an array.
@@ -60,23 +61,36 @@ class Handle:
         """
         expert = whole("expert", expert, 0, self._local - 1)
         if self._once:
-            return np.nonzero((self.experts == expert).any(axis=1))[0]
+            rows, ends = self._grouped
+            return rows[ends[expert] : ends[expert + 1]]
         counts = self.counts
         end = int(counts[: expert + 1].sum())
         return slice(end - int(counts[expert]), end)
 
-    @property
+    @cached_property
     def experts(self) -> Ints:
         """By row of x2: its local experts, -1 for none; (rows, top k) with ``once``, else (rows, 1)."""
         if self._once:
-            return self._received.facts()[0]
+            return self._facts[0]
         of_rows: Ints = np.repeat(np.arange(self._local), self.counts)
         return of_rows[:, None]
 
     @property
     def weights(self) -> Floats:
         """With ``once``: the weights of :attr:`experts`, 0 for none. Else there are none, (rows, 0): combine() has them."""
-        return self._received.facts()[1]
+        return self._facts[1]
+
+    @cached_property
+    def _facts(self) -> tuple[Ints, Floats]:
+        return self._received.facts()
+
+    @cached_property
+    def _grouped(self) -> tuple[Ints, Ints]:
+        """With ``once``: the rows of expert 0, of expert 1, ..., and where those of each begin and the last end."""
+        experts = self.experts.ravel()
+        order = np.argsort(experts, kind="stable")
+        rows: Ints = order // max(self.experts.shape[1], 1)
+        return rows, np.searchsorted(experts[order], np.arange(self._local + 1))
 
     @property
     def sources(self) -> Ints:

@@ -222,6 +222,24 @@ def test_results_of_bfloat16_without_ml_dtypes(tmp_path: Path) -> None:
     run(source, tmp_path)
 
 
+def test_a_handle_answers_alike_and_finds_its_rows_once(tmp_path: Path) -> None:
+    source = """
+    for once in (False, True):
+        with buffer_of(comm, once=once) as each:
+            x, routes = rows((1, comm.rank), 17, 33), routing((1, comm.rank), 17, 5, 13)
+            x2, handle = each.dispatch(x, *routes, timeout=20)
+            experts, weights = handle._received.facts() if once else (handle.experts, handle.weights)
+            assert np.array_equal(handle.experts, experts) and np.array_equal(handle.weights, weights)
+            assert handle.experts is handle.experts and handle.weights is handle.weights
+            for local in range(len(each.experts_of(comm.rank))):
+                expected = np.nonzero((experts == local).any(axis=1))[0]
+                assert np.array_equal(np.arange(len(x2))[handle.rows(local)], expected)
+                assert handle.counts[local] == len(expected)
+            check_sum(each, each.combine(apply(each, x2, handle), handle, timeout=20), x, *routes, handle)
+    """
+    run(source, tmp_path)
+
+
 def test_calls_that_wait_for_another_thread_have_a_deadline(tmp_path: Path) -> None:
     source = """
     x = rows((1, comm.rank), 17, 33)
