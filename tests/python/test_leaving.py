@@ -245,3 +245,33 @@ comm.close()
 """,
         ranks=3,
     )
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_receive_of_a_rank_that_closed_ends_after_its_messages(run_job: Callable[..., str], waits: bool) -> None:
+    run_job(
+        PRELUDE
+        + f"""
+group = comm.subgroup([0, 1, 2], 9)
+small, large, none = np.zeros(5, int), np.zeros(400_001, int), np.zeros(3, int)
+if comm.rank == 1:
+    if {waits}:
+        time.sleep(0.3)
+    sent = [group.isend(x, 0, tag=4) for x in (np.arange(5), np.arange(400_001))]
+    group.close()
+    for work in sent:
+        work.wait(timeout=40)
+elif comm.rank == 0:
+    if not {waits}:
+        time.sleep(0.3)
+    group.recv(small, 1, tag=4, timeout=40)
+    group.recv(large, 1, tag=4, timeout=40)
+    assert np.array_equal(small, np.arange(5)) and np.array_equal(large, np.arange(400_001))
+    for call in (group.recv, group.send):
+        name, text, seconds = refusal(call, none, 1, tag=4, timeout=40)
+        assert name == "ClosedError" and "rank 1 (" in text and "24 bytes, tag 4" in text and seconds < 20, (name, text, seconds)
+comm.barrier(timeout=60)
+comm.close()
+""",
+        ranks=3,
+    )

@@ -150,7 +150,7 @@ Result<ConnBuffer> Communicator::register_memory(const Memory& memory, Access ac
 Status Communicator::close(Deadline deadline) const {
   if (!state_) return {};
   const Group& group = *state_->group;
-  state_->group->leave();
+  state_->group->leave(true);
   if (group.engine()->forked()) return state_->context.close(deadline);
   {
     const auto lock = group.engine()->lock();

@@ -70,7 +70,7 @@ void Group::join() {
   world_->add(*this);
 }
 
-void Group::leave() {
+void Group::leave(bool context_closes) {
   if (engine()->forked()) {
     closed_.store(true);
     return;
@@ -81,16 +81,16 @@ void Group::leave() {
     const auto lock = engine()->lock();
     // Under the lock: broke() tells no other rank of a failure once this is set.
     if (closed_.exchange(true)) return;
-    world_->remove(*this);
+    const bool goes_on = world_->remove(*this, context_closes);
     std::uint64_t first = *std::ranges::min_element(sequence_);
     const auto earlier = [&first](const CollectiveWork& work) {
       first = std::min(first, work.sequence());
       return false;
     };
     running_.fail_if(earlier, {});
-    // By messages other ranks would wait for this process in later collectives. Where the Context ends too, its goodbye tells them.
+    // By messages other ranks would wait for this process in later collectives.
     const bool known = broken_ && (broken_->aborts() || broken_->sequence <= first);
-    if (!known && !world_->ends_context(*this))
+    if (!known && goes_on)
       world_->tell(control_group_left, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")},
                    this);
     fused_.leave();

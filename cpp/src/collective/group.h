@@ -58,7 +58,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   // ---- any thread, engine lock not held ----
   // Makes its scopes known to comm, takes part in the job's news. Ended by leave(), once, before the last reference is dropped.
   void join();
-  void leave();  // what is under way ends with closed
+  // What is under way ends with closed. `context_closes`: so does the Context, if this is the last group that keeps it.
+  void leave(bool context_closes = false);
   [[nodiscard]] RankOwners& owners() noexcept { return owners_; }
   [[nodiscard]] ScheduleCache& schedules() noexcept { return schedules_; }
 

@@ -3,13 +3,27 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/log.h"
+#include "comm/context_state.h"
+#include "comm/counters.h"
+#include "comm/messages/messenger.h"
+
 namespace hmc {
 namespace {
 
 // Beyond these the oldest are discarded: a rank that would have needed one waits for its deadline.
-constexpr std::size_t max_unsent = 256;  // to one peer
+constexpr std::size_t max_unsent = 4096;  // to one peer
 constexpr std::size_t max_kept = 4096;
 constexpr std::size_t max_told = 65536;
+
+constexpr MessageType no_control = 0;  // send_left()
+
+void count_discarded(ContextState& context) {
+  context.counters().add("group_notices.discarded", 1);
+  warn_once("group_notices",
+            "more groups ended than are remembered for ranks that are not connected or have not made them; such a rank "
+            "may wait for its deadline in a call of one");
+}
 
 }  // namespace
 
@@ -27,26 +41,45 @@ void GroupNotices::forget(MessageType type, std::uint64_t group_id) {
 }
 
 void GroupNotices::send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage) {
-  const auto message = std::make_shared<const Bytes>(encode(breakage));
-  for (const auto& peer : peers) {
-    const PeerPhase phase = peer->phase();
-    if (phase == PeerPhase::ready) static_cast<void>(peer->send_control(type, *message));  // the end of a peer is noticed by itself
-    if (phase != PeerPhase::idle && phase != PeerPhase::connecting) continue;
-    const auto [found, is_first] = unsent_->try_emplace(peer.get());
-    std::deque<Message>& messages = found->second;
-    messages.emplace_back(type, message);
-    if (messages.size() > max_unsent) messages.pop_front();
-    if (!is_first) continue;
-    const auto send_all = [unsent = unsent_, &to = *peer](const Status& ready) {
-      const auto all = unsent->extract(&to);
-      if (all.empty() || !ready.ok()) return;
-      for (const auto& [each, payload] : all.mapped()) static_cast<void>(to.send_control(each, *payload));
-    };
-    peer->when_ready(send_all, WhenIdle::wait);
-  }
+  const Message message{{breakage.group_id, type, breakage.aborts()}, std::make_shared<const Bytes>(encode(breakage))};
+  for (const auto& peer : peers) send(*peer, message);
 }
 
-void GroupNotices::keep(MessageType type, const job::Breakage& breakage) {
+void GroupNotices::send_left(const std::vector<std::shared_ptr<PeerState>>& peers, std::uint64_t group_id, std::uint32_t scope) {
+  for (const auto& peer : peers) send(*peer, {{group_id, no_control, false}, nullptr, scope});
+}
+
+void GroupNotices::send(PeerState& peer, const Message& message) {
+  const PeerPhase phase = peer.phase();
+  if (phase == PeerPhase::ready) return deliver(peer, message);
+  if (phase != PeerPhase::idle && phase != PeerPhase::connecting) return;
+  const auto [found, is_first] = unsent_->try_emplace(&peer);
+  Waiting& waiting = found->second;
+  const auto [number, is_new] = waiting.numbers.try_emplace(message.key, waiting.next);
+  waiting.messages[number->second] = message;
+  if (is_new) ++waiting.next;
+  if (waiting.messages.size() > max_unsent) {
+    const auto oldest = waiting.messages.begin();
+    waiting.numbers.erase(oldest->second.key);
+    waiting.messages.erase(oldest);
+    count_discarded(peer.context());
+  }
+  if (!is_first) return;
+  const auto send_all = [unsent = unsent_, &to = peer](const Status& ready) {
+    const auto all = unsent->extract(&to);
+    if (all.empty() || !ready.ok()) return;
+    for (const auto& [each, message] : all.mapped().messages) deliver(to, message);
+  };
+  peer.when_ready(send_all, WhenIdle::wait);
+}
+
+// The end of a peer is noticed by itself.
+void GroupNotices::deliver(PeerState& peer, const Message& message) {
+  if (message.payload == nullptr) return leave_scope(peer, message.scope);
+  static_cast<void>(peer.send_control(std::get<MessageType>(message.key), *message.payload));
+}
+
+void GroupNotices::keep(MessageType type, const job::Breakage& breakage, ContextState& context) {
   const auto known = std::ranges::find_if(kept_, [&](const Notice& each) {
     return each.type == type && each.breakage.group_id == breakage.group_id && each.breakage.aborts() == breakage.aborts();
   });
@@ -55,7 +88,9 @@ void GroupNotices::keep(MessageType type, const job::Breakage& breakage) {
     return;
   }
   kept_.push_back({type, breakage});
-  if (kept_.size() > max_kept) kept_.pop_front();
+  if (kept_.size() <= max_kept) return;
+  kept_.pop_front();
+  count_discarded(context);
 }
 
 std::vector<GroupNotices::Notice> GroupNotices::take(std::uint64_t group_id) {

@@ -1,5 +1,6 @@
 // GroupNotices: messages about groups that broke or that a process left, kept where they cannot be delivered yet: for peers that
-// are not connected, and for groups that this process has not made.
+// are not connected, and for groups that this process has not made. Of a kind of message about a group one is kept for a peer, the
+// latest. Beyond a bound the oldest are discarded and counted (group_notices.discarded).
 #pragma once
 
 #include <cstddef>
@@ -32,16 +33,30 @@ class GroupNotices {
   void forget(MessageType type, std::uint64_t group_id);
   // Sends the message to those of `peers` that are connected, and to the others when they connect. Connects to none.
   void send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage);
+  // To the same peers, in the order of messages: this process sends and receives no more in `scope`.
+  void send_left(const std::vector<std::shared_ptr<PeerState>>& peers, std::uint64_t group_id, std::uint32_t scope);
   // Of a group that is not here: for take(), when it is made. Of several of a kind the earliest counts.
-  void keep(MessageType type, const job::Breakage& breakage);
+  void keep(MessageType type, const job::Breakage& breakage, ContextState& context);
   // The kept notices of that group, which are kept no longer.
   [[nodiscard]] std::vector<Notice> take(std::uint64_t group_id);
   [[nodiscard]] bool full() const noexcept;  // so many were new: of groups that are not here no more are to be told
 
  private:
-  using Message = std::pair<MessageType, std::shared_ptr<const Bytes>>;
   using Key = std::tuple<std::uint64_t, MessageType, bool>;  // the group's id; whether it was aborted
-  using Unsent = std::unordered_map<const PeerState*, std::deque<Message>>;
+  struct Message {
+    Key key;
+    std::shared_ptr<const Bytes> payload;  // of a control message; null: of send_left()
+    std::uint32_t scope = 0;
+  };
+  // Of one peer, in order.
+  struct Waiting {
+    std::map<std::uint64_t, Message> messages;  // by number
+    std::map<Key, std::uint64_t> numbers;
+    std::uint64_t next = 0;
+  };
+  using Unsent = std::unordered_map<const PeerState*, Waiting>;
+  void send(PeerState& peer, const Message& message);
+  static void deliver(PeerState& peer, const Message& message);
 
   // Shared with the peers, which may end later.
   const std::shared_ptr<Unsent> unsent_ = std::make_shared<Unsent>();

@@ -59,11 +59,14 @@ bool World::ends_context(const Group& closed) const noexcept {
   return keeps(closed) && std::ranges::none_of(groups_, [&](const Group* group) { return keeps(*group); });
 }
 
-void World::remove(Group& group) {
+bool World::remove(Group& group, bool context_closes) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
   offers_.on_group_gone(group.id());
   release_departed();
+  if (context_closes && ends_context(group)) return false;  // its goodbye tells them
+  notices_.send_left(others_of(group), group.id(), group.scope());
+  return true;
 }
 
 void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
@@ -88,7 +91,7 @@ void World::on_control(PeerState& peer, MessageType type, ByteSpan payload, std:
     if (group != nullptr) {
       group->heard_left(*breakage);
     } else if (breakage && !offers_.is_gone(breakage->group_id)) {
-      notices_.keep(type, *breakage);
+      notices_.keep(type, *breakage, context_);
     }
   } else if (type == control_segment) {
     offers_.on_message(peer, payload, std::move(fds));
@@ -186,7 +189,7 @@ void World::broke(const job::Breakage& breakage) {
   if (group != nullptr) {
     group->heard_broken(breakage);
   } else if (!offers_.is_gone(breakage.group_id)) {
-    notices_.keep(control_group_broken, breakage);
+    notices_.keep(control_group_broken, breakage, context_);
   }
   if (breakage.aborts()) growths_.end(breakage.group_id, breakage.reason);
 }

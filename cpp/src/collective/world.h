@@ -80,7 +80,8 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] fused::Offers& offers() noexcept { return offers_; }
 
   void add(Group& group);
-  void remove(Group& group);
+  // False: its Context ends with it, if `context_closes`. Else the others learn that this process sends nothing more in it.
+  bool remove(Group& group, bool context_closes);
   // False: a group of that number is here, or was: late messages of one must not reach another.
   bool reserve_scope(std::uint32_t scope) { return scopes_.insert(scope).second; }
 

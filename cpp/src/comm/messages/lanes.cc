@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 
 #include "comm/messages/sends.h"
@@ -21,6 +22,10 @@ Status Lane::send_eager(const Head& head, const MemoryView& view) {
   HMC_TRY(peer->signal(written, body));
   sent.spend(view.bytes);
   return {};
+}
+
+Status left_status(const PeerState& peer, std::uint32_t rank) {
+  return {Code::closed, "rank " + std::to_string(rank) + " (" + peer.identity().name + ") closed the Communicator"};
 }
 
 Lane& Lanes::of(PeerState& peer) {

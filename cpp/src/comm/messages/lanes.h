@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -36,6 +37,7 @@ struct Lane {
     std::variant<Announce, Answer, Bytes> said;
   };
   std::vector<Unrouted> unrouted;
+  std::set<std::uint32_t> left;  // scopes that the peer's process has closed and this one has not
   [[nodiscard]] bool idle() const noexcept { return signals.empty() && transfers.empty() && sends.empty() && unrouted.empty(); }
   // Signals to the peer are still sent: it is ready, or the two are closing.
   [[nodiscard]] bool carries() const noexcept { return peer != nullptr && peer->carries(); }
@@ -47,6 +49,12 @@ struct Lane {
   // ok: sent. would_block: queue it. unsupported: too large or out of payload credit, announce it.
   Status send_eager(const Head& head, const MemoryView& view);
 };
+
+// The peer's process has closed the Communicator of `scope`, and all that it sent there has arrived.
+[[nodiscard]] inline bool has_left(const PeerState& peer, std::uint32_t scope) noexcept {
+  return peer.lane != nullptr && !peer.lane->left.empty() && peer.lane->left.contains(scope);
+}
+[[nodiscard]] Status left_status(const PeerState& peer, std::uint32_t rank);
 
 // The Lanes of a Context, polled while one has something to send. Owned by MessengerImpl. Engine lock held.
 class Lanes final : public Pollable {

@@ -14,6 +14,11 @@ namespace {
 
 constexpr std::int64_t largest_tag = std::int64_t{1} << 62;
 
+// Receives from that peer; null: all.
+Receives::Concerns of_peer(const PeerState* peer) {
+  return [peer](const Address& wanted) { return peer == nullptr || wanted.peer == peer; };
+}
+
 // How a blocking call ends. After its deadline the caller takes its memory back: withdraw, or say that it is still in use. What
 // ended meanwhile has ended as it did, unless by this withdrawal.
 Status wait_or_withdraw(WorkState& work, Deadline deadline, const char* what) {
@@ -45,6 +50,8 @@ Status check_message(const Target& target, std::int64_t tag, const MemoryView& v
   // What already came from a peer that is gone may still be received.
   if (!receiving && peer_ended(target))
     return target.peer->failure().with_context(Operation::describe(true, target, tag, view.bytes));
+  if (!receiving && has_left(*target.peer, target.envelope.scope))
+    return left_status(*target.peer, target.envelope.dst).with_context(Operation::describe(true, target, tag, view.bytes));
   return {};
 }
 
@@ -204,13 +211,13 @@ void MessengerImpl::add_counters(std::map<std::string, std::uint64_t>& counters)
 
 void MessengerImpl::end_operations(const PeerState* peer, const Status& reason) {
   sends_.end_queued(peer, reason);
-  receives_.end_posted(peer, reason);
+  receives_.end_posted(of_peer(peer), reason);
   rendezvous_.end(peer, reason);
 }
 
 void MessengerImpl::on_peer_closing(PeerState& peer, const Status& reason) {
   sends_.end_queued(&peer, reason);
-  receives_.end_posted(&peer, reason);
+  receives_.end_posted(of_peer(&peer), reason);
   receives_.drop_announcements(peer, Status(Code::closed, "the receiver has closed; nothing was read"), reason);
   rendezvous_.withdraw_announced(peer);
 }
@@ -222,7 +229,7 @@ void MessengerImpl::on_peer_gone(PeerState& peer, const Status& reason) {
 
 void MessengerImpl::on_context_closing(const Status& reason) {
   sends_.end_queued(nullptr, reason);
-  receives_.end_posted(nullptr, reason);
+  receives_.end_posted(of_peer(nullptr), reason);
 }
 
 void MessengerImpl::on_context_over(const Status& reason) {
@@ -243,9 +250,10 @@ Status MessengerImpl::cancel(Operation& operation) {
   return stopped;
 }
 
-void MessengerImpl::pass_fence(SendOperation& send) {
-  sends_.enqueue(std::static_pointer_cast<SendOperation>(send.shared_from_this()));
+}  // namespace messaging
+
+void leave_scope(PeerState& peer, std::uint32_t scope) {
+  static_cast<messaging::MessengerImpl&>(peer.context().messenger()).sends().leave_scope(peer.shared_from_this(), scope);
 }
 
-}  // namespace messaging
 }  // namespace hmc

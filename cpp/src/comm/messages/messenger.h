@@ -58,7 +58,8 @@ class Messenger {
   virtual void abandon(PeerState& peer, std::vector<std::shared_ptr<const void>>& kept) = 0;
   // The last handle of a peer that had ended is gone: so is what it left unread. `peer` names it only.
   virtual void drop_departed(const PeerState* peer) = 0;
-  virtual void drop_scope(std::uint32_t scope) = 0;                         // whose messages nobody will receive
+  // This process has closed the Communicator of `scope`: its messages are discarded, its receives end.
+  virtual void drop_scope(std::uint32_t scope) = 0;
   virtual void watch_calls(std::uint32_t scope, CallWatcher* watcher) = 0;  // null: no longer
   virtual void add_counters(std::map<std::string, std::uint64_t>& counters) const = 0;
   // The Context begins to close, before its peers do: receives that are not matched end.
@@ -66,5 +67,9 @@ class Messenger {
   // The Context goes: ends everything.
   virtual void on_context_over(const Status& reason) = 0;
 };
+
+// This process sends nothing more to the connected `peer` in `scope`: the peer's receives there end, after what was sent before.
+// Engine lock held.
+void leave_scope(PeerState& peer, std::uint32_t scope);
 
 }  // namespace hmc

@@ -50,7 +50,7 @@ class MessengerImpl final : public Messenger {
 
   // ---- for operations ----
   Status cancel(Operation& operation);
-  void pass_fence(SendOperation& send);  // what it waited behind has been released
+  [[nodiscard]] Sends& sends() noexcept { return sends_; }
   [[nodiscard]] Rendezvous& rendezvous() noexcept { return rendezvous_; }
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return context_.engine(); }
 

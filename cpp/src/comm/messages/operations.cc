@@ -30,7 +30,7 @@ void SendOperation::leave_fence() noexcept {
 
 PendingOp::Outcome SendOperation::post() {
   leave_fence();
-  owner.pass_fence(*this);
+  owner.sends().enqueue(std::static_pointer_cast<SendOperation>(shared_from_this()));
   return Outcome::posted;
 }
 

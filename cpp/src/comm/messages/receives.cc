@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/context_state.h"
+#include "comm/counters.h"
 #include "comm/messages/messenger_impl.h"
 #include "comm/onesided/transfer.h"
 #include "comm/session/rank_scopes.h"
@@ -39,14 +40,20 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
   auto receive = std::allocate_shared<ReceiveOperation>(Recycled<ReceiveOperation>(), messenger_, from, tag, view);
   receive->after = std::move(after);
   const Address wanted{peer.get(), envelope};
-  auto next = next_message(wanted, tag);
-  if (!next.ok()) return next.status().with_context(Operation::describe(false, from, tag, view.bytes));
-  auto message = std::move(*next);
+  auto message = matcher_.match_receive(wanted, tag);
+  if (message != nullptr && !message->missing.ok()) {  // it was announced, and its sender has left
+    lanes_.unstashed(*message);
+    const Target sender{message->lane->owner(), message->head.envelope};
+    return message->missing.with_context(Operation::describe(false, sender, tag, view.bytes));
+  }
   if (message == nullptr && peer_ended(from))
     return peer->failure().with_context(Operation::describe(false, from, tag, view.bytes));
+  if (message == nullptr && peer != nullptr && has_left(*peer, envelope.scope))
+    return left_status(*peer, envelope.src).with_context(Operation::describe(false, from, tag, view.bytes));
   if (message == nullptr) {
     if (peer == nullptr && departures_ != 0) {
-      if (Status nobody = context_.scopes().senders_left(envelope.scope, envelope.dst); !nobody.ok()) return nobody;
+      const Status nobody = context_.scopes().message_senders_left(envelope.scope, envelope.dst);
+      if (!nobody.ok()) return nobody.with_context(Operation::describe(false, from, tag, view.bytes));
     }
     receive->posted = matcher_.post(wanted, tag, receive);
     // A named source may have to be connected before it can send; any source cannot be told.
@@ -68,6 +75,8 @@ void Receives::on_eager(PeerState& peer, ByteSpan signal) {
   if (!head) return peer.fail(Status(Code::protocol, "malformed eager message"));
   const ByteSpan payload = signal.subspan(head_bytes);
   Lane& lane = lanes_.of(peer);
+  if (head->tag == leaving_tag) [[unlikely]]
+    return on_left(peer, lane, head->envelope.scope);
   const Address from{&peer, head->envelope};
   if (direct_ != nullptr && direct_->fits(from, head->tag)) {
     direct_->info = info_of(*head, payload.size());
@@ -79,6 +88,10 @@ void Receives::on_eager(PeerState& peer, ByteSpan signal) {
     if (of_another_call(lane, *receive, *head)) return lanes_.consumed(lane, payload.size());
     receive->deliver(*head, payload.size());
     take_eager(lane, receive, payload);
+    return lanes_.consumed(lane, payload.size());
+  }
+  if (context_.scopes().is_over(head->envelope.scope)) {
+    context_.counters().add("messages.discarded", 1);
     return lanes_.consumed(lane, payload.size());
   }
   if (!lane.held.hold(payload.size())) {
@@ -105,6 +118,10 @@ void Receives::on_announce(PeerState& peer, ByteSpan signal) {
   message.announce = std::make_unique<const Announce>(std::move(*announce));
   message.arrival = matcher_.unexpected().arrival();
   if (meet(peer, message)) return lanes_.consumed(lane, 0);
+  if (context_.scopes().is_over(message.head.envelope.scope)) {
+    rendezvous_.finish(peer, message.announce->sender_op, receiver_left());
+    return lanes_.consumed(lane, 0);
+  }
   if (!lane.held.hold(0)) {
     return peer.fail(Status(Code::protocol, "the peer announced more messages than it had credit for"));
   }
@@ -210,7 +227,8 @@ void Receives::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpect
 
 bool Receives::install(DirectReceive& receive) noexcept {
   const bool open = direct_ == nullptr && receive.wanted.peer->phase() == PeerPhase::ready && matcher_.posted().size() == 0 &&
-                    matcher_.unexpected().size() == 0 && !context_.engine()->forked();
+                    matcher_.unexpected().size() == 0 && !has_left(*receive.wanted.peer, receive.wanted.envelope.scope) &&
+                    !context_.engine()->forked();
   if (open) direct_ = &receive;
   return open;
 }
@@ -233,15 +251,14 @@ void Receives::cancel(ReceiveOperation& receive) {
   receive.complete(Status(Code::cancelled, receive.describe() + " was cancelled; nothing was written"));
 }
 
-void Receives::end_posted(const PeerState* peer, const Status& reason) {
-  if (direct_ != nullptr && (peer == nullptr || direct_->wanted.peer == peer)) {
+void Receives::end_posted(const Concerns& concerns, const Status& reason) {
+  if (direct_ != nullptr && concerns(direct_->wanted)) {
     const Lane* const lane = lanes_.find(direct_->wanted.peer);
     const Target from{lane != nullptr ? lane->owner() : nullptr, direct_->wanted.envelope};
     const std::string what = Operation::describe(false, from, direct_->tag, direct_->view.bytes);
     end_direct(reason.with_context(what + ", nothing was written"));
   }
-  const auto concerns = [peer](const auto& receive) { return peer == nullptr || receive->peer.get() == peer; };
-  end_taken(matcher_.posted().take_if([&](const Address&, const auto& r) { return concerns(r); }), reason);
+  end_taken(matcher_.posted().take_if([&](const Address& wanted, const auto&) { return concerns(wanted); }), reason);
 }
 
 void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "comm/messages/call_watchers.h"
@@ -36,6 +37,8 @@ using Messages = Matcher<std::shared_ptr<ReceiveOperation>, std::unique_ptr<Unex
 // Owned by MessengerImpl. Engine lock held.
 class Receives {
  public:
+  using Concerns = std::function<bool(const Address& wanted)>;
+
   Receives(MessengerImpl& messenger, ContextState& context, Lanes& lanes, Rendezvous& rendezvous);
 
   Result<std::shared_ptr<WorkState>> post(const Target& from, std::int64_t tag, const MemoryView& view);
@@ -50,7 +53,8 @@ class Receives {
   void cancel(ReceiveOperation& receive);  // it is not matched
   // The message of a receive that was cancelled, for the next one that fits.
   void put_back(ReceiveOperation& receive);
-  void end_posted(const PeerState* peer, const Status& reason);  // `peer` null: of all
+  // Those for which `concerns(the address that they want)`, that of the short way included.
+  void end_posted(const Concerns& concerns, const Status& reason);
   // What was announced is received no more: its senders learn `to_sender`, and so do receives of `peer` whose turn it was.
   void drop_announcements(PeerState& peer, const Status& to_sender, const Status& to_receiver);
   void on_peer_gone(PeerState& peer, const Status& reason);
@@ -66,11 +70,11 @@ class Receives {
   // An eager payload for `receive`; later if a stream still uses the memory.
   void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
   void stash(Lane& lane, std::unique_ptr<Unexpected> message);
-  // The earliest message for a receive. An error: it was announced, and its sender has left.
-  Result<std::unique_ptr<Unexpected>> next_message(const Address& wanted, std::int64_t tag);
   // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
   bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);
+  // The last message of the peer in that scope has arrived.
+  void on_left(PeerState& peer, Lane& lane, std::uint32_t scope);
   void end_receives_from_nobody();
   // Of peers that have ended, until the rest is within max_left_unread.
   void bound_unread();
@@ -83,13 +87,15 @@ class Receives {
   Messages matcher_;
   DirectReceive* direct_ = nullptr;
   CallWatchers watchers_;
-  std::uint64_t departures_ = 0;  // peers that have ended
+  std::uint64_t departures_ = 0;  // peers that have ended, and groups that they have closed
 };
 
 // Missing messages of `peer` matter only before others of the same sender.
 void drop_last_missing(Messages& messages, Lanes& lanes, const PeerState& peer);
 // How a receive ends that a message of `peer` would have met which its sender took back when it closed.
 Status sender_left(const PeerState& peer);
+// How a send ends that was announced to a group that is closed here.
+Status receiver_left();
 // Ends posted receives that have been taken out of the table.
 void end_taken(const std::vector<std::shared_ptr<ReceiveOperation>>& taken, const Status& reason);
 

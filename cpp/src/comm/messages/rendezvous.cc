@@ -308,7 +308,8 @@ void Rendezvous::on_finish(PeerState& peer, ByteSpan signal) {
   }
   if (finish->code == Code::cancelled && operation->sending && peer.phase() != PeerPhase::ready)
     return operation->peer_done(peer.failure().with_context(operation->describe() + ", not received"));
-  operation->peer_done(finish->code == Code::ok ? Status() : Status(finish->code, "at the peer: " + finish->message));
+  if (finish->code == Code::ok) return operation->peer_done({});
+  operation->peer_done(Status(finish->code, operation->describe() + ", at the peer: " + finish->message));
 }
 
 void Rendezvous::finish(PeerState& peer, std::uint64_t op, const Status& status) {

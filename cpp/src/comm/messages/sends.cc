@@ -8,8 +8,16 @@
 namespace hmc::messaging {
 
 Result<std::shared_ptr<WorkState>> Sends::post(const Target& to, std::int64_t tag, const MemoryView& view) {
-  const auto& peer = to.peer;
   HMC_TRY(check_message(to, tag, view, false));
+  return post_checked(to, tag, view);
+}
+
+void Sends::leave_scope(const std::shared_ptr<PeerState>& peer, std::uint32_t scope) {
+  static_cast<void>(post_checked({peer, {scope, 0, 0}}, leaving_tag, {}));  // an ended peer sends and receives nothing more
+}
+
+Result<std::shared_ptr<WorkState>> Sends::post_checked(const Target& to, std::int64_t tag, const MemoryView& view) {
+  const auto& peer = to.peer;
   Lane& lane = lanes_.of(*peer);
   if (lane.open()) {
     const Status sent = lane.send_eager({to.envelope, tag, to.call}, view);

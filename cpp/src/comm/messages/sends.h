@@ -15,6 +15,8 @@ class Sends {
       : messenger_(messenger), context_(context), lanes_(lanes), rendezvous_(rendezvous) {}
 
   Result<std::shared_ptr<WorkState>> post(const Target& to, std::int64_t tag, const MemoryView& view);
+  // The last message to `peer` in `scope`, behind those that wait.
+  void leave_scope(const std::shared_ptr<PeerState>& peer, std::uint32_t scope);
   // False: nothing was sent, post it. The arguments were checked.
   [[nodiscard]] bool send_now(const Target& to, std::int64_t tag, const MemoryView& view);
   void enqueue(const std::shared_ptr<SendOperation>& send);
@@ -25,6 +27,8 @@ class Sends {
   void end_queued(const PeerState* peer, const Status& reason);
 
  private:
+  Result<std::shared_ptr<WorkState>> post_checked(const Target& to, std::int64_t tag, const MemoryView& view);
+
   MessengerImpl& messenger_;
   ContextState& context_;
   Lanes& lanes_;

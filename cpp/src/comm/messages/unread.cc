@@ -6,6 +6,12 @@
 #include "comm/session/rank_scopes.h"
 
 namespace hmc::messaging {
+namespace {
+
+// Scopes that one peer has closed and this process has not, most of them unknown here: a peer may name any number.
+constexpr std::size_t max_left_scopes = 65536;
+
+}  // namespace
 
 void Receives::put_back(ReceiveOperation& receive) {
   PeerState& peer = *receive.peer;
@@ -37,12 +43,7 @@ Status sender_left(const PeerState& peer) {
   return {Code::closed, peer.describe() + " closed before this message was received; it was not sent"};
 }
 
-Result<std::unique_ptr<Unexpected>> Receives::next_message(const Address& wanted, std::int64_t tag) {
-  auto message = matcher_.match_receive(wanted, tag);
-  if (message == nullptr || message->missing.ok()) return message;
-  lanes_.unstashed(*message);
-  return std::move(message->missing);
-}
+Status receiver_left() { return {Code::closed, "the receiver left the group"}; }
 
 // An announced message is lost with its sender. Eager messages stay receivable, in order.
 void Receives::drop_announcements(PeerState& peer, const Status& to_sender, const Status& to_receiver) {
@@ -76,11 +77,30 @@ void Receives::on_peer_gone(PeerState& peer, const Status& reason) {
   end_receives_from_nobody();
 }
 
+// Of a scope that is not known yet: its group may be made later.
+void Receives::on_left(PeerState& peer, Lane& lane, std::uint32_t scope) {
+  lanes_.consumed(lane, 0);
+  const RankScopes& scopes = context_.scopes();
+  if (scopes.is_over(scope) || lane.left.contains(scope)) return;
+  if (lane.left.size() >= max_left_scopes) return context_.counters().add("messages.discarded", 1);
+  lane.left.insert(scope);
+  ++departures_;
+  const auto owner = peer.shared_from_this();
+  for (const std::uint32_t rank : scopes.ranks_of(scope, peer)) {
+    end_posted(
+        [&](const Address& wanted) {
+          return wanted.peer == &peer && wanted.envelope.scope == scope && wanted.envelope.src == rank;
+        },
+        left_status(peer, rank));
+  }
+  end_receives_from_nobody();
+}
+
 void Receives::end_receives_from_nobody() {
   Status reason;
   const auto ended = matcher_.posted().take_if([&](const Address& wanted, const auto&) {
     if (!wanted.any()) return false;
-    const Status left = context_.scopes().senders_left(wanted.envelope.scope, wanted.envelope.dst);
+    const Status left = context_.scopes().message_senders_left(wanted.envelope.scope, wanted.envelope.dst);
     if (!left.ok()) reason = left;
     return !left.ok();
   });
@@ -122,11 +142,14 @@ void Receives::drop_departed(const PeerState* peer) {
 }
 
 void Receives::drop_scope(std::uint32_t scope) {
+  end_posted([scope](const Address& wanted) { return wanted.envelope.scope == scope; },
+             Status(Code::closed, "the Communicator is closed"));
+  for (auto& [peer, lane] : lanes_.all()) lane.left.erase(scope);
   for (const auto& message :
        matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.envelope.scope == scope; })) {
     const Lane& lane = *message->lane;
     if (message->announce != nullptr && lane.peer != nullptr)
-      rendezvous_.finish(*lane.peer, message->announce->sender_op, Status(Code::closed, "the receiver left the group"));
+      rendezvous_.finish(*lane.peer, message->announce->sender_op, receiver_left());
     lanes_.unstashed(*message);
   }
 }

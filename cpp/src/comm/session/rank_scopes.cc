@@ -3,15 +3,25 @@
 #include <utility>
 
 #include "comm/context_impl.h"
+#include "comm/messages/lanes.h"
 
 namespace hmc {
+namespace {
+
+Status why_ended(const PeerState& peer) {
+  return peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed ? peer.failure() : Status();
+}
+
+}  // namespace
 
 void RankScopes::add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) {
+  over_.erase(scope);
   owners_[scope] = std::move(owner_by_rank);
 }
 
 void RankScopes::remove(std::uint32_t scope) {
   owners_.erase(scope);
+  over_.insert(scope);
   context_.notifier().table().drop_scope(scope);
   context_.messenger().drop_scope(scope);
   context_.engine()->wake_waiters();
@@ -22,17 +32,39 @@ PeerState* RankScopes::owner(std::uint32_t scope, std::uint32_t rank) const noex
   return found != owners_.end() && rank < found->second.size() ? found->second[rank].get() : nullptr;
 }
 
-Status RankScopes::senders_left(std::uint32_t scope, std::uint32_t rank) const {
+std::vector<std::uint32_t> RankScopes::ranks_of(std::uint32_t scope, const PeerState& peer) const {
+  std::vector<std::uint32_t> ranks;
+  const auto found = owners_.find(scope);
+  if (found == owners_.end()) return ranks;
+  for (std::uint32_t r = 0; r < found->second.size(); ++r) {
+    if (found->second[r].get() == &peer) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+template <class WhyNot>
+Status RankScopes::senders_left(std::uint32_t scope, std::uint32_t rank, WhyNot why_not) const {
   Status last;
   const auto found = owners_.find(scope);
   if (found == owners_.end()) return last;
   for (std::uint32_t r = 0; r < found->second.size(); ++r) {
-    const PeerState& peer = *found->second[r];
     if (r == rank) continue;
-    if (peer.phase() != PeerPhase::lost && peer.phase() != PeerPhase::closed) return {};
-    if (last.ok() || last.code() == Code::closed) last = peer.failure();
+    const Status why = why_not(*found->second[r], r);
+    if (why.ok()) return {};
+    if (last.ok() || last.code() == Code::closed) last = why;
   }
   return last.with_context("no other rank is left to send");
+}
+
+Status RankScopes::senders_left(std::uint32_t scope, std::uint32_t rank) const {
+  return senders_left(scope, rank, [](const PeerState& peer, std::uint32_t) { return why_ended(peer); });
+}
+
+Status RankScopes::message_senders_left(std::uint32_t scope, std::uint32_t rank) const {
+  return senders_left(scope, rank, [scope](const PeerState& peer, std::uint32_t r) {
+    const Status ended = why_ended(peer);
+    return ended.ok() && messaging::has_left(peer, scope) ? messaging::left_status(peer, r) : ended;
+  });
 }
 
 }  // namespace hmc

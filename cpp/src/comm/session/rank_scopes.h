@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "comm/peer_state.h"
@@ -27,12 +28,22 @@ class RankScopes {
   [[nodiscard]] bool has(std::uint32_t scope, std::uint32_t rank, const PeerState& peer) const noexcept {
     return owner(scope, rank) == &peer;
   }
+  [[nodiscard]] std::vector<std::uint32_t> ranks_of(std::uint32_t scope, const PeerState& peer) const;
+  // The scope was here and was removed: late signals of it are discarded.
+  [[nodiscard]] bool is_over(std::uint32_t scope) const noexcept { return over_.contains(scope); }
   // ok while another rank of the scope than `rank` may still send to it, or the scope is unknown. Else why the last one ended.
   [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank) const;
+  // As senders_left(), of messages: a rank that closed the Communicator sends none. Its notifications may come later than that
+  // news.
+  [[nodiscard]] Status message_senders_left(std::uint32_t scope, std::uint32_t rank) const;
 
  private:
+  template <class WhyNot>  // why_not(peer, rank): why it sends no more; ok if it may
+  [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank, WhyNot why_not) const;
+
   ContextImpl& context_;
   std::unordered_map<std::uint32_t, std::vector<std::shared_ptr<PeerState>>> owners_;
+  std::unordered_set<std::uint32_t> over_;
 };
 
 }  // namespace hmc

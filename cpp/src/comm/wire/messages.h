@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,6 +33,8 @@ struct Head {
   std::uint32_t call = 0;  // see Target; 24 bits
 };
 inline constexpr std::size_t head_bytes = 24;
+// Of the eager message, without payload, that is the last of its sender's process in a scope. No user's tag.
+inline constexpr std::int64_t leaving_tag = std::numeric_limits<std::int64_t>::max();
 void write_head(std::array<std::byte, head_bytes>& out, Kind kind, const Head& head) noexcept;
 
 struct Announce {
