@@ -64,9 +64,12 @@ void Operation::part_done(Status status) noexcept {
   if (!status.ok() && owner.rendezvous().fetch_again(*this, status)) return;
   // A message's region ends with its send.
   if (!sending && status.code() == Code::stale) status = Status(Code::closed, "the sender gave up its send before all was here");
-  if (status.code() == Code::peer_lost)
+  bool lost = status.code() == Code::peer_lost;
+  if (!status.ok() && peer != nullptr) status = peer->meaning_of(std::move(status), share().may_break);
+  lost = lost || status.code() == Code::peer_lost;
+  if (lost)
     status = status.with_context(describe() + (sending ? ", of which part was sent" : ", of which part may have been written"));
-  ends.fail(status.ok() || peer == nullptr ? std::move(status) : peer->meaning_of(std::move(status), share().may_break));
+  ends.fail(std::move(status));
   owner.rendezvous().report_part(*this);
   settle();
 }

@@ -167,7 +167,11 @@ class ReceiveOperation final : public Operation {
  public:
   ReceiveOperation(MessengerImpl& messenger, const Target& from, std::int64_t t, const MemoryView& v)
       : Operation(messenger, from, t, v, false) {}
-  void deliver(const Head& head, std::uint64_t bytes) { info_ = info_of(head, bytes); }
+  // It has its message. Errors of a receive from any source name the rank from now on.
+  void deliver(const Head& head, std::uint64_t bytes) {
+    info_ = info_of(head, bytes);
+    envelope = head.envelope;
+  }
 
   OrderedEntries<std::shared_ptr<ReceiveOperation>>::Place posted;  // until it is matched
   TransportSet refused = 0;                                         // what does not reach its memory
