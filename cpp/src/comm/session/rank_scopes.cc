@@ -8,6 +8,9 @@
 namespace hmc {
 namespace {
 
+// Beyond these, late messages of groups that ended long ago stay unread until their peer ends.
+constexpr std::size_t max_over = 65536;
+
 Status why_ended(const PeerState& peer) {
   return peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed ? peer.failure() : Status();
 }
@@ -21,6 +24,7 @@ void RankScopes::add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>
 
 void RankScopes::remove(std::uint32_t scope) {
   owners_.erase(scope);
+  if (over_.size() >= max_over) over_.clear();
   over_.insert(scope);
   context_.notifier().table().drop_scope(scope);
   context_.messenger().drop_scope(scope);
