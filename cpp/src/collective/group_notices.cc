@@ -13,6 +13,8 @@ namespace {
 
 // Beyond these the oldest are discarded: a rank that would have needed one waits for its deadline.
 constexpr std::size_t max_unsent = 4096;  // to one peer
+constexpr std::size_t min_unsent = 256;   // the same, where many peers are not connected
+constexpr std::size_t max_all_unsent = 1 << 18;
 constexpr std::size_t max_kept = 4096;
 constexpr std::size_t max_told = 65536;
 
@@ -58,7 +60,7 @@ void GroupNotices::send(PeerState& peer, const Message& message) {
   const auto [number, is_new] = waiting.numbers.try_emplace(message.key, waiting.next);
   waiting.messages[number->second] = message;
   if (is_new) ++waiting.next;
-  if (waiting.messages.size() > max_unsent) {
+  if (waiting.messages.size() > std::clamp(max_all_unsent / unsent_->size(), min_unsent, max_unsent)) {
     const auto oldest = waiting.messages.begin();
     waiting.numbers.erase(oldest->second.key);
     waiting.messages.erase(oldest);

@@ -273,6 +273,59 @@ TEST_P(LeavingOver, MessagesForAClosedGroupEnd) {
   });
 }
 
+// A receive that has met its message gives it back when it is cancelled: nobody is there to take it.
+TEST(Leaving, AMessageThatIsGivenBackEnds) {
+  run_job(2, [](const Process& process) {
+    setenv("HMC_SHM_PTRACE", "0", 1);  // the sender takes part in what is moved
+    const Communicator world = process.init();
+    const Communicator group = group_of(world, {0, 1}, 9);
+    HMC_ASSERT_OK(world.barrier(soon()));
+    const Group& state = *group.state()->group;
+    Bytes big(large);
+    if (process.rank == 1) {
+      auto lock = world.context().state()->engine()->lock();  // it does not yet
+      const auto announced = state.messenger().isend_locked({state.rank(0).peer, {state.scope(), 1, 0}}, 0, view(big));
+      HMC_ASSERT_OK(announced.status());
+      process.board[0] = 1;
+      ASSERT_TRUE(process.board.wait(1, 1));
+      lock.unlock();
+      const Status ended = Work(*announced).wait(soon());
+      EXPECT_EQ(ended.code(), Code::closed) << ended.str();
+    } else {
+      ASSERT_TRUE(process.board.wait(0, 1));
+      const auto unread = [&] { return world.context().counters().at("messages.unread"); };
+      while (unread() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const Work met = *group.self()->irecv(view(big), 1, 0);
+      HMC_EXPECT_OK(group.close(soon()));
+      EXPECT_FALSE(met.done());
+      HMC_EXPECT_OK(met.cancel());
+      EXPECT_EQ(met.wait(soon()).code(), Code::cancelled) << met.status().str();
+      EXPECT_EQ(unread(), 0U);
+      process.board[1] = 1;
+    }
+    meet(process);
+  });
+}
+
+// Between the check of a handle and its post another thread closes the group.
+TEST(Leaving, NoReceiveIsPostedInAClosedGroup) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Communicator group = group_of(world, {0, 1}, 9);
+    HMC_ASSERT_OK(world.barrier(soon()));
+    const Group& state = *group.state()->group;
+    const auto other = static_cast<std::uint32_t>(1 - process.rank), me = static_cast<std::uint32_t>(process.rank);
+    HMC_EXPECT_OK(group.close(soon()));
+    Bytes word(8);
+    for (const auto& peer : {state.rank(1 - process.rank).peer, std::shared_ptr<PeerState>()}) {
+      const Target from{peer, {state.scope(), peer ? other : any_rank, me}};
+      EXPECT_EQ(state.messenger().irecv(from, 0, view(word)).status().code(), Code::closed);
+      EXPECT_EQ(state.messenger().recv(from, 0, view(word), soon()).status().code(), Code::closed);
+    }
+    meet(process);
+  });
+}
+
 // By another thread of the same process.
 TEST(Leaving, EndsTheReceivesOfThisProcess) {
   run_job(2, [](const Process& process) {

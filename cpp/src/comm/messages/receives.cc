@@ -48,6 +48,9 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
   }
   if (message == nullptr && peer_ended(from))
     return peer->failure().with_context(Operation::describe(false, from, tag, view.bytes));
+  // Closed by another thread since the caller looked.
+  if (message == nullptr && context_.scopes().is_over(envelope.scope))
+    return communicator_closed().with_context(Operation::describe(false, from, tag, view.bytes));
   if (message == nullptr && peer != nullptr && has_left(*peer, envelope.scope))
     return left_status(*peer, envelope.src).with_context(Operation::describe(false, from, tag, view.bytes));
   if (message == nullptr) {
@@ -72,10 +75,12 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
 
 void Receives::on_eager(PeerState& peer, ByteSpan signal) {
   const auto head = decode_head(signal);
-  if (!head) return peer.fail(Status(Code::protocol, "malformed eager message"));
+  const bool leaving = head && head->tag == leaving_tag;
+  if (!head || (leaving && (signal.size() != head_bytes || head->envelope.scope == 0)))
+    return peer.fail(Status(Code::protocol, "malformed eager message"));
   const ByteSpan payload = signal.subspan(head_bytes);
   Lane& lane = lanes_.of(peer);
-  if (head->tag == leaving_tag) [[unlikely]]
+  if (leaving) [[unlikely]]
     return on_left(peer, lane, head->envelope.scope);
   const Address from{&peer, head->envelope};
   if (direct_ != nullptr && direct_->fits(from, head->tag)) {
@@ -107,7 +112,8 @@ void Receives::on_eager(PeerState& peer, ByteSpan signal) {
 
 void Receives::on_announce(PeerState& peer, ByteSpan signal) {
   auto announce = decode_announce(signal);
-  if (!announce) return peer.fail(Status(Code::protocol, "malformed announcement of a message"));
+  if (!announce || announce->head.tag == leaving_tag)
+    return peer.fail(Status(Code::protocol, "malformed announcement of a message"));
   if (peer.phase() != PeerPhase::ready) {
     return rendezvous_.finish(peer, announce->sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
   }
@@ -228,7 +234,7 @@ void Receives::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpect
 bool Receives::install(DirectReceive& receive) noexcept {
   const bool open = direct_ == nullptr && receive.wanted.peer->phase() == PeerPhase::ready && matcher_.posted().size() == 0 &&
                     matcher_.unexpected().size() == 0 && !has_left(*receive.wanted.peer, receive.wanted.envelope.scope) &&
-                    !context_.engine()->forked();
+                    !context_.scopes().is_over(receive.wanted.envelope.scope) && !context_.engine()->forked();
   if (open) direct_ = &receive;
   return open;
 }

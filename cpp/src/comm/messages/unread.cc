@@ -22,6 +22,7 @@ void Receives::put_back(ReceiveOperation& receive) {
   message.head = receive.announce->head;
   message.arrival = receive.arrival;
   message.put_back = true;
+  const bool over = context_.scopes().is_over(message.head.envelope.scope);
   if (peer.phase() != PeerPhase::ready) {
     rendezvous_.finish(peer, sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
     message.missing = peer.failure();
@@ -29,11 +30,14 @@ void Receives::put_back(ReceiveOperation& receive) {
     rendezvous_.finish(peer, sender_op, Status(Code::cancelled, "withdrawn after its receive was cancelled"));
     if (!receive.withdrawn->leaving) return;
     message.missing = sender_left(peer);
+  } else if (over) {
+    rendezvous_.finish(peer, sender_op, receiver_left());
   } else {
     context_.counters().add("messages.put_back", 1);
     message.announce = std::move(receive.announce);
     if (meet(peer, message)) return;
   }
+  if (over) return;
   ++lane.put_back;
   stash(lane, std::make_unique<Unexpected>(std::move(message)));
   drop_last_missing(matcher_, lanes_, peer);
@@ -42,6 +46,8 @@ void Receives::put_back(ReceiveOperation& receive) {
 Status sender_left(const PeerState& peer) {
   return {Code::closed, peer.describe() + " closed before this message was received; it was not sent"};
 }
+
+Status communicator_closed() { return {Code::closed, "the Communicator is closed"}; }
 
 Status receiver_left() { return {Code::closed, "the receiver left the group"}; }
 
@@ -86,7 +92,9 @@ void Receives::on_left(PeerState& peer, Lane& lane, std::uint32_t scope) {
   lane.left.insert(scope);
   ++departures_;
   const auto owner = peer.shared_from_this();
-  for (const std::uint32_t rank : scopes.ranks_of(scope, peer)) {
+  const std::vector<std::uint32_t> ranks = scopes.ranks_of(scope, peer);
+  if (ranks.empty()) return;
+  for (const std::uint32_t rank : ranks) {
     end_posted(
         [&](const Address& wanted) {
           return wanted.peer == &peer && wanted.envelope.scope == scope && wanted.envelope.src == rank;
@@ -97,14 +105,15 @@ void Receives::on_left(PeerState& peer, Lane& lane, std::uint32_t scope) {
 }
 
 void Receives::end_receives_from_nobody() {
-  Status reason;
+  std::vector<Status> reasons;  // of those taken: each names a rank of its own group
   const auto ended = matcher_.posted().take_if([&](const Address& wanted, const auto&) {
     if (!wanted.any()) return false;
-    const Status left = context_.scopes().message_senders_left(wanted.envelope.scope, wanted.envelope.dst);
-    if (!left.ok()) reason = left;
-    return !left.ok();
+    Status left = context_.scopes().message_senders_left(wanted.envelope.scope, wanted.envelope.dst);
+    if (left.ok()) return false;
+    reasons.push_back(std::move(left));
+    return true;
   });
-  end_taken(ended, reason);
+  for (std::size_t i = 0; i < ended.size(); ++i) end_taken({ended[i]}, reasons[i]);
 }
 
 void Receives::discard_all() {
@@ -142,8 +151,7 @@ void Receives::drop_departed(const PeerState* peer) {
 }
 
 void Receives::drop_scope(std::uint32_t scope) {
-  end_posted([scope](const Address& wanted) { return wanted.envelope.scope == scope; },
-             Status(Code::closed, "the Communicator is closed"));
+  end_posted([scope](const Address& wanted) { return wanted.envelope.scope == scope; }, communicator_closed());
   for (auto& [peer, lane] : lanes_.all()) lane.left.erase(scope);
   for (const auto& message :
        matcher_.unexpected().take_if([&](const Address& from, const auto&) { return from.envelope.scope == scope; })) {

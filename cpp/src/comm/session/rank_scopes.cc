@@ -8,8 +8,8 @@
 namespace hmc {
 namespace {
 
-// Beyond these, late messages of groups that ended long ago stay unread until their peer ends.
-constexpr std::size_t max_over = 65536;
+// Of the scopes that ended, at least so many are remembered: late messages of older ones stay unread until their peer ends.
+constexpr std::size_t min_over = 32768;
 
 Status why_ended(const PeerState& peer) {
   return peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed ? peer.failure() : Status();
@@ -19,12 +19,13 @@ Status why_ended(const PeerState& peer) {
 
 void RankScopes::add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) {
   over_.erase(scope);
+  earlier_over_.erase(scope);
   owners_[scope] = std::move(owner_by_rank);
 }
 
 void RankScopes::remove(std::uint32_t scope) {
   owners_.erase(scope);
-  if (over_.size() >= max_over) over_.clear();
+  if (over_.size() >= min_over) earlier_over_ = std::exchange(over_, {});
   over_.insert(scope);
   context_.notifier().table().drop_scope(scope);
   context_.messenger().drop_scope(scope);

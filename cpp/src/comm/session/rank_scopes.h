@@ -30,7 +30,9 @@ class RankScopes {
   }
   [[nodiscard]] std::vector<std::uint32_t> ranks_of(std::uint32_t scope, const PeerState& peer) const;
   // The scope was here and was removed: late signals of it are discarded.
-  [[nodiscard]] bool is_over(std::uint32_t scope) const noexcept { return over_.contains(scope); }
+  [[nodiscard]] bool is_over(std::uint32_t scope) const noexcept {
+    return !over_.empty() && (over_.contains(scope) || earlier_over_.contains(scope));
+  }
   // ok while another rank of the scope than `rank` may still send to it, or the scope is unknown. Else why the last one ended.
   [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank) const;
   // As senders_left(), of messages: a rank that closed the Communicator sends none. Its notifications may come later than that
@@ -43,7 +45,7 @@ class RankScopes {
 
   ContextImpl& context_;
   std::unordered_map<std::uint32_t, std::vector<std::shared_ptr<PeerState>>> owners_;
-  std::unordered_set<std::uint32_t> over_;
+  std::unordered_set<std::uint32_t> over_, earlier_over_;
 };
 
 }  // namespace hmc
