@@ -15,7 +15,7 @@ py::object loadable_array(const RemoteBuffer& remote) {
   auto there = std::make_unique<LoadableBytes>(remote.loadable());
   if (!there->mapping) return py::none();
   const std::span<const std::byte> bytes = there->bytes;
-  const py::capsule mapping(there.release(), [](void* held) { delete static_cast<LoadableBytes*>(held); });
+  const py::capsule mapping(there.release(), [](void* held) { WithoutGil<LoadableBytes>()(static_cast<LoadableBytes*>(held)); });
   const py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(bytes.size()), reinterpret_cast<const std::uint8_t*>(bytes.data()),
                                         mapping);
   array.attr("setflags")(py::arg("write") = false);
@@ -93,10 +93,10 @@ void bind_buffer(py::module_& module) {
       .def_property_readonly("alive", &RemoteBuffer::alive, "False once its owner closed it or died.")
       .def(
           "loadable", loadable_array,
-          "This slice as a read-only NumPy array of uint8, without a copy, where HMC allocated it in this process or has it mapped "
-          "from another one of the host; else None. The array stays when the owner closes the buffer or dies. Reading it is no "
-          "operation: no close() waits for it, no counter has it, and the owner may write meanwhile. Agree when it begins and ends "
-          "by messages or notifications.")
+          "This slice as a read-only NumPy array of uint8 without a copy, or None.\n\nFor CPU memory that HMC allocated in this "
+          "process, or has mapped from another one of the host. It may be None at one call and an array at the next: keep get() as "
+          "the other way. The array stays when the owner closes the buffer or dies. No close() waits for those who read it, no "
+          "counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");

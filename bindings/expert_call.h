@@ -57,6 +57,8 @@ class ExpertCall {
 
   virtual std::size_t write_header(std::int64_t rank, std::span<std::int64_t> out) = 0;
   virtual Status read_header(std::int64_t rank, std::span<const std::int64_t> in) = 0;
+  // The rank's rows need no transfer.
+  void skip(std::int64_t rank) { at(rank).got = true; }
   // Starts the transfers from a rank that have not started. Without the GIL.
   Status get(const Member& member, std::int64_t rank, const Plan& plan);
   [[nodiscard]] bool got(std::int64_t rank) const { return at(rank).got; }
@@ -136,11 +138,13 @@ class ExpertCombine final : public ExpertCall {
   void offer(const py::bytes& descriptor);
   // The buffer with the results of a rank; empty: it has none.
   [[nodiscard]] py::bytes descriptor(std::int64_t rank) const;
-  // Starts to get results, from (rank, its buffer), into rows of `row_bytes`. Where `into` is CPU memory, results that can be
-  // loaded stay where they are: add_up() loads them.
-  py::list get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes,
-               const std::vector<std::pair<std::int64_t, RemoteBuffer>>& sources);
-  // The weighted sum of what get() found in CPU memory, without the results of `missing` ranks: how many it has. `out`: of the CPU.
+  using Sources = std::vector<std::pair<std::int64_t, RemoteBuffer>>;  // (rank, its buffer with results)
+  // Leaves results of `row_bytes` where they are if this process can load them: add_up() does. The ranks of the others.
+  Ranks load(std::size_t row_bytes, const Sources& sources);
+  // Starts to get results into rows of `row_bytes`.
+  py::list get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes, const Sources& sources);
+  // The weighted sum of what load() and get() found in CPU memory, without the results of `missing` ranks: how many it has. `out`:
+  // of the CPU.
   std::size_t add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const;
 
  private:
@@ -157,6 +161,7 @@ class ExpertCombine final : public ExpertCall {
   std::vector<CombineHeader> headers_;    // by rank
   std::vector<const std::byte*> terms_;   // by pair: its result in CPU memory
   std::vector<LoadableBytes> loadables_;  // that terms_ points into
+  std::size_t row_bytes_ = 0;             // of those rows
 };
 
 }  // namespace hmc::bindings

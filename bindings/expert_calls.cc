@@ -122,28 +122,46 @@ Result<std::vector<std::int64_t>> ExpertCombine::rows_at(std::int64_t rank, std:
   return rows;
 }
 
+ExpertCall::Ranks ExpertCombine::load(std::size_t row_bytes, const Sources& sources) {
+  Ranks others;
+  const ReleasedGil nogil;
+  for (const auto& [rank, source] : sources) {
+    if (got(rank)) continue;
+    LoadableBytes there = source.loadable();
+    const Result<std::vector<std::int64_t>> rows = rows_at(rank, there.bytes.size() / row_bytes);
+    if (there.mapping == nullptr || !rows.ok()) {  // get() says what is wrong with them
+      others.push_back(rank);
+      continue;
+    }
+    const auto pairs = routes_->pairs_to(rank);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      terms_[static_cast<std::size_t>(pairs[i])] = there.bytes.data() + static_cast<std::size_t>((*rows)[i]) * row_bytes;
+    }
+    loadables_.push_back(std::move(there));
+    row_bytes_ = row_bytes;
+    skip(rank);
+  }
+  return others;
+}
+
 Status ExpertCombine::get_from(std::int64_t rank, const RemoteBuffer& source, const Member& member, const ConnBuffer& into,
                                std::size_t row_bytes) {
   const auto pairs = routes_->pairs_to(rank);
   if (got(rank) || pairs.empty()) return {};
   HMC_ASSIGN(const std::vector<std::int64_t> rows, rows_at(rank, source.size() / row_bytes));
-  const bool on_cpu = into.device().is_cpu();
-  Plan plan;
-  if (LoadableBytes there = on_cpu ? source.loadable() : LoadableBytes(); there.mapping) {
-    for (std::size_t i = 0; i < rows.size(); ++i) terms_[pairs[i]] = there.bytes.data() + rows[i] * row_bytes;
-    loadables_.push_back(std::move(there));
-  } else {
-    const auto* const base = on_cpu ? static_cast<const std::byte*>(into.memory().data()) : nullptr;
-    if (base != nullptr) {
-      for (const std::int64_t pair : pairs) terms_[pair] = base + pair * row_bytes;
+  if (into.device().is_cpu()) {
+    const auto* const base = static_cast<const std::byte*>(into.memory().data());
+    for (const std::int64_t pair : pairs) {
+      terms_[static_cast<std::size_t>(pair)] = base + static_cast<std::size_t>(pair) * row_bytes;
     }
-    plan.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
+    row_bytes_ = row_bytes;
   }
+  Plan plan;
+  plan.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
   return ExpertCall::get(member, rank, plan);
 }
 
-py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes,
-                            const std::vector<std::pair<std::int64_t, RemoteBuffer>>& sources) {
+py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes, const Sources& sources) {
   const Member& member = member_of(comm);
   return without_gil(sources, [&](const auto& source) -> std::pair<std::int64_t, Status> {
     return {source.first, get_from(source.first, source.second, member, into, row_bytes)};
@@ -153,6 +171,9 @@ py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, st
 std::size_t ExpertCombine::add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const {
   const MemoryView to = view_of(out, true);
   if (!to.device.is_cpu()) refuse("results in CPU memory are added up there");
+  if (row_bytes_ != 0 && to.bytes != routes_->choice().tokens * row_bytes_) {
+    refuse("sums of " + std::to_string(to.bytes) + " bytes for results of " + std::to_string(row_bytes_) + " bytes each");
+  }
   const DataType type = element_type_of(py::none(), dtype);
   std::vector<const std::byte*> terms = terms_;
   Status done;

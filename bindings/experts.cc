@@ -232,8 +232,10 @@ void bind_experts(py::module_& module) {
       .def("offer", &ExpertCombine::offer, py::arg("descriptor"),
            "Before write(): the buffer with this rank's results. Without it the rank has none.")
       .def("descriptor", &ExpertCombine::descriptor, py::arg("rank"), "Of the buffer with the results of a rank; empty: none.")
+      .def("load", &ExpertCombine::load, py::arg("row_bytes"), py::arg("sources"),
+           "Leaves the results of (rank, its buffer) where they are if this process can load them. The ranks of the others.")
       .def("get", &ExpertCombine::get, py::arg("comm"), py::arg("into"), py::arg("row_bytes"), py::arg("sources"),
-           "Starts to get the results of (rank, its buffer). Where `into` is CPU memory, those that can be loaded stay there.")
+           "Starts to get the results of (rank, its buffer).")
       .def("add_up", &ExpertCombine::add_up, py::arg("out"), py::arg("dtype"), py::arg("missing"),
            "The weighted sum of results in CPU memory, without those of missing ranks. Returns how many it has. Releases the GIL.");
 }

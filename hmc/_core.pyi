@@ -241,7 +241,9 @@ class RemoteBuffer:
     def __repr__(self) -> str: ...
     def loadable(self) -> numpy.typing.NDArray[numpy.uint8] | None:
         """
-        This slice as a read-only NumPy array of uint8, without a copy, where HMC allocated it in this process or has it mapped from another one of the host; else None. The array stays when the owner closes the buffer or dies. Reading it is no operation: no close() waits for it, no counter has it, and the owner may write meanwhile. Agree when it begins and ends by messages or notifications.
+        This slice as a read-only NumPy array of uint8 without a copy, or None.
+
+        For CPU memory that HMC allocated in this process, or has mapped from another one of the host. It may be None at one call and an array at the next: keep get() as the other way. The array stays when the owner closes the buffer or dies. No close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
         """
     @property
     def access(self) -> str:
@@ -1634,7 +1636,13 @@ class ExpertCombine(ExpertCall):
         sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]],
     ) -> list[typing.Any]:
         """
-        Starts to get the results of (rank, its buffer). Where `into` is CPU memory, those that can be loaded stay there.
+        Starts to get the results of (rank, its buffer).
+        """
+    def load(
+        self, row_bytes: typing.SupportsInt, sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]]
+    ) -> list[int]:
+        """
+        Leaves the results of (rank, its buffer) where they are if this process can load them. The ranks of the others.
         """
     def offer(self, descriptor: bytes) -> None:
         """

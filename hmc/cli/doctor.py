@@ -112,7 +112,7 @@ def _private_directory() -> Finding:
             folders = [os.path.dirname(address.removeprefix("unix:")) for address in ctx.addresses if address.startswith("unix:")]
     except hmc.InvalidArgumentError:
         # A setting, not the folder: `transfer` names it, once.
-        return Finding("socket directory", NOTE, "unknown: these settings make no Context", "mend what `transfer` names first")
+        return Finding("socket directory", NOTE, "unknown: the settings are invalid", "fix the setting that `transfer` names")
     except hmc.HmcError as error:
         return Finding("socket directory", BAD, str(error), "if the message names a folder: set XDG_RUNTIME_DIR to one of yours")
     return Finding("socket directory", GOOD, folders[0] if folders else "none: no Unix socket is listened on")

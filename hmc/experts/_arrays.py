@@ -217,6 +217,7 @@ def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
         if not (_torch_tensor(array) and array.device.type == "cuda"):
             found.append(array)
             continue
+        check_storage(array)
         bare = copied[what] = array.detach().contiguous()
         pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, device="cpu", pin_memory=True)
         found.append(pinned.copy_(bare, non_blocking=True))

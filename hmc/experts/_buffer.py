@@ -162,6 +162,7 @@ class Buffer:
     def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
         """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
 
+        Other ranks read it until the second dispatch after this one returns: do not write it after combine().
         Where x2 is a copy on a device, so is this, and combine() copies it back. For NumPy's x, bfloat16 is a type of ml_dtypes, or
         uint16 where that is not installed. Waits for a call of another thread. InvalidArgumentError, ClosedError, HmcTimeoutError.
         """

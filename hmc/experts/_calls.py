@@ -61,7 +61,7 @@ class Call(ABC):
 
     @abstractmethod
     def finish(self, ranks: list[int], gone: list[int]) -> Any:
-        """The result. ``ranks``: ranks whose rows have arrived. ``gone``: ranks that died after sending their headers."""
+        """The result. ``ranks``: whose rows have arrived or can be loaded. ``gone``: that died after sending their headers."""
 
     def run(self, deadline: Deadline) -> Any:
         """HmcTimeoutError names the ranks that are late; another run() waits on."""
@@ -215,7 +215,7 @@ class Combine(Call):
             self._y = results.like.empty(handle._routes.tokens, fabric.shape.combine_dtype, fabric.shape.hidden)
         self._staged = False
         self._rows: Area | None = None
-        self._into = fabric.gathered.buffer
+        self._into = fabric.gathered.buffer  # of _rows
 
     def _send(self, deadline: Deadline) -> None:
         if not self._staged and self._results is not None and self._y is not None:
@@ -235,9 +235,14 @@ class Combine(Call):
             self.fabric.peers.unserve(rank, self.number)
 
     def prepare(self) -> None:
-        routes = self.handle._routes
-        self._rows = self.fabric.gathered.rows(routes.tokens * routes.width, self.fabric.shape.result_bytes)
-        self._into = self.fabric.gathered.buffer
+        """Memory is taken once there are results that must be transferred."""
+
+    def _gathered(self) -> Area:
+        if self._rows is None:
+            routes, gathered = self.handle._routes, self.fabric.gathered
+            self._rows = gathered.rows(routes.tokens * routes.width, self.fabric.shape.result_bytes)
+            self._into = gathered.buffer
+        return self._rows
 
     def get(self, ranks: list[int], deadline: Deadline) -> Failures:
         if self._results is None:
@@ -251,7 +256,14 @@ class Combine(Call):
                     sources.append((rank, self.fabric.result_buffer(rank, descriptor, deadline)))
                 except HmcError as error:
                     failures.append((rank, error))
-        return failures + self._steps.get(self.fabric.comm, self._into, self.fabric.shape.result_bytes, sources)
+        fabric, row_bytes = self.fabric, self.fabric.shape.result_bytes
+        if fabric.sums.device == "cpu":
+            others = self._steps.load(row_bytes, sources)
+            sources = [source for source in sources if source[0] in others]
+        if not sources:
+            return failures
+        self._gathered()
+        return failures + self._steps.get(fabric.comm, self._into, row_bytes, sources)
 
     def targets(self) -> list[Growing]:
         return [self.fabric.gathered]
@@ -270,9 +282,8 @@ class Combine(Call):
         return None if self._y is None else self._y.array
 
     def _add_up(self, y: _core.Memory, missing: list[int]) -> None:
-        assert self._rows is not None
-        sums, rows, routes = self.fabric.sums, self._rows, self.handle._routes
+        sums, routes = self.fabric.sums, self.handle._routes
         if sums.device == "cpu":
-            sums.add_up_on_cpu(y, self._steps, missing, rows.row_bytes)
+            sums.add_up_on_cpu(y, self._steps, missing, self.fabric.shape.result_bytes)
         else:
-            sums.add_up(y, rows.memory, routes.factors(), routes.used(missing))
+            sums.add_up(y, self._gathered().memory, routes.factors(), routes.used(missing))

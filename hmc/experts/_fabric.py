@@ -2,8 +2,8 @@
 
 Every rank has a *window*, into which the others write headers, and *staging* with the rows that it dispatches, which the others
 read. Results lie in memory that grows; headers name it. The receiver reads rows: a rank that is stopped and continues later
-writes nothing into the rows of others. Results in CPU memory of this host it adds up where they lie, without a copy. Everything
-exists twice, for calls with even and with odd numbers.
+writes nothing into the rows of others. It sums results in CPU memory of this host in place. Everything exists twice, for calls
+with even and with odd numbers.
 
 When is the memory of call n free for call n + 2? A rank dispatches n + 2 after its combine of n. That has waited for the
 combine headers of n, which the other ranks send after they have read this rank's rows of n. Their dispatch headers of n + 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Handle:
         end = int(counts[: expert + 1].sum())
         return slice(end - int(counts[expert]), end)
 
-    @cached_property
+    @functools.cached_property
     def experts(self) -> Ints:
         """By row of x2: its local experts, -1 for none; (rows, top k) with ``once``, else (rows, 1)."""
         if self._once:
@@ -80,11 +80,11 @@ class Handle:
         """With ``once``: the weights of :attr:`experts`, 0 for none. Else there are none, (rows, 0): combine() has them."""
         return self._facts[1]
 
-    @cached_property
+    @functools.cached_property
     def _facts(self) -> tuple[Ints, Floats]:
         return self._received.facts()
 
-    @cached_property
+    @functools.cached_property
     def _grouped(self) -> tuple[Ints, Ints]:
         """With ``once``: the rows of expert 0, of expert 1, ..., and where those of each begin and the last end."""
         experts = self.experts.ravel()

@@ -87,6 +87,8 @@ class Packed:
     """A list of tensors as one array: the memory itself where they lie in it one after the other, else a copy."""
 
     def __init__(self, blocks: Tensors) -> None:
+        for block in blocks:
+            check_storage(block)
         self.blocks = [block.detach() for block in blocks]
         self.counts = [block.numel() for block in blocks]
         found = self._whole()

@@ -85,6 +85,19 @@ def test_tensors_beyond_their_storage_are_refused(run_torch: Callable[..., list[
                     assert "of its storage of 8 bytes, which was resized" in str(error), error
                 else:
                     raise SystemExit(f"{call} of {refused.shape} passed")
+        fine = torch.ones(2)
+        for call in (
+            lambda: dist.all_gather([part, fine], fine),
+            lambda: dist.all_gather([fine, part], fine),
+            lambda: dist.reduce_scatter(fine, [part, fine]),
+            lambda: dist.all_to_all([fine, part], [fine, fine]),
+        ):
+            try:
+                call()
+            except hmc.InvalidArgumentError as error:
+                assert "of its storage of 8 bytes, which was resized" in str(error), error
+            else:
+                raise SystemExit("a list with a tensor beyond its storage passed")
         whole.untyped_storage().resize_(24)
         whole.fill_(rank + 1)
         dist.all_reduce(whole)

@@ -65,6 +65,16 @@ class Where:
         self.type, self.index = kind, index
 
 
+class Storage:
+    """As torch.UntypedStorage."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def nbytes(self) -> int:
+        return self._nbytes
+
+
 class Base:
     """What torch.Tensor has. `claims`: the DLPack type of the device; `address`: where the elements lie, instead of in `memory`."""
 
@@ -99,6 +109,21 @@ class Base:
     def is_conj(self) -> bool:
         asked.append("is_conj")
         return "is_conj" in self.flags
+
+    def storage_offset(self) -> int:
+        asked.append("storage_offset")
+        return (self.address - self._storage[0]) * 8 // TYPES[self.dtype.name][1]
+
+    def untyped_storage(self) -> Storage:
+        asked.append("untyped_storage")
+        return Storage(self._storage[1])
+
+    @property
+    def _storage(self) -> tuple[int, int]:
+        """Address and bytes: of the memory, or of what else the tensor lies in."""
+        start = address_of(self.memory)
+        inside = start <= self.address < start + self.memory.nbytes
+        return (start, self.memory.nbytes) if inside else (self.address, 1 << 30)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

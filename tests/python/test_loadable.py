@@ -37,7 +37,7 @@ OWNER = """
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_what_a_process_has_is_read_here_and_outlives_it(transport: str) -> None:
+def test_a_loadable_array_outlives_its_owner(transport: str) -> None:
     with hmc.Context(transports=transport) as context:
         arguments = [transport, context.addresses[0], str(Path(__file__).parent)]
         command = [sys.executable, "-c", textwrap.dedent(OWNER), *arguments]

@@ -32,7 +32,8 @@ def test_a_tensor_is_read_without_the_protocols(run_script: Callable[..., str], 
     body = """
 memory = hmc.Memory(4096, vendor + ":1")
 memory.copy_from(pattern(4096, 1))
-for kind, expected in ((Tensor, ["tensor_of", "requires_grad", "is_neg", "raw stream of 1"]), (ByProtocols, None)):
+looks = ["tensor_of", "requires_grad", "is_neg", "storage_offset", "untyped_storage", "raw stream of 1"]
+for kind, expected in ((Tensor, looks), (ByProtocols, None)):
     tensor = kind(memory, (16, 64), "float32", claims=claims)
     pretended.asked.clear()
     taken = hmc.Memory.from_array(tensor)

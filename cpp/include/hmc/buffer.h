@@ -93,9 +93,9 @@ class HMC_API RemoteBuffer {
   [[nodiscard]] Result<RemoteBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // False once the owner closed it or died: operations then fail with stale or peer_lost.
   [[nodiscard]] bool alive() const;
-  // This slice, where HMC allocated it in this process or has it mapped from another one of the host; else no bytes. Loads are no
-  // operations: no close() waits for them, no counter has them, and the owner may write meanwhile. Agree when they begin and end by
-  // messages or notifications.
+  // This slice, if it is CPU memory that HMC allocated in this process or has mapped from another one of the host; else no bytes.
+  // That may change from call to call: keep get() as the other way. No close() waits for loads, no counter counts them, and the
+  // owner may write meanwhile: synchronise with it by messages or notifications.
   [[nodiscard]] LoadableBytes loadable() const;
 
   RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;

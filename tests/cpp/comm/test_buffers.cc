@@ -253,7 +253,7 @@ TEST(BufferHandles, EmptyOnes) {
 }
 
 // What is loaded stays, and stays loadable, when the owner closes it or ends.
-TEST(Loadable, AreTheOwnersBytes) {
+TEST(Loadable, ReturnsTheOwnersBytes) {
   Pair pair("shm");
   const auto buffer = *pair.b.buffer(20001);
   fill_pattern(span_of(buffer), 5);
@@ -283,7 +283,7 @@ TEST(Loadable, OfTheContextItself) {
   EXPECT_EQ(there.bytes.size(), 5000U);
 }
 
-TEST(Loadable, NotWhatIsTheUsersOrReachedByMessages) {
+TEST(Loadable, UserMemoryAndTcpAreNot) {
   std::vector<std::byte> users(4096);
   for (const char* const transport : {"shm", "tcp"}) {
     Pair pair(transport);
