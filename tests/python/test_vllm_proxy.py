@@ -140,9 +140,11 @@ def test_push_asks_both_at_once_with_one_transfer_id() -> None:
 @pytest.mark.parametrize("mode", ["pull", "push"])
 @pytest.mark.parametrize("how", ["an error", "a closed connection", "no server"])
 def test_decode_computes_what_prefill_cannot(mode: str, how: str) -> None:
-    aborted = threading.Event()
+    asked, aborted = threading.Event(), threading.Event()
 
     def broken(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
+        if mode == "push":  # else the proxy may end decode's request before it was sent
+            assert asked.wait(TIMEOUT)
         if how == "a closed connection":
             handler.connection.shutdown(socket.SHUT_RDWR)
             return 0, None
@@ -151,6 +153,7 @@ def test_decode_computes_what_prefill_cannot(mode: str, how: str) -> None:
     def decode(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> tuple[int, Any]:
         if "kv_transfer_params" not in body:
             return decoded(body, handler)
+        asked.set()
         assert handler.rfile.read(1) == b"", "the proxy ends it"
         aborted.set()
         return 0, None
@@ -161,7 +164,7 @@ def test_decode_computes_what_prefill_cannot(mode: str, how: str) -> None:
             prefill.server_close()
         status, found = ask(proxy, prompt=[1], max_tokens=4)
         assert (status, found) == (200, {"text": "found", "params": None})
-        if mode == "push" and how != "no server":  # then decode may not have got the request yet
+        if mode == "push" and how != "no server":
             assert aborted.wait(TIMEOUT)
 
 

@@ -70,7 +70,7 @@ void GroupNotices::send(PeerState& peer, const Message& message) {
   const auto send_all = [unsent = unsent_, &to = peer](const Status& ready) {
     const auto all = unsent->extract(&to);
     if (all.empty() || !ready.ok()) return;
-    for (const auto& [each, message] : all.mapped().messages) deliver(to, message);
+    for (const auto& [place, kept] : all.mapped().messages) deliver(to, kept);
   };
   peer.when_ready(send_all, WhenIdle::wait);
 }

@@ -317,7 +317,7 @@ TEST(Leaving, NoReceiveIsPostedInAClosedGroup) {
     const auto other = static_cast<std::uint32_t>(1 - process.rank), me = static_cast<std::uint32_t>(process.rank);
     HMC_EXPECT_OK(group.close(soon()));
     Bytes word(8);
-    for (const auto& peer : {state.rank(1 - process.rank).peer, std::shared_ptr<PeerState>()}) {
+    for (const auto& peer : {state.rank(other).peer, std::shared_ptr<PeerState>()}) {
       const Target from{peer, {state.scope(), peer ? other : any_rank, me}};
       EXPECT_EQ(state.messenger().irecv(from, 0, view(word)).status().code(), Code::closed);
       EXPECT_EQ(state.messenger().recv(from, 0, view(word), soon()).status().code(), Code::closed);
