@@ -14,7 +14,7 @@ def check_storage(tensor: Any) -> None:
         if elements and not tensor.is_contiguous():
             elements = 1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
         end, held = (tensor.storage_offset() + elements) * tensor.element_size(), tensor.untyped_storage().nbytes()
-    except RuntimeError:  # it has none, as a sparse one: whoever takes arrays says so
+    except RuntimeError:  # a sparse tensor has no storage: the caller refuses it
         return
     if elements and end > held:
         raise InvalidArgumentError(

@@ -64,7 +64,7 @@ bool World::remove(Group& group, bool context_closes) {
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
   offers_.on_group_gone(group.id());
   release_departed();
-  if (context_closes && ends_context(group)) return false;  // its goodbye tells them
+  if (context_closes && ends_context(group)) return false;  // the other ranks see the Context close
   notices_.send_left(others_of(group), group.id(), group.scope());
   return true;
 }

@@ -178,7 +178,7 @@ TEST(Leaving, AnySourceWaitsForTheRanksThatAreLeft) {
   });
 }
 
-// The one that closes comes and goes before the other makes the group, or before the two have a connection.
+// The rank closes the group before the other rank makes it, or before the two are connected.
 TEST(Leaving, IsKnownToARankThatMakesTheGroupLater) {
   for (const bool connected : {true, false}) {
     run_job(3, [connected](const Process& process) {
@@ -273,7 +273,7 @@ TEST_P(LeavingOver, MessagesForAClosedGroupEnd) {
   });
 }
 
-// A receive that has met its message gives it back when it is cancelled: nobody is there to take it.
+// Cancelling a matched receive returns its message, which no other receive can take: the send ends.
 TEST(Leaving, AMessageThatIsGivenBackEnds) {
   run_job(2, [](const Process& process) {
     setenv("HMC_SHM_PTRACE", "0", 1);  // the sender takes part in what is moved

@@ -15,7 +15,7 @@ class Sends {
       : messenger_(messenger), context_(context), lanes_(lanes), rendezvous_(rendezvous) {}
 
   Result<std::shared_ptr<WorkState>> post(const Target& to, std::int64_t tag, const MemoryView& view);
-  // The last message to `peer` in `scope`, behind those that wait.
+  // Queues the last message to `peer` in `scope`.
   void leave_scope(const std::shared_ptr<PeerState>& peer, std::uint32_t scope);
   // False: nothing was sent, post it. The arguments were checked.
   [[nodiscard]] bool send_now(const Target& to, std::int64_t tag, const MemoryView& view);

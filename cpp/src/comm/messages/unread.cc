@@ -105,7 +105,7 @@ void Receives::on_left(PeerState& peer, Lane& lane, std::uint32_t scope) {
 }
 
 void Receives::end_receives_from_nobody() {
-  std::vector<Status> reasons;  // of those taken: each names a rank of its own group
+  std::vector<Status> reasons;  // of each receive that is taken
   const auto ended = matcher_.posted().take_if([&](const Address& wanted, const auto&) {
     if (!wanted.any()) return false;
     Status left = context_.scopes().message_senders_left(wanted.envelope.scope, wanted.envelope.dst);
