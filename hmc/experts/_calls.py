@@ -75,7 +75,7 @@ class Call(ABC):
         self._get(alive_of(came), deadline)
         self._await(alive_of(came), deadline)
         ranks = alive_of(came)
-        self._steps.check_not_masked(ranks)
+        self._check_not_masked()
         return self.finish(ranks, [rank for rank in came if rank not in ranks])
 
     def _send(self, deadline: Deadline) -> None:
@@ -121,6 +121,11 @@ class Call(ABC):
             else:
                 self.fabric.peers.lose_if_gone(rank, error)
         self._check(late, deadline)
+
+    def _check_not_masked(self) -> None:
+        """PeerLostError. A rank that masked this one may have ended since, and then looks like one that died."""
+        peers = self.fabric.peers
+        self._steps.check_not_masked([rank for rank in range(peers.size) if rank not in peers.masked])
 
     def _check(self, late: list[int], deadline: Deadline) -> None:
         others = [rank for rank in late if rank != self.fabric.peers.rank]
@@ -275,7 +280,7 @@ class Combine(Call):
         handle._missing = set(range(fabric.shape.ranks)) - set(there)
         if self._y is not None:
             self._add_up(self._y.memory, list(handle._missing))
-            self._steps.check_not_masked(ranks)  # a rank that goes on without this one may have changed what was loaded
+            self._check_not_masked()  # a rank that goes on without this one may have changed what was loaded
         self._steps.acknowledge(fabric.comm, ranks, READ)
         for rank in ranks:
             fabric.peers.owed[rank].discard(self.number)

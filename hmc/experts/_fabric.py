@@ -86,6 +86,7 @@ class Fabric:
         """Goes on without a rank that lives."""
         self.peers.release(rank, READ)
         self.say(rank, MASKED)
+        self.peers.masked.add(rank)
         self.peers.lose(rank)
 
     # ---- rows ----

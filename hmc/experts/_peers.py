@@ -28,6 +28,8 @@ class Peers:
         self.rank = comm.rank
         self.size = comm.size
         self._alive = [True] * comm.size
+        #: Ranks that this one goes on without, although they live.
+        self.masked: set[int] = set()
         #: By rank: number of combine headers sent to it, each of which it acknowledges, and the call of the last one.
         self.served = [(0, -1)] * comm.size
         #: By rank: the calls for which it expects an acknowledgement of this rank.

@@ -187,6 +187,35 @@ def test_a_stopped_rank_is_a_timeout_then_resumed_or_masked(call: str, transport
 
 
 @TRANSPORTS
+def test_a_masked_rank_knows_it_after_the_others_have_ended(transport: str, tmp_path: Path) -> None:
+    """It finds no rank that lives, and would otherwise go on alone with sums that lack nearly everything."""
+    source = """
+    comm = hmc.init(timeout=30)
+    pids = all_pids(comm)
+    ep = buffer_of(comm)
+    check_round(ep, 0, 33, 17, 5, 13)
+    comm.barrier(timeout=20)
+    if comm.rank == 2:
+        for rank in (0, 1):  # they have what they read of this rank, and its messages
+            take(f"past {rank}")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        soon(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[:2]))
+        assert "has masked this rank" in refused(hmc.PeerLostError, check_round, ep, 1, 33, 17, 5, 13)
+        assert "has masked this rank" in refused(hmc.PeerLostError, check_round, ep, 2, 33, 17, 5, 13)
+    else:
+        give(f"past {comm.rank}")
+        soon(lambda: "stopped" in open(f"/proc/{pids[2]}/status").read())
+        ep.mask(2)
+        check_round(ep, 1, 33, 17, 5, 13)
+        if comm.rank == 0:
+            os.kill(pids[2], signal.SIGCONT)
+    ep.close()
+    end()
+    """
+    run_survivors(job(source, transport), 3, [0, 1, 2], tmp_path)
+
+
+@TRANSPORTS
 def test_a_rank_that_closes_its_buffer_is_masked(transport: str, tmp_path: Path) -> None:
     """It leaves with its last results read, also by a slow rank, and with a dispatch that it has not combined."""
     source = """
