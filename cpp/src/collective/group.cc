@@ -43,8 +43,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
       local_(std::move(local)),
       owners_(world_->engine()),
       schedules_(world_->engine(), static_cast<std::uint32_t>(ranks_.size()), local_),
-      sequence_(local_.size(), 0),
-      early_(local_.size()) {
+      calls_(local_.size()) {
   for (std::uint32_t r = 0; r < ranks_.size(); ++r) owners_.add(ranks_[r].peer.get(), r);
 }
 
@@ -82,7 +81,7 @@ void Group::leave(bool context_closes) {
     // Under the lock: broke() tells no other rank of a failure once this is set.
     if (closed_.exchange(true)) return;
     const bool goes_on = world_->remove(*this, context_closes);
-    std::uint64_t first = *std::ranges::min_element(sequence_);
+    std::uint64_t first = std::ranges::min_element(calls_, {}, &OwnCalls::next)->next;
     const auto earlier = [&first](const CollectiveWork& work) {
       first = std::min(first, work.sequence());
       return false;
@@ -105,8 +104,11 @@ void Group::leave(bool context_closes) {
 
 Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   HMC_TRY(open());
-  std::uint64_t& next = sequence_[index_in(local_, r)];
+  OwnCalls& calls = calls_[index_in(local_, r)];
+  std::uint64_t& next = calls.next;
   if (broken_) {
+    // A rank that acts on the reason, by shrink(), must not miss it because it had done its part before another one died.
+    const bool first = !std::exchange(calls.told, true);
     // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
       // Other ranks may be in that call, and wait for this one.
@@ -114,6 +116,7 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
       ++next;
       return broken_->reason;
     }
+    if (first) return broken_->reason;
     return Status(Code::closed, "this Communicator takes no more collectives since one failed (" + broken_->reason.str() +
                                     "); send, recv, put and get among the ranks that are alive still work");
   }
@@ -142,7 +145,7 @@ std::vector<std::shared_ptr<PeerState>> others_of(const Group& group) {
 }
 
 bool has_begun(const Group& group) noexcept {
-  return std::ranges::any_of(group.sequence_, [](std::uint64_t next) { return next != 0; });
+  return std::ranges::any_of(group.calls_, [](const Group::OwnCalls& calls) { return calls.next != 0; });
 }
 
 Status error_of_call(const Group& group, const Status& failed) {
@@ -159,17 +162,18 @@ void Group::on_call(const PeerState& peer, const Envelope& envelope, std::int64_
   const std::uint64_t sequence = sequence_of(tag);
   if (CollectiveWork* const work = running_.find(dst, sequence)) {
     if (different_calls(work->call(), call)) work->mismatch(src, call);
-  } else if (sequence >= sequence_[at]) {
-    early_[at].note(sequence, {src, call});
+  } else if (sequence >= calls_[at].next) {
+    calls_[at].early.note(sequence, {src, call});
   }
 }
 
 void Group::compare_early(CollectiveWork& work) {
-  const auto other = early_[index_in(local_, work.rank())].other_than(work.sequence(), work.call());
+  const auto other = calls_[index_in(local_, work.rank())].early.other_than(work.sequence(), work.call());
   if (other) work.mismatch(other->rank, other->call);
 }
 
 void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reason, const std::vector<std::uint32_t>& waiting) {
+  calls_[index_in(local_, rank)].told = true;
   if (broken_before(broken_, sequence) || closed_.load(std::memory_order_relaxed)) return;
   broken_ = job::Breakage{id_, sequence, reason};
   const job::Breakage told{id_, sequence, reason.with_context(describe(rank) + " gave up")};

@@ -65,7 +65,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
 
   // ---- engine lock held ----
   // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
-  // did so; closed, of those that follow; why it was aborted.
+  // did so and of the first one afterwards of a rank whose collectives all ended well; closed, of those that follow; why it was
+  // aborted.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
@@ -97,9 +98,13 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   std::atomic<bool> closed_{false};
 
   // Guarded by the engine lock.
-  std::vector<std::uint64_t> sequence_;  // by index in local_
+  struct OwnCalls {
+    std::uint64_t next = 0;  // number of the next collective
+    EarlyCalls early;
+    bool told = false;  // one of them has failed
+  };
+  std::vector<OwnCalls> calls_;  // by index in local_
   Running running_;
-  std::vector<EarlyCalls> early_;  // by index in local_
   std::optional<job::Breakage> broken_;
   std::optional<job::Breakage> left_;  // the earliest that another rank takes no part in
   fused::Calls fused_{*this};

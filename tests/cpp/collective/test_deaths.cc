@@ -96,6 +96,33 @@ class DeathOver : public ::testing::TestWithParam<std::string> {
 };
 INSTANTIATE_TEST_SUITE_P(Ways, DeathOver, ::testing::Values("shm", "tcp", "ring"), [](const auto& p) { return p.param; });
 
+// Else it would not shrink() with the others.
+TEST_P(DeathOver, ARankThatHadDoneItsPartLearnsOfItInItsNextCall) {
+  run_job(3,
+          [](const Process& process) {
+            const Communicator world = process.init();
+            const Member me = *world.self();
+            HMC_ASSERT_OK(world.barrier(soon()));
+            if (process.rank == 2) {
+              EXPECT_TRUE(process.board.wait(0, 1));
+              testing::die();
+            }
+            Bytes mine = testing::pattern(77, 1), all(231);
+            Status status = me.gather(view(all), view(mine), 1, soon());
+            process.board[0] = 1;
+            if (process.rank == 0) {
+              HMC_ASSERT_OK(status);
+              EXPECT_TRUE(process.board.wait(1, 1));
+              std::this_thread::sleep_for(std::chrono::milliseconds(100));  // most often told of the end by then
+              status = world.barrier(soon());
+            }
+            process.board[1] = 1;
+            expect_lost(process, world, status, 2);
+            EXPECT_EQ(me.gather(view(all), view(mine), 1, soon()).code(), Code::closed);
+          },
+          {.killed = {2}});
+}
+
 TEST_P(DeathOver, InABarrier) {
   for (const int dead : {0, 1, 4}) {
     run_job(5,
