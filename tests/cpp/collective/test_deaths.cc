@@ -239,9 +239,8 @@ TEST_P(DeathOver, IsReportedWithTheRankAndTheCall) {
             const auto buffer = *world.buffer(1 << 20);
             const auto remotes = *me.exchange(buffer, soon());
             HMC_ASSERT_OK(world.barrier(soon()));
-            process.board[0].fetch_add(1);
             if (process.rank == 1) {
-              EXPECT_TRUE(process.board.wait(0, 3));
+              EXPECT_TRUE(process.board.wait(0, 2));
               std::this_thread::sleep_for(std::chrono::milliseconds(50));
               testing::die();
             }
@@ -253,6 +252,7 @@ TEST_P(DeathOver, IsReportedWithTheRankAndTheCall) {
             Bytes bytes(30), in(3 * 800), out(3 * 800), big(1 << 20);
             const auto posted = *me.irecv(view(bytes), 1, 1);
             const auto large = *me.isend(view(big), 1, 1);
+            process.board[0].fetch_add(1);
             std::thread other([&] { names(me.recv(view(out), 1, 7, soon()).status(), "receive of up to 2400 bytes"); });
             names(me.wait_notify(1, 3, 1, soon()), "rank 1");
             other.join();

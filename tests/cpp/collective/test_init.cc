@@ -152,6 +152,8 @@ TEST(Init, StoppedRankZeroDoesNotDelayTheDeadline) {
       }
       if (process.rank == 2) {
         ASSERT_TRUE(process.board.wait(2, 1));
+        ASSERT_TRUE(process.board.wait(1, 1));
+        ASSERT_TRUE(wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
         kill(static_cast<pid_t>(process.board[1].load()), SIGCONT);
         return;
       }
@@ -216,16 +218,17 @@ TEST(Init, DeathWhileTheJobForms) {
               // Comes, and is killed while the others still wait for rank 1.
               std::thread([&] {
                 static_cast<void>(process.board.wait(0, 1));
-                // Long enough for it to have come also on a busy machine; before that, rank 0 cannot know of it.
+                // Connected; long enough to have said which rank it is. Before that, rank 0 cannot know of it.
                 std::this_thread::sleep_for(std::chrono::seconds(3));
                 testing::die();
               }).detach();
-              process.board[0].store(1);
               static_cast<void>(Communicator::init(process.options()));
               return;
             }
             if (process.rank == 1) return;
-            const auto world = Communicator::init(process.options());
+            InitOptions options = process.options();
+            options.context.on_joined = [&](const Peer&) { process.board[0].store(1); };
+            const auto world = Communicator::init(options);
             ASSERT_FALSE(world.ok());
             EXPECT_EQ(world.status().code(), Code::peer_lost) << world.status().str();
             EXPECT_NE(world.status().message().find("rank 2"), std::string_view::npos) << world.status().str();

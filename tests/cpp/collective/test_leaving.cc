@@ -62,6 +62,7 @@ TEST_P(LeavingOver, WhatWasSentBeforeArrivesAndTheNextReceiveEnds) {
     const Member me = *group.self();
     if (process.rank == 1) {
       const Bytes first = pattern(small, 1), second = pattern(large, 2), third = pattern(small, 3);
+      ASSERT_TRUE(process.board.wait(1, 1));
       std::vector<Work> sent;
       for (const Bytes* each : {&first, &second, &third})
         sent.push_back(*me.isend({const_cast<std::byte*>(each->data()), each->size()}, 0, 5));
@@ -72,6 +73,7 @@ TEST_P(LeavingOver, WhatWasSentBeforeArrivesAndTheNextReceiveEnds) {
       Bytes first(small), second(large), third(small), none(small);
       const Work posted = *me.irecv(view(first), 1, 5);
       const Work other = *me.irecv(view(none), 1, 6);  // of a tag that does not come
+      process.board[1] = 1;
       ASSERT_TRUE(process.board.wait(0, 1));
       HMC_EXPECT_OK(posted.wait(soon()));
       expect_left(other.wait(soon()), 1, "receive of up to 40 bytes, tag 6");
@@ -335,10 +337,12 @@ TEST(Leaving, EndsTheReceivesOfThisProcess) {
     Bytes word(8), other(8), any(8);
     const Work posted = *me.irecv(view(word), 1 - process.rank, 1);
     const Work from_any = *me.irecv(view(any), any_source, 1);
+    process.board[20].fetch_add(1);
     std::thread waiter([&] {
       const Status ended = me.recv(view(other), 1 - process.rank, 2, soon()).status();
       EXPECT_EQ(ended.code(), Code::closed) << ended.str();
     });
+    EXPECT_TRUE(process.board.wait(20, 2));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     if (process.rank == 0) HMC_EXPECT_OK(group.close(soon()));
     waiter.join();
@@ -376,6 +380,8 @@ TEST(Leaving, IsKnownInAnAbortedGroup) {
     const Member me = *group.self();
     Bytes word(8);
     HMC_EXPECT_OK(group.barrier(soon()));
+    process.board[20].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(20, 2));  // the other rank may still be in the barrier
     if (process.rank == 0) HMC_EXPECT_OK(group.abort("diverged"));
     EXPECT_EQ(group.barrier(soon()).code(), Code::cancelled);
     if (process.rank == 0) {

@@ -213,6 +213,8 @@ void while_a_kernel_waits(const std::function<void(const Member&, const Communic
         HMC_ASSERT_OK(world.barrier(soon()));
         check_all_reduce(me, sum_of_f32, 1000, false, 0);
         EXPECT_EQ(mapped_calls(world), 1U);
+        process.board[20].fetch_add(1);
+        EXPECT_TRUE(process.board.wait(20, 2));  // the other rank may still be in that call
         const OnDevice memory(me.device(), Bytes(4'000'000));
         MemoryView view = memory.view();
         if (process.rank == 1) view.stream = testing::busy_stream(me.device(), HMC_SIM_ROCM);

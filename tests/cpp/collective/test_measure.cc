@@ -280,6 +280,7 @@ TEST_F(Measure, ARankThatStopsIsATimeout) {
       return;
     }
     ASSERT_TRUE(process.board.wait(10, 1));
+    ASSERT_TRUE(testing::wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
     const Status failed = comm.measure({.refresh = true}, Deadline::after_seconds(1.5)).status();
     // The first to time out tells the other, before its call where that comes late.
     if (failed.code() == Code::timeout) {
