@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,8 @@ def refused(kind: type[BaseException], call: Callable[..., object], *arguments: 
 
 
 def buffer_of(comm: hmc.Communicator, **changes: Any) -> Buffer:
-    """Of awkward sizes."""
+    """Of awkward sizes. Its close() waits longer than by default: ranks are stopped, and machines are busy."""
     sizes: dict[str, Any] = {"experts": 13, "hidden": 33, "tokens": 17, "topk": 5, "dtype": "float32", "timeout": 30}
-    return Buffer(comm, **{**sizes, **changes})
+    buffer = Buffer(comm, **{**sizes, **changes})
+    buffer.close = partial(buffer.close, timeout=30)  # type: ignore[method-assign]
+    return buffer

@@ -66,12 +66,12 @@ def give(name: str, text: str = "") -> None:
     path.with_suffix(".part").rename(path)
 
 
-def take(name: str) -> str:
+def take(name: str, seconds: float = 60) -> str:
     path = Path(sys.argv[0]).with_name(name)
-    end = time.monotonic() + 60
+    end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, name
-        time.sleep(0.002)
+        time.sleep(0.005)
     return path.read_text()
 
 

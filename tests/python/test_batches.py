@@ -127,8 +127,9 @@ if comm.rank == 0:
     except hmc.HmcTimeoutError as error:
         assert "rank 1" in str(error) and time.monotonic() - started < 10, error
         print("late", flush=True)
+    comm.send(np.zeros(1), 1, timeout=30)
 else:
-    time.sleep(2)
+    comm.recv(np.zeros(1), 0, timeout=40)
 """
 
 

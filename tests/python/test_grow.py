@@ -77,6 +77,7 @@ def test_a_dead_rank_is_replaced(dead: int, tmp_path: Path) -> None:
     run_survivors(source, 4, living, tmp_path, timeout=90)
 
 
+@pytest.mark.timeout(300)
 def test_rounds_of_losses_and_newcomers_beside_traffic(tmp_path: Path) -> None:
     """20 rounds: a rank dies amid all_reduce and messages, the others shrink and grow by one."""
     rounds = 20
@@ -86,7 +87,7 @@ def test_rounds_of_losses_and_newcomers_beside_traffic(tmp_path: Path) -> None:
     began = 0
     if comm is None:
         began = rank - 3  # the round in which this process comes
-        comm = hmc.join(take(f"invitation {{began}}"), timeout=90)
+        comm = hmc.join(take(f"invitation {{began}}", 230), timeout=90)
     for number in range(began, {rounds}):
         if comm.size == 3 and number > began or rank < 3 and number == 0:
             victim = (number * 2) % 3

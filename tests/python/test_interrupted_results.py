@@ -39,7 +39,7 @@ with hmc.Context(transports="{transport}") as a, hmc.Context(transports="{transp
             arrive()
             raise Alarm
         signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
 
     def kept(succeed, call, argument):
         "The result of a call during which the handler raises: neither is lost."

@@ -53,7 +53,7 @@ def test_the_others_are_told_who_was_interrupted(run_job: Callable[..., str]) ->
             out, inp = np.zeros(4 << 20, np.uint8), np.ones(4 << 20, np.uint8)
             try:
                 if comm.rank == 0:
-                    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
                 else:
                     comm.recv(np.empty(1, np.uint8), src=0, tag=1, timeout=20)
                 comm.all_to_all(out, inp, timeout=20)
@@ -186,25 +186,25 @@ def test_signal_handlers_nest(run_script: Callable[..., str]) -> None:
                 raise RuntimeError("inner")
 
             def outer(*_):
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
                 signal.signal(signal.SIGALRM, inner)
                 try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.2)
                     ab.recv(np.empty(8), tag=2)
                 finally:
                     ended.append("outer")
 
             signal.signal(signal.SIGALRM, outer)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
                 ab.recv(np.empty(8), tag=3)
             except RuntimeError as error:
                 ended.append(str(error))
             assert np.array_equal(got, pattern(1 << 20, 3))
             # The thread's next calls are asked again.
             signal.signal(signal.SIGALRM, signal.default_int_handler)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
             started = time.monotonic()
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
                 ab.recv(np.empty(8), tag=3, timeout=20)
             except KeyboardInterrupt:
                 ended.append("interrupted")

@@ -161,7 +161,7 @@ def test_ctrl_c_ends_it_everywhere() -> None:
             messages_go_on(comm, range(3))
             if comm.rank == 1:
                 try:
-                    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+                    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
                     comm.shrink(timeout=60)
                 except KeyboardInterrupt:
                     pass

@@ -100,8 +100,9 @@ def test_several_prompts_of_a_step_go_to_their_own_readers() -> None:
 
 
 @pytest.mark.parametrize("offered", [True, False])
-def test_a_preempted_prompt_is_computed_once_more_elsewhere(offered: bool) -> None:
+def test_a_preempted_prompt_is_computed_once_more_elsewhere(offered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are overwritten as soon as the step begins; only tokens that were not pushed before travel again."""
+    monkeypatch.setattr("hmc.integrations.vllm._sender._PREEMPTION", 20.0)
     with pushing(64) as sides:
         if offered:
             sides.offer([5, 6], 128)

@@ -59,10 +59,14 @@ def test_a_source_has_two_workers_where_there_are_processors_and_threads(
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", watched)
-    checked, check = set(), _moves.Move.check
+    checked, check, meets = set(), _moves.Move.check, threading.Event()
 
     def noted(self: _moves.Move, *arguments: Any) -> None:
         checked.add(threading.get_ident())
+        if processors == 2 and not refuses:
+            if len(checked) == 2:
+                meets.set()
+            meets.wait(20)  # the other one may begin late
         check(self, *arguments)
 
     monkeypatch.setattr(_moves.Move, "check", noted)
