@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,9 +106,14 @@ def refused(kind: type[BaseException], call: Callable[..., object], *arguments: 
     raise AssertionError(f"{call} succeeded; {kind.__name__} was expected")
 
 
+class PatientBuffer(Buffer):
+    """Its close() waits longer than by default: ranks are stopped, and machines are busy."""
+
+    def close(self, timeout: float | None = 30) -> None:
+        super().close(timeout)
+
+
 def buffer_of(comm: hmc.Communicator, **changes: Any) -> Buffer:
-    """Of awkward sizes. Its close() waits longer than by default: ranks are stopped, and machines are busy."""
+    """Of awkward sizes."""
     sizes: dict[str, Any] = {"experts": 13, "hidden": 33, "tokens": 17, "topk": 5, "dtype": "float32", "timeout": 30}
-    buffer = Buffer(comm, **{**sizes, **changes})
-    buffer.close = partial(buffer.close, timeout=30)  # type: ignore[method-assign]
-    return buffer
+    return PatientBuffer(comm, **{**sizes, **changes})

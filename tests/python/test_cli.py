@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands import HMC, run_hmc
+from commands import HMC, alive, run_hmc
 
 import hmc.testing
 
@@ -315,13 +315,6 @@ def test_a_rank_that_is_killed_is_one_line(tmp_path: Path) -> None:
     assert "SIGKILL" in result.stderr or "rank 0" in result.stderr
 
 
-def _runs(process: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{process}/cmdline").read_text())
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL], ids=lambda n: n.name)
 def test_the_ranks_end_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "sleeps.py"
@@ -338,7 +331,7 @@ def test_the_ranks_end_with_the_command(number: signal.Signals, tmp_path: Path) 
         assert process.returncode == {signal.SIGKILL: -9}.get(number, 128 + number)
         assert "Traceback" not in process.stderr.read()
     end = time.monotonic() + 20
-    while any(map(_runs, ranks)):
+    while any(map(alive, ranks)):
         assert time.monotonic() < end, "a rank still runs"
         time.sleep(0.02)
 

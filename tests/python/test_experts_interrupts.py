@@ -124,3 +124,30 @@ def test_close_does_not_wait_for_ranks_without_a_header(step: str, tmp_path: Pat
     end()
     """
     run_survivors(PRELUDE + textwrap.dedent(source), 3, [0, 1, 2], tmp_path)
+
+
+def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
+    source = """
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    if comm.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        def interrupt():
+            soon(lambda: ep._pending)
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        refused(KeyboardInterrupt, ep.dispatch, x, ids, weights, timeout=20)
+        comm.send(b"1", 1, timeout=20)
+        x2, handle = ep.resume(timeout=20)
+    else:
+        comm.recv(bytearray(1), 0, timeout=20)
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert not handle.lost.any()
+    ep.close()
+    end()
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source), 2, [0, 1], tmp_path)

@@ -323,33 +323,6 @@ def test_the_others_go_on_after_shrink(tmp_path: Path) -> None:
     run_survivors(job(source, "shm"), 3, [1, 2], tmp_path)
 
 
-def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
-    source = """
-    comm = hmc.init(timeout=30)
-    ep = buffer_of(comm)
-    x = rows((1, comm.rank), 17, 33)
-    ids, weights = routing((1, comm.rank), 17, 5, 13)
-    if comm.rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        def interrupt():
-            soon(lambda: ep._pending)
-            time.sleep(0.1)
-            os.kill(os.getpid(), signal.SIGINT)
-        threading.Thread(target=interrupt).start()
-        refused(KeyboardInterrupt, ep.dispatch, x, ids, weights, timeout=20)
-        comm.send(b"1", 1, timeout=20)
-        x2, handle = ep.resume(timeout=20)
-    else:
-        comm.recv(bytearray(1), 0, timeout=20)
-        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
-    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
-    assert not handle.lost.any()
-    ep.close()
-    end()
-    """
-    run_survivors(job(source, "shm"), 2, [0, 1], tmp_path)
-
-
 def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
     """The rank that is late keeps a dispatch waiting; another thread's call ends at its own deadline."""
     source = """

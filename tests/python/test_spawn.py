@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import alive
 from patterns import pattern
 
 import hmc
@@ -271,13 +272,6 @@ def test_threads_spawn_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert results == {number: [number * 10, number * 10 + 1] for number in range(3)}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)

@@ -64,9 +64,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   [[nodiscard]] ScheduleCache& schedules() noexcept { return schedules_; }
 
   // ---- engine lock held ----
-  // The number of the next collective of local rank `r`. Errors: why the group broke, of the collective that
-  // did so and of the first one afterwards of a rank whose collectives all ended well; closed, of those that follow; why it was
-  // aborted.
+  // The number of the next collective of local rank `r`. Errors of a group that broke: the reason, in the collective that
+  // broke it and in the next one of a rank that has not had it yet; after that closed. Of an aborted group: always the reason.
   Result<std::uint64_t> next_sequence(std::uint32_t r);
   [[nodiscard]] Running& running() noexcept { return running_; }
   [[nodiscard]] fused::Calls& fused() noexcept { return fused_; }
@@ -101,7 +100,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   struct OwnCalls {
     std::uint64_t next = 0;  // number of the next collective
     EarlyCalls early;
-    bool told = false;  // one of them has failed
+    bool told = false;  // one of them has ended with an error
   };
   std::vector<OwnCalls> calls_;  // by index in local_
   Running running_;
