@@ -353,8 +353,8 @@ TEST(Algorithms, ADeathEndsEachOfThem) {
               process.board[0].fetch_add(1);
               EXPECT_TRUE(process.board.wait(0, 3));
               if (me.rank() == 1) testing::die();
-              Status status = work->wait(soon(10));
-              if (status.ok()) status = me.barrier(soon(10));  // it was over before
+              Status status = work->wait(soon());
+              if (status.ok()) status = me.barrier(soon());  // it was over before
               EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
             },
             {.killed = {1}});

@@ -72,10 +72,10 @@ TEST(BatchFailures, ADeathEndsAllOfOne) {
             for (Bytes& each : data) HMC_ASSERT_OK(me.all_reduce(view(each), view(each), xored, soon()));
             ASSERT_TRUE(me.irecv(view(late), me.rank() == 0 ? 2 : 0, 1).ok());  // of a rank that lives and does not send
             const auto before = std::chrono::steady_clock::now();
-            const Status status = batch->run(soon(15));
+            const Status status = batch->run(soon());
             EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
             EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.str();
-            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
+            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
             process.board[0].fetch_add(1);
             EXPECT_TRUE(process.board.wait(0, 2));
           },

@@ -12,7 +12,7 @@ using testing::view;
 using testing::wait_until_stopped;
 
 void expect_named(const Communicator& world, int dead) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (world.lost().empty() && std::chrono::steady_clock::now() < give_up)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(world.lost(), std::vector<int>{dead});

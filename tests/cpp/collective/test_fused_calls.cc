@@ -112,14 +112,15 @@ TEST_P(FusedCalls, RanksThatSleepAreWoken) {
       if (me.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(150));
       const auto before = std::chrono::steady_clock::now();
       HMC_ASSERT_OK(all_reduce(me, soon()));
-      EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
+      EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     }
     // In the background, with nobody waiting.
     Bytes in = input(me.rank(), fused_bytes), out(fused_bytes);
     std::atomic<bool> done{false};
     const Work work = *me.iall_reduce(view(out), view(in), xored);
     work.then([&done](const Status&) { done = true; });
-    for (int i = 0; i < 10'000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!done && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_TRUE(done);
     EXPECT_EQ(out, expected(3, fused_bytes));
     process.board[0].fetch_add(1);
@@ -146,7 +147,7 @@ TEST(FusedCallsInChunks, AStoppedRankHoldsNobodyBeyondTheDeadline) {
     Bytes in = input(me.rank(), testing::lengthy(64 << 20)), out(in.size(), std::byte{0x5C});
     const auto before = std::chrono::steady_clock::now();
     const Status status = me.all_reduce(view(out), view(in), xored, Deadline::after_seconds(0.3));
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     if (me.rank() == 0 || !status.ok()) {
       EXPECT_FALSE(status.ok());
     }
@@ -178,7 +179,7 @@ TEST_P(FusedCalls, ARankThatDiesOrLeavesIsNamed) {
                 process.board[0].fetch_add(1);
                 const auto before = std::chrono::steady_clock::now();
                 const Status status = all_reduce(me, soon());
-                EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
+                EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
                 EXPECT_TRUE(status.code() == Code::peer_lost || (!dies && status.code() == Code::closed)) << status.str();
                 if (dies) {
                   EXPECT_NE(status.message().find("rank " + std::to_string(gone)), std::string_view::npos) << status.str();
@@ -207,7 +208,7 @@ TEST_P(FusedCalls, ARankThatDiedBeforeIsNamed) {
             std::this_thread::sleep_for(std::chrono::milliseconds(600));
             const auto before = std::chrono::steady_clock::now();
             const Status status = all_reduce(me, soon());
-            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
+            EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
             EXPECT_TRUE(status.code() == Code::peer_lost || status.code() == Code::closed) << status.str();
             EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
             process.board[1].fetch_add(1);
@@ -231,7 +232,7 @@ TEST_P(FusedCalls, ARankWhoseContextIsClosedIsNamed) {
     EXPECT_TRUE(process.board.wait(0, 1));
     const auto before = std::chrono::steady_clock::now();
     const Status status = all_reduce(me, soon());
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(15));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     EXPECT_EQ(status.code(), Code::closed) << status.str();
     EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.str();
     process.board[1].fetch_add(1);
@@ -260,7 +261,7 @@ TEST_P(FusedCalls, ARankThatIsStoppedBeforeTheCallHoldsNobody) {
     const Bytes untouched = out;
     const auto before = std::chrono::steady_clock::now();
     const Status status = me.all_reduce(view(out), view(in), xored, Deadline::after_seconds(0.3));
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     EXPECT_FALSE(status.ok());
     EXPECT_EQ(out, untouched);
     process.board[2].fetch_add(1);
