@@ -246,7 +246,11 @@ TEST(NativeCalls, ComesAfterTheCallersStream) {
     void* stream = nullptr;
     ASSERT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(me.device().index()), 0);
     ASSERT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
-    const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+    static std::atomic<bool> posted{false};
+    const auto pause = [](void*) {
+      while (!posted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // work that does not wait for the stream is done by then
+    };
     ASSERT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
     const auto copy = reinterpret_cast<int (*)(void*, const void*, std::size_t, int, void*)>(call("hipMemcpyAsync"));
     ASSERT_EQ(copy(memory.view().data, mine.data(), mine.size(), 1, stream), 0);
@@ -254,6 +258,7 @@ TEST(NativeCalls, ComesAfterTheCallersStream) {
     view.stream = reinterpret_cast<StreamHandle>(stream);
     const Work work = *me.iall_reduce(view, view, sum_of_f32, vendors_library);
     EXPECT_FALSE(work.done());
+    posted = true;
     HMC_ASSERT_OK(work.wait(soon()));
     ASSERT_TRUE(memory.read() == expected(sum_of_f32, 50'000, 2));
     EXPECT_EQ(library_calls(world), 1U);

@@ -154,7 +154,11 @@ void while_it_hangs(const char* what, bool connects,
       [&](const Member& me, const Communicator& world) {
         if (connects) {
           check_sum(me, 1000, vendors_library);
-          HMC_ASSERT_OK(world.barrier(soon()));  // the other rank may still be in that call
+          // The other rank may still be in that call. No barrier: an abort would end the other rank's as well.
+          std::array<int, 2> words{};
+          const Work sent = *me.isend({words.data(), 4}, 1 - me.rank(), 0);
+          HMC_ASSERT_OK(me.recv({&words[1], 4}, 1 - me.rank(), 0, soon()).status());
+          HMC_ASSERT_OK(sent.wait(soon()));
         }
         if (me.rank() == 0) let_fail(me.device(), what, 1, hangs);
         const Bytes before = input(DataType::f32, 100'000, static_cast<std::size_t>(me.rank()));
@@ -173,7 +177,7 @@ TEST(NativeFailures, TheDeadlineEndsWhatHangs) {
   for (const auto& [what, connects] : hanging) {
     SCOPED_TRACE(what);
     while_it_hangs(what, connects, [](const Member& me, const Communicator&, const MemoryView& memory) {
-      const Deadline deadline = me.rank() == 0 ? Deadline::after(std::chrono::milliseconds(300)) : soon();
+      const Deadline deadline = me.rank() == 0 ? Deadline::after_seconds(2) : soon();
       const Status status = me.all_reduce(memory, memory, sum_of_f32, deadline, vendors_library);
       EXPECT_FALSE(status.ok());
       if (me.rank() == 0) {
@@ -310,7 +314,7 @@ TEST(NativeFailures, AKilledRankIsNamed) {
           const Status status = me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), vendors_library);
           EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
           EXPECT_TRUE(names(status, "rank 2")) << status.str();
-          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
           const Communicator again = *world.shrink(soon());
           EXPECT_EQ(again.size(), 2);
           check_gathered(*again.self(), 3001);

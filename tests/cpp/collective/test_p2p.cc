@@ -276,7 +276,7 @@ TEST(P2P, WrongArgumentsAreNamed) {
     EXPECT_EQ(Member().send(view(bytes), 0).code(), Code::invalid_argument);
     EXPECT_EQ(Communicator().barrier().code(), Code::invalid_argument);
     HMC_EXPECT_OK(world.barrier(soon()));
-    HMC_EXPECT_OK(world.close());
+    HMC_EXPECT_OK(world.close(soon()));
     EXPECT_EQ(me.send(view(bytes), 0).code(), Code::closed);
     EXPECT_EQ(me.recv(view(bytes), 0).status().code(), Code::closed);
     EXPECT_EQ(world.buffer(8).status().code(), Code::closed);

@@ -187,9 +187,9 @@ TEST_P(Reductions, CallsDoNotWaitAgainForAKernelThatCannotBeLoaded) {
   const auto gate = std::make_shared<StreamGate>();
   if (!runtime_->streams().hold(device_.index(), default_stream, gate).ok()) GTEST_SKIP() << "holds no stream";
   const auto begin = std::chrono::steady_clock::now();
-  for (int call = 0; call < 100; ++call)
+  for (int call = 0; call < 300; ++call)
     EXPECT_EQ(runtime_->compute().prepare_exchange(device_.index(), type).code(), Code::unsupported);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8)) << "each waits 0.1 s";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "each waits 0.1 s";
   gate->open();
 }
 
