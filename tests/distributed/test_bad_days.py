@@ -11,7 +11,11 @@ import os, signal, time
 rank, size = start()
 tensor = torch.ones(1_000_000)
 dist.all_reduce(tensor)
+store = dist.distributed_c10d._get_default_store()
+store.add("past the first call", 1)
 if rank == 1:
+    while store.add("past the first call", 0) < size:  # its death would end the call of one that is still in it
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 began = time.monotonic()
 try:
@@ -165,7 +169,7 @@ def test_exit_with_work_pending(run_torch: Callable[..., list[str]], end: str) -
         try:
             works = [dist.irecv(torch.empty(1000), 1 - rank, tag=tag) for tag in range(1, 9)]
             futures = [work.get_future() for work in works]
-        except hmc.ClosedError:
+        except (hmc.ClosedError, hmc.PeerLostError):
             pass  # the other one has left
         {end}
         """
@@ -204,6 +208,11 @@ def test_groups_are_made_again_in_one_process(run_torch: Callable[..., list[str]
             store.add("rounds over", 1)
             while store.add("rounds over", 0) < size * (round + 1):
                 pass
+        # The store ends with its process.
+        if rank > 0:
+            store.add("done with the store", 1)
+        while rank == 0 and store.add("done with the store", 0) < size - 1:
+            pass
         """
     )
 

@@ -46,6 +46,7 @@ def test_example(name: str) -> None:
     assert float(found[1]) < limit, out
 
 
+@pytest.mark.timeout(360)
 def test_ranks_take_equal_steps_however_many_they_are() -> None:
     losses = [re.findall(r"loss ([0-9.]+)", run("ddp.py", "-n", str(ranks))) for ranks in (1, 2, 4)]
     assert losses == [losses[0]] * 3

@@ -23,7 +23,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 import hmc
 from patterns import pattern
-from survivors import all_pids, check_collectives, end, give, messages_go_on, old_job, refusal, take
+from survivors import all_pids, check_collectives, end, give, meet, messages_go_on, old_job, refusal, take
 """
 
 
@@ -73,6 +73,13 @@ def take(name: str, seconds: float = 60) -> str:
         assert time.monotonic() < end, name
         time.sleep(0.005)
     return path.read_text()
+
+
+def meet(name: str, rank: int, ranks: int) -> None:
+    """Returns when so many processes have called it. One that dies afterwards ends no earlier call of another one."""
+    give(f"{name} {rank}")
+    for other in range(ranks):
+        take(f"{name} {other}")
 
 
 def all_pids(comm: hmc.Communicator) -> list[int]:

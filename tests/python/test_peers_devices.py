@@ -239,8 +239,8 @@ if comm.rank == 0:
     comm.notify(1, 5)
     works[0].wait(30)
     os.kill(os.getpid(), signal.SIGKILL)
-comm.wait_notify(0, 5, timeout=30)
 try:
+    comm.wait_notify(0, 5, timeout=30)  # or it died before this arrived
     comm.recv(np.zeros(1, np.uint8), 0, timeout=30)
 except hmc.PeerLostError:
     pass
@@ -279,6 +279,7 @@ with hmc.init() as comm:
             except hmc.HmcError as error:
                 assert "closed" in str(error), error
                 ended += 1
+        comm.wait_notify(1, 6, timeout=30)  # all puts may have ended before it closed the buffer
         try:
             comm.put(mine, remote).wait(30)
         except hmc.HmcError as error:
@@ -288,6 +289,7 @@ with hmc.init() as comm:
     else:
         comm.wait_notify(0, 5, timeout=30)
         mine.close(timeout=30)
+        comm.notify(0, 6)
         memory.copy_from(pattern(SIZE, 9))
         time.sleep(0.3)
         out = np.empty(SIZE, np.uint8)

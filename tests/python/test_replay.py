@@ -13,6 +13,7 @@ import pytest
 
 import hmc
 
+pytestmark = pytest.mark.timeout(360)  # six jobs, one after the other
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "replay"
 MICROBATCHES, STEPS = 3, 2
 PAYLOAD, REDUCED = (32 << 20) // 256, (512 << 20) // 256
@@ -24,7 +25,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, A
     file = tmp_path_factory.mktemp("replay") / "results.json"
     options = ["--microbatches", str(MICROBATCHES), "--steps", str(STEPS), "--dilation", "0.01", "--json", str(file)]
     result = subprocess.run(
-        [sys.executable, str(FOLDER / "run.py"), *options], capture_output=True, text=True, timeout=110, cwd="/"
+        [sys.executable, str(FOLDER / "run.py"), *options], capture_output=True, text=True, timeout=340, cwd="/"
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout, json.loads(file.read_text())

@@ -25,6 +25,7 @@ def test_ranks_killed_amid_collectives(ranks: int, dead: tuple[int, ...], transp
     source = f"""
     comm = hmc.init(timeout=30, transports={transport!r})
     comm.barrier(timeout=30)
+    meet("past the barrier", comm.rank, comm.size)
     if comm.rank in {dead}:
         threading.Timer(0.02 + 0.005 * comm.rank, os.kill, [os.getpid(), signal.SIGKILL]).start()
     def until_it_fails():
@@ -57,6 +58,7 @@ def test_one_rank_after_the_other(tmp_path: Path) -> None:
         check_collectives(comm, seed=size)
         if size == 1:
             break
+        meet(f"size {size}", comm.rank, size)
         if comm.rank == (0 if size % 2 else size - 1):
             os.kill(os.getpid(), signal.SIGKILL)
         refusal(hmc.PeerLostError, comm.barrier, timeout=30)
@@ -79,6 +81,7 @@ def test_a_rank_that_dies_during_the_shrink(second: int, delay_ms: float, tmp_pa
     source = f"""
     comm = hmc.init(timeout=30)
     comm.barrier(timeout=30)
+    meet("past the barrier", comm.rank, comm.size)
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     refusal(hmc.PeerLostError, comm.barrier, timeout=30)
@@ -121,8 +124,9 @@ def test_a_stopped_rank_is_the_others_deadline(stopped: int, tmp_path: Path) -> 
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.2)
     begin = time.monotonic()
-    said = refusal(hmc.HmcTimeoutError, comm.shrink, timeout=5)
-    assert time.monotonic() - begin < 20
+    # The deadline is the first one's, which names every rank that is missing. The other one may know of the first one alone.
+    said = refusal(hmc.HmcTimeoutError, comm.shrink, timeout=5 if comm.rank == {living[0]} else 60)
+    assert time.monotonic() - begin < 30
     assert "rank {stopped} (" in said and "deadline" in said, said
     messages_go_on(comm, {living}, seed=1)
     os.kill(pids[{stopped}], signal.SIGKILL) if comm.rank == {living[0]} else None
@@ -146,7 +150,7 @@ def test_the_first_deadline_ends_it_everywhere() -> None:
             if comm.rank == 0:
                 comm.send(np.zeros(1), dst=2, timeout=60)
             assert "the deadline of rank 0 (" in said, said
-            assert "waiting for rank 2 (" in said, said
+            assert "rank 2 (" in said.partition("waiting for ")[2], said  # perhaps after rank 1, if that one was late
             new = comm.shrink(timeout=30)
             check_collectives(new)
             return new.old_ranks
@@ -253,6 +257,7 @@ def test_several_members_of_a_process(tmp_path: Path) -> None:
     source = """
     comm = hmc.init(devices=["cpu"] * (2 if os.environ["HMC_RANK"] == "2" else 1), timeout=30)  # ranks 0, 1, (2, 3)
     comm.barrier(timeout=30)
+    meet("past the barrier", int(os.environ["HMC_RANK"]), 3)
     if os.environ["HMC_RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     refusal(hmc.HmcError, lambda: [comm.barrier(timeout=30) for _ in range(10**9)])
@@ -275,6 +280,7 @@ def test_the_group_of_a_split_shrinks(tmp_path: Path) -> None:
     assert part.old_ranks == ([2, 1, 0] if comm.rank < 3 else [3])
     part.barrier(timeout=30)
     messages_go_on(comm, range(4))
+    meet("past the messages", comm.rank, comm.size)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank != 3:

@@ -53,8 +53,11 @@ both, rest = comm.subgroup([0, 1, 2], 50), None
 if comm.rank != 1:
     rest = comm.subgroup([0, 2], 51)
 comm.barrier(timeout=30)
-if comm.rank == 1:
+if comm.rank == 1:  # its death would end the barrier of one that is still in it
+    for other in (0, 2):
+        comm.recv(np.zeros(1), other, timeout=30)
     os.kill(os.getpid(), signal.SIGKILL)
+comm.send(np.zeros(1), 1, timeout=30)
 try:
     for _ in range(1000):
         both.all_reduce(np.ones(10), timeout=30)

@@ -169,14 +169,11 @@ def test_a_killed_peer_ends_what_is_pending(ucx: str, run_job: Callable[..., str
             os.kill(os.getpid(), signal.SIGKILL)
         comm.wait_notify(1, 1, timeout=30)
         comm.notify(1, 2)
-        lost = 0
-        for _ in range(200):
-            try:
+        try:
+            while True:  # it may be late to die; the job's deadline ends this
                 comm.put(own, remote).wait(timeout=30)
-            except hmc.PeerLostError:
-                lost += 1
-                break
-        assert lost == 1
+        except hmc.PeerLostError:
+            pass
         comm.close()
         """,
         environment=over(tls),

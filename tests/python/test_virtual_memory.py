@@ -93,7 +93,7 @@ with hmc.init() as comm:
     exchange_all(comm, buf, 10)
     found = counters(comm)
     assert found["bytes_staged"] == 0 and "routes.refused.ipc" not in found, found
-    buf.close(timeout=10)
+    buf.close(timeout=30)
 """,
         environment=simulated(),
         timeout=120,

@@ -143,8 +143,11 @@ def test_what_does_not_fit_fails_at_once(why: str) -> None:
 
 
 def test_a_prompt_that_never_comes_fails_the_load_in_time() -> None:
-    with pushing(timeout=0.5) as sides:
+    with pushing() as sides:
         sides.offer([5, 6], 40)
+        one = sides.receiver._receiving["local t"]
+        wait_for(lambda: not one.offering)
+        sides.receiver._timeout = 0.5  # as if the rest had passed
         assert sides.received() == ({"local t"}, {5, 6})
         sides.step(chunk(40, 40))
         sides.sender.keep("request t", "t")

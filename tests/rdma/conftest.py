@@ -78,7 +78,9 @@ def run_verbs_job(run_in_guest: Callable[..., str], tmp_path: Path) -> Callable[
     def run(source: str, ranks: int = 2, timeout: float = 90, status: int = 0, **environment: str) -> str:
         script = tmp_path / "job.py"
         script.write_text(PRELUDE + source)
-        job = f"{shlex.quote(HMC)} run -n {ranks} {shlex.quote(str(script))}"
+        # Where a rank is to fail, the others have the time of the job to end by themselves.
+        grace = f"--grace {timeout:g} " if status else ""
+        job = f"{shlex.quote(HMC)} run -n {ranks} {grace}{shlex.quote(str(script))}"
         line = f"{job}; status=$?; [ $status = {status} ] || {{ echo status $status; exit 1; }}"
         return run_in_guest(line, timeout, {"HMC_TRANSPORTS": "verbs", "HMC_RENDEZVOUS": "", **environment})
 

@@ -23,7 +23,7 @@ class Pair:
         self.prefill.wait_ready()
 
     def begin(self) -> Engine:
-        extra = {"mode": "push", "kv_lease_duration": 2.0}
+        extra = {"mode": "push", "kv_lease_duration": 10.0}
         # Prompts are admitted whatever is free, so that some lose their blocks.
         engine = {"max_num_batched_tokens": CHUNK, "scheduler_reserve_full_isl": False, "disable_log_stats": False}
         return self._start(32, "kv_producer", self.port, extra, **engine)
