@@ -81,7 +81,7 @@ void run_growth(int old, int newcomers, const std::function<void(const Process&,
   run_job(old + newcomers, [&](const Process& process) {
     if (process.rank >= old) {
       ASSERT_TRUE(process.board.wait(invited, 1));
-      const auto joined = Communicator::join(text.read(), {.devices = {}, .context = {}, .timeout_seconds = 30});
+      const auto joined = Communicator::join(text.read(), {.devices = {}, .context = {}, .timeout_seconds = 60});
       HMC_ASSERT_OK(joined.status());
       return body(process, *joined);
     }
@@ -172,7 +172,7 @@ TEST(Grow, SeveralMembersOfAProcess) {
     const std::vector<Device> two(2, Device::cpu());
     if (process.rank == 2) {
       ASSERT_TRUE(process.board.wait(invited, 1));
-      const auto joined = Communicator::join(text.read(), {.devices = two, .context = {}, .timeout_seconds = 30});
+      const auto joined = Communicator::join(text.read(), {.devices = two, .context = {}, .timeout_seconds = 60});
       HMC_ASSERT_OK(joined.status());
       EXPECT_EQ(joined->size(), 5);
       EXPECT_EQ(joined->local().front().rank(), 3);

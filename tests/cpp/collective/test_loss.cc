@@ -44,6 +44,8 @@ TEST(Abort, EndsWhatWaitsAndWhatComesLater) {
   run_job(4, [](const Process& process) {
     const Communicator world = process.init();
     HMC_ASSERT_OK(world.barrier(soon()));
+    process.board[1].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(1, 4));  // an abort ends the barrier of a rank that is still in it
     if (process.rank == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       HMC_EXPECT_OK(world.abort("diverged"));

@@ -297,7 +297,8 @@ TEST(MappedSpreads, ARankThatLooksLateFindsTheCall) {
 
 // An earlier call whose kernel waits for its stream: a later one that is cancelled, or a rank that dies, ends both. `held`: a
 // stream of rank 0 that is busy for a while.
-void while_a_call_waits(int ranks, const std::function<void(const Member&, const Communicator&, StreamHandle)>& body,
+void while_a_call_waits(int ranks,
+                        const std::function<void(const testing::Process&, const Member&, const Communicator&, StreamHandle)>& body,
                         std::set<int> killed = {}) {
   testing::JobOptions options;
   options.killed = std::move(killed);
@@ -315,7 +316,7 @@ void while_a_call_waits(int ranks, const std::function<void(const Member&, const
         testing::wait_until_mapped(me, {DataType::i32});
         HMC_ASSERT_OK(world.barrier(soon()));
         testing::check_all_reduce(me, sum, 100, false, 0);
-        body(me, world, process.rank == 0 ? testing::busy_stream(me.device(), HMC_SIM_ROCM) : no_stream);
+        body(process, me, world, process.rank == 0 ? testing::busy_stream(me.device(), HMC_SIM_ROCM) : no_stream);
         if (!options.killed.empty()) return;
         process.board[0].fetch_add(1);
         EXPECT_TRUE(process.board.wait(0, ranks));
@@ -325,13 +326,15 @@ void while_a_call_waits(int ranks, const std::function<void(const Member&, const
 
 TEST(MappedSpreads, ACancelledCallDoesNotMakeAnEarlierOneEndWell) {
   for (const std::size_t count : {std::size_t{16}, std::size_t{500'000}}) {
-    while_a_call_waits(2, [&](const Member& me, const Communicator&, StreamHandle held) {
+    while_a_call_waits(2, [&](const testing::Process& process, const Member& me, const Communicator&, StreamHandle held) {
       const Bytes mine = testing::input(DataType::i32, count, static_cast<std::size_t>(me.rank()));
       const OnDevice first(me.device(), mine), second(me.device(), mine);
       MemoryView view = first.view();
       view.stream = held;
       const Work earlier = *me.iall_reduce(view, view, sum);
       const Result<Work> later = me.iall_reduce(second.view(), second.view(), sum);
+      process.board[1].fetch_add(1);
+      EXPECT_TRUE(process.board.wait(1, 2));  // a call that comes after the cancel is refused, the earlier one too
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       if (me.rank() == 0 && later.ok()) static_cast<void>(later->cancel());
       const Status status = earlier.wait(soon());
@@ -344,7 +347,7 @@ TEST(MappedSpreads, ACancelledCallDoesNotMakeAnEarlierOneEndWell) {
 
 TEST(MappedSpreads, ADeadRankThatHadAnnouncedASmallCallIsNamed) {
   while_a_call_waits(2,
-                     [](const Member& me, const Communicator& world, StreamHandle held) {
+                     [](const testing::Process&, const Member& me, const Communicator& world, StreamHandle held) {
                        const OnDevice memory(me.device(), testing::input(DataType::i32, 16, static_cast<std::size_t>(me.rank())));
                        MemoryView view = memory.view();
                        if (me.rank() == 0) {
@@ -353,7 +356,7 @@ TEST(MappedSpreads, ADeadRankThatHadAnnouncedASmallCallIsNamed) {
                          std::this_thread::sleep_for(std::chrono::milliseconds(100));
                          testing::die();
                        }
-                       const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+                       const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
                        while (world.lost().empty() && std::chrono::steady_clock::now() < until)
                          std::this_thread::sleep_for(std::chrono::milliseconds(1));
                        const Status status = me.all_reduce(view, view, sum, soon());

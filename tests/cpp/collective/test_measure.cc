@@ -301,6 +301,8 @@ TEST_F(Measure, AbortEndsIt) {
   run_job(2, [](const Process& process) {
     const Communicator comm = process.init();
     ASSERT_TRUE(comm.barrier(soon()).ok());
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 2));  // an abort ends the barrier of a rank that is still in it
     std::thread aborts;
     if (process.rank == 1) {
       aborts = std::thread([&] {
