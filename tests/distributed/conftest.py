@@ -30,9 +30,9 @@ def start(backend="hmc", **options):
 
 def free_port() -> int:
     """A port of this pytest worker's own range, below those of outgoing connections: nothing takes it before torch listens."""
-    first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * 2000
+    first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8 * 1496
     while True:
-        port = random.randrange(first, first + 2000, 2)
+        port = random.randrange(first, first + 1496, 2)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +81,14 @@ def expected(a: Side, a_blocks: Any, b: Side, b_blocks: Any, tokens: int, **wher
     after = [array.copy() for array in b.arrays]
     layout.convert(a.layout, here(a.arrays), a_blocks, b.layout, after, b_blocks, tokens, **where)
     return after
+
+
+def drain_unread(*sides: Side) -> None:
+    """Waits until no message is unread on these sides: an answer may arrive after its transfer has ended."""
+    until = time.monotonic() + 20
+    while any(side.ctx.counters()["messages.unread"] for side in sides):
+        assert time.monotonic() < until, [side.ctx.counters() for side in sides]
+        time.sleep(0.001)
 
 
 def same(b: Side, wanted: list[Any]) -> None:

@@ -37,7 +37,7 @@ class Other(Process):
         """Its next ``count`` notifications, in order of arrival for each sender."""
         got = self.ask(
             "(lambda all: until(lambda: (all.extend((name, one.hex()) for name, some in agent.get_new_notifs().items()"
-            f" for one in some), len(all) >= {count})[1]) and None or all)([])"
+            f" for one in some), len(all) >= {count})[1], 60) and None or all)([])"
         )
         return [(name, bytes.fromhex(one)) for name, one in got]
 

@@ -19,7 +19,7 @@ PIN = {
 }
 
 PRELUDE = """
-import ctypes, gc, os
+import ctypes, gc, os, time
 os.dup2(1, 2)  # warnings with the output
 VENDOR = {vendor!r}
 DEVICE = VENDOR + ":0"
@@ -118,11 +118,14 @@ with hmc.init() as comm:
     assert not pinned(library, address_of(foreign))  # its pages may hold others' bytes
     addresses = [address_of(host), address_of(near)]
     for buf in (host, near):
-        buf.close(timeout=10)
+        buf.close(timeout=30)
     del host, near, buf, host_remote
     gc.collect()
-    comm.context.counters()
-    device.memory.fill(0)
+    until = time.monotonic() + 20
+    while any(pinned(library, address) for address in addresses) and time.monotonic() < until:
+        time.sleep(0.01)  # the background thread may hold the last reference
+        comm.context.counters()
+        device.memory.fill(0)
 print([pinned(library, address) for address in addresses])
 """,
         ranks=1,

@@ -93,7 +93,7 @@ peer = context.connect(sys.argv[2], timeout=60)
 generator = np.random.Generator(np.random.SFC64(7))
 until = time.monotonic() + float(sys.argv[3])
 rounds = 0
-while time.monotonic() < until:
+while rounds == 0 or time.monotonic() < until:
     data = generator.integers(0, 256, int(generator.choice([1, 100, 70_000, 1_500_000])), dtype=np.uint8)
     got = np.zeros_like(data)
     peer.send(np.array([data.size], np.int64), tag=1, timeout=60)
@@ -103,7 +103,7 @@ while time.monotonic() < until:
     assert np.array_equal(got, data)
     rounds += 1
 peer.send(np.array([-1], np.int64), tag=1, timeout=60)
-print("right" if rounds > 0 else "no rounds", flush=True)
+print("right", flush=True)
 """
 
 # Connects as any peer does, then writes what it likes: frames into its sockets, bytes into shared memory.

@@ -205,15 +205,15 @@ DECODE = """
             transfer = pool.receive(peer, tokens=given["tokens"], session=name)
             say(ticket=transfer.ticket.hex())
         threading.Thread(target=go_on, args=(name, transfer, given["abort"])).start()
+    # What was on its way when a session was aborted is taken in and dropped, also what comes meanwhile.
+    nothing = {"transfers": 0, "pushes_open": 0, "blocks_free": layout.blocks, "leases_held": 0, "unread": 0}
+    def held():
+        found = {**pool.counters(), "unread": ctx.counters()["messages.unread"]}
+        return {name: found[name] for name in nothing}
     until = time.monotonic() + 20
-    # What was on its way when a session was aborted is taken in and dropped.
-    def pending():
-        return pool.counters()["transfers"] or pool.free_blocks < layout.blocks or ctx.counters()["messages.unread"]
-    while time.monotonic() < until and pending():
+    while (found := held()) != nothing and time.monotonic() < until:
         time.sleep(0.01)
-    found = pool.counters()
-    names = ("transfers", "pushes_open", "blocks_free", "leases_held")
-    say(**{name: found[name] for name in names}, unread=ctx.counters()["messages.unread"])
+    say(**found)
     sys.stdin.readline()
 """
 

@@ -66,11 +66,11 @@ def test_the_tests_of_kv_on_devices(tests: list[str], devices: str) -> None:
     assert "skipped" not in out
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("carried", [{}, {"HMC_TRANSPORTS": "tcp,staging,ipc", "HMC_STAGING_SHARED": "0"}], ids=["shm", "tcp"])
 def test_every_pair_of_simulated_vendors(carried: dict[str, str]) -> None:
     devices = ["cpu", *SIMULATED]
-    out = run_python("kv_on_devices.py", *devices, timeout=280, **hmc.testing.environment(), **carried)
+    out = run_python("kv_on_devices.py", *devices, timeout=580, **hmc.testing.environment(), **carried)
     assert f"pairs: {len(devices) ** 2}" in out
 
 

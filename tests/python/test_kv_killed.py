@@ -141,7 +141,8 @@ def test_sender_of_a_push(mine: Any, method: str, call: int) -> None:
         ("Inbox._take", 6),  # the end, which is not answered
     ],
 )
-def test_receiver_of_a_push(mine: Any, method: str, call: int) -> None:
+def test_receiver_of_a_push(mine: Any, method: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_push, "_ANSWER", 600.0)  # a halted receiver does not answer
     mine.pool.allocate("s", BLOCKS * 32)
     other = start(mine, RECEIVER, method, call)
     said = [other.read()]
@@ -172,6 +173,7 @@ def test_a_push_that_sees_the_closed_pool_of_a_dead_receiver(mine: Any, monkeypa
 
     mine.pool.allocate("s", BLOCKS * 32)
     other = start(mine, RECEIVER, "Inbox._begin", 1)
+    monkeypatch.setattr(_push, "_ANSWER", 600.0)
     monkeypatch.setattr(_push.Push, "_next", nothing)
     push = mine.pool.push(other.peer, bytes.fromhex(other.read()["ticket"]), session="s")
     assert other.read() == {"halted": 1}

@@ -17,6 +17,7 @@ from hmc import layout
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
+SOON = 20  # seconds; the promise is one, on a machine that is not overloaded
 # Between a device and memory that it does not map, both processes copy.
 STAGED = len({name.partition(":")[0] for name in DEVICES}) > 1
 
@@ -36,7 +37,7 @@ LENDER = """
 """
 READER = """
     from hmc.kv import _pull
-    _pull.Pull._beat = lambda self, remote: (say(beat=1), time.sleep(0.05))
+    _pull.Pull._beat = lambda self, remote: (say(beat=1), time.sleep(600))  # stays in the pull until it is killed
     ticket = bytes.fromhex(json.loads(sys.stdin.readline())["ticket"])
     pool.pull(peer, ticket, list(range(layout.blocks))).wait(60)
     say(done=1)
@@ -73,15 +74,17 @@ def test_prefill_killed_during_a_pull(mine: Any, text: str, monkeypatch: pytest.
     def kill(self: Any, remote: Any) -> None:
         other.kill()
         other.process.wait(20)
+        until = time.monotonic() + SOON
+        while other.peer.alive:  # what is mapped can be read until then
+            assert time.monotonic() < until
+            time.sleep(0.001)
         real(self, remote)
 
     monkeypatch.setattr(_pull.Pull, "_beat", kill)
     blocks = mine.pool.allocate("s", 2048)
-    began = time.monotonic()
     pull = mine.pool.pull(other.peer, ticket, blocks, session="s")
     with pytest.raises(hmc.PeerLostError):
-        pull.wait(20)
-    assert time.monotonic() - began < 15
+        pull.wait(20 + SOON)
     mine.pool.free("s")
     assert mine.pool.free_blocks == 64
 
@@ -94,7 +97,7 @@ def test_decode_killed_during_a_pull(mine: Any) -> None:
     other.tell(ticket=lease.ticket.hex())
     assert other.read() == {"beat": 1}
     other.kill()
-    assert lease.wait(10) == "peer lost"
+    assert lease.wait(SOON) == "peer lost"
     assert mine.pool.free_blocks == len(blocks)
 
 
@@ -103,7 +106,7 @@ def test_decode_killed_before_it_reads_is_an_expiry(mine: Any) -> None:
     mine.pool.allocate("s", 2048)
     lease = mine.pool.lease("s", seconds=0.5)
     other.kill()
-    assert lease.wait(10) == "expired"
+    assert lease.wait(SOON) == "expired"
     assert mine.pool.free_blocks == 64
 
 
@@ -196,9 +199,14 @@ def test_a_stopped_receiver_does_not_keep_the_senders_pages(mine: Any) -> None:
     push.ready(0)
     assert other.read() == {"layer": 0}
     other.kill(signal.SIGSTOP)
+    written = mine.pool.counters("s")["bytes_written"]
     with pytest.raises(hmc.HmcTimeoutError, match="behind"):
         for layer in (1, 2, 3, 1):
             push.ready(layer, timeout=0.2)
+    until = time.monotonic() + SOON
+    while mine.pool.counters("s")["bytes_written"] == written:  # the next layer is in flight
+        assert time.monotonic() < until
+        time.sleep(0.001)
     mine.pool.free("s")
     if STAGED:
         with pytest.raises(hmc.HmcTimeoutError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from kv_process import OTHER, TEXT, this_process
-from kv_sides import PAIRS, expected, same
+from kv_sides import PAIRS, drain_unread, expected, same
 
 import hmc
 from hmc.kv import _cache, _pull, _push, _remote
@@ -124,10 +124,11 @@ def test_a_push_that_cannot_import_ends_its_receive(kv_pair: Any, monkeypatch: p
                 push.wait(SOON)
         with pytest.raises(hmc.HmcCancelledError):
             inbox.wait(SOON)
-    assert a.ctx.counters()["messages.unread"] == b.ctx.counters()["messages.unread"] == 0
+    drain_unread(a, b)
 
 
 def test_a_pull_that_cannot_import_gives_its_lease_back(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pull, "_END_SECONDS", SOON)
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     errors = [
         hmc.HmcTimeoutError("import"),
@@ -195,14 +196,14 @@ def error_of(call: Callable[[], Any]) -> type[Exception] | None:
 def test_a_pull_keeps_its_lease_behind_a_stream(kv_pair: Any, stuck: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pull, "_HEARTBEAT", 0.05)
     a, b, to_a, _ = kv_pair(*PAIRS[0])
-    lease = a.pool.lease("s", [1, 2], seconds=30)
+    lease = a.pool.lease("s", [1, 2], seconds=600)
     pull = b.pool.pull(to_a, lease.ticket, [3, 4], stream=stuck)
     for _ in range(3):
         before, until = lease.expires, time.monotonic() + SOON
         while lease.expires == before:
             assert time.monotonic() < until
             time.sleep(0.01)
-        lease.expires -= 20  # as if so long had passed: three times it is longer than the lease
+        lease.expires -= 400  # as if so long had passed: three times it is longer than the lease
     assert not lease.done
     stuck.reached = True
     pull.wait(SOON)
@@ -230,6 +231,7 @@ def test_a_receive_behind_a_stuck_stream_ends(kv_pair: Any, stuck: Any, way: str
 def test_a_pull_and_a_lease_behind_a_stuck_stream_end_with_the_peer(
     kv_pair: Any, stuck: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_pull, "_HEARTBEAT", 60.0)  # a heartbeat into the closed pool raises LeaseExpiredError
     hold, holds = _pull.Pull._hold, threading.Event()
     monkeypatch.setattr(_pull.Pull, "_hold", lambda *given: holds.set() or hold(*given))
     a, b, to_a, _ = kv_pair(*PAIRS[0])

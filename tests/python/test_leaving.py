@@ -145,13 +145,14 @@ comm.close()
     )
 
 
+@pytest.mark.timeout(300)
 def test_a_close_beside_a_mismatch_reaches_the_others(run_job: Callable[..., str]) -> None:
     """A polling thread ends the call while close() waits for the engine."""
     run_job(
         PRELUDE
         + """
 if comm.rank == 1:
-    polling = [threading.Thread(target=comm.wait_notify, args=(0, 9 + i), kwargs={"timeout": 100}) for i in range(2)]
+    polling = [threading.Thread(target=comm.wait_notify, args=(0, 9 + i), kwargs={"timeout": 270}) for i in range(2)]
     [one.start() for one in polling]
 for number in range(2000):
     group = comm.split(0, timeout=30)
@@ -162,8 +163,8 @@ for number in range(2000):
         work = group.iall_reduce(np.ones(9))
         group.close()
     else:
-        name, text, seconds = refusal(group.barrier, timeout=10)
-        assert seconds < 5 and "rank 1 (" in text, (number, name, text, seconds)
+        name, text, seconds = refusal(group.barrier, timeout=60)
+        assert seconds < 30 and "rank 1 (" in text, (number, name, text, seconds)
 if comm.rank == 0:
     comm.notify(1, 9)
     comm.notify(1, 10)
@@ -172,7 +173,7 @@ else:
 comm.barrier(timeout=30)
 comm.close()
 """,
-        timeout=120,
+        timeout=280,
     )
 
 
@@ -188,7 +189,10 @@ for number in range(270):
         refusal(group.share_memory, timeout=0.002)
     group.close()
     comm.barrier(timeout=60)
-assert len(os.listdir("/proc/self/fd")) <= files + 8, (files, len(os.listdir("/proc/self/fd")))
+end = time.monotonic() + 20
+while len(os.listdir("/proc/self/fd")) > files + 8:  # segments do not come by the barrier's way
+    assert time.monotonic() < end, (files, len(os.listdir("/proc/self/fd")))
+    time.sleep(0.01)
 with comm.split(0, timeout=40) as group:
     group.all_reduce(x := np.arange(1001) * (comm.rank + 1), timeout=40)
     assert np.array_equal(x, np.arange(1001) * 3)

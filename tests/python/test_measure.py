@@ -71,6 +71,7 @@ def test_devices_are_measured(run_job: Callable[..., str], tmp_path: Path) -> No
     assert run_job(source, environment=environment).count("measured") == 2
 
 
+@pytest.mark.timeout(600)  # ten jobs
 def test_a_bad_cache_costs_one_warning(tmp_path: Path, run_job: Callable[..., str]) -> None:
     source = "import os; os.dup2(1, 2)\n" + FIGURES
     source += "print('cached', [comm.measure(timeout=60).cached for _ in range(3)])\ncomm.barrier(timeout=30)\n"
@@ -97,10 +98,10 @@ LOST = (
     FIGURES
     + """
 import signal, threading, time
-comm.barrier(timeout=30)
-if comm.rank == 1:
-    threading.Timer(float(os.environ["AFTER"]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 try:
+    comm.barrier(timeout=30)  # the others may still be in it when rank 1 dies
+    if comm.rank == 1:
+        threading.Timer(float(os.environ["AFTER"]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     while True:
         comm.measure(refresh=True, timeout=30)
 except (hmc.PeerLostError, hmc.ClosedError) as error:  # closed: this rank has completed the call that others fail in
@@ -123,12 +124,16 @@ def test_a_killed_rank_is_named(run_job: Callable[..., str], tmp_path: Path, aft
 STOPPED = (
     FIGURES
     + """
-import signal
+import signal, time
 pids = [int(pid) for pid in comm.exchange_bytes(str(os.getpid()).encode(), timeout=30)]
 comm.measure(refresh=True, timeout=60)
 if comm.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 else:
+    end = time.monotonic() + 30
+    while open(f"/proc/{pids[1]}/stat").read().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end, "rank 1 runs"
+        time.sleep(0.01)
     try:
         comm.measure(refresh=True, timeout=1.5)
         raise SystemExit("no timeout")

@@ -302,8 +302,10 @@ def test_memory_may_be_registered_and_unregistered_while_others_are_written(mine
 
     def write(number: int) -> None:
         start = number * part
-        while not ended.is_set():
+        while True:  # at least once
             codes.append(engine.batch_transfer_sync_write(other.session, *pieces(mine.address, other.address, start, part)))
+            if ended.is_set():
+                return
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
     for one in threads:

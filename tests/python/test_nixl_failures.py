@@ -242,6 +242,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.timeout(600)
 def test_ten_thousand_transfers_leak_nothing(mine: Mine) -> None:
     other = mine.start()
     agent = mine.agent
@@ -291,4 +292,8 @@ def test_agents_that_come_and_go_leave_nothing_open() -> None:
     for _ in range(20):
         one()
     gc.collect()
-    assert open_descriptors() <= before + 2
+    until = time.monotonic() + 20
+    while open_descriptors() > before + 2:  # another thread may hold the last reference
+        assert time.monotonic() < until, (before, open_descriptors())
+        time.sleep(0.01)
+        gc.collect()
