@@ -40,6 +40,7 @@ def test_a_collective_that_waits_ends_on_every_rank(name: str) -> None:
     def work() -> float:
         with hmc.init(timeout=30) as comm:
             comm.barrier(timeout=30)
+            messages_go_on(comm, list(range(comm.size)))  # an abort would end a barrier that a rank has not returned from
             begin = time.monotonic()
             if comm.rank == 1:  # the others wait for it
                 time.sleep(0.2)
@@ -53,13 +54,14 @@ def test_a_collective_that_waits_ends_on_every_rank(name: str) -> None:
             messages_go_on(comm, list(range(comm.size)))
             return took
 
-    assert max(hmc.spawn(work, 3, timeout=90)) < 20
+    assert max(hmc.spawn(work, 3, timeout=90)) < 30
 
 
 def test_another_thread_aborts_while_this_one_waits() -> None:
     def work() -> None:
         with hmc.init(timeout=30) as comm:
             comm.barrier(timeout=30)
+            messages_go_on(comm, [0, 1, 2])  # all have returned from the barrier
             if comm.rank == 2:
                 timer = threading.Timer(0.2, comm.local[0].abort, ["by a timer"])
                 timer.start()
@@ -95,18 +97,19 @@ def test_awaited_collectives_end() -> None:
     def work() -> None:
         async def main(comm: hmc.Communicator) -> None:
             await comm.barrier_async(timeout=30)
+            messages_go_on(comm, [0, 1])  # both have returned from the barrier
             if comm.rank == 1:
                 await asyncio.sleep(0.2)
                 comm.abort("awaited")
                 return
             array = np.ones(100_000)
-            tasks = [asyncio.ensure_future(comm.barrier_async()), asyncio.ensure_future(wait(comm.iall_reduce(array)))]
+            tasks = [asyncio.ensure_future(comm.barrier_async()), asyncio.ensure_future(reduce(comm, array))]
             for error in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30):
                 assert isinstance(error, hmc.HmcCancelledError)
                 assert str(error).endswith("aborted the Communicator: awaited")
 
-        async def wait(one: hmc.Work) -> None:
-            await one
+        async def reduce(comm: hmc.Communicator, array: Any) -> None:
+            await comm.iall_reduce(array)  # raises at once where the abort was first
 
         with hmc.init(timeout=30) as comm:
             asyncio.run(main(comm))
@@ -165,6 +168,7 @@ def test_a_split_off_communicator_is_not_aborted() -> None:
         with hmc.init(timeout=30) as comm, comm.split(0, timeout=30) as half:
             assert half is not None
             comm.barrier(timeout=30)
+            messages_go_on(comm, [0, 1])  # both have returned from the barrier
             if comm.rank == 0:
                 comm.abort("only this one")
             refusal(lambda: comm.barrier(timeout=30))
@@ -180,7 +184,11 @@ def test_several_members_of_a_process() -> None:
     def work() -> None:
         with hmc.init(devices=["cpu", "cpu"], timeout=30) as comm:
             comm.barrier(timeout=30)
-            if comm.local[0].rank == 2:
+            first = comm.local[0]
+            passed = first.irecv(np.zeros(1), 2 - first.rank)  # the other process has returned from the barrier
+            first.send(np.zeros(1), 2 - first.rank, timeout=30)
+            passed.wait(30)
+            if first.rank == 2:
                 time.sleep(0.1)
                 comm.local[1].abort("member")
             arrays = {member: (np.ones(1000), np.ones(1000)) for member in comm.local}
@@ -194,6 +202,7 @@ def test_a_long_reason_is_cut_and_a_closed_communicator_refuses() -> None:
     def work() -> None:
         comm = hmc.init(timeout=30)
         comm.barrier(timeout=30)
+        messages_go_on(comm, [0, 1])  # both have returned from the barrier
         if comm.rank == 0:
             comm.abort("é" * 100_000)
         said = refusal(lambda: comm.barrier(timeout=30))
@@ -225,7 +234,7 @@ def test_a_rank_that_ends_a_collective_is_named(how: str, end: str) -> None:
                 began = time.monotonic()
                 with pytest.raises(hmc.HmcError, match=r"rank 1 \(") as caught:
                     group.all_reduce(array, timeout=40)
-                assert time.monotonic() - began < 20
+                assert time.monotonic() - began < 30
                 assert "another rank" not in str(caught.value)
             comm.barrier(timeout=30)
 
@@ -273,7 +282,7 @@ def test_every_rank_that_closes_is_heard(how: str) -> None:
                 began = time.monotonic()
                 with pytest.raises(hmc.ClosedError, match=r"rank 1 \("):
                     group.gather(out, mine, 2, timeout=40)
-                assert time.monotonic() - began < 20
+                assert time.monotonic() - began < 30
             comm.barrier(timeout=30)
 
     hmc.spawn(work, 3, timeout=90, environment={"HMC_FUSED": "1" if how == "fused" else "0"})

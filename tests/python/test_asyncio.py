@@ -35,7 +35,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 @dataclass
@@ -90,7 +90,7 @@ def test_deadlines_expire_beside_pending_waits(door: Door, pair: Any) -> None:
             start = time.monotonic()
             with pytest.raises(hmc.HmcTimeoutError):
                 await call
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < 30
         assert await ab.notifications_async(timeout=0.2) == []
         assert threads() <= before + 1  # the Context's own
         for i in range(64):

@@ -23,7 +23,7 @@ def test_barrier_is_awaited_and_cancelled(run_job: Callable[..., str]) -> None:
                         await task
                     except asyncio.CancelledError:
                         print("cancelled")
-                    assert time.monotonic() - start < 10
+                    assert time.monotonic() - start < 25
                     comm.notify(1, 1)
                 else:
                     comm.wait_notify(0, 1, timeout=30)

@@ -99,7 +99,10 @@ import os, signal
 comm = hmc.init()
 comm.barrier(timeout=30)
 if comm.rank == 1:
+    for rank in (0, 2):  # its death would end a barrier that they have not returned from
+        comm.recv(np.zeros(1), rank, timeout=30)
     os.kill(os.getpid(), signal.SIGKILL)
+comm.send(np.zeros(1), 1, timeout=30)
 arrays = [np.ones(1000 + call) for call in range(30)]
 try:
     with comm.batch(timeout=20):
@@ -125,7 +128,7 @@ if comm.rank == 0:
         with comm.batch(timeout=0.3):
             comm.all_reduce(array)
     except hmc.HmcTimeoutError as error:
-        assert "rank 1" in str(error) and time.monotonic() - started < 10, error
+        assert "rank 1" in str(error) and time.monotonic() - started < 30, error
         print("late", flush=True)
     comm.send(np.zeros(1), 1, timeout=30)
 else:
@@ -181,7 +184,7 @@ assert not np.signbit(zero).any() and np.signbit(minus).all(), (zero, minus)
 # A message that does not come is cancelled, and the Communicator goes on.
 array, got = np.arange(7.0) * (me + 1), np.zeros(4)
 try:
-    with comm.batch(timeout=0.3):
+    with comm.batch(timeout=10):  # enough for the other rank to come
         comm.all_reduce(array)
         work = comm.irecv(got, (me + 1) % n, 77)
 except hmc.HmcTimeoutError as error:

@@ -122,7 +122,8 @@ def test_run_reports_the_rank_that_failed(tmp_path: Path) -> None:
         "    sys.exit(3)\n"
         "comm.barrier(timeout=30)\n"
     )
-    result = run_hmc("run", "-n", "3", str(script), cwd=tmp_path)
+    # The others may end before rank 1 has: it is not to be stopped then.
+    result = run_hmc("run", "-n", "3", "--grace", "60", str(script), cwd=tmp_path)
     assert result.returncode != 0
     assert "rank 1 exited with status 3" in result.stderr
 

@@ -219,8 +219,10 @@ remote = comm.exchange(target, timeout=30)[other]
 source = comm.buffer(size, device={device!r})
 comm.barrier(timeout=30)
 if comm.rank == 1:
+    comm.recv(np.zeros(1), 0, timeout=30)  # its death would end a barrier that rank 0 has not returned from
     time.sleep(0.5)
     os.kill(os.getpid(), 9)
+comm.send(np.zeros(1), 1, timeout=30)
 start = time.monotonic()
 try:
     while time.monotonic() - start < 30:

@@ -183,8 +183,8 @@ def test_a_buffer_closes_after_a_wrong_header(tmp_path: Path) -> None:
     refused(hmc.ProtocolError, ep.dispatch, x, ids, weights, timeout=20)  # rank 1 reads its own header too
     comm.barrier(timeout=20)
     started = time.monotonic()
-    ep.close(timeout=20)
-    assert time.monotonic() - started < 10
+    ep.close(timeout=40)
+    assert time.monotonic() - started < 20
     refused(hmc.ClosedError, ep.resume, timeout=1)
     """
     run(source, tmp_path)

@@ -53,7 +53,10 @@ def test_a_dead_rank_is_replaced(dead: int, tmp_path: Path) -> None:
         new = hmc.join(take("invitation"), timeout=60)
     else:
         comm.barrier(timeout=60)
+        give(f"past {{rank}}")
         if rank == {dead}:
+            for other in range(3):  # its death would end a barrier that they have not returned from
+                take(f"past {{other}}")
             os.kill(os.getpid(), signal.SIGKILL)
         refusal(hmc.PeerLostError, comm.barrier, timeout=60)
         if rank == 0:
@@ -94,7 +97,10 @@ def test_rounds_of_losses_and_newcomers_beside_traffic(tmp_path: Path) -> None:
             works = [comm.irecv(np.zeros(70_001), r, tag=number) for r in range(3)]
             works += [comm.isend(np.arange(70_001.0) + comm.rank, r, tag=number) for r in range(3)]
             hmc.wait_all(works, timeout=60)
+            give(f"past {{number}} {{comm.rank}}")
             if comm.rank == victim:
+                for other in range(3):  # its death would end what they have with it
+                    take(f"past {{number}} {{other}}")
                 threading.Timer(0.005, os.kill, [os.getpid(), signal.SIGKILL]).start()
             def until_it_fails():
                 for step in range(10**9):

@@ -238,7 +238,10 @@ def test_ctrl_c_ends_it_everywhere(tmp_path: Path) -> None:
         while not any(peer.name.endswith(":" + take("pid")) for peer in comm.context.peers):
             time.sleep(0.01)
         give("came")
+    begun = False
     def interrupt():
+        while not begun:
+            time.sleep(0.01)
         take("came")
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGINT)
@@ -247,8 +250,9 @@ def test_ctrl_c_ends_it_everywhere(tmp_path: Path) -> None:
         threading.Thread(target=see_the_newcomer).start()
     if rank == 1:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=interrupt).start()
         try:
-            threading.Thread(target=interrupt).start()
+            begun = True  # no signal is handled between this and the call
             comm.grow(timeout=60)
         except KeyboardInterrupt:
             pass
