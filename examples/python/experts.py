@@ -19,12 +19,12 @@ def expert(number, x):
 
 
 def layer(ep, x, topk_ids, topk_weights):
-    x2, handle = ep.dispatch(x, topk_ids, topk_weights, timeout=5)
+    x2, handle = ep.dispatch(x, topk_ids, topk_weights, timeout=30)
     results = ep.results(handle)  # combine() does not copy this array
     for local, number in enumerate(ep.experts_of(ep.rank)):
         rows = handle.rows(local)
         results[rows] = expert(number, x2[rows])
-    return ep.combine(results, handle, timeout=5), handle
+    return ep.combine(results, handle, timeout=30), handle
 
 
 def dense(x, topk_ids, topk_weights, missing):
@@ -48,7 +48,7 @@ def work(rank, rendezvous):
             y, handle = layer(ep, x, topk_ids, topk_weights)
             assert np.allclose(y, dense(x, topk_ids, topk_weights, handle.lost), atol=1e-5)
         print(f"rank {rank}: alive {ep.alive}; {handle.lost.sum()} of {topk_ids.size} results are missing in the last step")
-        ep.close()
+        ep.close(timeout=30)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ with hmc.init() as comm:
         comm.send(x, dst=1)
     else:
         y = np.empty_like(x)
-        message = comm.recv(y, src=0, timeout=10)
+        message = comm.recv(y, src=0, timeout=30)
         assert message.bytes == x.nbytes
         assert np.array_equal(x, y)
 
@@ -20,12 +20,12 @@ with hmc.init() as comm:
     remotes = comm.exchange(buf)  # one RemoteBuffer per rank
     if comm.rank == 0:
         buf.numpy()[:] = 7
-        comm.put(buf[:4096], remotes[1][8192:12288], notify=1).wait(timeout=10)
+        comm.put(buf[:4096], remotes[1][8192:12288], notify=1).wait(timeout=30)
     else:
-        comm.wait_notify(0, 1, timeout=10)
+        comm.wait_notify(0, 1, timeout=30)
         assert (buf.numpy()[8192:12288] == 7).all()
         assert not buf.numpy()[:8192].any()
     if comm.rank == 0:
         print("path to rank 1:", comm.path(1))
-    comm.barrier(timeout=10)  # nobody leaves before everybody is done
+    comm.barrier(timeout=30)  # nobody leaves before everybody is done
 print("done")
