@@ -322,6 +322,16 @@ void Connections::on_stopped(const wire::Stopped& m) {
 
 // ---- the end ----
 
+void Connections::receive_rest() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {  // what is delivered may make more
+    if (Endpoint* endpoint = slots_[i]->endpoint.get()) endpoint->receive_rest();
+  }
+}
+
+bool Connections::has_unsent() const {
+  return std::ranges::any_of(slots_, [](const auto& slot) { return slot->endpoint && slot->endpoint->has_unsent(); });
+}
+
 void Connections::stop_retries() {
   for (const auto& slot : slots_) slot->retry.stop();
 }

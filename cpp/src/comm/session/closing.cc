@@ -14,7 +14,8 @@
 namespace hmc {
 namespace {
 
-// For a peer to acknowledge a bye. One that does not is stopped, and is waited for only where it may access memory here.
+// For a peer to acknowledge a bye. One that does not is stopped, and is waited for only where it may access memory here, or has left
+// no room for what was sent.
 constexpr double acknowledge_seconds = 1;
 
 }  // namespace
@@ -86,12 +87,19 @@ void Closing::advance() {
     if (said.code() == Code::would_block) return advance_soon();
     if (!said.ok()) return end(peer_.failure(), PeerPhase::closed);
     state_ = State::said;
-    if (!bye_received_ && !peer_.link().holds()) {
-      timer_.start(Deadline::after_seconds(acknowledge_seconds), [this] { end(peer_.failure(), PeerPhase::closed); });
-    }
+    if (!bye_received_ && !peer_.link().holds()) await_acknowledgement();
   }
   if (state_ == State::said && bye_received_) end(peer_.failure(), PeerPhase::closed);
 }
+
+void Closing::await_acknowledgement() {
+  timer_.start(Deadline::after_seconds(acknowledge_seconds), [this] {
+    if (unsent()) return await_acknowledgement();
+    end(peer_.failure(), PeerPhase::closed);
+  });
+}
+
+bool Closing::unsent() const { return state_ == State::draining || (state_ == State::said && peer_.connections().has_unsent()); }
 
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
 bool Closing::quiet() {
@@ -100,7 +108,10 @@ bool Closing::quiet() {
 }
 
 void Closing::on_channel_closed(const Status& reason) {
+  const auto keep = peer_.shared_from_this();
   const bool goodbye = reason.code() == Code::closed;
+  // A process that did not run for a while finds the end together with all that came before it.
+  if (!ended() && (goodbye || reason.code() == Code::peer_lost)) peer_.connections().receive_rest();
   if (state_ == State::torn_down) {
     peer_.link().drop();  // the peer has ended its side, or our goodbye is out
   } else if (state_ == State::said || (state_ == State::draining && goodbye)) {
@@ -118,7 +129,7 @@ void Closing::end(const Status& why, PeerPhase phase) {
   if (ended()) return;
   const auto keep = peer_.shared_from_this();
   const Status reason = why;
-  cut_short_ = state_ == State::draining;
+  cut_short_ = unsent();
   state_ = State::ended;
   timer_.stop();
   ContextImpl& context = peer_.impl();
@@ -178,7 +189,7 @@ std::string Closing::unfinished() const {
   if (peer_.link().holds()) {
     return peer_.describe() + " has not let go of memory of this process, which it may still read and write";
   }
-  if (cut_short_ || state_ == State::draining) {
+  if (cut_short_ || unsent()) {
     return "what was posted to " + peer_.describe() + " has not all arrived, and what has not is lost";
   }
   return {};

@@ -34,6 +34,7 @@ class Closing {
   // `group_messages`: how many the peer has sent. The bye takes effect once they have been received.
   void on_bye(std::uint64_t group_messages);
   void on_bye_ack();
+  // What the peer sent before is delivered first.
   void on_channel_closed(const Status& reason);
 
   // Ends at once: pending operations complete with `reason`, the rest is taken down outside the current call chain.
@@ -56,6 +57,8 @@ class Closing {
   [[nodiscard]] bool ended() const noexcept { return state_ == State::ended || state_ == State::torn_down; }
   void take_bye();
   void begin(const Status& reason);
+  void await_acknowledgement();
+  [[nodiscard]] bool unsent() const;
   [[nodiscard]] bool quiet();
   void tear_down();
 
@@ -64,7 +67,7 @@ class Closing {
   std::uint64_t group_messages_sent_ = 0, group_messages_received_ = 0;
   std::optional<std::uint64_t> bye_after_;  // group messages; none: no bye has arrived
   bool bye_received_ = false;               // and nothing of the peer is in flight any more
-  bool cut_short_ = false;                  // it ended while it was draining
+  bool cut_short_ = false;                  // it ended while it was draining, or before all had left this side
   OneShotTimer timer_;                      // for the acknowledgement of bye
 };
 

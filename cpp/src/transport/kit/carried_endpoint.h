@@ -15,6 +15,10 @@ class CarriedEndpoint : public EndpointBase, private CarrierLink::Owner, private
   Result<Blob> address();
   Status connect(const Blob& peer_address, Completion* done);
   Status signal(ByteSpan head, ByteSpan body);
+  void receive_rest() {
+    if (!stopped() && carrier_) carrier_->endpoint().receive_rest();
+  }
+  [[nodiscard]] bool has_unsent() const { return carrier_ && carrier_->endpoint().has_unsent(); }
 
  protected:
   using EndpointBase::EndpointBase;

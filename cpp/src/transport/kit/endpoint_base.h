@@ -88,7 +88,7 @@ class EndpointBase : public std::enable_shared_from_this<EndpointBase> {
 };
 
 // The endpoint that comm holds. Its destruction closes. T: an EndpointBase with address(), connect(), import_region() and signal(),
-// and with describe() and put_short() where it has more than the default.
+// and with describe(), put_short(), receive_rest() and has_unsent() where it has more than the default.
 template <class T>
 class Handle final : public Endpoint {
  public:
@@ -110,6 +110,13 @@ class Handle final : public Endpoint {
   Status signal(ByteSpan head, ByteSpan body) override { return base_->signal(head, body); }
   Status flush(Completion* done) override { return base_->flush(done); }
   Status cancel(Completion* done) override { return base_->cancel(done); }
+  void receive_rest() override {
+    if constexpr (requires { base_->receive_rest(); }) base_->receive_rest();
+  }
+  [[nodiscard]] bool has_unsent() const override {
+    if constexpr (requires { base_->has_unsent(); }) return base_->has_unsent();
+    return Endpoint::has_unsent();
+  }
 
  private:
   const std::shared_ptr<T> base_;

@@ -87,31 +87,41 @@ Status ShmEndpoint::signal(ByteSpan head, ByteSpan body) {
   return signals_.post(head, body);
 }
 
+bool ShmEndpoint::take_signal(std::size_t& budget) {
+  ByteSpan signal;
+  const auto next = signals_.find(signal);
+  if (next == SignalConsumer::Next::none) return false;
+  if (next == SignalConsumer::Next::broken) {
+    fail(Status(Code::protocol, "the peer wrote a malformed record into the signal ring"));
+    return false;
+  }
+  const std::size_t size = signal.size();
+  if (size >= in_place_from && sink_->on_signal_in_place(signal)) {
+    if (ready_) signals_.pass();
+  } else {
+    std::memcpy(shared_->incoming.data(), signal.data(), size);
+    signals_.pass();
+    sink_->on_signal({shared_->incoming.data(), size});
+  }
+  budget -= std::min(budget, size);
+  return true;
+}
+
 bool ShmEndpoint::drain_signals(std::size_t& budget) {
   bool moved = false;
-  for (int i = 0; i < signals_per_poll && ready_; ++i) {
-    ByteSpan signal;
-    const auto next = signals_.find(signal);
-    if (next == SignalConsumer::Next::none) break;
-    if (next == SignalConsumer::Next::broken) {
-      fail(Status(Code::protocol, "the peer wrote a malformed record into the signal ring"));
-      return true;
-    }
+  for (int i = 0; i < signals_per_poll && ready_ && take_signal(budget); ++i) {
     moved = true;
-    const std::size_t size = signal.size();
-    if (size >= in_place_from && sink_->on_signal_in_place(signal)) {
-      if (!ready_) return true;
-      signals_.pass();
-    } else {
-      std::memcpy(shared_->incoming.data(), signal.data(), size);
-      signals_.pass();
-      sink_->on_signal({shared_->incoming.data(), size});
-    }
-    budget -= std::min(budget, size);
     // A message without a receive would be copied to memory of its own first.
     if (budget == 0 || shared_->engine->waiter_is_served()) break;
   }
   return moved;
+}
+
+// At most what the ring holds: a process that has only said that it ended may go on writing.
+void ShmEndpoint::receive_rest() {
+  std::size_t budget = in_.sizes().signal_bytes;
+  while (ready_ && budget != 0 && take_signal(budget)) {
+  }
 }
 
 bool ShmEndpoint::drain_bulk(std::size_t& budget) {

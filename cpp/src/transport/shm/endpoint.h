@@ -35,6 +35,7 @@ class ShmEndpoint {
   Status signal(ByteSpan head, ByteSpan body);
   Status flush(Completion* done);
   Status cancel(Completion* done);
+  void receive_rest();
   // Ends pending operations with `closed`. The sink is not called any more.
   void close();
 
@@ -55,6 +56,8 @@ class ShmEndpoint {
 
   Status not_ready() const;
   void fail(const Status& reason);
+  // Passes the next signal on and takes its bytes off `budget`. False: there is none, or the ring is broken.
+  bool take_signal(std::size_t& budget);
   bool drain_signals(std::size_t& budget);
   bool drain_bulk(std::size_t& budget);
 

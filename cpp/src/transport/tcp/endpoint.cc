@@ -1,6 +1,8 @@
 #include "transport/tcp/endpoint.h"
 
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 #include <string>
 #include <utility>
@@ -116,6 +118,18 @@ void TcpEndpoint::fail_soon(const Status& reason) {
     drain();
     fail(reason);
   });
+}
+
+void TcpEndpoint::receive_rest() {
+  const auto keep = shared_from_this();
+  std::size_t budget = drain_bytes;
+  while (ready() && reader_.read(*streams_[0], budget)) {
+  }
+}
+
+bool TcpEndpoint::has_unsent() const {
+  int queued = 0;
+  return ready() && (writer_.has_output() || (ioctl(streams_[0]->fd.get(), SIOCOUTQ, &queued) == 0 && queued != 0));
 }
 
 // Acknowledgements in the sockets' buffers tell of operations that were delivered: they complete before the others fail. The sink

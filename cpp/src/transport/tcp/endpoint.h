@@ -30,6 +30,9 @@ class TcpEndpoint final : public kit::EndpointBase {
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ServedRemoteRegion::import(exported); }
   Status signal(ByteSpan head, ByteSpan body);
+  void receive_rest();
+  // Also what the peer's host has not acknowledged: the kernel discards it where that host sends anything after the end here.
+  [[nodiscard]] bool has_unsent() const;
   // Sends the acknowledgements that the peer waits for, and reads those that are here already, before the rest ends with `closed`.
   void close();
 
