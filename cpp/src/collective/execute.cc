@@ -265,9 +265,10 @@ void CollectiveWork::mismatch(std::uint32_t other_rank, std::uint32_t other_call
 // A peer that withdrew its message, or left, did so because the collective failed there. Why, it tells over control, or another
 // rank's death shows here: either may come later.
 void CollectiveWork::on_failure(const Status& failure) {
-  constexpr auto patience = std::chrono::seconds(1);
   if (failing_) return;
   if (failure.code() != Code::cancelled && failure.code() != Code::closed) return fail(failure);
+  // Who withdraws tells why, if late; who leaves may have nothing to tell.
+  const auto patience = std::chrono::seconds(failure.code() == Code::cancelled ? 10 : 1);
   if (withdrawal_.reason.pending()) return;
   withdrawal_.how = failure;
   withdrawal_.reason.start(Deadline::after(patience), [self = std::static_pointer_cast<CollectiveWork>(shared_from_this())] {
@@ -294,13 +295,13 @@ void CollectiveWork::fail(const Status& reason) {
     if (!run_.done(i) && run_.steps()[i].kind == StepKind::send) owed.push_back(run_.steps()[i].peer);
   }
   const bool posting = std::exchange(posting_, true);  // completions inside this call do not end the collective yet
+  group_->broke(rank_, sequence_, failure, owed);      // before the others see a message withdrawn
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const std::shared_ptr<WorkState> message = run_.message(i);
     if (message)
       static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
   if (const auto call = fused_call_) static_cast<void>(call->cancel_locked());
-  group_->broke(rank_, sequence_, failure, owed);
   posting_ = posting;
   if (!posting_) end_if_done();
 }
