@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -71,7 +72,7 @@ class Job:
     descriptors: Sequence[Sequence[int]] = ()
     ties_itself: bool = False
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
-    _readers: list[threading.Thread] = field(default_factory=list)
+    _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
     _stopped: set[int] = field(default_factory=set)
 
@@ -115,7 +116,7 @@ class Job:
             if self.output and process.stdout:
                 reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, process.stdout), daemon=True)
                 reader.start()
-                self._readers.append(reader)
+                self._readers.append((reader, process.stdout))
 
     def ended(self) -> dict[int, int]:
         """Exit statuses of the processes that have ended, by local rank; -n where signal n killed one."""
@@ -165,8 +166,12 @@ class Job:
 
     def close(self) -> None:
         """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous."""
-        for reader in self._readers:
-            reader.join(timeout=2)
+        for reader, stream in self._readers:
+            more = select.poll()
+            more.register(stream, select.POLLIN)
+            # A process that a rank left behind may hold the stream open, and write nothing.
+            while reader.is_alive() and more.poll(2000):
+                reader.join(timeout=0.05)
         if self._folder:
             self._folder.cleanup()
 

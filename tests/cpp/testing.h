@@ -60,7 +60,7 @@ inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65
 // Sends SIGSTOP to a child and waits until every thread of it has stopped (or it has ended): until the thread that takes the signal
 // gets a core, the others run on.
 void stop_process(pid_t child);
-// Waits until every thread of a process that stops by itself has stopped. False: it took longer than 20 s.
+// Waits until every thread of a process that stops by itself has stopped. False: it took longer than 60 s.
 [[nodiscard]] bool wait_until_stopped(pid_t process);
 
 // A folder of its own, removed with everything in it.
