@@ -275,13 +275,16 @@ Viewed look_at(py::handle object, bool writable) {
 
 MemoryView view_of(py::handle object, bool writable) { return look_at(object, writable).view; }
 
-Memory memory_of(py::handle object) {
-  if (py::isinstance<ConnBuffer>(object)) return object.cast<const ConnBuffer&>().memory();
-  if (py::isinstance<Memory>(object)) return object.cast<const Memory&>();
+Memory memory_of(py::handle object) { return memory_and_stream_of(object).first; }
+
+std::pair<Memory, StreamHandle> memory_and_stream_of(py::handle object) {
+  if (py::isinstance<ConnBuffer>(object)) return {object.cast<const ConnBuffer&>().memory(), no_stream};
+  if (py::isinstance<Memory>(object)) return {object.cast<const Memory&>(), no_stream};
   const Viewed viewed = look_at(object, false);
-  if (!viewed.read_only) return memory_of(viewed.view);
   const MemoryView& view = viewed.view;
-  return check(Memory::wrap_read_only(view.data, view.bytes, view.device, [owner = view.owner]() mutable { owner.reset(); }));
+  if (!viewed.read_only) return {memory_of(view), view.stream};
+  auto drop = [owner = view.owner]() mutable { owner.reset(); };
+  return {check(Memory::wrap_read_only(view.data, view.bytes, view.device, std::move(drop))), view.stream};
 }
 
 Memory memory_of(const MemoryView& view) {

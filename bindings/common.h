@@ -187,6 +187,8 @@ class BorrowedView {
 // As a Memory handle (for registration).
 Memory memory_of(py::handle object);
 Memory memory_of(const MemoryView& view);
+// And the stream on which it is produced; no_stream where nothing says so.
+std::pair<Memory, StreamHandle> memory_and_stream_of(py::handle object);
 // uint64 offsets from any integer array or sequence, without a Python loop for arrays and without a copy of 64-bit ones.
 struct Offsets {
   py::object array;  // holds them

@@ -24,10 +24,19 @@ std::string module_root(py::handle object) {
 }
 
 // What an array is produced by, or nothing where it is ready.
+std::optional<StreamMark> mark_of(Device device, StreamHandle stream) {
+  if (stream == no_stream || device.is_cpu()) return std::nullopt;
+  return check(StreamMark::of(device, stream));
+}
+
 std::optional<StreamMark> mark_of_array(const py::object& array) {
   const MemoryView view = view_of(array, false);
-  if (view.stream == no_stream || view.device.is_cpu()) return std::nullopt;
-  return check(StreamMark::of(view.device, view.stream));
+  return mark_of(view.device, view.stream);
+}
+
+std::pair<Memory, std::optional<StreamMark>> marked_memory(const py::object& array) {
+  const auto [memory, stream] = memory_and_stream_of(array);
+  return {memory, mark_of(memory.device(), stream)};
 }
 
 }  // namespace
@@ -45,6 +54,8 @@ void bind_streams(py::module_& module) {
                   "__cuda_array_interface__ names); None where nothing says so, and for CPU memory.")
       .def_property_readonly(
           "reached", [](const StreamMark& self) { return check(self.reached()); }, "True once that work is over.");
+  module.def("marked_memory", marked_memory, py::arg("array"),
+             "(Memory.from_array(array), StreamMark.of(array)): to look at an array of a device takes microseconds.");
 }
 
 StreamHandle stream_of(py::handle object) {

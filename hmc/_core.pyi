@@ -2411,6 +2411,11 @@ def layout_runs(
     layers: tuple[typing.SupportsInt, typing.SupportsInt],
     heads: tuple[typing.SupportsInt, typing.SupportsInt],
 ) -> list[tuple[int, int, typing.Any, int, typing.Any]]: ...
+def marked_memory(array: typing.Any) -> tuple[Memory, StreamMark | None]:
+    """
+    (Memory.from_array(array), StreamMark.of(array)): to look at an array of a device takes microseconds.
+    """
+
 def plan_collective(
     call: str,
     nbytes: typing.SupportsIndex,

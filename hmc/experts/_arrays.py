@@ -30,10 +30,10 @@ _BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8"}
 class Fresh:
     """A new array of the caller's kind. What was queued before it was made may still use its memory."""
 
-    def __init__(self, array: Any, memory: _core.Memory) -> None:
+    def __init__(self, array: Any, memory: _core.Memory, marks: list[_core.StreamMark]) -> None:
         self.array = array
         self.memory = memory
-        self._queued = [] if memory.device == "cpu" else queued([array])
+        self._queued = marks
 
     def wait(self, deadline: Deadline, after: str) -> None:
         """Until its memory may be written. HmcTimeoutError says ``after``: what to do then."""
@@ -54,24 +54,22 @@ class Rows:
     """Rows of the caller's array."""
 
     def __init__(self, what: str, array: Any, dtype: str, columns: int, most: int | None, counts: Counts) -> None:
-        found = tensors.describe(array)
-        bits = isinstance(array, np.ndarray) and found.dtype == _BITS.get(dtype)
-        if found.dtype != dtype and not bits:
-            raise InvalidArgumentError(f"{what}: elements of {found.dtype}; this Buffer was made for {dtype}")
-        if len(found.shape) != 2 or found.shape[1] != columns:
-            raise InvalidArgumentError(f"{what}: shape {found.shape}; pass (rows, {columns})")
-        if most is not None and found.shape[0] > most:
-            raise InvalidArgumentError(f"{what}: {found.shape[0]} rows; this Buffer was made for at most {most}")
+        found, shape = _described(array)
+        bits = isinstance(array, np.ndarray) and found == _BITS.get(dtype)
+        if found != dtype and not bits:
+            raise InvalidArgumentError(f"{what}: elements of {found}; this Buffer was made for {dtype}")
+        if len(shape) != 2 or shape[1] != columns:
+            raise InvalidArgumentError(f"{what}: shape {shape}; pass (rows, {columns})")
+        if most is not None and shape[0] > most:
+            raise InvalidArgumentError(f"{what}: {shape[0]} rows; this Buffer was made for at most {most}")
         self.what = what
-        self.count = found.shape[0]
+        self.count = shape[0]
         self.row_bytes = columns * _dtypes.size_of(dtype)
-        self.like: Like = _like_of(array, found.dtype, counts)
+        self.like: Like = _like_of(array, found, counts)
         self._counts = counts
         if _torch_tensor(array):
-            check_storage(array)
-            array = array.detach().contiguous()
-        self._host, self._memory = _bytes_of(array, self.row_bytes)
-        self._queued = [] if self._memory is None else queued([array])
+            array = _plain(array)
+        self._host, self._memory, self._queued = _bytes_of(array, self.row_bytes)
 
     def copy_to(self, area: Area, deadline: Deadline, after: str) -> None:
         """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory.
@@ -101,20 +99,48 @@ def _torch_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, Any]:
-    """(bytes in CPU memory, None) or (None, the Memory of a device). A tensor of torch is in C order, without gradients."""
+def _described(array: Any) -> tuple[str, tuple[int, ...]]:
+    """(element type, shape)."""
     if _torch_tensor(array):
-        torch = sys.modules["torch"]
-        bare = array.reshape(-1).view(torch.uint8)
-        if bare.is_cpu:
-            return bare.numpy().reshape(-1, row_bytes), None
-        return None, _core.Memory.from_array(bare)
+        return _dtypes.name_of(array.dtype), tuple(array.shape)
+    found = tensors.describe(array)
+    return found.dtype, found.shape
+
+
+def _plain(tensor: Any) -> Any:
+    """A tensor of torch in C order, without gradients; the same memory where it can be. InvalidArgumentError: it has none."""
+    check_storage(tensor)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, _core.Memory | None, list[_core.StreamMark]]:
+    """(bytes in CPU memory, None, []) or (None, the Memory of a device, what is queued before it may be read).
+
+    A tensor of torch is in C order, without gradients.
+    """
+    if _torch_tensor(array):
+        if not array.is_cpu:
+            return None, *marked(array)
+        return array.reshape(-1).view(sys.modules["torch"].uint8).numpy().reshape(-1, row_bytes), None, []
     if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes), None
-    memory = array.memory() if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array)
-    if isinstance(array, tensors.Tensor) and array.nbytes != memory.nbytes:
+        return np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes), None, []
+    if not isinstance(array, tensors.Tensor):
+        memory, marks = marked(array)
+    elif array.nbytes == (memory := array.memory()).nbytes:
+        marks = []
+    else:
         raise InvalidArgumentError("a Tensor with gaps between its rows; pass one in C order")
-    return (memory.numpy().reshape(-1, row_bytes), None) if memory.device == "cpu" else (None, memory)
+    return (memory.numpy().reshape(-1, row_bytes), None, []) if memory.device == "cpu" else (None, memory, marks)
+
+
+def marked(array: Any) -> tuple[_core.Memory, list[_core.StreamMark]]:
+    """An array's memory, and what is queued now on the stream that the array is produced on."""
+    if _torch_tensor(array) and array.element_size() == 1:  # not every torch hands out its types of 8 bits
+        array = array.view(sys.modules["torch"].uint8)
+    memory, mark = _core.marked_memory(array)
+    return memory, [] if mark is None else [mark]
 
 
 def _like_of(array: Any, dtype: str, counts: Counts) -> Like:
@@ -145,7 +171,7 @@ class _Numpy:
 
     def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
         made = np.empty((rows, columns * _dtypes.size_of(dtype)), np.uint8)
-        return Fresh(made.view(self._type(dtype)), _core.Memory.from_array(made))
+        return Fresh(made.view(self._type(dtype)), _core.Memory.from_array(made), [])
 
 
 class _Torch:
@@ -154,7 +180,7 @@ class _Torch:
         self._counts = counts
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
-        found = rows.torch().view(_dtypes.torch_type(dtype)).view(rows.count, columns)
+        found = rows.torch(_dtypes.torch_type(dtype), columns)
         if rows.memory.device != "cpu" or self._device.type == "cpu":
             return found
         self._counts.add("bytes_staged", rows.memory.nbytes)
@@ -163,8 +189,9 @@ class _Torch:
     def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
         torch = sys.modules["torch"]
         made = torch.empty((rows, columns), dtype=_dtypes.torch_type(dtype), device=self._device)
-        flat = made.reshape(-1).view(torch.uint8)
-        return Fresh(made, _core.Memory.from_array(flat.numpy() if flat.is_cpu else flat))
+        if made.is_cpu:
+            return Fresh(made, _core.Memory.from_array(made.reshape(-1).view(torch.uint8).numpy()), [])
+        return Fresh(made, *marked(made))
 
 
 class _Tensors:
@@ -184,7 +211,7 @@ class _Tensors:
     def empty(self, rows: int, dtype: str, columns: int) -> Fresh:
         row_bytes = columns * _dtypes.size_of(dtype)
         made = Area(_core.Memory(rows * row_bytes, self._device), rows, row_bytes)
-        return Fresh(_tensor(made, dtype, columns), made.memory)
+        return Fresh(_tensor(made, dtype, columns), made.memory, [])
 
 
 def _tensor(rows: Area, dtype: str, columns: int) -> tensors.Tensor:
@@ -208,7 +235,9 @@ def _numpy_of(array: Any) -> NDArray[Any]:
 
 
 def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
-    """Tensors of torch on a card as copies in pinned memory, which all come by one wait; other arrays as they are.
+    """Tensors of torch on a card as copies in pinned memory, of NumPy where it has the type, which all come by one wait.
+
+    Other arrays as they are.
 
     ``arrays``: by the names that HmcTimeoutError says.
     """
@@ -217,10 +246,10 @@ def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
         if not (_torch_tensor(array) and array.device.type == "cuda"):
             found.append(array)
             continue
-        check_storage(array)
-        bare = copied[what] = array.detach().contiguous()
+        bare = copied[what] = _plain(array)
         pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, device="cpu", pin_memory=True)
-        found.append(pinned.copy_(bare, non_blocking=True))
+        pinned.copy_(bare, non_blocking=True)
+        found.append(pinned if bare.is_floating_point() and bare.element_size() < 4 else pinned.numpy())
     _wait(" and ".join(copied), queued(copied.values()), deadline, "nothing was sent; call dispatch() again")
     return found
 

@@ -38,27 +38,30 @@ class Counts:
 
 
 class Area:
-    """Rows in registered memory, in C order. ``imported``: torch's tensor of all of that memory, once one was made."""
+    """Rows in registered memory, in C order. ``imported``: torch's tensor of all of that memory, once one was made, by type."""
 
-    def __init__(self, memory: _core.Memory, count: int, row_bytes: int, imported: list[Any] | None = None) -> None:
+    def __init__(self, memory: _core.Memory, count: int, row_bytes: int, imported: dict[Any, Any] | None = None) -> None:
         self.memory = memory[: count * row_bytes]
         self.count = count
         self.row_bytes = row_bytes
         self._whole = memory
-        self._imported: list[Any] = [] if imported is None else imported
+        self._imported: dict[Any, Any] = {} if imported is None else imported
 
     def bytes(self) -> NDArray[np.uint8]:
         """As an array of shape (count, row_bytes), without a copy. CPU memory only (BufferError)."""
         found: NDArray[np.uint8] = self.memory.numpy().reshape(self.count, self.row_bytes)
         return found
 
-    def torch(self) -> Any:
-        """The bytes as a tensor of one dimension, without a copy."""
-        torch = sys.modules["torch"]
-        if not self._imported:
+    def torch(self, dtype: Any, columns: int) -> Any:
+        """As a tensor of shape (count, columns), without a copy. ``dtype``: torch's."""
+        whole = self._imported.get((dtype, columns))
+        if whole is None:
+            torch = sys.modules["torch"]
             with torch.inference_mode(False):  # views of a tensor made in that mode stay in it
-                self._imported.append(torch.from_dlpack(self._whole))
-        return self._imported[0][: self.memory.nbytes]
+                flat = torch.from_dlpack(self._whole)
+                most = flat.numel() // self.row_bytes
+                whole = self._imported[dtype, columns] = flat[: most * self.row_bytes].view(dtype).view(most, columns)
+        return whole[: self.count]
 
     def repeat(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copies rows to others."""
@@ -79,9 +82,9 @@ class Growing:
         self._old: list[_core.ConnBuffer] = []
         self._held = self._make(_PAGE)
 
-    def _make(self, nbytes: int) -> tuple[_core.ConnBuffer, bytes, list[Any]]:
+    def _make(self, nbytes: int) -> tuple[_core.ConnBuffer, bytes, dict[Any, Any]]:
         buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
-        return buffer, bytes(buffer.descriptor()), []
+        return buffer, bytes(buffer.descriptor()), {}
 
     @property
     def buffer(self) -> _core.ConnBuffer:

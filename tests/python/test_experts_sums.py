@@ -218,7 +218,7 @@ def test_a_new_array_is_written_behind_what_was_queued_before_it_was_made() -> N
         CALLER
         + """
 from hmc._deadline import Deadline
-from hmc.experts._arrays import Fresh
+from hmc.experts._arrays import Fresh, marked
 hmc.devices()  # opens the library
 caller, memory = Caller("cuda"), hmc.Memory(64, "cuda:0")
 
@@ -229,7 +229,8 @@ class Made:
         return {"shape": (64,), "typestr": "|u1", "version": 3, **where}
 
 caller.hold()
-fresh = Fresh(Made(), memory)
+made = Made()
+fresh = Fresh(made, *marked(made))
 try:
     fresh.wait(Deadline(0.5), "resume() waits on")
 except hmc.HmcTimeoutError as error:
