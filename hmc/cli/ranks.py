@@ -26,7 +26,8 @@ def run_worker(work: Callable[[], None]) -> None:
         work()
     except hmc.HmcError as error:
         usage = isinstance(error, (hmc.InvalidArgumentError, hmc.UnsupportedError))
-        print(json.dumps({ERROR: str(error), "usage": usage, "lost": isinstance(error, hmc.PeerLostError)}), flush=True)
+        follows = isinstance(error, (hmc.PeerLostError, hmc.ClosedError))
+        print(json.dumps({ERROR: str(error), "usage": usage, "follows": follows}), flush=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -53,8 +54,8 @@ class Ranks:
             status = job.wait()
         if status == 0:
             return 0
-        # The death of a peer follows from another rank's error.
-        for rank, error in sorted(self._errors, key=lambda item: item[1]["lost"]):
+        # That a peer died, or left, follows from another rank's error.
+        for rank, error in sorted(self._errors, key=lambda item: item[1]["follows"]):
             # A list of reasons has a line for each.
             reason = re.sub(r"\n\s*", "; ", error[ERROR].strip()).replace(":;", ":")
             print(f"hmc {self.command}: rank {rank}: {reason}", file=sys.stderr)

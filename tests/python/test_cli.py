@@ -14,6 +14,7 @@ import pytest
 from commands import HMC, alive, run_hmc
 
 import hmc.testing
+from hmc.cli.ranks import Ranks
 
 
 def test_info_names_every_transport() -> None:
@@ -303,6 +304,27 @@ def test_a_failure_is_one_line(arguments: list[str], status: int, words: str) ->
     [line] = result.stderr.splitlines()
     assert line.startswith(f"hmc {arguments[0]}: ")
     assert words in line
+
+
+CAUSE_LAST = """
+import os, time
+import hmc
+from hmc.cli.ranks import run_worker
+def work():
+    if os.environ["RANK"] == "1":
+        raise hmc.ClosedError("rank 0 said goodbye")
+    time.sleep(0.3)
+    raise hmc.UnsupportedError("no transport")
+run_worker(work)
+"""
+
+
+def test_the_cause_is_told_though_what_follows_from_it_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(CAUSE_LAST)
+    ranks = Ranks("bench", worker, lambda rank, message: None)
+    assert ranks.run([], 2, {}) == 2
+    assert capsys.readouterr().err == "hmc bench: rank 0: no transport\n"
 
 
 def test_a_rank_that_is_killed_is_one_line(tmp_path: Path) -> None:
