@@ -14,6 +14,7 @@ namespace hmc::testing {
 
 std::atomic<std::size_t> scarce_used{0};
 std::atomic<bool> scarce_holds{false};
+std::atomic<std::size_t> scarce_held{0};
 
 namespace {
 
@@ -35,6 +36,12 @@ struct Ended {
 };
 using Held = std::vector<Ended>;
 
+void complete_all(Held& held) {
+  Held ended = std::exchange(held, {});
+  scarce_held.fetch_sub(ended.size());
+  for (Ended& one : ended) one.done->complete(std::move(one.status));
+}
+
 // One put or get: its runs name tcp's regions.
 class Moving final : public Completion {
  public:
@@ -44,8 +51,9 @@ class Moving final : public Completion {
   }
   void complete(Status status) noexcept override {
     const std::unique_ptr<Moving> self(this);
-    if (scarce_holds.load()) return held_->push_back({done_, std::move(status)});
-    done_->complete(std::move(status));
+    if (!scarce_holds.load()) return done_->complete(std::move(status));
+    held_->push_back({done_, std::move(status)});
+    scarce_held.fetch_add(1);
   }
   std::vector<Run> runs;
 
@@ -59,7 +67,7 @@ class ScarceEndpoint final : public Endpoint {
   ScarceEndpoint(std::unique_ptr<Endpoint> inner, std::shared_ptr<Held> held) : inner_(std::move(inner)), held_(std::move(held)) {}
   ~ScarceEndpoint() override {
     inner_.reset();
-    release();
+    complete_all(*held_);
   }
   Result<Blob> address() override { return inner_->address(); }
   Status connect(const Blob& address, Completion* done) override { return inner_->connect(address, done); }
@@ -80,9 +88,6 @@ class ScarceEndpoint final : public Endpoint {
     Status status = is_put ? inner_->put(inner, given) : inner_->get(inner, given);
     if (!status.ok()) delete given;
     return status;
-  }
-  void release() {
-    for (Ended& one : std::exchange(*held_, {})) one.done->complete(std::move(one.status));
   }
   std::unique_ptr<Endpoint> inner_;
   std::shared_ptr<Held> held_;
@@ -120,7 +125,7 @@ class Scarce final : public Transport {
   bool poll() override {
     const bool moved = tcp_->poll();
     if (scarce_holds.load() || held_->empty()) return moved;
-    for (Ended& one : std::exchange(*held_, {})) one.done->complete(std::move(one.status));
+    complete_all(*held_);
     return true;
   }
   bool arm() override { return held_->empty() && tcp_->arm(); }

@@ -54,11 +54,15 @@ class Eviction : public ::testing::Test {
   [[nodiscard]] std::uint64_t evicted() const { return counter(pair_->b, "registrations.evicted"); }
 
   void wait_for_eviction() const {
-    const auto start = std::chrono::steady_clock::now();
-    while (evicted() == 0 && std::chrono::steady_clock::now() - start < std::chrono::seconds(10)) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
+    const auto limit = soon();
+    while (evicted() == 0 && !limit.passed()) std::this_thread::sleep_for(milliseconds(5));
     EXPECT_EQ(evicted(), 1U);
+  }
+  // Until the get is posted, with its local buffer registered, and does not complete.
+  static void wait_until_held() {
+    const auto limit = soon();
+    while (scarce_held.load() == 0 && !limit.passed()) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(scarce_held.load(), 1U);
   }
 
   std::optional<Pair> pair_;
@@ -88,7 +92,7 @@ TEST_F(Eviction, OfWhatIsUnderWay) {
   const ConnBuffer back = *pair_->a.buffer(300'001, Device::cpu());
   auto get = pair_->ab.get(back, *remotes_[0].slice(77, back.size()));
   HMC_ASSERT_OK(get.status());
-  std::this_thread::sleep_for(milliseconds(50));
+  wait_until_held();
   const std::size_t used = scarce_used.load();
   std::thread importer([&] { offer(1); });  // asks for one of the two back
   wait_for_eviction();
@@ -114,6 +118,7 @@ TEST_F(Eviction, OfWhatAPeerDoesNotLetGo) {
   scarce_holds = true;
   auto get = pair_->ab.get(back, *remotes_[0].slice(77, back.size()));
   HMC_ASSERT_OK(get.status());
+  wait_until_held();
   offer(1);  // takes the patience
   scarce_holds = false;
   HMC_ASSERT_OK(get->wait(soon()));
@@ -206,6 +211,7 @@ TEST_F(Eviction, TheImporterGoes) {
   const ConnBuffer back = *pair_->a.buffer(300'001, Device::cpu());
   auto get = pair_->ab.get(back, *remotes_[0].slice(77, back.size()));
   HMC_ASSERT_OK(get.status());
+  wait_until_held();
   Context c = make_context("scarce,tcp");
   const Peer peer = *c.connect(pair_->b.addresses().front(), soon());
   const ConnBuffer fresh = *pair_->b.buffer(large, Device::cpu());

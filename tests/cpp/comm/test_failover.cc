@@ -13,14 +13,18 @@ namespace {
 using namespace testing;
 using std::chrono::milliseconds;
 
-// Cuts all data connections, `times`, while something else goes on.
+// Cuts the tcp connection of two Contexts, `times`, while something else goes on, each time once it is made again: a peer whose
+// connection fails five times in a row while it is made is lost.
 class Cutter {
  public:
-  explicit Cutter(int times)
-      : thread_([this, times] {
+  Cutter(const Pair& pair, int times)
+      : thread_([this, &pair, times] {
           for (int i = 0; i < times && !stop_; ++i) {
             std::this_thread::sleep_for(milliseconds(30 + 17 * (i % 5)));
+            const std::uint64_t of_a = failures(pair.a), of_b = failures(pair.b);
             cut_ += cut_data_connections();
+            while (!stop_ && (!reconnected(pair.a, of_a) || !reconnected(pair.b, of_b)))
+              std::this_thread::sleep_for(milliseconds(1));
           }
           over_ = true;
         }) {}
@@ -33,6 +37,13 @@ class Cutter {
   [[nodiscard]] int cut() const { return cut_; }
 
  private:
+  static std::uint64_t failures(const Context& context) { return counter(context, "routes.quarantined.tcp"); }
+  // The connection has failed since there were `failures_before`, and works again.
+  static bool reconnected(const Context& context, std::uint64_t failures_before) {
+    auto counters = context.counters();
+    const std::uint64_t failed = counters["routes.quarantined.tcp"];
+    return failed > failures_before && counters["routes.restored.tcp"] == failed;
+  }
   std::atomic<bool> stop_{false}, over_{false};
   std::atomic<int> cut_{0};
   std::thread thread_;
@@ -46,7 +57,7 @@ std::size_t size_of(std::uint64_t i) {
 
 TEST(Failover, MessagesArriveOnceAndInOrder) {
   const Pair pair("tcp");
-  Cutter cutter(12);
+  Cutter cutter(pair, 6);
   std::uint64_t sent = 0, received = 0;
   std::thread sender([&] {
     for (; sent < 400 || !cutter.over(); ++sent) {
@@ -74,7 +85,7 @@ TEST(Failover, MessagesArriveOnceAndInOrder) {
 
 TEST(Failover, NotificationsAreCountedOnce) {
   const Pair pair("tcp");
-  Cutter cutter(10);
+  Cutter cutter(pair, 5);
   std::uint64_t raised = 0, queued = 0;
   std::thread taker([&] {  // gives the credit back
     std::uint64_t next = 0;
@@ -112,7 +123,7 @@ TEST(Failover, PutsUnderWaySayWhatMayBeWritten) {
   const Pair pair("tcp");
   const auto source = *pair.a.buffer(lengthy(8 << 20)), target = *pair.b.buffer(source.size());
   const auto remote = *pair.ab.import(*target.descriptor(), soon());
-  Cutter cutter(12);
+  Cutter cutter(pair, 6);
   std::uint64_t done = 0, failed = 0;
   for (std::uint64_t i = 0; i < 20 || !cutter.over(); ++i) {
     fill_pattern(span_of(source), i);

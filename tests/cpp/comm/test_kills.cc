@@ -18,8 +18,8 @@ namespace {
 using namespace testing;
 
 const std::size_t put_bytes = lengthy(24 << 20);
-// A loss is noticed within a second; a loaded machine is given ten.
-Deadline promptly() { return soon(10); }
+// A loss is noticed within a second; a loaded machine is given thirty.
+Deadline promptly() { return soon(30); }
 
 // "<transports> <address> <what> [<bytes>]": does it until killed.
 TEST(Role, DISABLED_victim) {
@@ -56,7 +56,7 @@ TEST(Role, DISABLED_victim) {
     } else if (what == "puts") {
       status = peer.put(foreign, *remote)->wait(soon());
     } else if (what == "echoes") {
-      status = peer.recv(view(memory), 1, soon(60)).status();
+      status = peer.recv(view(memory), 1, Deadline::never()).status();  // the test sends seldom
       if (status.ok()) status = peer.send(view(memory), 2, soon());
     } else {
       hear();
@@ -107,8 +107,12 @@ class Kills : public ::testing::TestWithParam<std::string> {
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (open_descriptors() != descriptors_ && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
     EXPECT_EQ(open_descriptors(), descriptors_);
-    while (!newly_abandoned().empty() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
-    EXPECT_EQ(newly_abandoned(), std::set<std::string>());
+    auto left = newly_abandoned();  // another program may have made a name that it has not mapped yet
+    while (!left.empty() && std::chrono::steady_clock::now() < give_up) {
+      std::this_thread::yield();
+      left = newly_abandoned();
+    }
+    EXPECT_EQ(left, std::set<std::string>());
   }
   [[nodiscard]] std::string place() const { return way->transports + " " + context.addresses().front(); }
   void start(const std::string& what) {

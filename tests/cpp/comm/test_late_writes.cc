@@ -226,10 +226,14 @@ TEST_P(LateWrites, AMatchedReceiveHoldsTheCloseOfItsBuffer) {
     const MemoryView view = round < 2 ? MemoryView(target.buffer) : MemoryView(target.keep);
     const auto received = *writer.peer.irecv(view, 1);
     writer.stop_when_written(first_byte, before);
+    const bool ended_before = received.done();
     const Status first = target.buffer.close(soon(0.2));
-    const bool ended = received.done();
-    EXPECT_EQ(first.ok(), ended) << first.str();
-    if (!first.ok()) expect_honest_timeout(first);
+    if (first.ok()) {
+      EXPECT_TRUE(received.done());
+    } else {  // the receive may end after that: the receiver's half needs no writer
+      EXPECT_FALSE(ended_before);
+      expect_honest_timeout(first);
+    }
     writer.role.signal(SIGCONT);
     HMC_ASSERT_OK(target.buffer.close(soon()));
     EXPECT_TRUE(received.done());

@@ -172,13 +172,12 @@ TEST(Peers, JoinedAndLeft) {
     ASSERT_TRUE(b.connect(a.addresses().front(), soon()).ok());
     ASSERT_TRUE(a.accept(soon()).ok());
   }
-  for (int i = 0; i < 2000; ++i) {
-    {
-      const std::scoped_lock lock(mutex);
-      if (!left.empty()) break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  const auto has_left = [&] {
+    const std::scoped_lock lock(mutex);
+    return !left.empty();
+  };
+  const auto limit = soon();
+  while (!has_left() && !limit.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const std::scoped_lock lock(mutex);
   ASSERT_EQ(joined, std::vector<std::string>{"visitor"});
   ASSERT_EQ(left, std::vector<std::string>{"visitor ok"});
@@ -316,7 +315,7 @@ TEST(Peers, LastHandleClosesEvenInACallback) {
   std::atomic<bool> ran{false};
   const auto work = *ab.put(source, remote);
   work.then([&ran, holder](const Status&) mutable {
-    HMC_EXPECT_OK(holder->close(Deadline::after_seconds(5)));
+    HMC_EXPECT_OK(holder->close(soon()));
     holder.reset();
     ran = true;
   });

@@ -78,7 +78,7 @@ class Stops : public ::testing::TestWithParam<std::string> {
     const auto start = std::chrono::steady_clock::now();
     const Status status = call(soon(0.05));
     EXPECT_EQ(status.code(), Code::timeout) << status.str();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   }
   Way way_;
   Context context;
@@ -161,7 +161,7 @@ TEST_P(Stops, ClosingDoesNotWaitForIt) {
   const auto sent = *peer.isend(view(message), 1);
   const auto start = std::chrono::steady_clock::now();
   static_cast<void>(context.close(soon(0.2)));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   const Status end = get.wait(soon());
   EXPECT_TRUE(end.ok() || end.code() == Code::closed) << end.str();
   if (end.ok()) {
