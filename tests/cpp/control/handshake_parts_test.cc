@@ -19,7 +19,7 @@ namespace {
 using namespace control;
 using Step = Exchange::Step;
 
-constexpr double patience_seconds = 20;
+constexpr double patience_seconds = 60;
 
 std::pair<UniqueFd, UniqueFd> sockets() {
   std::array<int, 2> fds{};

@@ -21,7 +21,7 @@
 
 namespace hmc::test {
 
-constexpr double patience = 20;  // seconds until a test gives up
+constexpr double patience = 60;  // seconds until a test gives up
 
 inline Bytes pattern(std::size_t size, std::uint32_t seed) {
   Bytes bytes(size);

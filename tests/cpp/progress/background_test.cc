@@ -180,7 +180,7 @@ TEST(Engine, BlockedPostersAreNotStarvedByAWaiterInItsFastLoop) {
     const auto lock = engine->lock();
     engine->add(busy);
   }
-  std::thread waiter([&] { EXPECT_TRUE(engine->drive_flag(Deadline::after_seconds(50), flag)); });
+  std::thread waiter([&] { EXPECT_TRUE(engine->drive_flag(Deadline::after_seconds(150), flag)); });
   std::vector<std::thread> posters;
   for (int t = 0; t < 3; ++t) {
     posters.emplace_back([&] {

@@ -37,7 +37,7 @@ class ConnectingTest : public ::testing::Test {
   UniqueFd listening_;
 };
 
-constexpr int patience = 20'000;  // milliseconds
+constexpr int patience = 60'000;  // milliseconds
 
 TEST_F(ConnectingTest, NumericAddressStartsNoLookup) {
   auto connecting = Connecting::start("tcp://127.0.0.1:" + listen_there());
@@ -81,7 +81,12 @@ TEST_F(ConnectingTest, RefusalAfterTheLookupIsReported) {
   auto connecting = Connecting::start("tcp://" + std::string(held.name) + ":1");
   HMC_ASSERT_OK(connecting.status());
   ASSERT_TRUE(ready(*connecting, patience));
-  EXPECT_EQ(connecting->advance().status().code(), Code::peer_lost);
+  auto outcome = connecting->advance();
+  if (outcome.ok()) {  // the connection request is not answered yet
+    ASSERT_TRUE(ready(*connecting, patience));
+    outcome = connecting->advance();
+  }
+  EXPECT_EQ(outcome.status().code(), Code::peer_lost);
 }
 
 TEST(HostLookup, KeepsTheDeadline) {

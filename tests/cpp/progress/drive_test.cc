@@ -14,10 +14,10 @@ namespace {
 
 class DriveTest : public CoreFixture {
  protected:
-  bool drive(double seconds = 20) {
+  bool drive(double seconds = 60) {
     return Drive<FlagDone>(core_, background_, Deadline::after_seconds(seconds), FlagDone{flag_}).run();
   }
-  bool drive(const std::function<bool()>& done, double seconds = 20) {
+  bool drive(const std::function<bool()>& done, double seconds = 60) {
     return Drive<FunctionDone>(core_, background_, Deadline::after_seconds(seconds), FunctionDone{done}).run();
   }
   // Sets the flag as a completion does.

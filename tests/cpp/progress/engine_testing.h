@@ -53,13 +53,14 @@ inline double process_cpu() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Waits up to 10 s without turning the engine.
+// Waits up to 60 s without turning the engine.
 inline bool eventually(const std::function<bool()>& condition) {
-  for (int n = 0; n < 20'000; ++n) {
-    if (condition()) return true;
+  const Deadline deadline = Deadline::after_seconds(60);
+  while (!condition()) {
+    if (deadline.passed()) return condition();
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
-  return condition();
+  return true;
 }
 
 // An engine in each of its modes.
@@ -70,7 +71,7 @@ class EngineModes : public ::testing::TestWithParam<Progress> {
     if (engine_) engine_->stop();
   }
   // What `function` needs to become true, with the engine turned in the way of its mode.
-  bool until(const std::function<bool()>& function, double seconds = 10) {
+  bool until(const std::function<bool()>& function, double seconds = 60) {
     return engine_->drive(Deadline::after_seconds(seconds), function);
   }
   std::shared_ptr<Engine> engine_;

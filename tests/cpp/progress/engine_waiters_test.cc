@@ -181,7 +181,7 @@ TEST_P(EngineWaitersTest, WaitersOfManyThreadsShareTheEngine) {
   for (int t = 0; t < count; ++t) {
     threads.emplace_back([&, t] {
       for (int r = 0; r < rounds; ++r) {
-        if (!engine_->drive_flag(Deadline::after_seconds(30), flags[static_cast<std::size_t>(r * count + t)])) ++failures;
+        if (!engine_->drive_flag(Deadline::after_seconds(60), flags[static_cast<std::size_t>(r * count + t)])) ++failures;
       }
     });
   }
@@ -204,7 +204,7 @@ TEST_P(EngineWaitersTest, IdleCostsNoCpu) {
     engine_->at(Deadline::after_seconds(3600), [] {});
     engine_->kick();
   }
-  auto waiter = std::async(std::launch::async, [&] { return engine_->drive_flag(Deadline::after_seconds(30), flag); });
+  auto waiter = std::async(std::launch::async, [&] { return engine_->drive_flag(Deadline::after_seconds(150), flag); });
   ASSERT_TRUE(testing::eventually([&] { return poller.arms.load() > 0; }));
   // Several windows, for a machine so busy that the waiter has not gone to sleep in the first: periodic work would show in all.
   bool idle = false;

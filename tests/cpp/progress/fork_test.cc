@@ -22,12 +22,12 @@ TEST_P(ForkTest, ChildIsRefusedAndEndsQuietly) {
   auto queue = CompletionQueue::create().value();
   state->then([](const Status&) {});
   // Threads at every stage: one asleep as waiter, the background and the dispatcher thread.
-  auto waiter = std::async(std::launch::async, [&] { return state->wait(Deadline::after_seconds(30)); });
+  auto waiter = std::async(std::launch::async, [&] { return state->wait(Deadline::after_seconds(150)); });
   completed_work(engine_)->then([](const Status&) {});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);
+    alarm(120);
     int failed = 0;
     const Work work(state);
     if (!engine_->forked()) failed |= 1;
@@ -53,7 +53,7 @@ TEST_P(ForkTest, ChildIsRefusedAndEndsQuietly) {
       mine->accepted();
       fresh->at(Deadline::after_seconds(0.01), [mine] { mine->complete({}); });
     }
-    if (!mine->wait(Deadline::after_seconds(20)).ok()) failed |= 64;
+    if (!mine->wait(Deadline::after_seconds(60)).ok()) failed |= 64;
     mine.reset();
     fresh.reset();
     state.reset();

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,11 +25,12 @@ namespace hmc {
 namespace {
 
 constexpr Magic data_magic{'H', 'M', 'C', '-', 'D', 'A', 'T', '\n'};
+constexpr auto magic_time = std::chrono::seconds(5);  // that a client has: Listener::route()
 
 std::string_view view(const Magic& magic) { return {magic.data(), magic.size()}; }
 
 // Waits for `fd`; true if it became ready in time.
-bool ready(int fd, short events, int milliseconds = 10'000) {
+bool ready(int fd, short events, int milliseconds = 60'000) {
   pollfd entry{fd, events, 0};
   return poll(&entry, 1, milliseconds) == 1;
 }
@@ -69,8 +71,9 @@ class ListenerTest : public ::testing::TestWithParam<Progress> {
     return result.ok() ? result.value() : "";
   }
 
-  // A client that has said `bytes`.
+  // A client that has sent `bytes` before it is accepted: then its time for the magic begins.
   UniqueFd client(const std::string& address, std::string_view bytes) {
+    const auto lock = engine_->lock();
     auto fd = address.starts_with("tcp") ? start_connect(resolve_tcp(address, false).value(), address) : start_connect(address);
     EXPECT_TRUE(fd.ok()) << fd.status().str();
     if (!fd.ok()) return {};
@@ -81,12 +84,12 @@ class ListenerTest : public ::testing::TestWithParam<Progress> {
     return std::move(fd).value();
   }
 
-  bool wait_for(std::vector<AcceptedSocket>& sockets, std::size_t count, double seconds = 10) {
+  bool wait_for(std::vector<AcceptedSocket>& sockets, std::size_t count, double seconds = 60) {
     return engine_->drive(Deadline::after_seconds(seconds), [&] { return sockets.size() >= count; });
   }
 
   // True if the listener closed the connection within the time.
-  bool closed_by_peer(int fd, double seconds = 10) {
+  bool closed_by_peer(int fd, double seconds = 60) {
     return engine_->drive(Deadline::after_seconds(seconds), [fd] {
       char byte = 0;
       const ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
@@ -153,10 +156,12 @@ TEST_P(ListenerTest, TcpOnBothFamilies) {
   ASSERT_TRUE(wait_for(control_, 2));
   EXPECT_EQ(control_[1].remote.rfind("tcp://127.0.0.1:", 0), 0U) << control_[1].remote;
   if (every.rfind("tcp://[::]:", 0) != 0) GTEST_SKIP() << "no IPv6 on this host";
+  auto lock = engine_->lock();
   auto six = start_connect("tcp://[::1]" + port);
   if (!six.ok()) GTEST_SKIP() << "no IPv6 loopback: " << six.status().str();
   ASSERT_TRUE(ready(six->get(), POLLOUT));
   ASSERT_EQ(send(six->get(), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  lock.unlock();
   ASSERT_TRUE(wait_for(control_, 3));
   EXPECT_EQ(control_[2].remote.rfind("tcp://[::1]:", 0), 0U) << control_[2].remote;
 }
@@ -185,23 +190,29 @@ TEST_P(ListenerTest, GarbageIsClosedAtItsFirstWrongByteAndDisturbsNobody) {
 }
 
 TEST_P(ListenerTest, SlowMagicArrivesByteByByte) {
-  const std::string address = listen("unix");
-  const UniqueFd slow = client(address, "");
+  const auto start = std::chrono::steady_clock::now();
+  const UniqueFd slow = client(listen("unix"), "");
+  bool in_time = true;
   for (const char byte : control_magic) {
+    auto lock = engine_->lock();  // the listener reads what is sent under it before it looks at the clock
+    in_time = std::chrono::steady_clock::now() - start < magic_time;
+    if (!in_time) break;
     ASSERT_EQ(send(slow.get(), &byte, 1, MSG_NOSIGNAL), 1);
+    lock.unlock();
     turn(0.02);
   }
-  EXPECT_TRUE(wait_for(control_, 1));
+  EXPECT_TRUE(in_time ? wait_for(control_, 1) : closed_by_peer(slow.get()));
 }
 
 TEST_P(ListenerTest, SilentClientsAreDroppedAtTheirDeadline) {
   const std::string address = listen("tcp://127.0.0.1:0");
+  const auto start = std::chrono::steady_clock::now();
   const UniqueFd half_open = client(address, "");
   const UniqueFd slow_loris = client(address, "HMC-");
   turn(0.1);
   char byte = 0;
-  EXPECT_EQ(recv(half_open.get(), &byte, 1, MSG_DONTWAIT), -1);
-  EXPECT_EQ(errno, EAGAIN);
+  const bool open = recv(half_open.get(), &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
+  EXPECT_TRUE(open || std::chrono::steady_clock::now() - start >= magic_time);
   turn(5.5);
   EXPECT_TRUE(closed_by_peer(half_open.get()));
   EXPECT_TRUE(closed_by_peer(slow_loris.get()));
@@ -211,19 +222,28 @@ TEST_P(ListenerTest, SilentClientsAreDroppedAtTheirDeadline) {
 
 TEST_P(ListenerTest, ThreeHundredSilentClientsKeepNobodyOut) {
   const std::string address = listen("unix");
+  const auto start = std::chrono::steady_clock::now();
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 300; ++i) {
     silent.push_back(client(address, ""));
     if (i % 50 == 0) turn(0.02);
   }
-  turn(0.1);
-  // The oldest made room; the youngest still may speak.
-  EXPECT_TRUE(closed_by_peer(silent.front().get()));
-  char byte = 0;
-  EXPECT_EQ(recv(silent.back().get(), &byte, 1, MSG_DONTWAIT), -1);
-  EXPECT_EQ(send(silent.back().get(), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  // Clients are accepted in turn: when this one has been, so have all the others.
   const UniqueFd good = client(address, view(control_magic));
-  EXPECT_TRUE(wait_for(control_, 2));
+  ASSERT_TRUE(wait_for(control_, 1));
+  auto lock = engine_->lock();
+  std::vector<int> open;
+  for (const UniqueFd& each : silent) {
+    char byte = 0;
+    if (recv(each.get(), &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN) open.push_back(each.get());
+  }
+  EXPECT_LE(open.size(), 256U);
+  const bool in_time = std::chrono::steady_clock::now() - start < magic_time;
+  if (in_time) {  // those that did not give way may still speak
+    EXPECT_EQ(send(open.at(0), control_magic.data(), 8, MSG_NOSIGNAL), 8);
+  }
+  lock.unlock();
+  EXPECT_TRUE(!in_time || wait_for(control_, 2));
 }
 
 TEST_P(ListenerTest, ThreeHundredGoodClientsAllArrive) {
@@ -315,10 +335,7 @@ TEST_P(ListenerTest, ChildAfterForkLeavesTheFileAndTheParentAlone) {
 TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
   ASSERT_TRUE(private_directory().ok());
   const std::string directory = private_directory().value();
-  const pid_t child = fork();
-  if (child == 0) _exit(0);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
+  const std::string dead = directory + "/4194304-";  // a number that Linux gives to no process
   const auto bind_at = [&](const std::string& path) {
     UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_un name{};
@@ -328,13 +345,13 @@ TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
     EXPECT_EQ(::listen(fd.get(), 1), 0);
     return fd;
   };
-  const std::string stale = directory + "/" + std::to_string(child) + "-1.sock";
-  const std::string foreign = directory + "/" + std::to_string(child) + "-2.sock";  // dead pid here, yet somebody listens
+  const std::string stale = dead + "1.sock";
+  const std::string foreign = dead + "2.sock";  // dead pid here, yet somebody listens
   bind_at(stale).reset();
   const UniqueFd live = bind_at(foreign);
   std::string user = directory + "/user.sock";
   bind_at(user).reset();
-  const std::string dangling = directory + "/" + std::to_string(child) + "-3.sock";
+  const std::string dangling = dead + "3.sock";
   ASSERT_EQ(symlink((directory + "/nothing").c_str(), dangling.c_str()), 0);
   listen("unix");
   EXPECT_NE(access(stale.c_str(), F_OK), 0);

@@ -159,7 +159,7 @@ TEST_P(WorkTest, CallbacksMayUseTheEngineAndEndIt) {
     const auto lock = state->engine()->lock();
     state->complete({});
   }
-  EXPECT_EQ(ran.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(ran.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
 }
 
 TEST_P(WorkTest, ThenAfterStopStillRunsOnce) {
@@ -239,7 +239,7 @@ TEST_P(WorkTest, WaitersAsleepOutliveStop) {
   std::vector<std::shared_ptr<WorkState>> states{pending(), pending(), pending()};
   std::vector<std::future<Status>> waits;
   for (auto& state : states) {
-    waits.push_back(std::async(std::launch::async, [&state] { return state->wait(Deadline::after_seconds(30)); }));
+    waits.push_back(std::async(std::launch::async, [&state] { return state->wait(Deadline::after_seconds(60)); }));
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   engine_->stop();

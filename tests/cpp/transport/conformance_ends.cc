@@ -193,7 +193,7 @@ TEST_P(ConformanceEnds, SleepersAreWoken) {
     Transfer put(pair->a(), local, *imported);
     put.set_signal(pattern(4, 1));
     HMC_ASSERT_OK(put.put());
-    const Deadline deadline = Deadline::after_seconds(30);
+    const Deadline deadline = Deadline::after_seconds(60);
     while ((!put.done.done() || heard.load() != 7) && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_EQ(heard.load(), 7);
     ASSERT_TRUE(put.done.done());

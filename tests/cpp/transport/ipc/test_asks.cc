@@ -44,7 +44,7 @@ class Asks : public ::testing::Test {
     }
   }
   bool until(const std::function<bool()>& condition) {
-    const Deadline deadline = Deadline::after_seconds(30);
+    const Deadline deadline = Deadline::after_seconds(100);
     while (!condition()) {
       if (deadline.passed()) return false;
       for (const auto& node : nodes) node->poll();

@@ -71,7 +71,7 @@ class Abuse : public ::testing::Test {
   // Everything the other side sends until it closes, or until `most` bytes.
   std::size_t read_until_closed(const UniqueFd& fd, std::size_t most = 1 << 20) {
     std::size_t total = 0;
-    const Deadline deadline = Deadline::after_seconds(10);
+    const Deadline deadline = Deadline::after_seconds(60);
     while (total < most && !deadline.passed()) {
       honest_->poll();
       std::byte bytes[4096];

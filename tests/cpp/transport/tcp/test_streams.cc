@@ -34,7 +34,7 @@ TEST(TcpStreams, EndsMayDiffer) {
     a.node = node_a.get();
     b.node = node_b.get();
     const auto until = [&](const std::function<bool()>& condition) {
-      const Deadline deadline = Deadline::after_seconds(30);
+      const Deadline deadline = Deadline::after_seconds(100);
       while (!condition()) {
         if (deadline.passed()) return false;
         const bool moved = node_a->poll();

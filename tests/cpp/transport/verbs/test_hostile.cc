@@ -68,7 +68,7 @@ class Intruder {
     ibv_send_wr* refused = nullptr;
     EXPECT_EQ(ibv_post_send(outbound_->handle(), &work, &refused), 0);
     std::optional<ibv_wc_status> status;
-    const Deadline deadline = Deadline::after_seconds(30);
+    const Deadline deadline = Deadline::after_seconds(60);
     while (!status && !deadline.passed()) {
       const auto lock = engine_->lock();
       nics_[0]->queues().poll([&](const ibv_wc& completion) { status = completion.status; });
