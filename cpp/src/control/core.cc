@@ -22,7 +22,7 @@ constexpr std::size_t max_received_per_turn = 1U << 20;
 constexpr std::size_t short_read = 4096;
 constexpr std::size_t max_received_at_death = 64U << 20;  // somebody else may go on writing into a dead process's socket
 constexpr auto death_grace = milliseconds(50);            // sockets close a little before the process counts as dead
-constexpr auto close_limit = std::chrono::seconds(2);
+constexpr auto close_limit = std::chrono::seconds(2);  // in which a peer takes nothing of what is queued, or does not end its side
 constexpr auto retry_delay = milliseconds(5);
 
 Deadline::Clock::duration seconds(double value) { return duration_cast<Deadline::Clock::duration>(duration<double>(value)); }
@@ -274,13 +274,20 @@ void ChannelCore::socket_ended(const Status& reason) {
   set_timer(Deadline::after(death_grace), &ChannelCore::give_up);
 }
 
-void ChannelCore::give_up() { finish(state_ == State::broken ? Status(end_) : closed_here()); }
+void ChannelCore::give_up() {
+  if (state_ == State::closing && stream_->queued() < queued_before_) {
+    queued_before_ = stream_->queued();
+    return set_timer(Deadline::after(close_limit), &ChannelCore::give_up);
+  }
+  finish(state_ == State::broken ? Status(end_) : closed_here());
+}
 
 Status ChannelCore::closed_here() const { return Status(Code::closed, "the channel to " + who() + " was closed"); }
 
 void ChannelCore::close() {
   if (state_ != State::open) return;  // broken: its end is about to be told
   state_ = State::closing;
+  queued_before_ = stream_->queued();
   set_timer(Deadline::after(close_limit), &ChannelCore::give_up);
   after_output(stream_->send_frame(static_cast<MessageType>(FrameType::goodbye), {}));
 }

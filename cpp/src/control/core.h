@@ -106,6 +106,7 @@ class ChannelCore final : public FdHandler, public std::enable_shared_from_this<
   Status end_;                                  // why the channel is over
   std::optional<Heartbeat> heartbeat_;          // another host only
   std::optional<Engine::TimerId> timer_;        // heartbeat, or the time limit of broken and closing
+  std::size_t queued_before_ = 0;               // bytes, when the time limit of closing was set
   std::optional<Engine::TimerId> retry_timer_;  // set: the kernel is out of buffers, writing waits
   std::weak_ptr<Lingering> lingering_;
 };

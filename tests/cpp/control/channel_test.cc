@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "control/node.h"
 
@@ -156,7 +158,7 @@ TEST_P(ChannelTest, GoodbyeComesAfterWhatWasQueued) {
   EXPECT_EQ(client->send(at_client, 100, {}).code(), Code::closed);
   EXPECT_EQ(client->end_of(at_client), Code::closed);
   const auto took = Clock::now() - closing;
-  // What the server has not taken after 2 s is discarded, and the goodbye with it.
+  // A server that takes nothing for 2 s loses the rest, and the goodbye with it.
   const Code end = server->end_of(at_server);
   EXPECT_TRUE(end == Code::closed || (end == Code::peer_lost && took >= std::chrono::seconds(2)));
   ASSERT_LE(at_server->messages.size(), count);
@@ -165,6 +167,31 @@ TEST_P(ChannelTest, GoodbyeComesAfterWhatWasQueued) {
     EXPECT_TRUE(at_server->messages[i].payload == pattern(500'000, i));
   }
   EXPECT_EQ(server->send(at_server, 100, {}).code(), end);
+}
+
+TEST(Channel, AReaderThatIsSlowGetsAllBeforeTheGoodbye) {
+  using Clock = std::chrono::steady_clock;
+  Node server, client;
+  Link* at_client = client.connect(server.listen("unix")).value();
+  Link* at_server = server.accept();
+  auto last = Clock::now();
+  Clock::duration longest{};
+  {
+    const auto held = server.engine->lock();
+    at_server->react = [&](Link::Message&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      longest = std::max(longest, Clock::now() - std::exchange(last, Clock::now()));
+    };
+  }
+  constexpr std::size_t count = 40;  // for twice as long as a peer is waited for that takes nothing
+  for (std::uint32_t i = 0; i < count; ++i) ASSERT_TRUE(client.send(at_client, 100, pattern(500'000, i)).ok());
+  client.close(at_client);
+  const Code end = server.end_of(at_server);
+  EXPECT_TRUE(end == Code::closed || longest >= std::chrono::seconds(1));  // a machine that stood still is no slow reader
+  EXPECT_TRUE(at_server->messages.size() == count || longest >= std::chrono::seconds(1));
+  for (std::uint32_t i = 0; i < at_server->messages.size(); ++i) {
+    EXPECT_TRUE(at_server->messages[i].payload == pattern(500'000, i));
+  }
 }
 
 TEST_P(ChannelTest, BothSayGoodbyeAtOnce) {

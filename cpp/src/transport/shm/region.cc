@@ -81,7 +81,8 @@ Result<Blob> ShmLocalRegion::exported() {
 Result<std::unique_ptr<ShmRemoteRegion>> ShmRemoteRegion::import(const Blob& exported) {
   HMC_ASSIGN(const RegionInfo info, decode_region(exported.bytes));
   if (exported.fds.size() != (info.mapped ? 1U : 0U)) {
-    return Status(Code::protocol, "shm region came with " + std::to_string(exported.fds.size()) + " descriptors");
+    return Status(Code::protocol, "shm region came with " + std::to_string(exported.fds.size()) +
+                                      " descriptors; at this process's limit they are lost (ulimit -n)");
   }
   UniqueFd fd;
   if (info.mapped) {
