@@ -166,11 +166,12 @@ class Job:
 
     def close(self) -> None:
         """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous."""
+        # A process that a rank left behind may hold the stream open, and write nothing, or for ever.
+        end = time.monotonic() + 60
         for reader, stream in self._readers:
             more = select.poll()
             more.register(stream, select.POLLIN)
-            # A process that a rank left behind may hold the stream open, and write nothing.
-            while reader.is_alive() and more.poll(2000):
+            while reader.is_alive() and time.monotonic() < end and more.poll(2000):
                 reader.join(timeout=0.05)
         if self._folder:
             self._folder.cleanup()

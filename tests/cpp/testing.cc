@@ -1,6 +1,10 @@
 #include "testing.h"
 
+#include <linux/sockios.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -59,6 +63,26 @@ HMC_UNCHECKED std::byte peek(const std::byte& place) { return static_cast<const 
 
 bool same_bytes(std::span<const std::byte> left, std::span<const std::byte> right) {
   return left.size() == right.size() && (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
+}
+
+namespace {
+
+bool tcp_unacknowledged() {
+  for (int fd = 0; fd < 4096; ++fd) {  // more than a test opens
+    int domain = 0, bytes = 0;
+    socklen_t size = sizeof domain;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || (domain != AF_INET && domain != AF_INET6)) continue;
+    if (ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void wait_until_tcp_has_delivered() {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (tcp_unacknowledged() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void stop_process(pid_t child) {

@@ -57,6 +57,8 @@ std::vector<T> swept(std::initializer_list<T> all, std::initializer_list<T> few)
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
 
+// Waits until all that this process has written into TCP connections is in the buffers of their other ends, or for a minute.
+void wait_until_tcp_has_delivered();
 // Sends SIGSTOP to a child and waits until every thread of it has stopped (or it has ended): until the thread that takes the signal
 // gets a core, the others run on.
 void stop_process(pid_t child);

@@ -307,12 +307,17 @@ def test_a_failure_is_one_line(arguments: list[str], status: int, words: str) ->
 
 
 CAUSE_LAST = """
-import os, time
+import os, sys, time
+from pathlib import Path
 import hmc
 from hmc.cli.ranks import run_worker
 def work():
+    ready = Path(sys.argv[1])
     if os.environ["RANK"] == "1":
+        while not ready.exists():
+            time.sleep(0.01)
         raise hmc.ClosedError("rank 0 said goodbye")
+    ready.touch()
     time.sleep(0.3)
     raise hmc.UnsupportedError("no transport")
 run_worker(work)
@@ -323,7 +328,7 @@ def test_the_cause_is_told_though_what_follows_from_it_comes_first(tmp_path: Pat
     worker = tmp_path / "worker.py"
     worker.write_text(CAUSE_LAST)
     ranks = Ranks("bench", worker, lambda rank, message: None)
-    assert ranks.run([], 2, {}) == 2
+    assert ranks.run([str(tmp_path / "ready")], 2, {}) == 2
     assert capsys.readouterr().err == "hmc bench: rank 0: no transport\n"
 
 

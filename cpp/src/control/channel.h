@@ -56,7 +56,8 @@ class Channel {
   // host), invalid_argument (type below 100, payload or descriptors beyond the limits).
   virtual Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
-  virtual void close() = 0;  // goodbye after what is queued, which a peer that takes nothing for 2 s loses; on_closed(closed) follows
+  // Says goodbye after what is queued; a peer that takes less than 1 MiB of that in 2 s loses the rest. on_closed(closed) follows.
+  virtual void close() = 0;
   // Ends this side after what is queued, with a goodbye or (as a death would look) without. on_closed() follows when the peer has
   // ended its side or its process is dead, however long that takes. Peers of the same host only.
   virtual void await_end(bool goodbye) = 0;

@@ -22,8 +22,10 @@ constexpr std::size_t max_received_per_turn = 1U << 20;
 constexpr std::size_t short_read = 4096;
 constexpr std::size_t max_received_at_death = 64U << 20;  // somebody else may go on writing into a dead process's socket
 constexpr auto death_grace = milliseconds(50);            // sockets close a little before the process counts as dead
-constexpr auto close_limit = std::chrono::seconds(2);  // in which a peer takes nothing of what is queued, or does not end its side
 constexpr auto retry_delay = milliseconds(5);
+// For a peer to end its side, and before that to take so much of what is queued, again and again.
+constexpr auto close_limit = std::chrono::seconds(2);
+constexpr std::size_t least_taken = 1U << 20;
 
 Deadline::Clock::duration seconds(double value) { return duration_cast<Deadline::Clock::duration>(duration<double>(value)); }
 
@@ -275,7 +277,8 @@ void ChannelCore::socket_ended(const Status& reason) {
 }
 
 void ChannelCore::give_up() {
-  if (state_ == State::closing && stream_->queued() < queued_before_) {
+  const std::size_t share = std::min(queued_before_, least_taken);
+  if (state_ == State::closing && share != 0 && stream_->queued() + share <= queued_before_) {
     queued_before_ = stream_->queued();
     return set_timer(Deadline::after(close_limit), &ChannelCore::give_up);
   }

@@ -14,7 +14,8 @@ namespace {
 
 using namespace testing;
 
-constexpr std::size_t few = 150;
+// More messages than a round takes, where the wire holds so many of a process that does not poll.
+std::size_t few(const std::string& transports) { return transports == "verbs" ? 8 : 150; }
 std::size_t bytes_of_message(std::size_t i) { return i % 7 == 0 ? 0 : i % 601; }
 
 Status send_all(const Peer& peer, std::size_t count) {
@@ -58,8 +59,11 @@ TEST(Role, DISABLED_sends_and_ends) {
   const auto context = make_context(transports, {"unix"});
   const auto peer = *context.connect(address, soon());
   hear();
-  HMC_ASSERT_OK(send_all(peer, few));
-  if (how == "dies") raise(SIGKILL);
+  HMC_ASSERT_OK(send_all(peer, few(transports)));
+  if (how == "dies") {
+    wait_until_tcp_has_delivered();  // what its kernel still had would die with it
+    raise(SIGKILL);
+  }
   if (how == "closes") HMC_EXPECT_OK(context.close(soon()));
 }
 
@@ -90,7 +94,7 @@ void expect_all_of_a_sender_that(const std::string& how, const std::string& name
   const auto peer = *context.accept(soon());
   role.write_line("go");
   EXPECT_EQ(role.wait(), how == "dies" ? 128 + SIGKILL : 0);
-  EXPECT_EQ(trouble_in_all(peer, few), "");
+  EXPECT_EQ(trouble_in_all(peer, few(way.transports)), "");
   Guarded in(700);
   const Code end = peer.recv(in.view(), 3, soon()).status().code();
   EXPECT_TRUE(end == Code::closed || (end == Code::peer_lost && how != "closes")) << static_cast<int>(end);
@@ -98,19 +102,16 @@ void expect_all_of_a_sender_that(const std::string& how, const std::string& name
 
 TEST_P(UnreadAtEnd, OfASenderThatCloses) { expect_all_of_a_sender_that("closes", GetParam()); }
 TEST_P(UnreadAtEnd, OfASenderThatExits) { expect_all_of_a_sender_that("exits", GetParam()); }
-TEST_P(UnreadAtEnd, OfASenderThatIsKilled) {
-  if (GetParam() == "ucx") GTEST_SKIP() << "what UCX holds in the sender's memory dies with it";
-  expect_all_of_a_sender_that("dies", GetParam());
-}
+TEST_P(UnreadAtEnd, OfASenderThatIsKilled) { expect_all_of_a_sender_that("dies", GetParam()); }
 
 TEST_P(UnreadAtEnd, AtAProcessThatWasStopped) {
   const Way way(GetParam());
   auto context = make_context(way.transports, {"unix"});
-  Role role("receives_late", way.transports + " " + context.addresses().front() + " " + std::to_string(few));
+  Role role("receives_late", way.transports + " " + context.addresses().front() + " " + std::to_string(few(way.transports)));
   const auto peer = *context.accept(soon());
   EXPECT_EQ(role.read_line(), "ready");
   role.signal(SIGSTOP);
-  HMC_ASSERT_OK(send_all(peer, few));
+  HMC_ASSERT_OK(send_all(peer, few(way.transports)));
   HMC_EXPECT_OK(context.close(soon()));  // waits for an answer for a second
   context = Context();
   role.signal(SIGCONT);

@@ -206,6 +206,7 @@ void Connections::failed(EndpointSlot& slot, const Status& reason, bool tell_pee
   }
   peer_.routes().retire(&slot);
   peer_.posts().receipts().on_slot_failed(slot);
+  if (peer_.link().over()) return;  // the peer is about to end for its own reason
   if (peer_.closing().in_progress()) {
     peer_.messages().detach(slot);
     if (slot.unflushed || slot.notified || peer_.messages().last_carried_by(slot)) return peer_.fail(peer_.failure());
@@ -321,16 +322,6 @@ void Connections::on_stopped(const wire::Stopped& m) {
 }
 
 // ---- the end ----
-
-void Connections::receive_rest() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {  // what is delivered may make more
-    if (Endpoint* endpoint = slots_[i]->endpoint.get()) endpoint->receive_rest();
-  }
-}
-
-bool Connections::has_unsent() const {
-  return std::ranges::any_of(slots_, [](const auto& slot) { return slot->endpoint && slot->endpoint->has_unsent(); });
-}
 
 void Connections::stop_retries() {
   for (const auto& slot : slots_) slot->retry.stop();

@@ -41,11 +41,6 @@ class Connections {
   // The other side has the connection, by its word or by its first signal.
   void on_connected_there(EndpointSlot& slot);
 
-  // The peer sends nothing more: delivers what it had sent.
-  void receive_rest();
-  // Signals that a connection accepted have not left this side.
-  [[nodiscard]] bool has_unsent() const;
-
   // An operation of this side that was posted by `slot` has ended.
   void operation_done(EndpointSlot& slot);
 

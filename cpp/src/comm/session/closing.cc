@@ -6,6 +6,8 @@
 // (Receipts).
 #include "comm/session/closing.h"
 
+#include <algorithm>
+
 #include "comm/connection/signals.h"
 #include "comm/context_impl.h"
 #include "comm/onesided/transfer.h"
@@ -14,8 +16,8 @@
 namespace hmc {
 namespace {
 
-// For a peer to acknowledge a bye. One that does not is stopped, and is waited for only where it may access memory here, or has left
-// no room for what was sent.
+// For a peer to acknowledge a bye. One that does not is stopped, and is waited for only where it may access memory here, or has
+// left no room for what was sent.
 constexpr double acknowledge_seconds = 1;
 
 }  // namespace
@@ -99,7 +101,18 @@ void Closing::await_acknowledgement() {
   });
 }
 
-bool Closing::unsent() const { return state_ == State::draining || (state_ == State::said && peer_.connections().has_unsent()); }
+bool Closing::unsent() const {
+  const auto has_unsent = [](const auto& slot) { return slot->endpoint && slot->endpoint->has_unsent(); };
+  if (state_ == State::draining) return true;
+  return state_ == State::said && !bye_received_ && std::ranges::any_of(peer_.connections().all(), has_unsent);
+}
+
+void Closing::receive_rest() {
+  const auto& slots = peer_.connections().all();
+  for (std::size_t i = 0; i < slots.size(); ++i) {  // what is delivered may make more
+    if (Endpoint* endpoint = slots[i]->endpoint.get()) endpoint->receive_rest();
+  }
+}
 
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
 bool Closing::quiet() {
@@ -111,7 +124,7 @@ void Closing::on_channel_closed(const Status& reason) {
   const auto keep = peer_.shared_from_this();
   const bool goodbye = reason.code() == Code::closed;
   // A process that did not run for a while finds the end together with all that came before it.
-  if (!ended() && (goodbye || reason.code() == Code::peer_lost)) peer_.connections().receive_rest();
+  if (!ended() && (goodbye || reason.code() == Code::peer_lost)) receive_rest();
   if (state_ == State::torn_down) {
     peer_.link().drop();  // the peer has ended its side, or our goodbye is out
   } else if (state_ == State::said || (state_ == State::draining && goodbye)) {

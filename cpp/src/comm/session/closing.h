@@ -59,6 +59,7 @@ class Closing {
   void begin(const Status& reason);
   void await_acknowledgement();
   [[nodiscard]] bool unsent() const;
+  void receive_rest();
   [[nodiscard]] bool quiet();
   void tear_down();
 

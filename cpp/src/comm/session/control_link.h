@@ -25,6 +25,8 @@ class ControlLink {
   void refuse();
   void on_closed(const Status& reason);
 
+  // Nothing more comes by the channel: the peer has ended its side, or broke it.
+  [[nodiscard]] bool over() const noexcept { return over_; }
   // Whether the process of the peer may still read or write memory of this one by itself.
   [[nodiscard]] bool holds() const;
 

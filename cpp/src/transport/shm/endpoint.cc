@@ -11,13 +11,7 @@
 
 namespace hmc::shm {
 
-namespace {
-
-constexpr int signals_per_poll = 64;
-// Shorter signals are copied out at once: that costs less than asking.
-constexpr std::size_t in_place_from = 256;
-
-}  // namespace
+namespace {}  // namespace
 
 Result<std::shared_ptr<ShmEndpoint>> ShmEndpoint::create(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) {
   std::shared_ptr<ShmEndpoint> endpoint(new ShmEndpoint(std::move(shared), pid, sink));
@@ -87,41 +81,10 @@ Status ShmEndpoint::signal(ByteSpan head, ByteSpan body) {
   return signals_.post(head, body);
 }
 
-bool ShmEndpoint::take_signal(std::size_t& budget) {
-  ByteSpan signal;
-  const auto next = signals_.find(signal);
-  if (next == SignalConsumer::Next::none) return false;
-  if (next == SignalConsumer::Next::broken) {
-    fail(Status(Code::protocol, "the peer wrote a malformed record into the signal ring"));
-    return false;
-  }
-  const std::size_t size = signal.size();
-  if (size >= in_place_from && sink_->on_signal_in_place(signal)) {
-    if (ready_) signals_.pass();
-  } else {
-    std::memcpy(shared_->incoming.data(), signal.data(), size);
-    signals_.pass();
-    sink_->on_signal({shared_->incoming.data(), size});
-  }
-  budget -= std::min(budget, size);
-  return true;
-}
-
-bool ShmEndpoint::drain_signals(std::size_t& budget) {
-  bool moved = false;
-  for (int i = 0; i < signals_per_poll && ready_ && take_signal(budget); ++i) {
-    moved = true;
-    // A message without a receive would be copied to memory of its own first.
-    if (budget == 0 || shared_->engine->waiter_is_served()) break;
-  }
-  return moved;
-}
-
 // At most what the ring holds: a process that has only said that it ended may go on writing.
 void ShmEndpoint::receive_rest() {
   std::size_t budget = in_.sizes().signal_bytes;
-  while (ready_ && budget != 0 && take_signal(budget)) {
-  }
+  if (const Status sound = ready_ ? signals_.deliver(*sink_, *shared_, budget, true) : Status(); !sound.ok()) fail(sound);
 }
 
 bool ShmEndpoint::drain_bulk(std::size_t& budget) {
@@ -159,7 +122,10 @@ bool ShmEndpoint::drain_bulk(std::size_t& budget) {
 bool ShmEndpoint::poll(std::size_t& budget) {
   if (!ready_) return false;
   bool moved = false;
-  if (signals_.ready()) moved = drain_signals(budget);
+  if (signals_.ready()) {
+    moved = true;
+    if (const Status sound = signals_.deliver(*sink_, *shared_, budget, false); !sound.ok()) fail(sound);
+  }
   if (ready_ && bulk_.ready()) moved = drain_bulk(budget) || moved;
   if (!ready_ || !busy()) return moved;
   std::uint64_t number = 0;

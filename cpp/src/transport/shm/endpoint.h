@@ -56,9 +56,6 @@ class ShmEndpoint {
 
   Status not_ready() const;
   void fail(const Status& reason);
-  // Passes the next signal on and takes its bytes off `budget`. False: there is none, or the ring is broken.
-  bool take_signal(std::size_t& budget);
-  bool drain_signals(std::size_t& budget);
   bool drain_bulk(std::size_t& budget);
 
   // endpoint_operations.cc

@@ -1,5 +1,7 @@
 #include "transport/shm/signals.h"
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/log.h"
@@ -9,6 +11,9 @@ namespace hmc::shm {
 namespace {
 
 constexpr std::size_t max_waiting_signals = 64;
+constexpr int signals_per_poll = 64;
+// Shorter signals are copied out at once: that costs less than asking.
+constexpr std::size_t in_place_from = 256;
 
 const Status& ring_full() {
   static const Status& status =
@@ -88,6 +93,29 @@ bool Signals::send_waiting() {
 
 bool Signals::can_send() {
   return waiting_.empty() ? blocked_ && producer_.has_room(blocked_bytes_) : producer_.has_room(waiting_.front().size());
+}
+
+Status Signals::deliver(EndpointSink& sink, Shared& shared, std::size_t& budget, bool all) {
+  for (int i = 0; (all || i < signals_per_poll) && budget != 0 && !over_; ++i) {
+    ByteSpan signal;
+    const auto next = consumer_.find(signal);
+    if (next == SignalConsumer::Next::none) break;
+    if (next == SignalConsumer::Next::broken) {
+      return Status(Code::protocol, "the peer wrote a malformed record into the signal ring");
+    }
+    const std::size_t size = signal.size();
+    if (size >= in_place_from && sink.on_signal_in_place(signal)) {
+      if (!over_) pass();
+    } else {
+      std::memcpy(shared.incoming.data(), signal.data(), size);
+      pass();
+      sink.on_signal({shared.incoming.data(), size});
+    }
+    budget -= std::min(budget, all ? record_bytes(size) : size);
+    // A message without a receive would be copied to memory of its own first.
+    if (!all && shared.engine->waiter_is_served()) break;
+  }
+  return {};
 }
 
 }  // namespace hmc::shm

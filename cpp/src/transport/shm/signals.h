@@ -9,7 +9,9 @@
 #include "hmc/status.h"
 #include "transport/shm/channel_memory.h"
 #include "transport/shm/doorbell.h"
+#include "transport/shm/shared.h"
 #include "transport/shm/signal_ring.h"
+#include "transport/transport.h"
 
 namespace hmc::shm {
 
@@ -39,18 +41,24 @@ class Signals {
   bool send_waiting();  // true if any went, or post() is worth another call
   [[nodiscard]] bool waits() const noexcept { return !waiting_.empty() || blocked_; }
   [[nodiscard]] bool can_send();
-  void clear() noexcept { waiting_.clear(); }
+  // Nothing is sent or delivered any more.
+  void clear() noexcept {
+    waiting_.clear();
+    over_ = true;
+  }
 
   // ---- incoming ----
   [[nodiscard]] bool ready(std::memory_order order = std::memory_order_acquire) const noexcept { return consumer_.ready(order); }
-  // As those of SignalConsumer.
-  SignalConsumer::Next find(ByteSpan& signal) noexcept { return consumer_.find(signal); }
+  // Passes signals on to `sink` and takes their bytes off `budget` (with `all`: what they take in the ring) until that is spent or,
+  // unless `all`, a poll has done its share or its waiter has what it waits for. A callback may clear() this. Errors: protocol, the
+  // peer wrote what is no signal.
+  Status deliver(EndpointSink& sink, Shared& shared, std::size_t& budget, bool all);
+
+ private:
   void pass() noexcept {
     consumer_.pass();
     if (consumer_.publish()) doorbell_->ring();
   }
-
- private:
   Status blocked(std::size_t bytes, const Status& reason);
 
   ChannelMemory* out_ = nullptr;
@@ -58,6 +66,7 @@ class Signals {
   SignalConsumer consumer_;
   SignalProducer producer_;
   std::deque<Bytes> waiting_;
+  bool over_ = false;              // clear() was called
   bool blocked_ = false;           // a post() met a full ring
   std::size_t blocked_bytes_ = 0;  // of that signal
 };

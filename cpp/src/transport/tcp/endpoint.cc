@@ -120,10 +120,15 @@ void TcpEndpoint::fail_soon(const Status& reason) {
   });
 }
 
+// What is in the sockets, once: a peer that has only said that it ended may go on writing.
 void TcpEndpoint::receive_rest() {
   const auto keep = shared_from_this();
-  std::size_t budget = drain_bytes;
-  while (ready() && reader_.read(*streams_[0], budget)) {
+  for (std::size_t i = 0; i < streams_.size() && ready(); ++i) {
+    int here = 0;
+    if (ioctl(streams_[i]->fd.get(), SIOCINQ, &here) != 0) continue;
+    auto budget = static_cast<std::size_t>(here);
+    while (ready() && reader_.read(*streams_[i], budget)) {
+    }
   }
 }
 

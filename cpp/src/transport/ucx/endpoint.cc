@@ -153,13 +153,6 @@ bool UcxEndpoint::poll() {
   return advance() || moved;
 }
 
-void UcxEndpoint::receive_rest() {
-  constexpr int most = 4096;  // calls, each of which UCX bounds
-  const auto keep = shared_from_this();
-  for (int i = 0; i < most && ready() && poll(); ++i) {
-  }
-}
-
 bool UcxEndpoint::advance() {
   if (advancing_) return false;  // posted by a completion: the call that it is within goes on
   const auto keep = shared_from_this();

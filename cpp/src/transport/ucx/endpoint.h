@@ -24,8 +24,6 @@ class UcxEndpoint final : public kit::EndpointBase {
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported);
   Status signal(ByteSpan head, ByteSpan body);
-  void receive_rest();
-  [[nodiscard]] bool has_unsent() const { return ready() && requests_.any_message(); }
 
   // ---- of the transport ----
   // UCX's progress wants to be called.

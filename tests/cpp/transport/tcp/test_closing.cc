@@ -1,8 +1,5 @@
 // What was delivered is reported as delivered, whichever side closes, and however many streams carried it.
-#include <linux/sockios.h>
 #include <poll.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 
 #include <cstdlib>
 
@@ -22,24 +19,8 @@ class TcpClosing : public ::testing::TestWithParam<const char*> {
   }
   // The kernel passes on what was written without a poll of the reader.
   static void deliver() { ::poll(nullptr, 0, 30); }
-  // The same, until all that this process has written into TCP connections is in the buffers of their other ends.
-  static void deliver_all() {
-    const Deadline deadline = Deadline::after_seconds(60);
-    while (unacknowledged() && !deadline.passed()) ::poll(nullptr, 0, 1);
-  }
 
   std::unique_ptr<Pair> pair;
-
- private:
-  static bool unacknowledged() {
-    for (int fd = 0; fd < 4096; ++fd) {  // more than these tests open
-      int domain = 0, bytes = 0;
-      socklen_t size = sizeof domain;
-      if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || (domain != AF_INET && domain != AF_INET6)) continue;
-      if (ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes != 0) return true;
-    }
-    return false;
-  }
 };
 
 // B closes as soon as it received the notification. Its acknowledgement lies in A's sockets when A meets their end.
@@ -121,7 +102,7 @@ TEST_P(TcpClosing, AcknowledgedPutIsNotReportedAsClosed) {
       if (!far.node->poll()) link.near.node->poll();
     }
     far.node->poll();  // writes the acknowledgement
-    deliver_all();
+    testing::wait_until_tcp_has_delivered();
     HMC_ASSERT_OK(unacknowledged.put());
     link.near.close();
     HMC_EXPECT_OK(Status(put.done.status()));
