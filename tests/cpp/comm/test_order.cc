@@ -30,9 +30,9 @@ class LateSink final : public EndpointSink {
     held_.clear();
     sink_.on_failed(reason);
   }
-  bool deliver() {
+  bool deliver(Clock::duration after = delay) {
     bool moved = false;
-    while (!held_.empty() && Clock::now() - held_.front().first >= delay) {
+    while (!held_.empty() && Clock::now() - held_.front().first >= after) {
       const Bytes signal = std::move(held_.front().second);
       held_.pop_front();
       sink_.on_signal(signal);
@@ -41,10 +41,38 @@ class LateSink final : public EndpointSink {
     return moved;
   }
   [[nodiscard]] bool holds() const noexcept { return !held_.empty(); }
+  void end() noexcept { held_.clear(); }
 
  private:
   EndpointSink& sink_;
   std::deque<std::pair<Clock::time_point, Bytes>> held_;
+};
+
+// With its end nothing is delivered any more.
+class LateEndpoint final : public Endpoint {
+ public:
+  LateEndpoint(std::unique_ptr<Endpoint> tcp, LateSink& sink) noexcept : tcp_(std::move(tcp)), sink_(sink) {}
+  ~LateEndpoint() override {
+    tcp_.reset();
+    sink_.end();
+  }
+  Result<Blob> address() override { return tcp_->address(); }
+  Status connect(const Blob& address, Completion* done) override { return tcp_->connect(address, done); }
+  Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) override { return tcp_->import_region(exported); }
+  Status put(const TransferOp& op, Completion* done) override { return tcp_->put(op, done); }
+  Status get(const TransferOp& op, Completion* done) override { return tcp_->get(op, done); }
+  Status signal(ByteSpan head, ByteSpan body) override { return tcp_->signal(head, body); }
+  Status flush(Completion* done) override { return tcp_->flush(done); }
+  Status cancel(Completion* done) override { return tcp_->cancel(done); }
+  void receive_rest() override {
+    tcp_->receive_rest();
+    sink_.deliver({});
+  }
+  [[nodiscard]] bool has_unsent() const override { return tcp_->has_unsent(); }
+
+ private:
+  std::unique_ptr<Endpoint> tcp_;
+  LateSink& sink_;
 };
 
 // "late": tcp by another name, whose signals are late. It carries messages; puts go by tcp, for it takes no long-lived memory.
@@ -64,7 +92,9 @@ class Late final : public Transport {
     return tcp_->register_region(view);
   }
   Result<std::unique_ptr<Endpoint>> create_endpoint(const PeerDomain& peer, EndpointSink& sink) override {
-    return tcp_->create_endpoint(peer, sinks_.emplace_back(sink));
+    LateSink& late = sinks_.emplace_back(sink);
+    HMC_ASSIGN(auto endpoint, tcp_->create_endpoint(peer, late));
+    return std::unique_ptr<Endpoint>(std::make_unique<LateEndpoint>(std::move(endpoint), late));
   }
   bool poll() override {
     bool moved = tcp_->poll();
