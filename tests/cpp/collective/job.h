@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,7 +90,8 @@ inline void run_job(int size, const std::function<void(const Process&)>& body, c
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(options.limit);  // the handler of main.cc prints all stacks
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // one that hangs in a sanitizer takes no alarm, and would hold the output open for ever
+      alarm(options.limit);              // the handler of main.cc prints all stacks
       body(Process{rank, size, rendezvous, board});
       int code = ::testing::Test::HasFailure() ? 1 : 0;
       if (code == 0 && &__lsan_do_recoverable_leak_check != nullptr && __lsan_do_recoverable_leak_check() != 0) code = 3;
