@@ -2,16 +2,12 @@
 #include "transport/shm/endpoint.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string>
 
 #include "base/log.h"
 #include "base/random.h"
 #include "transport/shm/address.h"
 
 namespace hmc::shm {
-
-namespace {}  // namespace
 
 Result<std::shared_ptr<ShmEndpoint>> ShmEndpoint::create(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) {
   std::shared_ptr<ShmEndpoint> endpoint(new ShmEndpoint(std::move(shared), pid, sink));
