@@ -8,8 +8,8 @@ import random
 import socket
 
 _SPAN = 1496
-# Below those that the kernel gives to outgoing connections, and in a range of this pytest worker, of which there are at most 8:
-# nobody else takes one before the test's server listens there.
+# Each pytest worker (at most 8) has a range of its own, below the ports that the kernel gives to outgoing connections: a port stays
+# free until the test's server listens on it.
 _FIRST = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8 * _SPAN
 _STEP = 8  # the most neighbours
 _numbers = itertools.count(random.randrange(0, _SPAN, _STEP), _STEP)

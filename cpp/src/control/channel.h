@@ -56,7 +56,8 @@ class Channel {
   // host), invalid_argument (type below 100, payload or descriptors beyond the limits).
   virtual Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
-  // Says goodbye after what is queued; a peer that takes less than 1 MiB of that in 2 s loses the rest. on_closed(closed) follows.
+  // Says goodbye once all that is queued has been sent, then on_closed(closed) follows. What is queued is dropped where the peer
+  // reads less than 1 MiB of it in 2 s.
   virtual void close() = 0;
   // Ends this side after what is queued, with a goodbye or (as a death would look) without. on_closed() follows when the peer has
   // ended its side or its process is dead, however long that takes. Peers of the same host only.

@@ -180,7 +180,8 @@ class Endpoint {
   // Stops the put or get that would complete `done`: ok means nothing of it is written after this returns and `done` was completed
   // with `cancelled`. unsupported: too late; it will complete by itself.
   virtual Status cancel(Completion* done) = 0;
-  // The peer has ended its side, or its process is dead: delivers the signals of it that are here, whoever waits for what.
+  // The peer has ended its side, or its process is dead: delivers every signal of it that has arrived, also those behind the one
+  // that a waiter waits for.
   virtual void receive_rest() {}
   // Signals that were accepted have not left this side. Destruction may discard them.
   [[nodiscard]] virtual bool has_unsent() const { return false; }

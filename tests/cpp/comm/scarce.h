@@ -14,7 +14,7 @@ inline constexpr std::size_t scarce_budget = 10'000'000;
 extern std::atomic<std::size_t> scarce_used;
 // While set, its puts and gets do their work and do not complete.
 extern std::atomic<bool> scarce_holds;
-// Those that have done their work and do not complete.
+// Puts and gets whose bytes have been moved, held back from completing while scarce_holds.
 extern std::atomic<std::size_t> scarce_held;
 
 }  // namespace hmc::testing

@@ -277,7 +277,7 @@ TEST_P(MessagingEnds, GoingAwayEndsEverything) {
       while (count.load() == 0 && std::chrono::steady_clock::now() < give_up) pause(1);
       EXPECT_EQ(count.load(), 1);
     }
-    // The goodbye of the other side comes after the last of these ends.
+    // The other side says goodbye only after the last of these operations has ended.
     while (pair.ab.alive() && std::chrono::steady_clock::now() < give_up) pause(1);
     EXPECT_EQ(pair.ab.isend(view(out[0]), 1).status().code(), Code::closed);
   }

@@ -239,7 +239,7 @@ TEST_P(ListenerTest, ThreeHundredSilentClientsKeepNobodyOut) {
   }
   EXPECT_LE(open.size(), 256U);
   const bool in_time = std::chrono::steady_clock::now() - start < magic_time;
-  if (in_time) {  // those that did not give way may still speak
+  if (in_time) {  // the clients that are still connected may send their magic
     EXPECT_EQ(send(open.at(0), control_magic.data(), 8, MSG_NOSIGNAL), 8);
   }
   lock.unlock();

@@ -112,7 +112,7 @@ Status Signals::deliver(EndpointSink& sink, Shared& shared, std::size_t& budget,
       sink.on_signal({shared.incoming.data(), size});
     }
     budget -= std::min(budget, all ? record_bytes(size) : size);
-    // A message without a receive would be copied to memory of its own first.
+    // The waiter may post a receive for the next message: delivered now, it would be copied once more.
     if (!all && shared.engine->waiter_is_served()) break;
   }
   return {};
