@@ -11,7 +11,7 @@ namespace {
 
 std::mutex mutex;
 std::condition_variable changed;
-bool held = false;
+bool held = false, several = false;
 int inside = 0;
 
 }  // namespace
@@ -28,6 +28,11 @@ extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo
   changed.notify_all();
   changed.wait(lock, [] { return !held; });
   const int result = original("127.0.0.1", service, hints, found);
+  addrinfo* first = nullptr;
+  if (result == 0 && several && original("127.0.0.2", service, hints, &first) == 0) {
+    first->ai_next = *found;
+    *found = first;
+  }
   --inside;
   changed.notify_all();
   return result;
@@ -35,9 +40,10 @@ extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo
 
 namespace hmc::testing {
 
-HeldLookup::HeldLookup() {
+HeldLookup::HeldLookup(bool finds_several) {
   const std::scoped_lock lock(mutex);
   held = true;
+  several = finds_several;
 }
 
 HeldLookup::~HeldLookup() {

@@ -3,11 +3,11 @@
 
 namespace hmc::testing {
 
-// While one lives, lookups of `name` wait for release() and then find 127.0.0.1. One at a time.
+// While one lives, lookups of `name` wait for release() and then find 127.0.0.1, after 127.0.0.2 where `several`. One at a time.
 class HeldLookup {
  public:
   static constexpr const char* name = "held.test";
-  HeldLookup();
+  explicit HeldLookup(bool several = false);
   ~HeldLookup();  // releases, and waits until no lookup is left inside
   HeldLookup(const HeldLookup&) = delete;
   HeldLookup& operator=(const HeldLookup&) = delete;

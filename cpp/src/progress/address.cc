@@ -177,13 +177,15 @@ Result<UniqueFd> start_connect(std::string_view address) {
   }
   HMC_ASSIGN(const std::vector<SocketAddress> targets, numeric_tcp(address, false));
   if (targets.empty()) return Status(Code::invalid_argument, "the host of " + std::string(address) + " is no numeric address");
-  return start_connect(targets, address);
+  std::span<const SocketAddress> untried = targets;
+  return start_connect(untried, address);
 }
 
-Result<UniqueFd> start_connect(std::span<const SocketAddress> targets, std::string_view address) {
+Result<UniqueFd> start_connect(std::span<const SocketAddress>& targets, std::string_view address) {
   Status last;
-  for (const SocketAddress& target : targets) {
-    auto fd = connect_one(target, address);
+  while (!targets.empty()) {
+    auto fd = connect_one(targets.front(), address);
+    targets = targets.subspan(1);
     if (fd.ok()) return fd;
     last = fd.status();
   }

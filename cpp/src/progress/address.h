@@ -31,9 +31,9 @@ Result<SocketAddress> unix_socket_address(std::string_view path);
 Result<std::vector<SocketAddress>> resolve_tcp(std::string_view address, bool passive);
 // As resolve_tcp(), but never blocks: empty if the host is a name.
 Result<std::vector<SocketAddress>> numeric_tcp(std::string_view address, bool passive);
-// A non-blocking socket in connection to the first of `targets` that does not fail immediately; `address` is for messages.
-// Errors: peer_lost (no listener), authentication (no permission), transport.
-Result<UniqueFd> start_connect(std::span<const SocketAddress> targets, std::string_view address);
+// A non-blocking socket in connection to the first of `targets` that does not fail immediately; those tried leave `targets`.
+// `address` is for messages. Errors, of the last one: peer_lost (no listener), authentication (no permission), transport.
+Result<UniqueFd> start_connect(std::span<const SocketAddress>& targets, std::string_view address);
 // Of a socket of start_connect() that has become writable. Errors as there.
 Status connect_outcome(int fd, std::string_view address);
 // "tcp://127.0.0.1:7000" (also for a mapped IPv4 address), "tcp://[::1]:7000".

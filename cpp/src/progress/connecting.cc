@@ -2,10 +2,9 @@
 
 #include <sys/epoll.h>
 
+#include <span>
 #include <utility>
-#include <vector>
 
-#include "progress/address.h"
 #include "progress/listener.h"
 
 namespace hmc {
@@ -13,11 +12,11 @@ namespace hmc {
 Result<Connecting> Connecting::start(std::string_view address) {
   Connecting connecting(address);
   if (unix_path(address).empty()) {
-    HMC_ASSIGN(const std::vector<SocketAddress> targets, numeric_tcp(address, false));
-    if (targets.empty()) {
+    HMC_ASSIGN(connecting.targets_, numeric_tcp(address, false));
+    if (connecting.targets_.empty()) {
       HMC_ASSIGN(connecting.lookup_, HostLookup::start(address));
     } else {
-      HMC_ASSIGN(connecting.socket_, start_connect(targets, address));
+      HMC_TRY(connecting.try_next());
     }
   } else {
     HMC_ASSIGN(connecting.socket_, start_connect(address));
@@ -32,11 +31,23 @@ Result<bool> Connecting::advance() {
     auto found = lookup_->take();
     lookup_.reset();
     if (!found.ok()) return found.status();
-    HMC_ASSIGN(socket_, start_connect(*found, address_));
+    targets_ = std::move(*found);
+    HMC_TRY(try_next());
     return false;
   }
-  HMC_TRY(connect_outcome(socket_.get(), address_));
-  return true;
+  const Status outcome = connect_outcome(socket_.get(), address_);
+  if (outcome.ok()) return true;
+  if (tried_ == targets_.size()) return outcome;
+  HMC_TRY(try_next());
+  return false;
+}
+
+Status Connecting::try_next() {
+  std::span<const SocketAddress> untried = std::span(targets_).subspan(tried_);
+  auto socket = start_connect(untried, address_);
+  tried_ = targets_.size() - untried.size();
+  if (socket.ok()) socket_ = std::move(*socket);
+  return socket.status();
 }
 
 }  // namespace hmc

@@ -16,8 +16,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "hmc/deadline.h"
 
@@ -74,7 +76,9 @@ class ListenerTest : public ::testing::TestWithParam<Progress> {
   // A client that has sent `bytes` before it is accepted: then its time for the magic begins.
   UniqueFd client(const std::string& address, std::string_view bytes) {
     const auto lock = engine_->lock();
-    auto fd = address.starts_with("tcp") ? start_connect(resolve_tcp(address, false).value(), address) : start_connect(address);
+    const auto found = address.starts_with("tcp") ? resolve_tcp(address, false).value() : std::vector<SocketAddress>();
+    std::span<const SocketAddress> targets = found;
+    auto fd = found.empty() ? start_connect(address) : start_connect(targets, address);
     EXPECT_TRUE(fd.ok()) << fd.status().str();
     if (!fd.ok()) return {};
     EXPECT_TRUE(ready(fd->get(), POLLOUT));
