@@ -75,6 +75,8 @@ class Job:
     _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
     _stopped: set[int] = field(default_factory=set)
+    #: What ``output`` raised first. From then on the output of all processes is discarded, so that none blocks in a write.
+    unheard: Exception | None = None
 
     def start(self) -> None:
         """Starts every process; each has its own process group so that terminating reaches its children."""
@@ -126,12 +128,12 @@ class Job:
     def wait(self) -> int:
         """Waits for all. Returns the first failing exit status (128 + signal for a killed process), else 0.
 
-        Reports every rank that failed.
+        Reports every rank that failed. An error of ``output`` stops the job and is raised here.
         """
         status = 0
         deadline: float | None = None
         waiting = set(range(len(self._running)))
-        while waiting:
+        while waiting and self.unheard is None:
             for index, code in self.ended().items():
                 if index not in waiting:
                     continue
@@ -149,7 +151,11 @@ class Job:
                 deadline = None
             if waiting:
                 time.sleep(0.01)
+        if waiting:
+            self.stop()
         self.close()
+        if self.unheard is not None:
+            raise self.unheard
         return status
 
     def stop(self, patience: float = 2.0) -> None:
@@ -166,12 +172,15 @@ class Job:
 
     def close(self) -> None:
         """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous."""
-        # A process that a rank left behind may hold the stream open, and write nothing, or for ever.
+        # A process that a rank left behind may hold the stream open, and write nothing, or for ever. Without one (POLLHUP) what
+        # is left has an end, and ``output`` may take as long as it likes: somebody may be reading it.
         end = time.monotonic() + 60
         for reader, stream in self._readers:
             more = select.poll()
             more.register(stream, select.POLLIN)
-            while reader.is_alive() and time.monotonic() < end and more.poll(2000):
+            while reader.is_alive() and (events := more.poll(2000)):
+                if time.monotonic() > end and not events[0][1] & select.POLLHUP:
+                    break
                 reader.join(timeout=0.05)
         if self._folder:
             self._folder.cleanup()
@@ -179,4 +188,9 @@ class Job:
     def _forward(self, rank: int, stream: IO[str]) -> None:
         assert self.output is not None
         for line in stream:
-            self.output(rank, line)
+            if self.unheard is not None:
+                continue
+            try:
+                self.output(rank, line)
+            except Exception as error:
+                self.unheard = self.unheard or error

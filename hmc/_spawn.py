@@ -86,10 +86,15 @@ def spawn(
         try:
             job.start()
             while (codes := _poll(job, files, deadline)) is None:
+                if job.unheard is not None:
+                    break
                 time.sleep(0.005)
         finally:
             job.stop(PATIENCE)
             job.close()
+        if job.unheard is not None:
+            raise job.unheard
+        assert codes is not None
         return _results(files, codes)
 
 
