@@ -17,7 +17,9 @@ from hmc.errors import HmcTimeoutError
 __all__ = ["ThreadedWork"]
 
 
-def _main(future: Future[None], run: Callable[[], None], ended: Callable[[], None]) -> None:
+def _main(begun: threading.Lock, future: Future[None], run: Callable[[], None], ended: Callable[[], None]) -> None:
+    if not begun.acquire(blocking=False):
+        return  # withdrawn
     try:
         run()
     except BaseException as error:
@@ -39,10 +41,18 @@ class ThreadedWork(Owned):
         self._described = described
         self._future: Future[None] = Future()
         self._cancel = threading.Event()
+        self._begun = threading.Lock()  # taken once: by the thread, which then runs, or by ``_withdraw``
 
     def _start(self, run: Callable[[], None], thread: str) -> None:
-        """Once. ``run`` looks at ``_cancel``. OutOfMemoryError: the system refused a thread of this name."""
-        start_thread(functools.partial(_main, self._future, run, self._ended), thread)
+        """Once. ``run`` looks at ``_cancel``. OutOfMemoryError: the system refused a thread of this name.
+
+        A signal's handler may raise here although the thread has started: ``_withdraw`` tells.
+        """
+        start_thread(functools.partial(_main, self._begun, self._future, run, self._ended), thread)
+
+    def _withdraw(self) -> bool:
+        """After an exception of ``_start``: False if the thread runs, or has run; True if it never does."""
+        return self._begun.acquire(blocking=False)
 
     def _ended(self) -> None:
         """Called on its thread when it has ended."""

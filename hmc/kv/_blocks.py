@@ -66,6 +66,11 @@ class Blocks:
             found.users += 1
             return found
 
+    def hold(self, used: Used) -> None:
+        """As ``use``, of what the caller uses already."""
+        with self._lock:
+            used.users += 1
+
     def release(self, used: Used) -> None:
         with self._lock:
             used.users -= 1
@@ -83,6 +88,15 @@ class Blocks:
         except BaseException:
             self.release(used)
             raise
+
+    @contextmanager
+    def using(self, session: str) -> Iterator[Used]:
+        """As ``use``, for the time of the body."""
+        used = self.use(session)
+        try:
+            yield used
+        finally:
+            self.release(used)
 
     def free(self, session: str) -> None:
         """Gives the session's blocks back as soon as nothing uses them. Idempotent."""

@@ -323,10 +323,12 @@ class Cache:
             except BaseException as error:
                 made.put(error)
 
-        thread = start_thread(run, "hmc.kv copies") if len(todo) > 1 else None
-        if thread is None:
-            run()
+        thread: threading.Thread | None = None
         try:
+            if len(todo) > 1:
+                thread = start_thread(run, "hmc.kv copies")
+            else:
+                run()
             for piece in todo:
                 found = made.get()
                 if isinstance(found, BaseException):

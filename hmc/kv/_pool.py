@@ -25,7 +25,7 @@ from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
 from hmc.kv._remote import RemotePool, Scratch
-from hmc.kv._transfer import Transfer
+from hmc.kv._transfer import Transfer, Transfers
 from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, MAX_TOKENS, Description, Ticket
 from hmc.layout import Layout
 
@@ -80,7 +80,7 @@ class Pool(Owned):
         self.listener = Listener(secrets.randbits(61), self._prune)
         self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
         self._lock = threading.Lock()
-        self._transfers: set[Transfer] = set()
+        self.transfers = Transfers(self.blocks, self._prune)
         self._closed = self._drained = False
         self._described = self._describe()
         self.id = bytes(self._described.descriptor())
@@ -107,7 +107,7 @@ class Pool(Owned):
         """
         self._check_process()
         self.leases.end_of(text("session", session), "released")
-        for transfer in self._in_flight():
+        for transfer in self.transfers.running:
             if transfer.session == session:
                 transfer.cancel()
         self.blocks.free(session)
@@ -215,10 +215,10 @@ class Pool(Owned):
         text("session", session)
         credits, first = whole("credits", credits, 1), whole("first", first, 0, MAX_TOKENS)
         offer = Ticket.decode(ticket, INBOX)
-        with self.blocks.claim(session) as used:
+        with self.blocks.using(session) as used:
             source = side(self.layout, self._chosen(used, blocks), offer.tokens, first + offer.skip)
             push = Push(self, peer, offer, session, source, credits, used if moves else None)
-            self._run(push, push._run, used)
+            self.transfers.run(push, push._run, used)
         return push
 
     # ---- the decode side ----
@@ -253,10 +253,10 @@ class Pool(Owned):
         if tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
         transfer = Transfer(text("session", session), "pull")
-        with self.blocks.claim(session) as used:
+        with self.blocks.using(session) as used:
             target = side(self.layout, self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
             pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify, self.cache.marks(stream))
-            self._run(transfer, pull.run, used)
+            self.transfers.run(transfer, pull.run, used)
         return transfer
 
     def receive(
@@ -283,14 +283,14 @@ class Pool(Owned):
         self._check_open(peer)
         text("session", session)
         skip, first, deadline = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS), Deadline(timeout)
-        with self.blocks.claim(session) as used:
+        with self.blocks.using(session) as used:
             chosen = self._chosen(used, blocks)
             begin = first + (skip if blocks is None else 0)
             tokens = self._tokens(tokens, chosen, begin)
             target = side(self.layout, chosen, tokens, begin)
             ticket = Ticket.of_inbox(self.id, self.listener.tag, tokens, target.first, skip, verify, target.blocks)
             inbox = Inbox(self, peer, ticket, session, target, tokens, verify, deadline, self.cache.marks(stream))
-            self._run(inbox, inbox._run, used)
+            self.transfers.run(inbox, inbox._run, used)
         return inbox
 
     # ---- counters and the end ----
@@ -300,9 +300,11 @@ class Pool(Owned):
         self._check_process()
         if session is not None:
             return self.counts.of(text("session", session))
-        with self._lock:
-            transfers = len(self._transfers)
-        held = {"transfers": transfers, "pushes_open": self.listener.sessions, "blocks_free": self.blocks.free_count}
+        held = {
+            "transfers": len(self.transfers.running),
+            "pushes_open": self.listener.sessions,
+            "blocks_free": self.blocks.free_count,
+        }
         return {**self.counts.totals, **self.leases.usage(), **held}
 
     def close(self, timeout: float | None = 10.0) -> None:
@@ -311,11 +313,11 @@ class Pool(Owned):
         deadline = Deadline(timeout)
         if self._drained:
             return
-        with self._lock:
-            self._closed = True
-        for transfer in self._in_flight():
+        self._closed = True
+        self.transfers.close()
+        for transfer in self.transfers.running:
             transfer.cancel()
-        for transfer in self._in_flight():
+        for transfer in self.transfers.running:
             if not transfer._drained.wait(deadline.left()):
                 raise HmcTimeoutError(
                     f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
@@ -354,32 +356,6 @@ class Pool(Owned):
         """Releases what was imported from pools that are closed and peers that are lost."""
         with self._lock:
             self._remotes = {key: one for key, one in self._remotes.items() if key[0].alive and one.alive}
-
-    def _run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
-        def main() -> None:
-            try:
-                run()
-            finally:
-                with self._lock:
-                    self._transfers.discard(transfer)
-                self.blocks.release(used)
-                self._prune()
-                transfer._drained.set()
-
-        try:
-            with self._lock:
-                self._check_open()
-                self._transfers.add(transfer)
-            transfer._start(main, f"hmc.kv {transfer._what}")
-        except BaseException:
-            with self._lock:
-                self._transfers.discard(transfer)
-            transfer._unstarted()
-            raise
-
-    def _in_flight(self) -> list[Transfer]:
-        with self._lock:
-            return list(self._transfers)
 
     def _check_open(self, *peers: Peer) -> None:
         self._check_process()

@@ -1,13 +1,15 @@
-"""A transfer of a pool, as the user sees it."""
+"""A transfer of a pool, as the user sees it, and the transfers of a pool that may still access its pages."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from hmc._threaded import ThreadedWork
-from hmc.errors import HmcCancelledError
+from hmc.errors import ClosedError, HmcCancelledError
+from hmc.kv._blocks import Blocks, Used
 
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "Transfers"]
 
 
 class Transfer(ThreadedWork):
@@ -29,3 +31,59 @@ class Transfer(ThreadedWork):
     def _check_cancelled(self) -> None:
         if self._cancel.is_set():
             raise HmcCancelledError(f"{self._described} was cancelled; its pages may have been written in part")
+
+
+class Transfers:
+    """The transfers of a pool that may still access its pages. Any thread."""
+
+    def __init__(self, blocks: Blocks, after: Callable[[], None]) -> None:
+        self._blocks = blocks
+        self._after = after  # runs when a transfer has ended, on its thread
+        self._lock = threading.Lock()
+        self._running: set[Transfer] = set()
+        self._closed = False
+
+    def run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
+        """Runs it on a thread, which uses ``used`` until it has ended. Raises OutOfMemoryError, ClosedError.
+
+        After an exception of a signal's handler it has not started, or it was cancelled and ends by itself.
+        """
+
+        def main() -> None:
+            try:
+                run()
+            finally:
+                self._end(transfer, used)
+                self._after()
+                transfer._drained.set()
+
+        self._blocks.hold(used)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the pool is closed")
+                self._running.add(transfer)
+            transfer._start(main, f"hmc.kv {transfer._what}")
+        except BaseException:
+            if transfer._withdraw():
+                self._end(transfer, used)
+                transfer._unstarted()
+                transfer._drained.set()  # a close() may wait for it already
+            else:
+                transfer.cancel()
+            raise
+
+    def _end(self, transfer: Transfer, used: Used) -> None:
+        with self._lock:
+            self._running.discard(transfer)
+        self._blocks.release(used)
+
+    def close(self) -> None:
+        """Refuses further ones."""
+        with self._lock:
+            self._closed = True
+
+    @property
+    def running(self) -> list[Transfer]:
+        with self._lock:
+            return list(self._running)

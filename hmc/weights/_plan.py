@@ -132,7 +132,15 @@ class Plan:
                         sink.prepare(place.words(self.shadow))
                 self._pulled = found
 
-            self._pull = Pull(pulled)
+            before, self._pull = self._pull, Pull()
+            try:
+                self._pull._begin(pulled)
+            except BaseException:
+                if self._pull._withdraw():
+                    self._pull = before
+                else:  # a signal's handler has raised; the thread writes into the shadow until it has ended
+                    self._pull.cancel()
+                raise
             return self._pull
 
     def pulled(self) -> tuple[int, list[tuple[str, Tensor]]]:

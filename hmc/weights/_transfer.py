@@ -20,8 +20,11 @@ class Pull(ThreadedWork):
     unchanged, whatever the outcome.
     """
 
-    def __init__(self, run: Callable[[threading.Event], None]) -> None:
+    def __init__(self) -> None:
         super().__init__("the pull")
+
+    def _begin(self, run: Callable[[threading.Event], None]) -> None:
+        """Once. After an exception ``_withdraw`` tells whether it runs all the same."""
         cancel = self._cancel
         self._start(lambda: run(cancel), "hmc.weights pull")
 

@@ -69,8 +69,8 @@ def connected(prefill: str, decode: str, devices: tuple[str, str] = ("", ""), **
     """Two sides, the peer that the second sees, and the peer that the first sees."""
     a, b = Side(prefill, 1, devices[0], **more), Side(decode, 2, devices[1], **more)
     try:
-        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=20)
-        yield a, b, to_a, a.ctx.accept(timeout=20)
+        to_a = b.ctx.connect(a.ctx.addresses[0], timeout=60)
+        yield a, b, to_a, a.ctx.accept(timeout=60)
     finally:
         a.close()
         b.close()

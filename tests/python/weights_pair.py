@@ -22,11 +22,11 @@ class Pair:
         self.end = end
         self.source_ctx = end.enter_context(hmc.Context())
         self.ctx = end.enter_context(hmc.Context())
-        self.peer = self.ctx.connect(self.source_ctx.addresses[0], timeout=20)
+        self.peer = self.ctx.connect(self.source_ctx.addresses[0], timeout=60)
 
     def publish(self, tensors: Any, name: str = "weights", **more: Any) -> weights.Source:
         self.end.enter_context(weights.publish(self.source_ctx, tensors, name=name, **more))
-        return weights.lookup(self.ctx, self.peer, name, timeout=20)
+        return weights.lookup(self.ctx, self.peer, name, timeout=60)
 
     def plan(self, sources: Any, target: Any) -> weights.Plan:
         return self.end.enter_context(weights.plan(sources, target))
