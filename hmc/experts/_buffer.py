@@ -14,6 +14,7 @@ import numpy as np
 from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
+from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, fetched, host_array
 from hmc.experts._calls import Call, Combine, Dispatch
@@ -24,7 +25,7 @@ from hmc.experts._peers import Outcome, names
 from hmc.experts._shape import Shape
 
 
-class Buffer:
+class Buffer(Owned):
     """Dispatch and combine for a layer of experts over the ranks of a Communicator.
 
     Every rank makes one with the same arguments, within ``timeout`` seconds (collective).
@@ -59,6 +60,7 @@ class Buffer:
         device: Any = "cpu",
         timeout: float | None = 60.0,
     ) -> None:
+        super().__init__()
         deadline = Deadline(timeout)
         if not isinstance(comm, _core.Communicator):
             raise TypeError(f"experts.Buffer: comm must be a hmc.Communicator, not a {type(comm).__name__}")
@@ -315,6 +317,7 @@ class Buffer:
 
     def _in_turn(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
         """One thread at a time. An interrupt at any moment leaves the lock free, which a context manager in Python does not."""
+        self._check_process()  # before anything is written that the other ranks read
         left = deadline.left()
         held: list[bool] = []
         try:

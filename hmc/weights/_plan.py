@@ -9,6 +9,7 @@ from typing import Any
 
 from hmc._arguments import whole
 from hmc._deadline import Deadline
+from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.tensors import Tensor, view
@@ -29,13 +30,14 @@ _ALIGNMENT = 64
 _REPEATS = 100  # of copies that a commit() makes after an exception
 
 
-class Plan:
+class Plan(Owned):
     """How a target is filled from some sources. Made by plan(). Any thread; one pull at a time.
 
     Pulled weights lie in a shadow, which is as large as the target, until commit() copies them to the target.
     """
 
     def __init__(self, sources: Sequence[Source], target: Any) -> None:
+        super().__init__()
         self.sources = list(sources)
         if len({id(source.ctx) for source in self.sources}) != 1:
             raise InvalidArgumentError(f"{len(self.sources)} sources: pass one or more that were looked up with one Context")
@@ -114,6 +116,7 @@ class Plan:
         published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError. It may be repeated after each of them.
         This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started.
         """
+        self._check_process()
         deadline = Deadline(timeout)
         if epoch is not None:
             epoch = whole("epoch", epoch, 0, MAX_EPOCH)
@@ -151,6 +154,7 @@ class Plan:
 
         InvalidArgumentError where no pull has succeeded since the last commit().
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             epoch = self._check_pulled("pulled()")
@@ -175,6 +179,7 @@ class Plan:
         plan(): the target is then unchanged. It waits for what is queued on the current streams of torch and CuPy arrays;
         close() ends that wait with ClosedError.
         """
+        self._check_process()
         with self._lock:
             self._check_open()
             epoch = self._check_pulled("commit")
@@ -206,6 +211,7 @@ class Plan:
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""
+        self._check_process()
         deadline = Deadline(timeout)
         left = deadline.left()
         self._closed = True  # before the lock, which a commit() behind a stream holds

@@ -13,6 +13,7 @@ import numpy as np
 from hmc._arguments import whole
 from hmc._core import ConnBuffer, Context, Memory
 from hmc._deadline import Deadline
+from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.weights._cells import TASK_BYTES
@@ -48,10 +49,11 @@ def _table(grid: Grid, buffer: ConnBuffer) -> Any:
     return found
 
 
-class Publication:
+class Publication(Owned):
     """Weights of this process that peers may pull. Made by publish(). Any thread; one update() at a time."""
 
     def __init__(self, ctx: Context, tensors: Any, epoch: int, name: str, digest: bool) -> None:
+        super().__init__()
         if not isinstance(ctx, Context):
             raise TypeError(f"ctx must be a hmc.Context, not a {type(ctx).__name__}")
         self.ctx = ctx
@@ -138,6 +140,7 @@ class Publication:
         Raises InvalidArgumentError for an update within an update, and at its end for an array that was resized or moved;
         ClosedError.
         """
+        self._check_process()
         epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         if not self._lock.acquire(blocking=False):
             raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
@@ -164,6 +167,7 @@ class Publication:
                 )
 
     def check_open(self) -> None:
+        self._check_process()
         if self._closed:
             raise ClosedError(f"weights {self.name!r} are no longer published")
 
@@ -172,6 +176,7 @@ class Publication:
 
         HmcTimeoutError: a reader has not acknowledged within ``timeout`` seconds; call it again. Idempotent.
         """
+        self._check_process()  # the words lie in memory that the parent of a fork() has too
         deadline = Deadline(timeout)
         with self._mutex:
             first = not self._closed
