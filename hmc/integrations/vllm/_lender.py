@@ -160,8 +160,10 @@ class Lender:
                 raise InvalidArgumentError(f"request {request} has other tokens here than the prompt of the decode engine")
             layout = self._pools[0].layout
             answer = Answer(self._lend(peer, ask, kept), layout.layers, layout.heads) if ask.what == "lease" else None
-        except HmcError as error:
-            answer = Answer(error=str(error))
+        except Exception as error:
+            answer = Answer(error=str(error) or repr(error))
+            if not isinstance(error, HmcError):
+                logger.exception("HMC: %s of request %s by %s failed", ask.what, request, peer.name)
         finally:
             if kept is not None:
                 # Leases count for themselves by now.
@@ -200,7 +202,7 @@ class Lender:
                         on_end=lambda _: ended(1),
                     )
                 )
-        except HmcError:
+        except BaseException:
             for lease in leases:
                 lease.release()
             ended(len(self._pools) - len(leases))

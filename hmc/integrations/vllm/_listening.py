@@ -37,12 +37,17 @@ class Listening(Generic[Message]):
         start_thread(lambda: self._accept(ctx), "hmc.vllm accept")
 
     def add(self, peer: Peer) -> None:
-        """Takes messages of a peer, until it is lost. Idempotent."""
+        """Takes messages of a peer, until it is lost. OutOfMemoryError: no thread is left; call it again. Idempotent."""
         with self._lock:
             if peer in self._peers:
                 return
             self._peers.add(peer)
-        start_thread(lambda: self._listen(peer), "hmc.vllm listen")
+        try:
+            start_thread(lambda: self._listen(peer), "hmc.vllm listen")
+        except BaseException:  # no thread left: the next add() starts one
+            with self._lock:
+                self._peers.discard(peer)
+            raise
 
     def close(self) -> None:
         """Accepts no further peers."""

@@ -222,6 +222,8 @@ class Receiver(Loading):
         """Why a request cannot arrive any more. Under the lock."""
         for inbox in one.inboxes:
             error = inbox.error()
+            if isinstance(error, HmcCancelledError):  # by the sender, whose reason may come later: own cancels set ``failure``
+                return LeaseExpiredError(str(error))
             if isinstance(error, Exception):
                 return error
         for part in one.parts:
