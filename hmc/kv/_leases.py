@@ -42,6 +42,8 @@ __all__ = ["Lease", "Leases", "lasting"]
 SLOT_WORDS = 4
 SLOTS = 1024
 _TICK = 0.05  # seconds
+# Seconds between two looks, beyond which this process did not run: heartbeats may have arrived that were not taken.
+_PAUSE = 1.0
 
 
 def lasting(seconds: float) -> float:
@@ -83,9 +85,8 @@ class Lease(Owned):
     def renew(self, seconds: float | None = None) -> None:
         """Lets it last ``seconds`` (default: as at first) from now on. Raises LeaseExpiredError where it has ended."""
         self._check_process()
-        self.expires = time.monotonic() + (self.seconds if seconds is None else lasting(seconds))
-        if self.done:
-            raise LeaseExpiredError(f"renew of the lease of session {self.session!r}: it has ended ({self.reason})")
+        if self._leases is not None:
+            self._leases.renew(self, self.seconds if seconds is None else lasting(seconds))
 
     def release(self) -> None:
         """Ends it: a reader that has not finished gets LeaseExpiredError. Idempotent."""
@@ -108,6 +109,7 @@ class Leases:
         self._free_slots = deque(range(SLOTS))
         self._generation = secrets.randbits(62) | 1
         self._held: dict[int, Lease] = {}
+        self._looked = 0.0  # when sweep() began last, while leases are held
         self._after: dict[int, Callable[[], None]] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -148,6 +150,8 @@ class Leases:
                     f"a lease of {len(blocks)} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} "
                     "leases are free; release leases, or give the pool more with lease_blocks="
                 )
+            if not self._held:
+                self._looked = time.monotonic()
             if self._sweeper is None:
                 self._sweeper = start_thread(self._sweep_on, "hmc.kv leases")
             rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
@@ -169,6 +173,9 @@ class Leases:
     def end(self, lease: Lease, reason: str) -> None:
         ticket = lease._ticket
         with self._changed:
+            now = time.monotonic()
+            if reason == "expired" and (now <= lease.expires or now - self._looked > _PAUSE):
+                return  # renewed meanwhile; or this process was paused, and the next sweep decides
             if self._held.pop(ticket.generation, None) is None:
                 return
             self._rows[ticket.rows, 0] = 0  # before anything may change the pages
@@ -183,6 +190,12 @@ class Leases:
         finally:
             lease._ended.set()
 
+    def renew(self, lease: Lease, seconds: float) -> None:
+        with self._changed:
+            if lease._ticket.generation not in self._held:
+                raise LeaseExpiredError(f"renew of the lease of session {lease.session!r}: it has ended ({lease.reason})")
+            lease.expires = time.monotonic() + seconds
+
     def end_of(self, session: str, reason: str) -> None:
         for lease in self.held:
             if lease.session == session:
@@ -195,6 +208,12 @@ class Leases:
 
     def sweep(self) -> None:
         """Ends the leases that are over by now: read, expired, of a lost peer. Their ``after`` runs on this thread."""
+        with self._changed:
+            now = time.monotonic()
+            pause, self._looked = now - self._looked, now
+            if pause > _PAUSE:
+                for lease in self._held.values():
+                    lease.expires += pause - _PAUSE
         for lease in self.held:
             reason = self._look(lease)
             if reason:
@@ -217,7 +236,8 @@ class Leases:
             return "read"
         if beaten == ticket.generation and beats != lease._heartbeats:
             lease._heartbeats = beats
-            lease.expires = time.monotonic() + lease.seconds
+            with self._changed:  # a renewal for longer stays
+                lease.expires = max(lease.expires, time.monotonic() + lease.seconds)
         if lease._peer is not None and not lease._peer.alive:
             return "peer lost"
         return "expired" if time.monotonic() > lease.expires else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -197,7 +196,7 @@ class Push(Transfer):
 
     def _serve(self, remote: RemotePool) -> None:
         """Sends layers until the receiver has accepted them."""
-        until = time.monotonic() + _ANSWER
+        looks = 0  # counted, as this process may be stopped while the answer arrives
         held: deque[tuple[str, tuple[int, list[StreamMark]]]] = deque()  # layers and close, until GO and until they are complete
         answered = False
         while True:
@@ -206,7 +205,8 @@ class Push(Transfer):
             except queue.Empty:
                 what = ""
                 if not answered:
-                    self._look(remote, until)
+                    looks += 1
+                    self._look(remote, looks * _LOOK > _ANSWER)
             self._check_cancelled()
             if what == "record":
                 kind = self._take(found)
@@ -227,13 +227,13 @@ class Push(Transfer):
             self._land()
         return self._events.get(timeout=timeout)
 
-    def _look(self, remote: RemotePool, until: float) -> None:
+    def _look(self, remote: RemotePool, late: bool) -> None:
         """Raises where the receiver cannot answer the first record: it is lost, its pool is closed, or waits for another peer."""
         if not remote.alive:
             if not self._peer.alive:
                 raise PeerLostError(f"push of session {self.session!r}: its receiver {self._peer.name} is lost")
             raise self._refused()
-        if time.monotonic() > until:
+        if late:
             raise HmcTimeoutError(
                 f"push of session {self.session!r}: {self._peer.name} has not answered within {_ANSWER} s; its process is stopped, "
                 "or the ticket is of a receive from another peer"
