@@ -15,7 +15,7 @@ from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc._process import Owned
-from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows, fetched, host_array
 from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
@@ -43,7 +43,7 @@ class Buffer(Owned):
     may call; calls wait for each other. Close the Buffer before the Communicator.
 
     Raises InvalidArgumentError (an argument, other arguments on another rank, several local Members), HmcTimeoutError,
-    PeerLostError, OutOfMemoryError.
+    PeerLostError, OutOfMemoryError; HmcCancelledError, which names a rank that could not make its Buffer, and why.
     """
 
     def __init__(
@@ -69,7 +69,12 @@ class Buffer(Owned):
         self._shape = Shape.of(comm.size, experts, hidden, tokens, topk, dtype, combine_dtype, once)
         own = comm.split(0, timeout=deadline.left())
         assert own is not None
-        self._fabric = Fabric(own, self._shape, str(device), deadline)
+        try:
+            self._fabric = Fabric(own, self._shape, str(device), deadline)
+        except BaseException:
+            with contextlib.suppress(HmcError):
+                own.close(0)
+            raise
         self._lock = threading.Lock()
         self._number = 0
         self._open: dict[int, Handle] = {}

@@ -19,7 +19,17 @@ import numpy as np
 
 from hmc import _core
 from hmc._deadline import Deadline
-from hmc.errors import AuthenticationError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
+from hmc.errors import (
+    AuthenticationError,
+    ClosedError,
+    HmcCancelledError,
+    HmcError,
+    HmcTimeoutError,
+    InvalidArgumentError,
+    PeerLostError,
+    ProtocolError,
+    StaleBufferError,
+)
 from hmc.experts._memory import Area, Counts, Growing
 from hmc.experts._peers import Peers
 from hmc.experts._shape import Shape
@@ -45,6 +55,20 @@ class Fabric:
         self.comm = comm
         self.peers = Peers(comm)
         self._agree(shape, deadline)
+        try:
+            self._make(shape, device, deadline)
+        except (ClosedError, HmcCancelledError, PeerLostError):
+            raise  # the failure of another rank, which all get
+        except StaleBufferError:  # a rank has failed and freed its memory; its reason follows
+            comm.barrier(timeout=deadline.left())
+            raise
+        except BaseException as error:  # of this rank alone: the others would wait for it until their deadlines
+            comm.abort(f"experts.Buffer: {type(error).__name__}: {error}")
+            raise
+
+    def _make(self, shape: Shape, device: str, deadline: Deadline) -> None:
+        """Allocates this rank's memory and imports the others'. Collective."""
+        comm = self.comm
         self.shape = shape
         self.layout = _core.ExpertLayout(comm.size, comm.rank, shape.experts, shape.tokens, shape.topk, shape.once)
         self.outbox, self.window = comm.buffer(8 * self.layout.words), comm.buffer(8 * self.layout.words)

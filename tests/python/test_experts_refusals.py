@@ -101,6 +101,32 @@ def test_ranks_that_ask_for_different_buffers(run_job: Callable[..., str]) -> No
     assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
 
 
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_a_rank_that_cannot_make_its_buffer_is_named_by_the_others(run_job: Callable[..., str], failing: int) -> None:
+    source = f"""
+    with hmc.init() as comm:
+        make, calls = hmc.Communicator.buffer, []
+        def fails(self, *arguments, **more):
+            calls.append(arguments)
+            if len(calls) == {failing}:
+                raise hmc.OutOfMemoryError("no memory for call {failing}")
+            return make(self, *arguments, **more)
+        if comm.rank == 1:
+            hmc.Communicator.buffer = fails
+            assert "no memory" in refused(hmc.OutOfMemoryError, buffer_of, comm)
+            hmc.Communicator.buffer = make
+        else:
+            message = refused(hmc.HmcCancelledError, buffer_of, comm)
+            assert "rank 1" in message, message
+            assert "no memory for call {failing}" in message, message
+        comm.barrier(timeout=40)
+        with buffer_of(comm) as ep:
+            check_round(ep, 0, 33, 17, 5, 13)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 3, timeout=100).count("done") == 3
+
+
 def test_strided_and_read_only_input(run_job: Callable[..., str]) -> None:
     source = """
     with hmc.init() as comm, buffer_of(comm) as ep:
