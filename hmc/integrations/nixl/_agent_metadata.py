@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hmc._core import ConnBuffer
-from hmc.errors import HmcError
+from hmc.errors import ClosedError, HmcError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.errors import NotRegisteredError
 from hmc.integrations._shared.hosts import host_identity
@@ -13,7 +13,7 @@ from hmc.integrations._shared.inbox import send
 from hmc.integrations._shared.ranges import Range
 from hmc.integrations.nixl._agent_base import ALL, AgentBase, agent_name
 from hmc.integrations.nixl._descs import descriptor_list
-from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError, translated
+from hmc.integrations.nixl._errors import nixlNotFoundError, nixlNotSupportedError, translate, translated
 from hmc.integrations.nixl._metadata import Entry, Metadata
 from hmc.integrations.nixl._types import nixl_mem_t
 from hmc.integrations.nixl.logging import get_logger
@@ -41,21 +41,35 @@ class MetadataCalls(AgentBase):
 
     def get_agent_metadata(self) -> bytes:
         """Addresses and registrations of this agent."""
-        return self._metadata(self._memory.ranges.all(), True)
+        return self._metadata(self._entries(self._memory.ranges.all()), True)
 
     def get_partial_agent_metadata(self, descs: Any, inc_conn_info: bool = False, backends: list[str] = ALL) -> bytes:
         """Some registrations of this agent, and its addresses if asked for. Raises nixlNotFoundError for what is not registered."""
         self._check_backends(backends)
         descs = descriptor_list(descs)
-        with translated():
-            ranges = self._memory.ranges.exact(descs.getType(), descs.rows)
-        return self._metadata(ranges, inc_conn_info)
+        while True:
+            with translated():
+                ranges = self._memory.ranges.exact(descs.getType(), descs.rows)
+            entries = self._entries(ranges)
+            if len(entries) == len(ranges):
+                return self._metadata(entries, inc_conn_info)
 
-    def _metadata(self, ranges: list[Range[ConnBuffer | None]], reachable: bool) -> bytes:
+    def _entries(self, ranges: list[Range[ConnBuffer | None]]) -> list[Entry]:
+        """Without those that another thread has deregistered meanwhile."""
+        entries = []
+        for one in ranges:
+            try:
+                entries.append(_entry(one))
+            except ClosedError as error:
+                if any(one is other for other in self._memory.ranges.all()):
+                    raise translate(error) from error  # the agent has ended
+        return entries
+
+    def _metadata(self, entries: list[Entry], reachable: bool) -> bytes:
         with translated():
             addresses = self._links.addresses() if reachable else []
             context = self._links.ctx.id
-        return Metadata(self.name, context, host_identity(), addresses, [_entry(one) for one in ranges]).encode()
+        return Metadata(self.name, context, host_identity(), addresses, entries).encode()
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         """Connects to an agent by its metadata, or adds registrations to a connected one. Returns its name, as bytes like NIXL.

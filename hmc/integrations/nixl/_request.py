@@ -67,6 +67,7 @@ class Request:
         self._to_notify = b""  # what is still to be sent; empty: nothing
         self._failure: BaseException | None = None
         self._state = ""
+        self._released = False
         self._times = [0.0, 0.0, 0.0]  # started, posted, found complete
         self._prepare()
 
@@ -84,6 +85,8 @@ class Request:
         while True:
             self._prepare()  # may wait for the remote agent, so without the lock
             with self._lock:
+                if self._released:
+                    raise nixlInvalidParamError("the transfer was released by another thread")
                 if self._state == "PROC":
                     raise nixlRepostActiveError("the transfer was posted by another thread")
                 try:
@@ -105,9 +108,13 @@ class Request:
         return self.poll() or self._not_posted()
 
     def withdraw(self) -> None:
-        """Stops the transfer. Raises nixlRepostActiveError where some of it is too late to stop: it ends by itself, as ERR."""
+        """Stops the transfer; a post() on another thread, which waits for the remote agent, then raises nixlInvalidParamError.
+
+        Raises nixlRepostActiveError where some of it is too late to stop: it ends by itself, as ERR.
+        """
         with self._lock:
             if self._advance() != "PROC":
+                self._released = True
                 return
             self._to_notify = b""
             self._failure = self._failure or nixlCancelledError("the transfer was cancelled")
@@ -118,6 +125,7 @@ class Request:
                 raise nixlRepostActiveError(
                     f"a transfer with agent {self._target.name} cannot be stopped; release it when its state is not PROC"
                 )
+            self._released = True
 
     def telemetry(self) -> nixlXferTelemetry:
         """Raises nixlNotPostedError before the first post."""
