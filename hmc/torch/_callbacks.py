@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 __all__ = ["deadlines", "run_soon"]
 
 # What hangs on a future may wait for another one, and that for a third. The pool starts a thread only when none is idle, so the
 # limit is there for programs that wait without end.
 MOST_THREADS = 4096
-_pool = ThreadPoolExecutor(MOST_THREADS, "hmc-torch-future")
+# threading refuses waits longer than threading.TIMEOUT_MAX.
+LONGEST_WAIT = 3600.0
 
 
-def run_soon(function: Callable[..., object], *arguments: object) -> None:
-    """On a thread that may wait for others of its kind. Not at all once the interpreter ends, when nobody hears of it."""
-    with contextlib.suppress(RuntimeError):
-        _pool.submit(function, *arguments)
+def _make_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS, "hmc-torch-future")
 
 
-class Deadline:
-    """Either its action is run at its time, or it was stopped before."""
+_pool = _make_pool()
 
-    def __init__(self, when: float, action: Callable[[], None]) -> None:
-        self.when = when
-        self._action: Callable[[], None] | None = action
+
+class Once:
+    """An action that is run at most once, or was stopped before. Any thread."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action: Callable[[], object] | None = action
         self._lock = threading.Lock()
 
     @property
@@ -43,29 +46,59 @@ class Deadline:
         if action is not None:
             action()
 
-    def _take(self) -> Callable[[], None] | None:
+    def _take(self) -> Callable[[], object] | None:
         with self._lock:
             action, self._action = self._action, None
             return action
+
+
+class Deadline(Once):
+    """An action with its time on the monotonic clock, in seconds."""
+
+    def __init__(self, when: float, action: Callable[[], object]) -> None:
+        super().__init__(action)
+        self.when = when
+
+
+def run_soon(function: Callable[..., object], *arguments: object) -> None:
+    """Run a function on a thread that may wait for others of its kind, or on this thread where the system refuses one.
+
+    Exceptions of the function are discarded. Once the interpreter ends, the function is not run.
+    """
+    task = Once(partial(function, *arguments))
+    try:
+        _pool.submit(task.run)
+    except RuntimeError as error:
+        if "shutdown" in str(error):  # of the pool or of the interpreter
+            return
+        # The pool keeps the task until it has a thread, which may be never.
+        with contextlib.suppress(Exception):
+            task.run()
 
 
 class Deadlines:
     """Open deadlines, those of each length in the order of their times."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard all deadlines, the thread and the lock. For a forked child."""
         self._changed = threading.Condition()
         self._queues: dict[float, list[Deadline]] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, seconds: float, action: Callable[[], None]) -> Deadline:
+    def add(self, seconds: float, action: Callable[[], object]) -> Deadline:
+        """Run `action` in `seconds` unless it is stopped before. RuntimeError: the system refuses the first thread."""
         deadline = Deadline(time.monotonic() + seconds, action)
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._watch, name="hmc-torch-deadlines", daemon=True)
+                thread.start()
+                self._thread = thread
             queue = self._queues.setdefault(seconds, [])
             _drop_closed(queue)
             queue.append(deadline)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="hmc-torch-deadlines", daemon=True)
-                self._thread.start()
             if len(queue) == 1:
                 self._changed.notify()
         return deadline
@@ -78,7 +111,7 @@ class Deadlines:
                 first = min((queue[0] for queue in self._queues.values() if queue), key=lambda one: one.when, default=None)
                 wait = None if first is None else first.when - time.monotonic()
                 if wait is None or wait > 0:
-                    self._changed.wait(wait)
+                    self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT))
                     continue
             assert first is not None
             first.run()
@@ -92,3 +125,13 @@ def _drop_closed(queue: list[Deadline]) -> None:
 
 
 deadlines = Deadlines()
+
+
+def _start_anew() -> None:
+    """In a forked child: it has none of the parent's threads, and locks may have been held at the fork."""
+    global _pool
+    _pool = _make_pool()
+    deadlines.reset()
+
+
+os.register_at_fork(after_in_child=_start_anew)

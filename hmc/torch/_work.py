@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +15,15 @@ import hmc
 from hmc.torch._callbacks import deadlines, run_soon
 
 _making_futures = threading.Lock()
+
+
+def _start_anew() -> None:
+    """In a forked child: the lock may have been held at the fork."""
+    global _making_futures
+    _making_futures = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 
 
 class DoneWork(dist.Work):  # type: ignore[misc]

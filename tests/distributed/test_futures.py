@@ -1,0 +1,141 @@
+"""Futures of torch: their deadlines and callbacks where threads are refused, after a fork, and with times beyond all clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+GROUPS = """
+import threading
+from datetime import timedelta
+from hmc.torch._group import HmcProcessGroup
+
+def group_of_one(timeout=timedelta(seconds=60)):
+    return HmcProcessGroup(hmc.init(0, 1), timeout, dist.HashStore())
+
+def expect_timeout(group, tag):
+    group.set_timeout(timedelta(seconds=0.1))
+    try:
+        group.recv([torch.ones(3)], 0, tag).get_future().wait()
+    except RuntimeError as error:  # torch's, with the text of HMC's
+        assert "HmcTimeoutError" in str(error), error
+        return
+    raise SystemExit("a receive of a message that nobody sends ended without an error")
+
+start_thread = threading.Thread.start
+
+def refuse(names, times):
+    left = times
+    def start(thread):
+        nonlocal left
+        if thread.name.startswith(names) and left > 0:
+            left -= 1
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+    threading.Thread.start = start
+"""
+
+
+def test_deadlines_work_after_their_thread_was_refused(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+refuse("hmc-torch-deadlines", 1)
+group = group_of_one()
+try:
+    group.recv([torch.ones(3)], 0, 1).get_future()
+except RuntimeError as error:
+    assert "new thread" in str(error), error
+else:
+    raise SystemExit("the thread was not refused")
+expect_timeout(group, 2)
+""",
+        ranks=1,
+        deadline=90,
+    )
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_futures_complete_once_where_threads_are_refused(run_torch: Callable[..., list[str]], times: int) -> None:
+    run_torch(
+        GROUPS
+        + f"""
+refuse("hmc-torch-future", {times})
+"""
+        + """
+group = group_of_one()
+ran = []
+def counted(future):
+    ran.append(threading.current_thread().name)
+    return future.value()[0].tolist()
+opts = dist.AllreduceOptions()
+opts.asyncOp = True
+for calls in range(1, 4):
+    assert group.allreduce([torch.ones(3)], opts).get_future().then(counted).wait() == [1, 1, 1]
+    assert len(ran) == calls, ran
+expect_timeout(group, 1)
+""",
+        ranks=1,
+        deadline=90,
+    )
+
+
+def test_futures_of_a_group_of_a_forked_child(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+import signal
+import hmc.torch._work
+from hmc.torch._callbacks import deadlines
+opts = dist.AllreduceOptions()
+opts.asyncOp = True
+def use():
+    group = group_of_one()
+    assert group.allreduce([torch.ones(3)], opts).get_future().wait()[0].tolist() == [1, 1, 1]
+    expect_timeout(group, 1)
+use()  # an idle thread, and that of the deadlines
+with hmc.torch._work._making_futures, deadlines._changed:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        outcome = 1
+        try:
+            use()
+            outcome = 0
+        finally:
+            os._exit(outcome)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+use()
+""",
+        ranks=1,
+        deadline=90,
+    )
+
+
+# torch's 64 bits do not hold the microseconds of timedelta.max. In the other, threading refuses to wait so long.
+@pytest.mark.parametrize("timeout", ["timedelta.max", "timedelta(days=200_000)"])
+def test_groups_with_timeouts_beyond_all_clocks(run_torch: Callable[..., list[str]], timeout: str) -> None:
+    run_torch(
+        GROUPS
+        + f"""
+timeout = {timeout}
+"""
+        + """
+rank, size = start()
+pair = dist.new_group([0, 1], timeout=timeout)
+if rank == 0:
+    future = dist.irecv(torch.zeros(3), 1, group=pair).get_future()
+    alone = group_of_one()
+    alone.set_timeout(timeout)
+    unused = alone.recv([torch.ones(3)], 0, 1).get_future()
+    expect_timeout(alone, 2)
+dist.barrier(group=pair)
+if rank == 1:
+    dist.send(torch.ones(3), 0, group=pair)
+else:
+    assert future.wait()[0].tolist() == [1, 1, 1]
+dist.destroy_process_group()
+""",
+        deadline=90,
+    )
