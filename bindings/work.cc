@@ -88,13 +88,16 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
   });
 }
 
+// Throws ClosedError for a Work of the parent's; one of this process passes, and goes on.
+void refuse_if_forked(const Work& work) {
+  if (!in_forked_child()) return;
+  const Status status = work.done() ? work.cancel() : work.wait(Deadline::after_seconds(0));
+  if (status.message().find("fork()") != std::string_view::npos) check(status);
+}
+
 void add_done_callback(const py::object& self, const py::object& callback) {
   const Work& work = work_from(self);
-  // A Work of the parent's answers with ClosedError; one that is under way in this process goes on.
-  if (in_forked_child()) {
-    const Status status = work.done() ? work.cancel() : work.wait(Deadline::after_seconds(0));
-    if (status.message().find("fork()") != std::string_view::npos) check(status);
-  }
+  refuse_if_forked(work);
   work.then([function = shared_reference(callback), held = shared_reference(self)](const Status&) mutable {
     const auto called = std::move(function), argument = std::move(held);
     call_from_foreign_thread(object_of(called), "hmc.Work callback", [&] { return PyTuple_Pack(1, object_of(argument)); });
@@ -225,7 +228,14 @@ void bind_work(py::module_& module) {
                               "Completed Works as readiness of one descriptor; what awaiting is made of.")
       .def(py::init([] { return check(CompletionQueue::create()); }))
       .def("fileno", &CompletionQueue::fd, "Readable while completed tokens wait.")
-      .def("watch", &CompletionQueue::watch, py::arg("work"), py::arg("token"), "Queues token once when work completes.")
+      .def(
+          "watch",
+          [](const CompletionQueue& queue, const Work& work, std::uint64_t token) {
+            refuse_if_forked(work);
+            queue.watch(work, token);
+          },
+          py::arg("work"), py::arg("token"),
+          "Queues token once when work completes. In a forked child, ClosedError for a Work of the parent's.")
       .def("drain", &CompletionQueue::drain, "Takes every queued token.");
 }
 

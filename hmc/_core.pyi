@@ -457,7 +457,7 @@ class CompletionQueue:
         """
     def watch(self, work: Work, token: typing.SupportsIndex) -> None:
         """
-        Queues token once when work completes.
+        Queues token once when work completes. In a forked child, ClosedError for a Work of the parent's.
         """
 
 class Path:

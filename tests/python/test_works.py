@@ -192,6 +192,28 @@ def test_a_work_of_the_parent_in_a_forked_child(pair: tuple[hmc.Peer, hmc.Peer])
     pending.cancel()
 
 
+def test_await_of_a_work_of_the_parent_in_a_forked_child_fails(pair: tuple[hmc.Peer, hmc.Peer]) -> None:
+    _, ba = pair
+    pending = ba.irecv(np.zeros(8, np.uint8))
+
+    async def result() -> None:
+        await pending
+
+    child = os.fork()
+    if child == 0:
+        outcome = 1
+        try:
+            asyncio.run(asyncio.wait_for(result(), 20))
+        except hmc.ClosedError as error:
+            outcome = 0 if "fork()" in str(error) else 2
+        except TimeoutError:
+            outcome = 3
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pending.cancel()
+
+
 def test_threads_post_and_drop_works_at_once(pair: tuple[hmc.Peer, hmc.Peer]) -> None:
     ab, ba = pair
     failed: list[BaseException] = []
