@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections import deque
 
 from hmc import _core
 
@@ -53,27 +52,38 @@ class _LoopQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue = _core.CompletionQueue()
         self.waiting: dict[int, _Waiter] = {}
-        self.completed: deque[int] = deque()
         self.tokens = itertools.count()
         loop.add_reader(self.queue.fileno(), self.on_ready)
 
     def on_ready(self) -> None:
-        self.completed += self.queue.drain()
         try:
-            while self.completed:
-                waiter = self.waiting.get(self.completed[0])
-                if waiter is not None:
-                    waiter.finish()
-                    del self.waiting[self.completed[0]]
-                self.completed.popleft()
-        finally:
-            if self.completed:  # KeyboardInterrupt
-                asyncio.get_running_loop().call_soon(self.on_ready)
+            for token in self.queue.drain():
+                self.finish(token)
+        except BaseException:
+            # Raised by a signal handler: what drain() took is lost where it ran before the first token was handled.
+            asyncio.get_running_loop().call_soon(self.finish_completed)
+            raise
+
+    def finish_completed(self) -> None:
+        """Finish what is complete, by the Works themselves: their tokens may be lost."""
+        try:
+            for token in [token for token, waiter in self.waiting.items() if waiter.work.done]:
+                self.finish(token)
+        except BaseException:
+            asyncio.get_running_loop().call_soon(self.finish_completed)
+            raise
+
+    def finish(self, token: int) -> None:
+        waiter = self.waiting.get(token)
+        if waiter is not None:
+            waiter.finish()
+            del self.waiting[token]
 
     def add(self, work: _core.Work, loop: asyncio.AbstractEventLoop) -> _Waiter:
-        token = next(self.tokens)
-        waiter = self.waiting[token] = _Waiter(work, loop)
-        self.queue.watch(work, token)
+        """Watch a Work. Raises ClosedError in a forked child, for a pending Work of the parent."""
+        token, waiter = next(self.tokens), _Waiter(work, loop)
+        self.queue.watch(work, token)  # its token is drained by this thread, later
+        self.waiting[token] = waiter
         return waiter
 
 

@@ -350,6 +350,56 @@ def test_a_closed_context_ends_the_waits(pair: Any) -> None:
     asyncio.run(job())
 
 
+@pytest.mark.parametrize("where", ["drain", "finish", "finish_completed"])
+def test_an_exception_of_a_signal_handler_in_the_reader_loses_no_completion(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """asyncio reports what its readers raise, and goes on. `where`: the call after which the handler runs."""
+    from hmc import _loop
+
+    *_, ab, ba = pair
+    raised: list[str] = []
+
+    def interrupt(name: str) -> None:
+        if name not in raised:
+            raised.append(name)
+            raise RuntimeError(f"a signal handler after {name}()")
+
+    class Queue:
+        def __init__(self, queue: Any) -> None:
+            self.queue = queue
+
+        def drain(self) -> list[int]:
+            tokens: list[int] = self.queue.drain()
+            if where != "finish" and tokens:
+                interrupt("drain")
+            return tokens
+
+    finish = _loop._Waiter.finish
+
+    def interrupted_finish(waiter: Any) -> None:
+        finish(waiter)
+        if where != "drain":
+            interrupt("finish")
+
+    async def job() -> None:
+        reported: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        waits = [asyncio.ensure_future(ba.wait_notify_async(i)) for i in range(3)]
+        await asyncio.sleep(0)
+        queue: Any = _loop._queues[loop]()
+        queue.queue = Queue(queue.queue)
+        for i in range(3):
+            ab.notify(i)
+        await asyncio.wait_for(asyncio.gather(*waits), 60)
+        assert len(reported) == len(raised) > 0
+        assert not queue.waiting
+
+    monkeypatch.setattr(_loop._Waiter, "finish", interrupted_finish)
+    asyncio.run(job())
+
+
 def test_loops_free_their_descriptors(pair: Any) -> None:
     *_, ab, ba = pair
 
