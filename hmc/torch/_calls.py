@@ -225,7 +225,7 @@ class Calls:
                 # Rank 0 waits as long, from when it comes; it answers everybody or nobody.
                 answer.wait(2 * seconds)
             except hmc.HmcTimeoutError as error:
-                answer.cancel()
+                _cancel(answer)
                 raise hmc.HmcTimeoutError(
                     f"monitored_barrier: no answer from rank 0 within {2 * seconds:g} s; it did not come, or misses another rank"
                 ) from error
@@ -238,7 +238,7 @@ class Calls:
             missing = [rank for rank, work in enumerate(came, 1) if not work.done]
         if missing:
             for rank in missing:
-                came[rank - 1].cancel()
+                _cancel(came[rank - 1])
             named = missing if wait_all_ranks else missing[:1]
             ranks = ("rank " if len(named) == 1 else "ranks ") + ", ".join(map(str, named))
             raise hmc.HmcTimeoutError(f"monitored_barrier: {ranks} did not come within {seconds:g} s")
@@ -316,3 +316,9 @@ class Calls:
             self._coalesced = [part for part in self._coalesced if not part.is_success()]
             self._coalesced.append(work)
         return work
+
+
+def _cancel(work: hmc.Work) -> None:
+    """Unless it has completed since."""
+    with contextlib.suppress(hmc.HmcError):
+        work.cancel()

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import hmc
+from hmc.torch._calls import Calls
 
 
 def test_a_receive_of_another_size_names_both(run_torch: Callable[..., list[str]]) -> None:
@@ -150,6 +157,46 @@ dist.destroy_process_group()
 
 def test_monitored_barrier_names_who_is_missing(run_torch: Callable[..., list[str]]) -> None:
     run_torch(MONITORED, ranks=4)
+
+
+class _LateWork:
+    """A receive whose message comes after it was found missing."""
+
+    done = False
+
+    def wait(self, timeout: float) -> None:
+        raise hmc.HmcTimeoutError("not complete")
+
+    def cancel(self) -> None:
+        raise hmc.InvalidArgumentError("the operation is already complete")
+
+
+class _Late:
+    """A Communicator of two ranks with such receives."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def irecv(self, array: Any, rank: int, tag: int) -> _LateWork:
+        return _LateWork()
+
+    def send(self, array: Any, rank: int, tag: int, timeout: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, "rank 1 did not come"), (1, "no answer from rank 0")])
+def test_a_late_message_leaves_monitored_barrier_its_timeout(monkeypatch: pytest.MonkeyPatch, rank: int, said: str) -> None:
+    def wait_all(works: list[_LateWork], timeout: float) -> None:
+        works[0].wait(timeout)
+
+    monkeypatch.setattr(hmc, "wait_all", wait_all)
+    calls = Calls()
+    communicator: Any = _Late(rank)
+    calls._start(communicator, 1.0)
+    with pytest.raises(hmc.HmcTimeoutError, match=said):
+        calls.monitored_barrier(timedelta(seconds=1))
 
 
 def test_a_barrier_with_a_deadline(run_torch: Callable[..., list[str]]) -> None:
