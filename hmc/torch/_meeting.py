@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import hmc
 
 # That of torch's default group, while it is open. Other groups are parts of it: they share its connections, memory and threads.
 _home: hmc.Communicator | None = None
+
+_FAILED = "failed"  # what rank 0 hands out, before the reason, in place of a place to meet
 
 
 def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int]) -> hmc.Communicator:
@@ -83,23 +85,38 @@ def _meet_by_store(store: Any, rank: int, size: int, timeout: float) -> hmc.Comm
     store.set(f"{meeting}/{rank}", _host())
     if rank != 0:
         store.wait([meeting], timedelta(seconds=timeout))
-        place, _, key = store.get(meeting).decode().partition("\n")
-        return hmc.init(rank, size, place, timeout=timeout, **_options(key))
+        place, _, rest = store.get(meeting).decode().partition("\n")
+        if place == _FAILED:
+            raise hmc.ClosedError(f"rank {rank} of {size} cannot meet the others: rank 0 failed: {rest}")
+        return hmc.init(rank, size, place, timeout=timeout, **_options(rest))
     others = [f"{meeting}/{other}" for other in range(size)]
     store.wait(others, timedelta(seconds=timeout))
     hosts = {store.get(other) for other in others}
-    if len(hosts) == 1:
-        directory = tempfile.mkdtemp(prefix="hmc-torch-")
-        try:
-            place = f"unix:{directory}/meeting"
-            store.set(meeting, f"{place}\n")
-            return hmc.init(0, size, place, timeout=timeout)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+    try:
+        return _meet_by_socket(store, meeting, size, timeout) if len(hosts) == 1 else _meet_by_port(store, meeting, size, timeout)
+    except Exception as error:
+        # For ranks that have not read the place.
+        with contextlib.suppress(Exception):
+            store.set(meeting, f"{_FAILED}\n{error}")
+        raise
+
+
+def _meet_by_socket(store: Any, meeting: str, size: int, timeout: float) -> hmc.Communicator:
+    directory = tempfile.mkdtemp(prefix="hmc-torch-")
+    try:
+        place = f"unix:{directory}/meeting"
+        store.set(meeting, f"{place}\n")
+        return hmc.init(0, size, place, timeout=timeout)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _meet_by_port(store: Any, meeting: str, size: int, timeout: float) -> hmc.Communicator:
     key = "" if os.environ.get("HMC_JOB_KEY") else hmc.keygen()
-    place = f"tcp://{_own_address()}:{_free_port()}"
-    store.set(meeting, f"{place}\n{key}")
-    return hmc.init(0, size, place, timeout=timeout, **_options(key))
+    with _reserved_port() as port:
+        place = f"tcp://{_own_address()}:{port}"
+        store.set(meeting, f"{place}\n{key}")
+        return hmc.init(0, size, place, timeout=timeout, **_options(key))
 
 
 def _options(key: str) -> dict[str, Any]:
@@ -124,7 +141,31 @@ def _own_address() -> str:
     return f"[{address}]" if family == socket.AF_INET6 else address
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A TCP port at which HMC can listen, and that other processes do not get meanwhile.
+
+    Linux lets two sockets with SO_REUSEADDR share a port while one of them does not listen. A process that asks for this very
+    number with SO_REUSEADDR gets it too.
+    """
+    with _bound_socket() as holder:
+        yield int(holder.getsockname()[1])
+
+
+def _bound_socket() -> socket.socket:
+    """At a free port of all addresses of the host, as HMC listens."""
+    try:
+        return _bound(socket.AF_INET6)
+    except OSError:  # no IPv6
+        return _bound(socket.AF_INET)
+
+
+def _bound(family: int) -> socket.socket:
+    with contextlib.ExitStack() as unless_bound:
+        holder = unless_bound.enter_context(socket.socket(family))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind(("", 0))
+        unless_bound.pop_all()
+        return holder

@@ -1,0 +1,87 @@
+"""How ranks of several hosts meet, and what the others get where rank 0 fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import hmc
+import hmc.torch._meeting as meeting
+
+TAKE = """
+import socket, sys
+for family, address in ((socket.AF_INET, ""), (socket.AF_INET, "127.0.0.1")):
+    with socket.socket(family) as taker:
+        try:
+            taker.bind((address, int(sys.argv[1])))
+        except OSError:
+            continue
+        raise SystemExit("taken")
+"""
+
+
+def test_a_reserved_port_is_for_hmc_alone() -> None:
+    with meeting._reserved_port() as port:
+        subprocess.run([sys.executable, "-c", TAKE, str(port)], check=True, timeout=60)
+        for address in ("[::]", "127.0.0.1"):
+            with hmc.Context(listen=[f"tcp://{address}:{port}"], insecure=True) as context:
+                assert any(one.endswith(f":{port}") for one in context.addresses), context.addresses
+
+
+class _LateStore:
+    """A store that a rank reads only after an event."""
+
+    def __init__(self, store: Any, event: threading.Event) -> None:
+        self._store = store
+        self._event = event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        assert self._event.wait(60)
+        self._store.wait(keys, limit)
+
+
+def test_other_ranks_end_at_once_where_rank_0_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, failed = dist.HashStore(), threading.Event()
+    hosts = iter(range(2))
+    errors: list[BaseException] = []
+
+    def visit() -> None:
+        try:
+            meeting._meet_by_store(_LateStore(store, failed), 1, 2, 20)
+        except BaseException as error:
+            errors.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        @contextlib.contextmanager
+        def taken_port() -> Iterator[int]:
+            yield port
+
+        monkeypatch.setattr(meeting, "_reserved_port", taken_port, raising=False)
+        monkeypatch.setattr(meeting, "_free_port", lambda: port, raising=False)
+        monkeypatch.setattr(meeting, "_own_address", lambda: "127.0.0.1")
+        monkeypatch.setattr(meeting, "_host", lambda: f"{os.getpid()}/{next(hosts)}")
+        visitor = threading.Thread(target=visit)
+        visitor.start()
+        try:
+            with pytest.raises(hmc.InvalidArgumentError, match="in use"):
+                meeting._meet_by_store(store, 0, 2, 60)
+        finally:
+            failed.set()
+            visitor.join(60)
+    assert [type(error) for error in errors] == [hmc.ClosedError]
+    assert "rank 0 failed: rank 0: listen on" in str(errors[0])
