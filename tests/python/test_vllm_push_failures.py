@@ -374,10 +374,12 @@ def test_a_load_that_waited_too_long_for_a_thread_asks_nothing() -> None:
     with pushing(timeout=0.5) as sides:
         busy = threading.Event()
         for _ in range(4):
-            sides.receiver._asking.do(lambda: bool(busy.wait(20)))
+            sides.receiver._asking.do(lambda: bool(busy.wait(60)))
         sides.offer([5, 6], 40)
-        time.sleep(1)
-        assert sides.receiver.finished() == (set(), set())
-        sides.receiver._asking.sources = lambda _: pytest.fail("it is over")
+        assert sides.received() == ({"local t"}, {5, 6})  # while the threads are busy
+        asked, over = [], threading.Event()
+        sides.receiver._asking.sources = lambda remote: asked.append(remote) or []
+        sides.receiver._asking.do(over.set)
         busy.set()
-        assert sides.received() == ({"local t"}, {5, 6})
+        assert over.wait(60)
+        assert not asked

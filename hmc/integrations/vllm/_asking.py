@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,8 +50,20 @@ class _Attempt:
         self.failure: Exception | None = None
 
 
+@dataclass
+class _Tell:
+    """A message without an answer. ``answers``: offers that it ends, by address."""
+
+    what: str
+    remotes: list[Remote]
+    answers: Mapping[str, int]
+
+
 class Asking:
     """Connections to prefill workers, and ``threads`` threads for jobs that may wait for them. Any thread.
+
+    Messages without an answer have a thread of their own, and each engine its turn: one that is not reached delays the others by
+    one attempt to connect, however many messages there are for it.
 
     ``sources`` names the prefill workers that have parts of a remote request. ``connected`` is called with each new peer.
     """
@@ -65,15 +78,28 @@ class Asking:
         self._peers: dict[str, Peer] = {}
         self._connecting: dict[str, _Attempt] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._news = threading.Condition()
+        self._tells: dict[tuple[str, str, int], list[_Tell]] = {}  # by engine and its address
+        self._closed = False
         self._threads = [start_thread(self._work, "hmc.vllm ask") for _ in range(threads)]
+        self._threads.append(start_thread(self._tell, "hmc.vllm tell"))
 
     def do(self, job: Callable[[], None]) -> None:
         """Runs a job on one of the threads. Returns at once."""
         self._jobs.put(job)
 
-    def tell(self, what: str, remotes: Sequence[Remote], answer: int = 0) -> None:
+    def tell(self, what: str, remotes: Sequence[Remote], answers: Mapping[str, int] | None = None) -> None:
         """Says something that has no answer about requests, all of one engine, to all of its workers. Returns at once."""
-        self.do(lambda: self._tell(what, remotes, answer))
+        one = remotes[0]
+        with self._news:
+            waiting = self._tells.setdefault((one.engine, one.host, one.port), [])
+            same = next((tell for tell in waiting if tell.what == what == "renew"), None)
+            if same is None:
+                waiting.append(_Tell(what, list(remotes), answers or {}))
+            else:
+                known = {remote.request for remote in same.remotes}
+                same.remotes += [remote for remote in remotes if remote.request not in known]
+            self._news.notify_all()
 
     def say(self, ask: Ask, address: str, timeout: float = CONNECT) -> Peer:
         """Sends a question, and returns the peer that has got it."""
@@ -103,8 +129,16 @@ class Asking:
                     self._peers[address] = peer
             return peer
 
+    def _connected_to(self, address: str) -> bool:
+        with self._lock:
+            peer = self._peers.get(address)
+        return peer is not None and peer.alive
+
     def close(self, timeout: float = 10.0) -> None:
         """Waits until the jobs so far have ended, or until ``timeout`` seconds are over."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
         for _ in self._threads:
             self._jobs.put(None)
         until = time.monotonic() + timeout
@@ -121,10 +155,36 @@ class Asking:
             except Exception:  # an error of one job must not end the thread of all
                 logger.exception("HMC: a message to a prefill engine failed")
 
-    def _tell(self, what: str, remotes: Sequence[Remote], answer: int) -> None:
-        engine, requests = remotes[0].engine, [remote.request for remote in remotes]
+    def _tell(self) -> None:
+        while True:
+            with self._news:
+                while not self._tells and not self._closed:
+                    self._news.wait()
+                if not self._tells:
+                    return
+                engine, *_ = key = next(iter(self._tells))
+                waiting = self._tells.pop(key)
+            failed: set[str] = set()
+            for tell in waiting:
+                try:
+                    self._tell_one(engine, tell, failed)
+                except Exception:  # an error of one message must not end the thread of all
+                    logger.exception("HMC: a message to a prefill engine failed")
+
+    def _tell_one(self, engine: str, tell: _Tell, failed: set[str]) -> None:
+        """Sends it to the engine's workers. One that fails is added to ``failed``; from then on only connected ones are tried."""
+        requests = [remote.request for remote in tell.remotes]
         try:
-            for source in self.sources(remotes[0]):
-                self.say(Ask(what, engine, requests, answer=answer, readers=source.readers), source.address)
+            sources = self.sources(tell.remotes[0])
         except HmcError as error:
-            logger.warning("HMC: %s of %d requests of %s failed: %s", what, len(remotes), engine, error)
+            logger.warning("HMC: %s of %d requests of %s failed: %s", tell.what, len(requests), engine, error)
+            return
+        for source in sources:
+            if source.address in failed or (failed and not self._connected_to(source.address)):
+                continue
+            ask = Ask(tell.what, engine, requests, answer=tell.answers.get(source.address, 0), readers=source.readers)
+            try:
+                self.say(ask, source.address)
+            except HmcError as error:
+                failed.add(source.address)
+                logger.warning("HMC: %s of %d requests of %s failed: %s", tell.what, len(requests), engine, error)

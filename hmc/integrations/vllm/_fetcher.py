@@ -11,7 +11,7 @@ from typing import Any
 
 from hmc import kv
 from hmc._core import Context
-from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError
+from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.integrations.vllm._asking import CONNECT, answer_of
 from hmc.integrations.vllm._loading import Fetch, Loading
 from hmc.integrations.vllm._messages import Ask
@@ -30,6 +30,9 @@ def _left(until: float) -> float:
 
 @dataclass
 class _Running:
+    fetch: Fetch
+    asked: float  # when
+    begun: bool = False  # a thread has it
     cancelled: bool = False
     transfers: list[kv.Transfer] = field(default_factory=list)
 
@@ -47,10 +50,10 @@ class Fetcher(Loading):
 
     def fetch(self, fetch: Fetch) -> None:
         """Starts to fetch a request. Returns at once; :meth:`finished` returns it when its blocks are not written any more."""
-        running = _Running()
+        running = _Running(fetch, time.monotonic())
         with self._lock:
             self._running[fetch.request] = running
-        self._asking.do(lambda: self._fetch(fetch, running))
+        self._asking.do(lambda: self._fetch(running))
 
     def cancel(self, request: str) -> None:
         """Ends a fetch early. It still finishes, as failed. Returns at once; idempotent."""
@@ -59,6 +62,8 @@ class Fetcher(Loading):
             if running is None:
                 return
             running.cancelled = True
+            if not running.begun:
+                self._give_up(running, HmcCancelledError(f"the fetch of request {request} was cancelled"))
             transfers = list(running.transfers)
         for transfer in transfers:
             transfer.cancel()
@@ -66,6 +71,15 @@ class Fetcher(Loading):
     def finished(self) -> tuple[set[str], set[int]]:
         """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
         with self._lock:
+            late = time.monotonic() - self._timeout
+            waiting = [running for running in self._running.values() if not running.begun]
+            for running in waiting:
+                if running.asked < late:
+                    self._give_up(
+                        running,
+                        HmcTimeoutError(f"no thread was free within {self._timeout:g} s; raise load_threads"),
+                    )
+            self._renew_waiting(running.fetch.remote for running in waiting if running.asked >= late)
             finished, self._finished = self._finished, set()
             failed, self._failures = self._failures, set()
         return finished, failed
@@ -78,28 +92,41 @@ class Fetcher(Loading):
             self.cancel(request)
         self._asking.close(timeout)
 
-    def _fetch(self, fetch: Fetch, running: _Running) -> None:
-        failed = True
-        begun = time.monotonic()
+    def _fetch(self, running: _Running) -> None:
+        failed, fetch = True, running.fetch
+        with self._lock:
+            if self._running.get(fetch.request) is not running:
+                return  # it was given up
+            running.begun = True
         try:
             parts = []
             for source in self._asking.sources(fetch.remote):
                 if source.read:
-                    parts.append(self._pull(fetch, source, running, begun + self._timeout))
+                    parts.append(self._pull(fetch, source, running, running.asked + self._timeout))
                 else:
                     self._asking.say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source.address)
             self._check_complete(parts)
             nbytes = sum(pool.counters(fetch.request).get("bytes_read", 0) for pool in self._pools)
-            self._tally.loaded(time.monotonic() - begun, nbytes, fetch.tokens)
+            self._tally.loaded(time.monotonic() - running.asked, nbytes, fetch.tokens)
             failed = False
         except Exception as error:
             self._failed(fetch, error)
         finally:
             with self._lock:
-                del self._running[fetch.request]
-                self._finished.add(fetch.request)
-                if failed:
-                    self._failures.update(fetch.blocks)
+                self._end(fetch, failed)
+
+    def _end(self, fetch: Fetch, failed: bool) -> None:
+        """Under the lock."""
+        del self._running[fetch.request]
+        self._finished.add(fetch.request)
+        if failed:
+            self._failures.update(fetch.blocks)
+
+    def _give_up(self, running: _Running, error: HmcError) -> None:
+        """Ends a fetch that no thread has begun. Under the lock."""
+        self._end(running.fetch, True)
+        self._failed(running.fetch, error)
+        self._asking.tell("release", [running.fetch.remote])
 
     def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> tuple[tuple[int, int], tuple[int, int]]:
         """Pulls what a source has of a request. Returns its (layers, heads)."""

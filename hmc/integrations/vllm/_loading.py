@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class Loading:
 
     ``sources`` names the prefill workers that have parts of a remote request. ``model``: fingerprint, see :class:`Ask`.
     ``timeout``: seconds for a request, in push with the time in which it is computed. ``threads``: requests that are asked for at a
-    time. ``connected`` is called with each new peer.
+    time. ``renew``: seconds between two renewals of those that wait for a thread. ``connected`` is called with each new peer.
     """
 
     def __init__(
@@ -52,12 +53,15 @@ class Loading:
         *,
         timeout: float = 120.0,
         threads: int = 4,
+        renew: float = 5.0,
         tally: Tally | None = None,
         connected: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
         self._pools = list(pools)
         self._model = model
         self._timeout = timeout
+        self._renew_every = renew
+        self._renewed = time.monotonic()
         self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._asking = Asking(ctx, sources, connected, threads)
@@ -69,6 +73,15 @@ class Loading:
     def renew(self, remotes: Sequence[Remote]) -> None:
         """Says to the prefill workers that requests, all of one engine, are wanted later. Returns at once."""
         self._asking.tell("renew", remotes)
+
+    def _renew_waiting(self, remotes: Iterable[Remote]) -> None:
+        """Renews requests that wait for a thread, which other engines may delay. Does nothing until it is time again."""
+        now = time.monotonic()
+        if now - self._renewed < self._renew_every:
+            return
+        self._renewed = now
+        for remote in remotes:
+            self._asking.tell("renew", [remote])
 
     def _check_complete(self, parts: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> None:
         """``parts``: (layers, heads) of each prefill worker. InvalidArgumentError where they lack some of this worker's."""

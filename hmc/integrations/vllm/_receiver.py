@@ -51,6 +51,7 @@ class _Receiving:
     fetch: Fetch
     begun: float
     parts: list[_Incoming] = field(default_factory=list)
+    begun_offering: bool = False  # a thread has it
     offering: bool = True
     failure: Exception | None = None
 
@@ -110,6 +111,8 @@ class Receiver(Loading):
         finished: set[str] = set()
         failed: set[int] = set()
         with self._lock:
+            waiting = [one for one in self._receiving.values() if not one.begun_offering and one.failure is None]
+            self._renew_waiting(one.fetch.remote for one in waiting)
             for one in list(self._receiving.values()):
                 problem = self._problem(one) if one.failure is None else None
                 if problem is not None:
@@ -138,8 +141,12 @@ class Receiver(Loading):
     def _offer(self, one: _Receiving) -> None:
         """Offers a request to all prefill workers that have a part of it."""
         fetch = one.fetch
+        with self._lock:
+            if one.failure is not None or self._receiving.get(fetch.request) is not one:
+                return  # it ended while it waited for a thread
+            one.begun_offering = True
         try:
-            for source in self._asking.sources(fetch.remote) if one.failure is None else ():  # it waited for a thread for too long
+            for source in self._asking.sources(fetch.remote):
                 part = _Incoming(source, secrets.randbits(61) | 1, fetch.skip)
                 ask = Ask(
                     "offer" if source.read else "release",
@@ -252,6 +259,8 @@ class Receiver(Loading):
         """Notes the first error of a request, and ends what the request has. Under the lock."""
         if one.failure is None:
             one.failure = error
+            if not one.begun_offering:
+                one.offering = False
             if not one.offering:  # else _offer does, so that no offer is sent after its release
                 self._give_up(one)
 
@@ -262,15 +271,7 @@ class Receiver(Loading):
         fetch, offers = one.fetch, {part.source.address: part.offer for part in one.parts}
         if not offers and isinstance(one.failure, PeerLostError | HmcTimeoutError):
             return  # the prefill workers were not reached: they free its blocks in time
-
-        def tell() -> None:
-            for source in self._asking.sources(fetch.remote):
-                offer = offers.get(source.address, 0)
-                ask = Ask("release", fetch.remote.engine, [fetch.remote.request], answer=offer, readers=source.readers)
-                with contextlib.suppress(HmcError):  # of a prefill worker that is lost
-                    self._asking.say(ask, source.address)
-
-        self._asking.do(tell)
+        self._asking.tell("release", [fetch.remote], offers)
 
     def _end(self, one: _Receiving) -> None:
         """Counts a request that is over. Under the lock."""

@@ -91,6 +91,7 @@ class Worker:
                 model,
                 timeout=options.load_timeout,
                 threads=options.load_threads,
+                renew=options.lease_seconds / 6,
                 tally=self.tally,
                 connected=self._lender.serve if self._lender is not None else lambda peer: None,
             )
