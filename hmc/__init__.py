@@ -220,7 +220,7 @@ def spawn(
 
     Raises RankFailedError naming the first rank that failed, with its traceback; HmcTimeoutError naming the ranks that were still
     running; InvalidArgumentError for ``n`` below 1 and for what cannot be sent to another process; OSError where a process cannot
-    be started.
+    be started; and what ``sys.stdout`` raises when a rank's line is written, which ends the job.
     """
     from hmc._spawn import spawn  # what it imports serves only processes that spawn others
 

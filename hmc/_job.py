@@ -47,7 +47,8 @@ def _torch_store(rendezvous: str) -> dict[str, str]:
 
 
 def _print_failure(text: str) -> None:
-    print(f"hmc run: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads stderr
+        print(f"hmc run: {text}", file=sys.stderr)
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Job:
     _folder: tempfile.TemporaryDirectory[str] | None = None
     _stopped: set[int] = field(default_factory=set)
     #: What ``output`` raised first. From then on the output of all processes is discarded, so that none blocks in a write.
-    unheard: Exception | None = None
+    output_error: Exception | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Starts every process; each has its own process group so that terminating reaches its children."""
@@ -109,7 +110,7 @@ class Job:
                 stdout=piped,
                 stderr=subprocess.STDOUT if self.output else None,
                 text=True,
-                errors="replace",
+                errors="backslashreplace",
                 start_new_session=True,
                 pass_fds=self.descriptors[local_rank] if self.descriptors else (),
                 preexec_fn=None if self.ties_itself else partial(end_with_parent, os.getpid()),
@@ -133,7 +134,7 @@ class Job:
         status = 0
         deadline: float | None = None
         waiting = set(range(len(self._running)))
-        while waiting and self.unheard is None:
+        while waiting and self.output_error is None:
             for index, code in self.ended().items():
                 if index not in waiting:
                     continue
@@ -154,8 +155,8 @@ class Job:
         if waiting:
             self.stop()
         self.close()
-        if self.unheard is not None:
-            raise self.unheard
+        if self.output_error is not None and status == 0:
+            raise self.output_error
         return status
 
     def stop(self, patience: float = 2.0) -> None:
@@ -170,16 +171,20 @@ class Job:
             while time.monotonic() < end and any(process.poll() is None for process in alive):
                 time.sleep(0.01)
 
-    def close(self) -> None:
-        """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous."""
+    def close(self, until: float | None = None) -> None:
+        """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous.
+
+        ``until``, of time.monotonic(): when to stop waiting for ``output`` to take what is left.
+        """
         # A process that a rank left behind may hold the stream open, and write nothing, or for ever. Without one (POLLHUP) what
-        # is left has an end, and ``output`` may take as long as it likes: somebody may be reading it.
+        # is left has an end, and ``output`` may take long: a paused reader may still read it.
         end = time.monotonic() + 60
         for reader, stream in self._readers:
             more = select.poll()
             more.register(stream, select.POLLIN)
             while reader.is_alive() and (events := more.poll(2000)):
-                if time.monotonic() > end and not events[0][1] & select.POLLHUP:
+                now = time.monotonic()
+                if (until is not None and now > until) or (now > end and not events[0][1] & select.POLLHUP):
                     break
                 reader.join(timeout=0.05)
         if self._folder:
@@ -188,9 +193,9 @@ class Job:
     def _forward(self, rank: int, stream: IO[str]) -> None:
         assert self.output is not None
         for line in stream:
-            if self.unheard is not None:
+            if self.output_error is not None:
                 continue
             try:
                 self.output(rank, line)
             except Exception as error:
-                self.unheard = self.unheard or error
+                self.output_error = self.output_error or error

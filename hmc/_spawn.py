@@ -86,16 +86,17 @@ def spawn(
         try:
             job.start()
             while (codes := _poll(job, files, deadline)) is None:
-                if job.unheard is not None:
+                if job.output_error is not None:
                     break
                 time.sleep(0.005)
         finally:
             job.stop(PATIENCE)
-            job.close()
-        if job.unheard is not None:
-            raise job.unheard
-        assert codes is not None
-        return _results(files, codes)
+            left = deadline.left()
+            job.close(None if left is None else time.monotonic() + max(left, PATIENCE))
+        values = [] if codes is None else _results(files, codes)  # raises where a rank has failed
+        if job.output_error is not None:
+            raise job.output_error
+        return values
 
 
 class _Output:
@@ -106,6 +107,8 @@ class _Output:
 
     def __call__(self, rank: int, line: str) -> None:
         with self._lock:
+            if sys.stdout is None:  # of a program without one; print() does nothing then
+                return
             sys.stdout.write(f"[{rank}] {line}")
             sys.stdout.flush()
 

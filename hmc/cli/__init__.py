@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -204,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 2
+    status = 0
     try:
         status = _dispatch(options)
         sys.stdout.flush()
@@ -213,10 +215,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has gone. What is still buffered would raise again when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return status or 1
     except OSError as error:  # a file that cannot be read or written
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # as above
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"hmc {options.command}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
-        return 2
+        return status or 2
 
 
 def _dispatch(options: argparse.Namespace) -> int:

@@ -94,6 +94,22 @@ def test_spawn_raises_what_its_output_raises(monkeypatch: pytest.MonkeyPatch) ->
         hmc.spawn(print_for_ever, 1, timeout=60)
 
 
+def test_a_rank_that_failed_is_reported_before_its_output() -> None:
+    refused = threading.Event()
+
+    def refuse(rank: int, line: str) -> None:
+        assert refused.wait(60)  # until the rank has ended
+        raise BrokenPipeError("nobody reads this")
+
+    job = Job([sys.executable, "-c", "print('x'); raise SystemExit(5)"], 1, output=refuse, report=lambda _: refused.set())
+    assert waited(job) == [5]
+
+
+def test_spawn_prints_nothing_without_a_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert hmc.spawn(lambda: print("x") or 5, 1, timeout=60) == [5]
+
+
 def test_a_reader_that_pauses_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     going, paused, heard = threading.Event(), threading.Event(), []
 
