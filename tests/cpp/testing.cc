@@ -85,6 +85,18 @@ void wait_until_tcp_has_delivered() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
+NoThreads::NoThreads() {
+  EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
+  pthread_attr_t huge = before_;
+  EXPECT_EQ(pthread_attr_setstacksize(&huge, std::size_t{1} << 50), 0);
+  EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+}
+
+NoThreads::~NoThreads() {
+  EXPECT_EQ(pthread_setattr_default_np(&before_), 0);
+  pthread_attr_destroy(&before_);
+}
+
 void stop_process(pid_t child) {
   kill(child, SIGSTOP);
   siginfo_t info;

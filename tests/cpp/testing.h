@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -56,6 +57,18 @@ std::vector<T> swept(std::initializer_list<T> all, std::initializer_list<T> few)
 
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
+
+// While one lives the system gives this process no new thread: each would get a stack that it has no room for.
+class NoThreads {
+ public:
+  NoThreads();
+  ~NoThreads();
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
 
 // Waits until all that this process has written into TCP connections is in the buffers of their other ends, or for a minute.
 void wait_until_tcp_has_delivered();

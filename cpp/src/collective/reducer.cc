@@ -27,11 +27,12 @@ Worker& reducer() {
 std::shared_ptr<WorkState> run_in_background(const std::shared_ptr<Engine>& engine, std::function<Status()> job) {
   const auto work = std::make_shared<WorkState>(engine);
   work->accepted();
-  reducer().run([work, job = std::move(job)] {
+  Status begun = reducer().run([work, job = std::move(job)] {
     Status status = job();
     const auto lock = work->engine()->lock();
     work->complete(std::move(status));
   });
+  if (!begun.ok()) work->complete(std::move(begun));
   return work;
 }
 

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "base/fork.h"
-#include "base/log.h"
 
 namespace hmc {
 
@@ -18,10 +17,9 @@ Worker::~Worker() {
   stop();
 }
 
-void Worker::run(std::function<void()> task) {
+Status Worker::run(std::function<void()> task) {
   const std::scoped_lock lock(mutex_);
-  if (stopped_) return;
-  tasks_.push_back(std::move(task));
+  if (stopped_) return {Code::closed, "background work was not started: its Context is closed"};
   if (!thread_) {
     fork_epoch_ = fork_epoch();
     // Signals belong to the application's threads.
@@ -31,11 +29,15 @@ void Worker::run(std::function<void()> task) {
     try {
       thread_ = std::make_unique<std::thread>([this] { loop(); });
     } catch (const std::system_error&) {
-      log(LogLevel::error, "no thread for memory registration; imports from this process will time out");
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!thread_)
+      return {Code::out_of_memory,
+              "the system refused a thread for background work; raise ulimit -u or the pids.max of its cgroup"};
   }
+  tasks_.push_back(std::move(task));
   wake_.notify_one();
+  return {};
 }
 
 void Worker::stop() {

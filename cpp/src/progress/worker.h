@@ -1,6 +1,6 @@
-// Worker: one thread of a Context for what may be slow and must not run under the engine lock: registering memory that a peer asks
-// for, giving user memory back. Started at first use, asleep when idle. User callbacks do not run here, so it is never held up by
-// them.
+// Worker: one thread, of a Context or of the process, for what may be slow and must not run under the engine lock: registering
+// memory that a peer asks for, giving user memory back. Started at first use, asleep when idle. User callbacks do not run here, so
+// it is never held up by them.
 #pragma once
 
 #include <condition_variable>
@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "hmc/status.h"
+
 namespace hmc {
 
 class Worker {
@@ -20,8 +22,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Any thread, any lock. After stop() the task runs nowhere and is destroyed by the caller's thread.
-  void run(std::function<void()> task);
+  // Any thread, any lock. Errors: out_of_memory (the system gives no thread), closed (after stop()); the task then runs nowhere.
+  [[nodiscard]] Status run(std::function<void()> task);
   // Runs out what is queued and joins. Not from the worker itself, no lock held. Idempotent.
   void stop();
 

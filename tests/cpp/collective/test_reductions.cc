@@ -1,7 +1,9 @@
 // all_reduce, reduce_scatter and reduce among processes: every type, operation and byte, against the same reduction made by one
 // process in rank order.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "collective/job.h"
 #include "device/reduce.h"
@@ -261,6 +263,23 @@ TEST(Reductions, FactorsThatDifferAreAnErrorOnEveryRank) {
     const Status status = me.all_reduce(view(out), view(in), {DataType::f32, ReduceOp::premul_sum, 1.0 + me.rank()}, soon());
     EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
     EXPECT_NE(status.message().find("another size, root or factor"), std::string::npos) << status.str();
+  });
+}
+
+// A thread makes exact sums of large blocks that came by messages.
+TEST(Reductions, WithoutAThreadForItTheyFailEverywhere) {
+  run_job(2, [](const Process& process) {
+    setenv("HMC_FUSED", "0", 1);
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    Bytes data = input(DataType::f32, 1 << 20, static_cast<std::size_t>(me.rank()));
+    HMC_ASSERT_OK(world.barrier(soon()));
+    std::optional<testing::NoThreads> refused;
+    if (me.rank() == 1) refused.emplace();
+    const Status status = me.all_reduce(view(data), view(data), {.type = DataType::f32, .exact = true}, soon());
+    EXPECT_EQ(status.code(), Code::out_of_memory) << status.str();
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 2));
   });
 }
 

@@ -39,7 +39,7 @@ void Grants::on_import(const wire::Import& m) {
   Transport* transport = slot->transport().transport.get();
   if (const auto* region = exposure->registration->find(transport)) return finish_import(m, exposure, **region);
   // Registering may pin memory for seconds: not under the lock, and not on the caller's time.
-  peer_.impl().regions().worker().run(
+  const Status begun = peer_.impl().regions().worker().run(
       [this, keep = peer_.shared_from_this(), m, exposure, transport, held = exposure->registration]() mutable {
         ContextImpl& context = peer_.impl();
         auto region = context.regions().make(*held, *transport, Deadline::never());
@@ -52,6 +52,7 @@ void Grants::on_import(const wire::Import& m) {
         finish_import(m, exposure, kept);
         context.engine()->kick();
       });
+  if (begun.code() == Code::out_of_memory) refuse(begun);
 }
 
 void Grants::finish_import(const wire::Import& m, const std::shared_ptr<Exposure>& exposure, LocalRegion& region) {

@@ -55,7 +55,7 @@ void Preparation::ask_owner() {
 }
 
 void Preparation::run_slow_part() {
-  peer().impl().transfers().worker().run([self = shared_from_this()] {
+  const Status begun = peer().impl().transfers().worker().run([self = shared_from_this()] {
     Status reached = self->register_here();
     const bool failed_here = !reached.ok();
     if (reached.ok() && self->peer().is_self()) reached = self->fetch_own();
@@ -63,6 +63,7 @@ void Preparation::run_slow_part() {
     const auto lock = self->peer().impl().engine()->lock();
     self->conclude(std::move(reached), failed_here);
   });
+  if (begun.code() == Code::out_of_memory) finish(begun);
 }
 
 Status Preparation::register_here() {

@@ -30,12 +30,14 @@ Result<bool> AnnouncedMemory::prepared(const Device& device, Worker& worker) {
   const std::lock_guard guard(mutex_);
   const auto [place, first] = prepared_for_.try_emplace(device, false);
   if (!first) return place->second;
-  worker.run([self = shared_from_this(), device] {
+  Status begun = worker.run([self = shared_from_this(), device] {
     const Status outcome = self->region_->prepare(device);
     const std::lock_guard inner(self->mutex_);
     self->prepared_for_.insert_or_assign(device, outcome.ok() ? Result<bool>(true) : Result<bool>(outcome));
   });
-  return false;
+  if (begun.ok()) return false;
+  prepared_for_.erase(place);
+  return begun;
 }
 
 Result<DeviceSpan> AnnouncedMemory::on(const Device& device, bool to_write) {
