@@ -188,7 +188,7 @@ try:
         comm.all_reduce(array)
         work = comm.irecv(got, (me + 1) % n, 77)
 except hmc.HmcTimeoutError as error:
-    assert "messages, which were cancelled" in str(error), error
+    assert "its messages were cancelled" in str(error), error
 else:
     raise SystemExit("a message came")
 assert work.done and np.array_equal(array, np.arange(7.0) * (n * (n + 1) // 2))

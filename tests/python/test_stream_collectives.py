@@ -221,3 +221,44 @@ with hmc.init() as comm:
     comm.barrier(timeout=30)
 """,
     )
+
+
+@pytest.mark.parametrize("member", ["cpu", "cuda:0"])  # of a CPU a batch carries small calls out together
+def test_a_batch_whose_stream_is_late_ends_the_group(run_job: Callable[..., str], member: str) -> None:
+    """Else the next collective of this rank would meet the batch of the others."""
+    job(
+        run_job,
+        "cuda",
+        member,
+        """
+class Array:  # as a framework hands it out
+    def __init__(self, buf, stream):
+        self.__cuda_array_interface__ = {
+            "shape": (len(buf),), "typestr": "|u1", "data": (address_of(buf), False), "version": 3, "stream": stream
+        }
+
+comm = hmc.init(devices=[target])
+buffers = [comm.buffer(1000, f"{vendor}:0") for _ in range(2)]
+caller = Caller(vendor)
+comm.barrier(timeout=30)
+if comm.rank == 0:
+    caller.hold()
+try:
+    with comm.batch(timeout=0.5 if comm.rank == 0 else 50):
+        for buf in buffers:
+            comm.all_reduce(Array(buf, caller.stream), dtype="uint8")
+except hmc.HmcTimeoutError as error:
+    assert "streams" in str(error), error
+    assert comm.rank == 0 or "rank 0" in str(error), error
+else:
+    raise SystemExit("it succeeded")
+try:
+    comm.all_reduce(buffers[0], dtype="uint8", timeout=30)
+except hmc.HmcError as error:
+    assert "takes no more collectives" in str(error), error
+else:
+    raise SystemExit("it succeeded")
+caller.gate.set()
+caller.synchronize()
+""",
+    )

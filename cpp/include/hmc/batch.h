@@ -41,7 +41,8 @@ class HMC_API Batch {
   [[nodiscard]] std::size_t size() const noexcept;
   // Starts all calls. One Work for them and the messages. Errors: invalid_argument (not valid()), closed.
   [[nodiscard]] Result<Work> start();
-  // Carries out all calls. After a timeout the Communicator is unusable on this rank, as after that of any collective.
+  // Waits for the streams that the inputs are produced on, and carries out all calls. After a timeout the Communicator is unusable
+  // on this rank, as after that of any collective.
   [[nodiscard]] Status run(Deadline deadline = Deadline::never());
   // Carries out none of them. Messages go on.
   void discard() noexcept;

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "collective/interruption.h"
 #include "collective/member_calls.h"
 #include "collective/reducer.h"
 #include "comm/onesided/transfer.h"
@@ -107,10 +109,13 @@ class BatchWork final : public WorkState {
   Status not_started_;
 };
 
-Status wait_for(StreamPoint& point) {
+Status wait_for(StreamPoint& point, Deadline deadline) {
   for (;;) {
     HMC_ASSIGN(const bool reached, point.reached());
     if (reached) return {};
+    if (deadline.passed())
+      return {Code::timeout, "the deadline passed waiting for the streams that its inputs are produced on; no call was started"};
+    if (ask_interrupted()) return interrupted_status();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
@@ -134,6 +139,7 @@ constinit std::atomic<std::uint32_t> BatchState::opened{0};
 struct BatchState::Started {
   std::vector<std::shared_ptr<CollectiveWork>> calls;
   std::shared_ptr<WorkState> all;
+  Status not_started;  // why a collective, and those after it, were not
 };
 
 Result<std::unique_ptr<BatchState>> BatchState::open(std::shared_ptr<CommunicatorState> communicator) {
@@ -216,21 +222,36 @@ Status BatchState::mark_streams(const CollectiveCall& call) {
   return {};
 }
 
-Result<std::vector<Launch>> BatchState::ready_launches() {
-  for (const auto& point : streams_) HMC_TRY(wait_for(*point));
+Result<std::vector<Launch>> BatchState::ready_launches(Deadline deadline) {
+  for (const auto& point : streams_) HMC_TRY(wait_for(*point, deadline));
   return launches_of(std::move(calls_), packs_);
 }
 
-Result<BatchState::Started> BatchState::launch() {
+// The other ranks may start their part: as after any collective that is given up, the Communicator is of no use.
+void BatchState::break_group(const Status& reason) {
+  Group& group = *communicator_->group;
+  const auto lock = group.engine()->lock();
+  std::vector<std::uint32_t> ranks(group.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  const std::uint32_t rank = calls_.front().rank;
+  const auto sequence = group.next_sequence(rank);
+  if (sequence) group.broke(rank, *sequence, reason, ranks);
+}
+
+Result<BatchState::Started> BatchState::launch(Deadline deadline) {
   close();
   const auto& engine = communicator_->group->engine();
-  if (size() == 0) return Started{{}, completed_work(engine)};
+  if (size() == 0) return Started{{}, completed_work(engine), {}};
   Started started;
   std::vector<BatchWork::Part> parts;
-  auto ready = ready_launches();
+  auto ready = ready_launches(deadline);
   Status failure = ready.status();
   std::vector<Launch> launches;
-  if (ready) launches = std::move(ready).value();
+  if (ready) {
+    launches = std::move(ready).value();
+  } else if (!calls_.empty()) {
+    break_group(failure);
+  }
   for (Launch& each : launches) {
     auto work = start_collective(std::move(each.call));
     if (!work) {
@@ -244,26 +265,38 @@ Result<BatchState::Started> BatchState::launch() {
   if (parts.empty()) return failure;
   const auto all = std::make_shared<BatchWork>(std::move(parts), started.calls.size());
   started.all = all;
+  started.not_started = failure;
   const auto lock = engine->lock();
   all->start(failure);
   return started;
 }
 
 Result<std::shared_ptr<WorkState>> BatchState::start() {
-  HMC_ASSIGN(Started started, launch());
+  HMC_ASSIGN(Started started, launch(Deadline::never()));
   return std::move(started.all);
 }
 
 Status BatchState::run(Deadline deadline) {
-  HMC_ASSIGN(const Started started, launch());
+  HMC_ASSIGN(const Started started, launch(deadline));
   // A collective that its deadline ends breaks the group; after that, messages have no time left.
   const Status calls = finish_collectives(started.calls, deadline);
   const Status all = started.all->wait(deadline);
   if (started.all->done()) return calls.ok() ? started.all->status() : calls;
-  static_cast<void>(started.all->cancel());
+  const Status stopped = started.all->cancel();
   if (!calls.ok()) return calls;
+  if (const Status& failure = started.not_started; !failure.ok()) {
+    if (started.all->done()) return failure.with_context("batch");
+    return {failure.code(),
+            "batch: " + std::string(failure.message()) +
+                "; its messages are in flight and their memory may still be used: " + std::string(stopped.message())};
+  }
   if (all.code() != Code::timeout) return all.with_context("batch");
-  return {Code::timeout, "batch: the deadline passed waiting for its messages, which were cancelled; its collectives are complete"};
+  const bool over = started.all->done();
+  // What ended meanwhile has ended as it did, unless by this cancel().
+  if (over && !stopped.ok() && started.all->status().code() != Code::cancelled) return started.all->status();
+  const std::string passed = "batch: the deadline passed waiting for its messages; its collectives are complete, its messages ";
+  if (over) return {Code::timeout, passed + "were cancelled"};
+  return {Code::timeout, passed + "are in flight and their memory may still be used: " + std::string(stopped.message())};
 }
 
 Batch::Batch() noexcept = default;

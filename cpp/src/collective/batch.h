@@ -67,9 +67,10 @@ class BatchState {
 
   explicit BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot);
   struct Started;
-  Result<Started> launch();
-  // Errors: device.
-  Result<std::vector<Launch>> ready_launches();
+  Result<Started> launch(Deadline deadline);
+  // Errors: device, timeout, cancelled (interrupted).
+  Result<std::vector<Launch>> ready_launches(Deadline deadline);
+  void break_group(const Status& reason);
   [[nodiscard]] Status fits(const CollectiveCall& call) const;
   // What a pack copies from and to is ready after these.
   Status mark_streams(const CollectiveCall& call);

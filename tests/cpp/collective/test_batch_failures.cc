@@ -1,4 +1,7 @@
 // Batches that fail: other calls on another rank, a death, a rank that is late.
+#include <signal.h>
+#include <unistd.h>
+
 #include <chrono>
 
 #include "collective/batch_data.h"
@@ -80,6 +83,35 @@ TEST(BatchFailures, ADeathEndsAllOfOne) {
             EXPECT_TRUE(process.board.wait(0, 2));
           },
           {.killed = {1}});
+}
+
+// What a stopped rank has been told of cannot be taken back: the memory is still in use, and the error says so.
+TEST(BatchFailures, MessagesThatAreUnderWayAtTheDeadlineAreSaidToBe) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    Bytes large = input(3'000'000, me.rank(), 0);
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (me.rank() == 1) {
+      process.board[1].store(getpid());
+      process.board[0].fetch_add(1);
+      raise(SIGSTOP);
+    } else {
+      EXPECT_TRUE(process.board.wait(0, 1));
+      ASSERT_TRUE(testing::wait_until_stopped(static_cast<pid_t>(process.board[1].load())));
+      auto batch = me.batch();
+      ASSERT_TRUE(batch.ok());
+      const auto sent = me.isend(view(large), 1, 1);
+      ASSERT_TRUE(sent.ok());
+      const Status status = batch->run(Deadline::after_seconds(0.2));
+      EXPECT_EQ(status.code(), Code::timeout) << status.str();
+      EXPECT_NE(status.message().find("may still be used"), std::string::npos) << status.str();
+      kill(static_cast<pid_t>(process.board[1].load()), SIGCONT);
+      static_cast<void>(sent->wait(soon()));
+    }
+    process.board[2].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(2, 2));
+  });
 }
 
 TEST(BatchFailures, ALateRankIsNamedAtTheDeadline) {
