@@ -254,7 +254,7 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
       }
       child = group_of(group, wishes, color, scope);
       if (free) made = make_communicator(state_->context, child);
-      segment = group->world()->offers().share(*child, free, deadline);
+      segment = group->world()->offers().share(*child, free, deadline, group.get());
     }
     // Everybody has joined its group once all have said so: messages of the new groups may come.
     const Bytes answer{(free ? said_free : std::byte{0}) | (segment ? said_mapped : std::byte{0})};

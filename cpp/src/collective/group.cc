@@ -148,6 +148,10 @@ bool has_begun(const Group& group) noexcept {
   return std::ranges::any_of(group.calls_, [](const Group::OwnCalls& calls) { return calls.next != 0; });
 }
 
+bool takes_no_collectives(const Group& group) noexcept {
+  return group.closed_.load(std::memory_order_relaxed) || group.broken_ || group.left_;
+}
+
 Status error_of_call(const Group& group, const Status& failed) {
   if (failed.code() != Code::closed || group.closed_.load(std::memory_order_relaxed)) return failed;
   const auto lock = group.engine()->lock();
@@ -187,6 +191,7 @@ void Group::broke(std::uint32_t rank, std::uint64_t sequence, const Status& reas
   running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() == sequence; }, told.reason);
   running_.fail_if([sequence](const CollectiveWork& work) { return work.sequence() > sequence; },
                    reason.with_context("an earlier collective failed"));
+  engine()->wake_waiters();
 }
 
 void Group::heard_broken(const job::Breakage& breakage) {
@@ -194,12 +199,14 @@ void Group::heard_broken(const job::Breakage& breakage) {
   broken_ = breakage;
   running_.fail_if([&](const CollectiveWork& work) { return breakage.aborts() || work.sequence() >= breakage.sequence; },
                    breakage.reason);
+  engine()->wake_waiters();
 }
 
 void Group::heard_left(const job::Breakage& left) {
   if (left_ && left_->sequence <= left.sequence) return;
   left_ = left;
   running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= left.sequence; }, left.reason);
+  engine()->wake_waiters();
 }
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {

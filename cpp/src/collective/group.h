@@ -84,6 +84,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
  private:
   friend Status error_of_call(const Group& group, const Status& failed);
   friend bool has_begun(const Group& group) noexcept;
+  friend bool takes_no_collectives(const Group& group) noexcept;
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
 
   const std::shared_ptr<World> world_;
@@ -112,6 +113,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
 [[nodiscard]] bool all_on_host(const Group& group) noexcept;                          // all Members are CPUs
 [[nodiscard]] std::vector<std::shared_ptr<PeerState>> others_of(const Group& group);  // the other processes' peers, each once
 [[nodiscard]] bool has_begun(const Group& group) noexcept;  // a local rank has begun a collective. Engine lock held
+// Closed, broken, or a rank has left. Engine lock held.
+[[nodiscard]] bool takes_no_collectives(const Group& group) noexcept;
 // The error of a call of several collectives of which a later one has failed: why the group broke, where `failed` says no more than
 // that it did. To the caller it is the one call that failed. Engine lock not held.
 [[nodiscard]] Status error_of_call(const Group& group, const Status& failed);

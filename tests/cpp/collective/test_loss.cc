@@ -63,6 +63,26 @@ TEST(Abort, EndsWhatWaitsAndWhatComesLater) {
   });
 }
 
+// Rank 0 has said what it wants, and does not come to make the memory of the new group.
+TEST(Abort, EndsASplitThatWaitsForTheNewGroup) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (process.rank == 0) {
+      const auto& group = world.state()->group;
+      HMC_ASSERT_OK(gather_bytes(group, group->local(), {encode(job::Wish{0, 0, 0x1234})}, CallKind::split, soon()).status());
+      process.board[0].fetch_add(1);
+      HMC_EXPECT_OK(world.abort("diverged"));
+    } else {
+      const int color = 0, key = 0;
+      expect_aborted(world.split(std::span(&color, 1), std::span(&key, 1), soon()).status(), "rank 0 (",
+                     "aborted the Communicator: diverged");
+    }
+    process.board[1].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(1, 2));
+  });
+}
+
 // A process that made and closed many Communicators would take no notice of any that breaks.
 TEST(GroupNotices, ClosedGroupsTakeNoRoom) {
   GroupNotices notices;

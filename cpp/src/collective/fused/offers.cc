@@ -29,9 +29,9 @@ bool Offers::may_share(const Group& group) noexcept {
   return true;
 }
 
-std::shared_ptr<Segment> Offers::share(const Group& group, bool usable, Deadline deadline) {
+std::shared_ptr<Segment> Offers::share(const Group& group, bool usable, Deadline deadline, const Group* parent) {
   if (!may_share(group)) return nullptr;
-  return group.rank(0).peer->is_self() ? make(group, usable) : take(group, usable, deadline);
+  return group.rank(0).peer->is_self() ? make(group, usable) : take(group, usable, deadline, parent);
 }
 
 std::shared_ptr<Segment> Offers::make(const Group& group, bool usable) {
@@ -56,11 +56,12 @@ std::shared_ptr<Segment> Offers::make(const Group& group, bool usable) {
   return segment;
 }
 
-std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline deadline) {
+std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline deadline, const Group* parent) {
   const auto from = group.rank(0).peer;
   const Key key{from.get(), group.id()};
   const auto gone = [&] {
-    return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed || gone_.contains(group.id());
+    return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed || gone_.contains(group.id()) ||
+           (parent != nullptr && takes_no_collectives(*parent));
   };
   context_.engine()->drive(deadline, [&] { return find(key) != received_.end() || gone(); });
   UniqueFd fd;

@@ -27,9 +27,10 @@ class Offers {
 
   // ---- engine lock not held ----
   // The segment of `group`, which every process of it asks for alike; null: none, because the ranks may not share one, or
-  // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed, rank 0 is gone or another thread closed
-  // the group. `usable`: whether this process can map a segment. Where rank 0's cannot, it tells the others.
-  std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline);
+  // something refuses (HMC_FUSED, the transports, memory), or because the deadline passed, rank 0 is gone, another thread closed
+  // the group, or `parent`, that it is made of, takes no more collectives. `usable`: whether this process can map a segment. Where
+  // rank 0's cannot, it tells the others.
+  std::shared_ptr<Segment> share(const Group& group, bool usable, Deadline deadline, const Group* parent = nullptr);
 
   // ---- engine lock held ----
   void on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd> fds);
@@ -45,7 +46,7 @@ class Offers {
   };
   [[nodiscard]] bool wanted() const;
   std::shared_ptr<Segment> make(const Group& group, bool usable);
-  std::shared_ptr<Segment> take(const Group& group, bool usable, Deadline deadline);
+  std::shared_ptr<Segment> take(const Group& group, bool usable, Deadline deadline, const Group* parent);
 
   [[nodiscard]] std::vector<Received>::iterator find(const Key& key);
 
