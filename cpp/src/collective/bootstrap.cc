@@ -31,6 +31,7 @@ Result<std::vector<Bytes>> Bootstrap::gather(std::uint32_t round, Bytes value, c
   if (board == nullptr) return gather_here(round, std::move(value), deadline);
   {
     const auto lock = context_.engine()->lock();
+    if (board_ != board) later_rounds_failure_ = Status();
     board_ = board;
   }
   return gather_there(round, value, *board, deadline);
@@ -60,8 +61,8 @@ Result<std::vector<Bytes>> Bootstrap::gather_there(std::uint32_t round, const By
   {
     const auto lock = engine->lock();
     asked_ = round;
-    answered_ = false;
-    answer_ = Status();
+    answered_ = !later_rounds_failure_.ok();
+    answer_ = later_rounds_failure_;
     gathered_.clear();
   }
   for (bool late = false; !late;) {
@@ -97,9 +98,10 @@ bool Bootstrap::on_message(PeerState& peer, MessageType type, ByteSpan payload) 
 }
 
 void Bootstrap::on_gathered(PeerState& peer, ByteSpan payload) {
-  if (&peer != board_.get() || answered_) return;
+  if (&peer != board_.get()) return;
   auto answer = job::decode_gathered(payload);
-  if (answer && answer->round != asked_) return;
+  if (answer && answer->round > asked_ && later_rounds_failure_.ok()) later_rounds_failure_ = answer->status;
+  if (answered_ || (answer && answer->round != asked_)) return;
   if (!answer || (answer->status.ok() && answer->values.size() != size_)) {
     answer_ = Status(Code::protocol, "process 0 (" + peer.identity().name + ") sent a malformed table of the job");
   } else {
@@ -193,9 +195,12 @@ void Bootstrap::fail(std::uint32_t round, const Status& reason) {
   Round& board = rounds_[round];
   if (board.complete || !board.failure.ok()) return;
   board.failure = reason;
-  for (auto& arrival : board.arrivals) {
+  for (std::uint32_t who = 0; who < size_; ++who) {
+    Arrival& arrival = board.arrivals[who];
     if (arrival.timer != 0) context_.engine()->cancel_timer(std::exchange(arrival.timer, 0));
-    if (arrival.peer) refuse(*arrival.peer, round, reason);
+    // Those of the first round are told before they ask: this process may be gone by then.
+    const auto& peer = arrival.peer || !rounds_[0].complete ? arrival.peer : rounds_[0].arrivals[who].peer;
+    if (peer) refuse(*peer, round, reason);
   }
   context_.engine()->wake_waiters();
 }
@@ -219,9 +224,9 @@ std::string Bootstrap::missing(std::uint32_t round) const {
 }
 
 void Bootstrap::on_peer_gone(PeerState& peer, const Status& reason) {
-  if (&peer == board_.get() && !answered_) {
-    answer_ = reason.with_context("process 0");
-    answered_ = true;
+  if (&peer == board_.get()) {
+    if (later_rounds_failure_.ok()) later_rounds_failure_ = reason.with_context("process 0");
+    if (!std::exchange(answered_, true)) answer_ = later_rounds_failure_;
     context_.engine()->wake_waiters();
   }
   if (who_ != 0) return;
@@ -230,12 +235,18 @@ void Bootstrap::on_peer_gone(PeerState& peer, const Status& reason) {
     if (board.complete) continue;
     for (std::uint32_t who = 0; who < size_; ++who) {
       Arrival& arrival = board.arrivals[who];
-      if (!arrival.here || arrival.peer.get() != &peer) continue;
+      // Registered in round 0: it cannot register again.
+      const bool registered = round > 0 && rounds_[0].complete && rounds_[0].arrivals[who].peer.get() == &peer;
+      if (!registered && (!arrival.here || arrival.peer.get() != &peer)) continue;
+      if (arrival.gave_up) {  // it ends because others are missing: they are the reason
+        fail(round, Status(Code::timeout, missing(round)));
+        continue;
+      }
       if (arrival.timer != 0) context_.engine()->cancel_timer(arrival.timer);
+      if (arrival.here) --board.count;
       arrival = {};
-      --board.count;
-      // A process that said goodbye may come again; one that died takes the job with it.
-      if (reason.code() != Code::closed)
+      // In round 0 a process that closed may retry; one that died ends the job.
+      if (registered || reason.code() != Code::closed)
         fail(round, reason.with_context("rank " + std::to_string(who) + " while the job was forming"));
     }
   }

@@ -69,6 +69,7 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   std::uint32_t asked_ = 0;
   bool answered_ = false;
   Status answer_;
+  Status later_rounds_failure_;  // process 0 said so, or is gone
   std::vector<Bytes> gathered_;
 };
 

@@ -2,6 +2,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include <limits>
+
 #include "collective/job.h"
 
 namespace hmc {
@@ -244,6 +246,25 @@ TEST(Init, DeathWhileTheJobForms) {
             EXPECT_NE(world.status().message().find("rank 2"), std::string_view::npos) << world.status().str();
           },
           {.killed = {2}, .rendezvous = {}});
+}
+
+// Between the rounds: rank 1 has seen what the others bring, and ends. Nobody has a deadline.
+TEST(Init, AProcessThatEndsBeforeItIsReadyIsNamed) {
+  const auto other = Topology::parse(
+      "hmc-topology 1\nhost a\ncard zero host=a process=0\ncard one host=a process=1\ncard two host=a process=2\n"
+      "card three host=a process=2\n");
+  ASSERT_TRUE(other.ok()) << other.status().str();
+  run_job(3, [&](const Process& process) {
+    InitOptions options = process.options();
+    options.timeout_seconds = std::numeric_limits<double>::infinity();
+    if (process.rank == 1) options.topology = *other;
+    const auto world = Communicator::init(options);
+    ASSERT_FALSE(world.ok());
+    EXPECT_EQ(world.status().code(), process.rank == 1 ? Code::invalid_argument : Code::closed) << world.status().str();
+    if (process.rank != 1) {
+      EXPECT_NE(world.status().message().find("rank 1"), std::string_view::npos) << world.status().str();
+    }
+  });
 }
 
 TEST(Init, WrongKeyIsRefusedAtOnce) {
