@@ -342,18 +342,13 @@ void bind_communicator(py::module_& module) {
           "close",
           [](const Communicator& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ReleasedGil nogil;
-            check(self.close(deadline));
+            interruptible([&] { return self.close(deadline); });
           },
           py::arg("timeout") = 5.0,
           "Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() "
           "and grow() made from it. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__",
-           [](const Communicator& self, const py::args&) {
-             const ReleasedGil nogil;
-             check(self.close());
-           })
+      .def("__exit__", [](const Communicator& self, const py::args&) { interruptible([&] { return self.close(); }); })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });
   bind_ranked<Communicator>(comm);
   bind_members(comm);

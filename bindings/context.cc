@@ -193,19 +193,14 @@ void bind_context(py::module_& module) {
           "close",
           [](const Context& self, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
-            const ReleasedGil nogil;
-            check(self.close(deadline));
+            interruptible([&] { return self.close(deadline); });
           },
           py::arg("timeout") = 5.0,
           "Closes every peer, waits until what was posted has arrived, and frees everything. Messages and receives without a match "
           "end with ClosedError. HmcTimeoutError: something may be lost, or a stopped process may still write memory of this one; "
           "call it again to go on waiting. Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__",
-           [](const Context& self, const py::args&) {
-             const ReleasedGil nogil;
-             check(self.close());
-           })
+      .def("__exit__", [](const Context& self, const py::args&) { interruptible([&] { return self.close(); }); })
       .def("__repr__", [](const Context& self) { return "<hmc.Context " + self.name() + (self.closed() ? ", closed>" : ">"); });
 }
 

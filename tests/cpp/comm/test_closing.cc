@@ -1,6 +1,7 @@
 // Closing in order: what was posted arrives, two that close at once do not wait, and an honest peer is not accused.
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "ways.h"
@@ -167,6 +168,21 @@ TEST_P(Closing, DuringALookupNobodyIsAccused) {
     pair.a = pair.b = Context();
   }
   EXPECT_EQ(accused.load(), 0);
+}
+
+TEST(ClosedContext, ACallbackMayCloseItWhileAnotherThreadDoes) {
+  const Pair pair("shm");
+  std::vector<std::byte> in(8);
+  std::promise<Status> closed;
+  auto end = closed.get_future();
+  const Work received = *pair.ba.irecv(view(in), 1);
+  received.then([&](const Status&) {  // the other thread ends it
+    while (!pair.b.closed()) std::this_thread::yield();
+    closed.set_value(pair.b.close(soon()));
+  });
+  HMC_EXPECT_OK(pair.b.close(soon()));
+  ASSERT_EQ(end.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  HMC_EXPECT_OK(end.get());
 }
 
 TEST(ClosedContext, KeepsNoDescriptor) {

@@ -2,14 +2,28 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/context_impl.h"
 #include "comm/waits.h"
+#include "hmc/interrupt.h"
 
 namespace hmc {
+namespace {
+
+bool is_interrupted() noexcept {
+  const auto* const caller = Interruptible::current();
+  return caller != nullptr && caller->interrupted();
+}
+
+Status interrupted_close() {
+  return {Code::cancelled, "a signal interrupted the close of the Context; call close again to wait for the rest"};
+}
+
+}  // namespace
 
 Status ContextClosing::reason() { return Status(Code::closed, "this Context is closed; create another one"); }
 
@@ -18,28 +32,16 @@ bool ContextClosing::over() const noexcept { return context_.tasks().stopped(); 
 Status ContextClosing::close(Deadline deadline, bool force) {
   Engine& engine = *context_.engine();
   if (engine.forked()) return forked_status();
-  const std::scoped_lock closing(mutex_);
   if (over()) return {};
   begun_.store(true);
-  PeerTable& peers = context_.peers();
-  std::vector<std::shared_ptr<BufferState>> published;
-  {
-    const auto lock = engine.lock();
-    published = context_.exports().unpublish_all();
-    context_.messenger().on_context_closing(reason());
-    for (const auto& [id, peer] : std::map(peers.by_id())) peer->closing().leave();
-    if (peers.self()) static_cast<PeerImpl&>(*peers.self()).closing().leave();
-    context_.joins().end();
-    while (!waits_.empty()) waits_.front()->end(reason());
-    engine.wake_waiters();
-  }
-  published.clear();
-  engine.drive(deadline, [&peers] { return peers.empty(); });
+  begin();
+  const bool alone = engine.drive(deadline, [this] { return context_.peers().empty(); });
+  if (!alone && !force && is_interrupted()) return interrupted_close();
   std::string lost;
   {
     const auto lock = engine.lock();
     bool held = false;
-    for (const auto& peer : peers.ending()) {
+    for (const auto& peer : context_.peers().ending()) {
       const std::string what = peer->closing().unfinished();
       if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
       held = held || peer->link().holds();
@@ -50,14 +52,47 @@ Status ContextClosing::close(Deadline deadline, bool force) {
                                        "or ends; call close again to go on waiting");
     }
   }
+  return shut_down(deadline, lost);
+}
+
+// Nothing new comes in, and what waits ends.
+void ContextClosing::begin() {
+  std::vector<std::shared_ptr<BufferState>> published;  // destroyed without the lock
+  const auto lock = context_.engine()->lock();
+  if (stage_ != Stage::open) return;
+  published = context_.exports().unpublish_all();
+  context_.messenger().on_context_closing(reason());
+  for (const auto& [id, peer] : std::map(context_.peers().by_id())) peer->closing().leave();
+  if (context_.peers().self()) static_cast<PeerImpl&>(*context_.peers().self()).closing().leave();
+  context_.joins().end();
+  while (!waits_.empty()) waits_.front()->end(reason());
+  context_.engine()->wake_waiters();
+}
+
+Status ContextClosing::shut_down(Deadline deadline, const std::string& lost) {
+  Engine& engine = *context_.engine();
+  bool first = false;
+  {
+    const auto lock = engine.lock();
+    first = stage_ == Stage::open;
+    if (first) stage_ = Stage::ending;
+  }
+  if (!first) {  // another thread does it; it may wait for the end of a callback that called this
+    const bool down = engine.drive(deadline, [this] { return stage_ == Stage::down; });
+    if (down) return {};
+    if (is_interrupted()) return interrupted_close();
+    return {Code::timeout,
+            "close of the Context: another thread is closing it and was not done before the deadline; call close "
+            "again to wait for it"};
+  }
   context_.transfers().worker().stop();
   context_.regions().worker().stop();
-  shut_down();
+  tear_down();
   return lost.empty() ? Status() : Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
 }
 
 // Everything that needs the lock to be freed goes under it, user memory and threads after. Lock not held.
-void ContextClosing::shut_down() {
+void ContextClosing::tear_down() {
   Engine& engine = *context_.engine();
   std::vector<std::shared_ptr<Exposure>> exposures;
   std::vector<std::shared_ptr<PeerImpl>> peers;
@@ -81,6 +116,7 @@ void ContextClosing::shut_down() {
     engine.remove(context_);
     context_.transports().stop(engine);
     context_.joins().stop();
+    stage_ = Stage::down;
     engine.wake_waiters();
   }
   engine.stop();

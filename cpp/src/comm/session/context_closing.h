@@ -2,8 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <list>
-#include <mutex>
+#include <string>
 
 #include "hmc/deadline.h"
 #include "hmc/status.h"
@@ -17,8 +18,9 @@ class ContextClosing {
  public:
   explicit ContextClosing(ContextImpl& context) noexcept : context_(context) {}
 
-  // Lock not held. Timeout: a peer may still access memory of this process, and the Context lives on (not with `force`); or
-  // something was lost.
+  // Lock not held. Threads that close at once wait each for its own deadline, callbacks included. Timeout: a peer may still access
+  // memory of this process, and the Context lives on (not with `force`); or something was lost. Cancelled: the caller was
+  // interrupted (not with `force`).
   Status close(Deadline deadline, bool force = false);
 
   // ---- any thread, lock held or not ----
@@ -30,10 +32,17 @@ class ContextClosing {
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
 
  private:
-  void shut_down();
+  enum class Stage : std::uint8_t {
+    open,
+    ending,  // one thread frees everything
+    down,    // nothing of a peer is left, and its memory is not accessed any more
+  };
+  void begin();
+  Status shut_down(Deadline deadline, const std::string& lost);
+  void tear_down();
 
   ContextImpl& context_;
-  std::mutex mutex_;  // one thread closes, others wait for it
+  Stage stage_ = Stage::open;  // guarded by the engine lock
   std::atomic<bool> begun_{false};
   std::list<WaitWork*> waits_;
 };
