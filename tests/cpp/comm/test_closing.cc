@@ -185,6 +185,24 @@ TEST(ClosedContext, ACallbackMayCloseItWhileAnotherThreadDoes) {
   HMC_EXPECT_OK(end.get());
 }
 
+// A peer that makes no progress keeps the close waiting.
+TEST(ClosedContext, SaysGoodbyeToNewcomers) {
+  ContextOptions options;
+  options.progress = Progress::manual;
+  const auto closing = make_context("shm"), late = make_context("shm", {}, options), newcomer = make_context("shm");
+  const std::string address = closing.addresses().front();
+  const auto peer = *late.connect(address, soon());
+  const auto buffer = *closing.buffer(100);
+  const auto held = *peer.import(*buffer.descriptor(), soon());
+  auto end = std::async(std::launch::async, [&] { return closing.close(soon()); });
+  while (!closing.closed()) std::this_thread::yield();
+  const Status refused = newcomer.connect(address, soon()).status();
+  EXPECT_EQ(refused.code(), Code::closed) << refused.str();
+  EXPECT_EQ(end.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  HMC_EXPECT_OK(late.close(soon()));
+  HMC_EXPECT_OK(end.get());
+}
+
 TEST(ClosedContext, KeepsNoDescriptor) {
   struct Kept {
     Context a, b;

@@ -299,8 +299,10 @@ void Connections::closed(EndpointSlot& slot) {
 
 void Connections::on_stopped(const wire::Stopped& m) {
   if (peer_.phase() != PeerPhase::ready) {
-    if (peer_.phase() == PeerPhase::connecting) on_note(m.endpoint, false);
-    return;
+    if (peer_.phase() == PeerPhase::connecting) return on_note(m.endpoint, false);
+    if (!peer_.closing().in_progress()) return;
+    peer_.works().decide();  // what failed with the connection that has stopped
+    return peer_.closing().advance_soon();
   }
   EndpointSlot* slot = find(m.endpoint.transport, m.endpoint.attempt);
   if (slot == nullptr || slot->peer_stopped) return peer_.broken("the end of a connection that it does not have");

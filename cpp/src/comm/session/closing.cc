@@ -72,7 +72,8 @@ void Closing::take_bye() {
   peer_.posts().abandon(reason);
   if (in_progress()) return advance();
   if (peer_.phase() != PeerPhase::ready) return end(reason, PeerPhase::closed);
-  begin(reason);
+  peer_.works().decide();  // it lives: what failed for want of its answer failed with the connection
+  if (state_ == State::open) begin(reason);
 }
 
 void Closing::on_bye_ack() {
@@ -118,6 +119,15 @@ void Closing::receive_rest() {
 bool Closing::quiet() {
   if (!peer_.posts().empty() || !peer_.works().empty()) return false;
   return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().receipts().complete();
+}
+
+void Closing::on_replaced() {
+  const auto keep = peer_.shared_from_this();
+  receive_rest();
+  if (state_ != State::open) return;  // the bye was in what was received
+  const Status reason(Code::closed, peer_.describe() + " came back by a new connection");
+  if (peer_.phase() != PeerPhase::ready || !peer_.messages().current()) return end(reason, PeerPhase::closed);
+  begin(reason);
 }
 
 void Closing::on_channel_closed(const Status& reason) {

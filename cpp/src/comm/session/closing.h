@@ -34,6 +34,8 @@ class Closing {
   // `group_messages`: how many the peer has sent. The bye takes effect once they have been received.
   void on_bye(std::uint64_t group_messages);
   void on_bye_ack();
+  // The peer has reconnected; the end of this connection is not read yet. Delivers what the peer sent by it, then drains.
+  void on_replaced();
   // What the peer sent before is delivered first.
   void on_channel_closed(const Status& reason);
 

@@ -153,6 +153,7 @@ Status Joins::start() {
 
 void Joins::end() {
   for (auto* waiter : waiters_) waiter->store(1);
+  for (const auto& pending : pending_) pending->channel().close();  // says goodbye, which the control plane sends
   pending_.clear();
 }
 
@@ -204,7 +205,7 @@ void Joins::drop_pending(PendingChannel& pending) {
 }
 
 void Joins::on_accept(std::unique_ptr<Channel> channel) {
-  if (context_.closing().begun()) return;
+  if (context_.closing().begun()) return channel->close();
   if (pending_.size() >= max_pending_channels) drop_pending(*pending_.front());
   pending_.push_back(std::make_unique<PendingChannel>(context_, std::move(channel)));
 }
@@ -212,7 +213,11 @@ void Joins::on_accept(std::unique_ptr<Channel> channel) {
 void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
   const auto hello = wire::decode_hello(payload);
   const ContextId id = pending.channel().identity().context_id;
-  if (!hello || id == context_.id() || context_.closing().begun()) return drop_pending(pending);
+  if (!hello || id == context_.id()) return drop_pending(pending);
+  if (context_.closing().begun()) {
+    pending.channel().close();
+    return drop_pending(pending);
+  }
   auto peer = context_.peers().find(id);
   if (peer && peer->link().channel() != nullptr && peer->handshake().greeted()) {
     if (peer->handshake().remote_session() == hello->session) {
@@ -220,8 +225,7 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
       pending.channel().close();
       return drop_pending(pending);
     }
-    // It has given the old connection up, which we have not heard yet.
-    peer->closing().end(Status(Code::closed, peer->describe() + " came back by a new connection"), PeerPhase::closed);
+    peer->closing().on_replaced();
     peer = nullptr;
   }
   if (peer && peer->link().channel() != nullptr) {
