@@ -52,8 +52,9 @@ class Channel {
  public:
   virtual ~Channel() = default;
   virtual void set_sink(ChannelSink& sink) = 0;  // messages that came earlier are delivered from the next poll
-  // Queues a message (at most 64 MiB queued, else would_block). Errors: closed, peer_lost, unsupported (descriptors to another
-  // host), invalid_argument (type below 100, payload or descriptors beyond the limits).
+  // Queues a message (at most 64 MiB queued, else would_block); ok also where the connection has just failed, which on_closed()
+  // will tell. Errors: closed and peer_lost once on_closed() was told, unsupported (descriptors to another host), invalid_argument
+  // (type below 100, payload or descriptors beyond the limits).
   virtual Status send(MessageType type, ByteSpan payload, std::vector<UniqueFd> fds = {}) = 0;
   [[nodiscard]] virtual const PeerIdentity& identity() const noexcept = 0;
   // Says goodbye once all that is queued has been sent, then on_closed(closed) follows. What is queued is dropped where the peer

@@ -119,8 +119,7 @@ Status ChannelCore::send(MessageType type, ByteSpan payload, std::vector<UniqueF
   }
   if (state_ == State::over) return end_;
   if (state_ == State::closing) return closed_here();
-  if (state_ == State::broken || writing_ == Writing::failed)
-    return Status(Code::peer_lost, "the connection to " + who() + " is broken");
+  if (state_ == State::broken || writing_ == Writing::failed) return {};  // discarded; on_closed() reports the reason
   if (!fds.empty() && !stream_->passes_fds()) {
     return Status(Code::unsupported, "descriptors cannot be passed to " + who() + ": it is not known to run on this host");
   }
@@ -129,7 +128,6 @@ Status ChannelCore::send(MessageType type, ByteSpan payload, std::vector<UniqueF
   }
   if (heartbeat_) heartbeat_->sent();
   after_output(stream_->send_frame(type, payload, std::move(fds)));
-  if (writing_ == Writing::failed) return Status(Code::peer_lost, "the connection to " + who() + " is broken");
   return {};
 }
 
