@@ -84,8 +84,9 @@ class ControlPlane {
   static Result<std::unique_ptr<ControlPlane>> create(std::shared_ptr<Engine> engine, Listener& listener, ControlOptions options);
   virtual ~ControlPlane() = default;
   virtual void on_accept(std::function<void(std::unique_ptr<Channel>)> handler) = 0;
-  // Errors through `ready`: authentication, timeout, peer_lost (refused), protocol.
-  virtual void connect(std::string_view address, Deadline deadline, Ready ready) = 0;
+  // Errors through `ready`: authentication, timeout, peer_lost (refused), protocol. Returns what gives the attempt up, engine lock
+  // held: `ready` then gets `closed`, unless it has been called.
+  virtual std::function<void()> connect(std::string_view address, Deadline deadline, Ready ready) = 0;
   // Refuses (with the fix in the message) addresses beyond the host without key or insecure; then Listener::listen.
   virtual Result<std::string> listen(std::string_view address) = 0;
 };

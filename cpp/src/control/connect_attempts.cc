@@ -14,7 +14,6 @@ namespace {
 constexpr unsigned max_retries = 12;
 constexpr std::chrono::milliseconds first_retry_pause{5};
 constexpr std::chrono::milliseconds longest_retry_pause{640};
-constexpr std::chrono::milliseconds full_backlog_pause{5};
 
 Status connect_status(std::string_view address, const Status& reason) {
   const int error = static_cast<int>(reason.native());
@@ -49,7 +48,8 @@ void ConnectAttempts::start() {
     watch();
   } else if (unix_socket() && connecting.status().native() == EAGAIN) {
     // The server's backlog is full: a Unix socket says so at once instead of waiting.
-    timer_.start(Deadline::after(full_backlog_pause), [this] { start(); });
+    timer_.start(Deadline::after(full_backlog_pause_), [this] { start(); });
+    full_backlog_pause_ = std::min(2 * full_backlog_pause_, longest_retry_pause);
   } else {
     end_soon(connect_status(address_, connecting.status()));
   }

@@ -2,6 +2,7 @@
 // connections that the server closed. Engine lock held.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -44,6 +45,7 @@ class ConnectAttempts final : public FdHandler {
   std::optional<Connecting> connecting_;
   bool answered_ = false;  // by an HMC server, if only before a retry
   unsigned retries_ = 0;
+  std::chrono::milliseconds full_backlog_pause_{5};
   SocketWatch watch_;
   OneShotTimer timer_;  // for the next request, or for the outcome of one that failed at once
 };

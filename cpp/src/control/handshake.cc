@@ -14,8 +14,8 @@ namespace hmc::control {
 namespace {
 
 constexpr auto handshake_limit = std::chrono::seconds(10);
-// A Unix socket answers at once or never will; a TCP connection that can stay must not wait longer.
-constexpr auto move_limit = std::chrono::seconds(2);
+// For the Unix socket to answer, where the TCP connection can stay instead.
+constexpr auto move_limit = std::chrono::seconds(5);
 constexpr std::size_t max_unauthenticated_bytes = 64 * 1024;
 
 Deadline earlier(Deadline a, Deadline b) { return a.when() < b.when() ? a : b; }
@@ -64,7 +64,8 @@ void Handshake::start_move(std::string_view address, const MoveTicket& ticket, s
 void Handshake::connected(Result<UniqueFd> socket) {
   const auto self = shared_from_this();
   if (!socket.ok()) return end(socket.status());
-  limit_time(earlier(limit_.due(), Deadline::after(handshake_limit)));
+  // A stopped process of this host is waited for: its death ends the connection.
+  if (!attempts_->unix_socket()) limit_time(earlier(limit_.due(), Deadline::after(handshake_limit)));
   open(std::move(socket).value(), attempts_->unix_socket());
 }
 

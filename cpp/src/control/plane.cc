@@ -42,7 +42,7 @@ class Plane final : public ControlPlane, public HandshakeHost {
 
   void on_accept(std::function<void(std::unique_ptr<Channel>)> handler) override { on_accept_ = std::move(handler); }
 
-  void connect(std::string_view address, Deadline deadline, Ready ready) override {
+  std::function<void()> connect(std::string_view address, Deadline deadline, Ready ready) override {
     // Touches nothing of the plane's: it may be gone by the time that `ready` returns.
     auto done = [engine = engine_, local = local_, lingering = std::weak_ptr(lingering_), ready = std::move(ready)](
                     Result<Established> outcome, const std::string&) {
@@ -52,6 +52,9 @@ class Plane final : public ControlPlane, public HandshakeHost {
     const auto handshake = std::make_shared<Handshake>(engine_, local_, *this, std::move(done));
     handshakes_.push_back(handshake);
     handshake->start_client(address, deadline);
+    return [weak = std::weak_ptr(handshake)] {
+      if (const auto pending = weak.lock()) pending->abandon(Status(Code::closed, "the attempt to connect was given up"));
+    };
   }
 
   Result<std::string> listen(std::string_view address) override {

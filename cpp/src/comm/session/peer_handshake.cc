@@ -9,6 +9,7 @@
 #include "comm/context_impl.h"
 #include "comm/peer_impl.h"
 #include "hmc/version.h"
+#include "progress/address.h"
 
 namespace hmc {
 namespace {
@@ -43,9 +44,10 @@ void PeerHandshake::try_next_address(const Status& last) {
     return peer_.fail(Status(Code::peer_lost, why, last.native()));
   }
   const std::string address = addresses_[next_address_++];
-  peer_.impl().joins().control().connect(
-      address, Deadline::after_seconds(handshake_seconds),
-      [this, keep = peer_.shared_from_this(), address](Result<std::unique_ptr<Channel>> channel) {
+  // A stopped process of this host is not lost: the waiter's deadline bounds the wait.
+  const Deadline deadline = unix_path(address).empty() ? Deadline::after_seconds(handshake_seconds) : Deadline::never();
+  give_up_ = peer_.impl().joins().control().connect(
+      address, deadline, [this, keep = peer_.shared_from_this(), address](Result<std::unique_ptr<Channel>> channel) {
         on_channel(address, std::move(channel));
       });
 }
@@ -77,6 +79,7 @@ wire::Hello PeerHandshake::own_hello(std::string choice) const {
 }
 
 void PeerHandshake::start_timer() {
+  if (peer_.identity().same_host) return timer_.stop();  // it may be stopped, which does not end it
   timer_.start(Deadline::after_seconds(handshake_seconds),
                [this] { peer_.fail(Status(Code::timeout, peer_.describe() + " did not finish the handshake")); });
 }
@@ -216,6 +219,7 @@ void PeerHandshake::complete() {
 
 void PeerHandshake::end(const Status& outcome) {
   timer_.stop();
+  if (const auto give_up = std::exchange(give_up_, nullptr)) give_up();
   for (auto& action : std::exchange(actions_, {})) action(outcome);
 }
 

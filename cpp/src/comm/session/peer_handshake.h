@@ -73,6 +73,7 @@ class PeerHandshake {
   bool joined_ = false;     // on_joined was told
   std::uint64_t remote_session_ = 0;
   OneShotTimer timer_;
+  std::function<void()> give_up_;   // the last attempt of connect()
   std::vector<std::string> tried_;  // message transports that failed, with reasons
   std::vector<Action> actions_;
 };
