@@ -47,14 +47,19 @@ void Descriptors::unwatch(int fd) {
 bool Descriptors::poll() {
   if (!epoll_) return false;
   std::array<epoll_event, 64> events;
-  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  constexpr int full = static_cast<int>(events.size());
   bool any = false;
-  for (int i = 0; i < count; ++i) {
-    const std::uint64_t data = events[static_cast<std::size_t>(i)].data.u64;
-    const auto found = entries_.find(static_cast<int>(data & 0xffffffffU));
-    if (found == entries_.end() || found->second.generation != static_cast<std::uint32_t>(data >> 32)) continue;
-    any = true;
-    found->second.handler->on_ready(events[static_cast<std::size_t>(i)].events);
+  // epoll rotates its ready list: these calls see every ready descriptor once.
+  for (std::size_t looked_at = 0; looked_at <= entries_.size(); looked_at += events.size()) {
+    const int count = epoll_wait(epoll_.get(), events.data(), full, 0);
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t data = events[static_cast<std::size_t>(i)].data.u64;
+      const auto found = entries_.find(static_cast<int>(data & 0xffffffffU));
+      if (found == entries_.end() || found->second.generation != static_cast<std::uint32_t>(data >> 32)) continue;
+      any = true;
+      found->second.handler->on_ready(events[static_cast<std::size_t>(i)].events);
+    }
+    if (count < full || !epoll_) break;
   }
   return any;
 }

@@ -32,10 +32,12 @@ class EventSources {
   [[nodiscard]] bool stale(TimePoint now) const noexcept { return now - looked_at_ >= outside_interval; }
   // Calls the handlers of ready descriptors, then runs due timers.
   Found look() {
+    // Read before the descriptors, so that what came in before a timer was due is handled before it.
+    const TimePoint before = Deadline::Clock::now();
     Found found{.descriptors = descriptors_.poll(), .timers = false};
     countdown_ = found.descriptors ? busy_interval : quiet_interval;
-    looked_at_ = Deadline::Clock::now();
-    found.timers = timers_.next() <= looked_at_ && timers_.run(looked_at_);
+    looked_at_ = found.descriptors ? Deadline::Clock::now() : before;
+    found.timers = timers_.next() <= before && timers_.run(before);
     return found;
   }
 
