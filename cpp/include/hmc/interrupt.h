@@ -17,10 +17,12 @@ class HMC_API Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // ---- called by HMC with none of its locks held ----
-  // Whether to end early. Not asked again after a yes. May call HMC, whose calls ask only an Interruptible made meanwhile.
+  // ---- called by HMC ----
+  // Whether to end early; with no lock of HMC held. Not asked again after a yes. May call HMC, whose calls ask only an
+  // Interruptible made meanwhile.
   virtual bool asked() = 0;
-  // The call is about to wait: it was not over within about a microsecond. May come more than once. Must not call HMC.
+  // The call is about to wait: it was not over within about a microsecond. May come more than once, and with a lock
+  // of HMC held: must neither call HMC nor wait for a thread that does.
   virtual void before_waiting() {}
 
   // ---- for HMC ----

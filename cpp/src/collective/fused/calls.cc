@@ -9,6 +9,7 @@
 #include "collective/group.h"
 #include "collective/world.h"
 #include "comm/counters.h"
+#include "hmc/interrupt.h"
 #include "progress/futex.h"
 
 namespace hmc::fused {
@@ -26,7 +27,7 @@ class ShortWait {
  public:
   explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.wait_policy().rounds()) {}
   // Waits a little. False: long enough.
-  bool goes_on() noexcept {
+  bool goes_on() {
     if (engine_.contended()) return false;
     if (looks_ > 0) {
       --looks_;
@@ -35,7 +36,10 @@ class ShortWait {
     }
     if (!engine_.wait_policy().shared()) return false;
     const Deadline::Clock::time_point now = Deadline::Clock::now();
-    if (!std::exchange(yields_, true)) until_ = now + most_yielding;
+    if (!std::exchange(yields_, true)) {
+      until_ = now + most_yielding;
+      if (auto* const caller = Interruptible::current()) caller->before_waiting();
+    }
     if (now >= until_) return false;
     engine_.wait_policy().yield();
     return true;
