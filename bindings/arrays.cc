@@ -21,10 +21,8 @@ struct Released {
   std::vector<PyObject*> objects;
   bool scheduled = false;  // not where the interpreter's queue of pending calls was full
 };
-Released& released() {
-  static Released* const instance = new Released;
-  return *instance;
-}
+Released* current_released = new Released;  // threads may outlive the interpreter
+Released& released() { return *current_released; }
 
 int drain_pending(void*) {
   {
@@ -161,6 +159,8 @@ void drain_released() {
   objects.clear();
   spare = std::move(objects);
 }
+
+void forget_released() { current_released = new Released; }
 
 std::shared_ptr<const void> shared_reference(py::handle object) {
   Py_INCREF(object.ptr());

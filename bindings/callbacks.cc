@@ -13,6 +13,7 @@ std::unordered_map<PyObject*, Callbacks>& shown() {
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
+  if (in_forked_child()) return 0;  // a thread that is only in the parent may hold a callback's lock
   const auto found = shown().find(self);
   if (found == shown().end()) return 0;
   for (const auto& callback : found->second) Py_VISIT(object_of(callback->get()));
@@ -20,6 +21,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* self) {
+  if (in_forked_child()) return 0;  // as in traverse()
   const auto found = shown().find(self);
   if (found == shown().end()) return 0;
   const Callbacks callbacks = std::move(found->second);

@@ -201,6 +201,8 @@ Device device_of_empty(py::handle array);
 std::size_t item_size_of(py::handle object);
 // Drops references that operations gave up on other threads. GIL held.
 void drain_released();
+// In a forked child: a thread that it does not have may hold the lock of the parent's list.
+void forget_released();
 // A shared owner of a Python reference that any thread may drop without the GIL.
 std::shared_ptr<const void> shared_reference(py::handle object);
 inline PyObject* object_of(const std::shared_ptr<const void>& reference) {

@@ -83,6 +83,7 @@ void detail::call_foreign(PyObject* callable, const char* where, PyObject* (*arg
 void guard_interpreter() {
   main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
   py::module_::import("atexit").attr("register")(py::cpp_function(&end_foreign_use));
+  pthread_atfork(nullptr, nullptr, forget_released);  // before the child's first Python code
   const py::object fork_hook = py::cpp_function(&after_fork);
   py::module_::import("os").attr("register_at_fork")(py::arg("after_in_child") = fork_hook);
 }
