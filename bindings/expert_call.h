@@ -102,6 +102,8 @@ class ExpertDispatch final : public ExpertCall {
     check_alike(*routes_, *received_);
   }
 
+  // Copies the rows of ranks whose memory `device` can load from: blocks until they are there. get() takes the others.
+  void load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources, const Ranks& ranks);
   // Starts to get the rows of ranks. `sources`, `mapped`: by rank. A token that is not in mapped memory is transferred once, and
   // copies() makes its other rows.
   py::list get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
@@ -116,6 +118,11 @@ class ExpertDispatch final : public ExpertCall {
   std::size_t write_header(std::int64_t rank, std::span<std::int64_t> out) override;
   Status read_header(std::int64_t rank, std::span<const std::int64_t> in) override;
   Rows wanted(std::int64_t rank, bool mapped);
+  struct Loadable {
+    std::int64_t rank;
+    LoadableBytes memory;
+  };
+  Status copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const;
 
   const std::shared_ptr<const ExpertRoutes> routes_;
   const std::shared_ptr<ExpertReceived> received_;
@@ -139,12 +146,12 @@ class ExpertCombine final : public ExpertCall {
   // The buffer with the results of a rank; empty: it has none.
   [[nodiscard]] py::bytes descriptor(std::int64_t rank) const;
   using Sources = std::vector<std::pair<std::int64_t, RemoteBuffer>>;  // (rank, its buffer with results)
-  // Leaves results of `row_bytes` where they are if this process can load them: add_up() does. The ranks of the others.
-  Ranks load(std::size_t row_bytes, const Sources& sources);
+  // Leaves results of `row_bytes` where they are if `device` can load them: add_up() does. The ranks of the others.
+  Ranks load(const py::object& device, std::size_t row_bytes, const Sources& sources);
   // Starts to get results into rows of `row_bytes`.
   py::list get(const Communicator& comm, const ConnBuffer& into, std::size_t row_bytes, const Sources& sources);
-  // The weighted sum of what load() and get() found in CPU memory, without the results of `missing` ranks: how many it has. `out`:
-  // of the CPU.
+  // The weighted sum of what load() and get() found, without the results of `missing` ranks: how many it has. `out`: of the device
+  // of load() and of get()'s rows, which computes.
   std::size_t add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const;
 
  private:
@@ -159,7 +166,8 @@ class ExpertCombine final : public ExpertCall {
   const std::shared_ptr<const ExpertReceived> received_;
   std::string descriptor_;
   std::vector<CombineHeader> headers_;    // by rank
-  std::vector<const std::byte*> terms_;   // by pair: its result in CPU memory
+  std::vector<const std::byte*> terms_;   // by pair: its result, in memory that by_ reaches
+  std::optional<Device> by_;              // empty: there are none
   std::vector<LoadableBytes> loadables_;  // that terms_ points into
   std::size_t row_bytes_ = 0;             // of those rows
 };

@@ -1,4 +1,5 @@
 // Dispatch and combine as calls: headers and rows of each.
+#include <hmc/row_copies.h>
 #include <hmc/weighted_sum.h>
 
 #include <algorithm>
@@ -70,6 +71,41 @@ ExpertDispatch::Rows ExpertDispatch::wanted(std::int64_t rank, bool mapped) {
   return once;
 }
 
+Status ExpertDispatch::copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const {
+  const auto& [into, row_bytes, base] = part;
+  auto* const to = static_cast<std::byte*>(into.memory().data());
+  std::vector<RowCopy> copies;
+  for (const auto& [rank, memory] : sources) {
+    const std::vector<std::int64_t> rows = received_->rows_of(rank);
+    const std::vector<std::int64_t>& tokens = received_->tokens_of(rank);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      copies.push_back({to + static_cast<std::size_t>(rows[i]) * row_bytes,
+                        memory.bytes.data() + base + static_cast<std::size_t>(tokens[i]) * row_bytes});
+    }
+  }
+  return copy_rows(copies, row_bytes, by);
+}
+
+void ExpertDispatch::load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
+                          const Ranks& ranks) {
+  const Device by = device_of(device);
+  const ReleasedGil nogil;
+  std::vector<Loadable> there;
+  for (const std::int64_t rank : ranks) {
+    if (got(rank)) continue;
+    Loadable found{rank, sources.at(static_cast<std::size_t>(rank)).loadable(by)};
+    const bool whole = std::ranges::all_of(parts, [&](const Part& part) {
+      const auto& [into, row_bytes, base] = part;
+      return base + static_cast<std::size_t>(received_->layout().tokens) * row_bytes <= found.memory.bytes.size();
+    });
+    if (found.memory.mapping != nullptr && whole) there.push_back(std::move(found));
+  }
+  for (const Part& part : parts) {
+    if (!copy(part, there, by).ok()) return;  // get() says of which rank
+  }
+  for (const Loadable& source : there) skip(source.rank);
+}
+
 py::list ExpertDispatch::get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
                              const std::vector<bool>& mapped, const Ranks& ranks) {
   const Member& member = member_of(comm);
@@ -122,12 +158,13 @@ Result<std::vector<std::int64_t>> ExpertCombine::rows_at(std::int64_t rank, std:
   return rows;
 }
 
-ExpertCall::Ranks ExpertCombine::load(std::size_t row_bytes, const Sources& sources) {
+ExpertCall::Ranks ExpertCombine::load(const py::object& device, std::size_t row_bytes, const Sources& sources) {
+  const Device by = device_of(device);
   Ranks others;
   const ReleasedGil nogil;
   for (const auto& [rank, source] : sources) {
     if (got(rank)) continue;
-    LoadableBytes there = source.loadable();
+    LoadableBytes there = source.loadable(by);
     const Result<std::vector<std::int64_t>> rows = rows_at(rank, there.bytes.size() / row_bytes);
     if (there.mapping == nullptr || !rows.ok()) {  // get() says what is wrong with them
       others.push_back(rank);
@@ -138,6 +175,7 @@ ExpertCall::Ranks ExpertCombine::load(std::size_t row_bytes, const Sources& sour
       terms_[static_cast<std::size_t>(pairs[i])] = there.bytes.data() + static_cast<std::size_t>((*rows)[i]) * row_bytes;
     }
     loadables_.push_back(std::move(there));
+    by_ = by;
     row_bytes_ = row_bytes;
     skip(rank);
   }
@@ -149,13 +187,12 @@ Status ExpertCombine::get_from(std::int64_t rank, const RemoteBuffer& source, co
   const auto pairs = routes_->pairs_to(rank);
   if (got(rank) || pairs.empty()) return {};
   HMC_ASSIGN(const std::vector<std::int64_t> rows, rows_at(rank, source.size() / row_bytes));
-  if (into.device().is_cpu()) {
-    const auto* const base = static_cast<const std::byte*>(into.memory().data());
-    for (const std::int64_t pair : pairs) {
-      terms_[static_cast<std::size_t>(pair)] = base + static_cast<std::size_t>(pair) * row_bytes;
-    }
-    row_bytes_ = row_bytes;
+  const auto* const base = static_cast<const std::byte*>(into.memory().data());
+  for (const std::int64_t pair : pairs) {
+    terms_[static_cast<std::size_t>(pair)] = base + static_cast<std::size_t>(pair) * row_bytes;
   }
+  by_ = into.device();
+  row_bytes_ = row_bytes;
   Plan plan;
   plan.push_back({into, source, offsets(pairs, row_bytes), offsets(rows, row_bytes), row_bytes});
   return ExpertCall::get(member, rank, plan);
@@ -170,7 +207,7 @@ py::list ExpertCombine::get(const Communicator& comm, const ConnBuffer& into, st
 
 std::size_t ExpertCombine::add_up(const py::object& out, const py::object& dtype, const Ranks& missing) const {
   const MemoryView to = view_of(out, true);
-  if (!to.device.is_cpu()) refuse("results in CPU memory are added up there");
+  if (by_ && to.device != *by_) refuse("results that " + by_->str() + " reaches are added up into its memory");
   if (row_bytes_ != 0 && to.bytes != routes_->choice().tokens * row_bytes_) {
     refuse("sums of " + std::to_string(to.bytes) + " bytes for results of " + std::to_string(row_bytes_) + " bytes each");
   }
@@ -182,7 +219,8 @@ std::size_t ExpertCombine::add_up(const py::object& out, const py::object& dtype
     for (const std::int64_t rank : missing) {
       for (const std::int64_t pair : routes_->pairs_to(rank)) terms[static_cast<std::size_t>(pair)] = nullptr;
     }
-    done = weighted_sum_of_rows({static_cast<std::byte*>(to.data), to.bytes}, terms, routes_->factors(), routes_->width(), type);
+    done = weighted_sum_of_rows({static_cast<std::byte*>(to.data), to.bytes}, terms, routes_->factors(), routes_->width(), type,
+                                to.device);
   }
   check(done);
   return terms.size() - static_cast<std::size_t>(std::ranges::count(terms, nullptr));

@@ -216,6 +216,8 @@ void bind_experts(py::module_& module) {
   py::class_<ExpertDispatch, ExpertCall>(module, "ExpertDispatch", "The steps of a dispatch.")
       .def(py::init<std::shared_ptr<const ExpertRoutes>, std::shared_ptr<ExpertReceived>, std::int64_t, py::object, py::object>(),
            py::arg("routes"), py::arg("received"), py::arg("number"), py::arg("outbox"), py::arg("window"))
+      .def("load", &ExpertDispatch::load, py::arg("device"), py::arg("parts"), py::arg("sources"), py::arg("ranks"),
+           "Copies the rows of ranks whose memory the device can load from: blocks until they are there. get() takes the others.")
       .def("get", &ExpertDispatch::get, py::arg("comm"), py::arg("parts"), py::arg("sources"), py::arg("mapped"), py::arg("ranks"),
            "Starts to get the rows of ranks. parts: (ConnBuffer, bytes of a row, offset of the first at the source).")
       .def(
@@ -232,12 +234,13 @@ void bind_experts(py::module_& module) {
       .def("offer", &ExpertCombine::offer, py::arg("descriptor"),
            "Before write(): the buffer with this rank's results. Without it the rank has none.")
       .def("descriptor", &ExpertCombine::descriptor, py::arg("rank"), "Of the buffer with the results of a rank; empty: none.")
-      .def("load", &ExpertCombine::load, py::arg("row_bytes"), py::arg("sources"),
-           "Leaves the results of (rank, its buffer) where they are if this process can load them. The ranks of the others.")
+      .def("load", &ExpertCombine::load, py::arg("device"), py::arg("row_bytes"), py::arg("sources"),
+           "Leaves the results of (rank, its buffer) where they are if the device can load them. The ranks of the others.")
       .def("get", &ExpertCombine::get, py::arg("comm"), py::arg("into"), py::arg("row_bytes"), py::arg("sources"),
            "Starts to get the results of (rank, its buffer).")
       .def("add_up", &ExpertCombine::add_up, py::arg("out"), py::arg("dtype"), py::arg("missing"),
-           "The weighted sum of results in CPU memory, without those of missing ranks. Returns how many it has. Releases the GIL.");
+           "The weighted sum of what load() and get() found, without the results of missing ranks, by the device of `out`, which "
+           "is that of load(). Returns how many it has. Releases the GIL.");
 }
 
 }  // namespace hmc::bindings

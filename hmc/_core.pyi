@@ -1622,7 +1622,8 @@ class ExpertCombine(ExpertCall):
     ) -> None: ...
     def add_up(self, out: typing.Any, dtype: typing.Any, missing: collections.abc.Sequence[typing.SupportsInt]) -> int:
         """
-        The weighted sum of results in CPU memory, without those of missing ranks. Returns how many it has. Releases the GIL.
+        The weighted sum of what load() and get() found, without the results of missing ranks, by the device of `out`, which is that
+        of load(). Returns how many it has. Releases the GIL.
         """
     def descriptor(self, rank: typing.SupportsInt) -> bytes:
         """
@@ -1639,10 +1640,13 @@ class ExpertCombine(ExpertCall):
         Starts to get the results of (rank, its buffer).
         """
     def load(
-        self, row_bytes: typing.SupportsInt, sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]]
+        self,
+        device: typing.Any,
+        row_bytes: typing.SupportsInt,
+        sources: collections.abc.Sequence[tuple[typing.SupportsInt, RemoteBuffer]],
     ) -> list[int]:
         """
-        Leaves the results of (rank, its buffer) where they are if this process can load them. The ranks of the others.
+        Leaves the results of (rank, its buffer) where they are if the device can load them. The ranks of the others.
         """
     def offer(self, descriptor: bytes) -> None:
         """
@@ -1671,6 +1675,16 @@ class ExpertDispatch(ExpertCall):
     ) -> list[typing.Any]:
         """
         Starts to get the rows of ranks. parts: (ConnBuffer, bytes of a row, offset of the first at the source).
+        """
+    def load(
+        self,
+        device: typing.Any,
+        parts: collections.abc.Sequence[tuple[ConnBuffer, typing.SupportsInt, typing.SupportsInt]],
+        sources: collections.abc.Sequence[RemoteBuffer],
+        ranks: collections.abc.Sequence[typing.SupportsInt],
+    ) -> None:
+        """
+        Copies the rows of ranks whose memory the device can load from: blocks until they are there. get() takes the others.
         """
 
 class ExpertLayout:

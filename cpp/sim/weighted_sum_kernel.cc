@@ -2,10 +2,12 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "copies.h"
 #include "device_code.h"
@@ -41,22 +43,26 @@ constexpr std::array rows{Row HMC_ROW(f32, 4),       Row HMC_ROW(f16, 2),       
 
 // A thread that leaves its memory faults, and so does one that is not aligned to what it moves at a time.
 Error run(const Row& row, const Call& given, unsigned groups) {
+  using Term = hmc_weighted_sum_kernel::Term;
   Call call = given;
-  std::array<std::shared_ptr<void>, 3> held;
-  const auto take = [&](auto*& address, std::uint64_t bytes, std::size_t alignment, std::shared_ptr<void>& hold) {
+  std::deque<std::shared_ptr<void>> held;
+  const auto take = [&](auto*& address, std::uint64_t bytes, std::size_t alignment) {
     std::byte* reached = nullptr;
     if (bytes == 0) return true;
     if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) return false;
-    if (reach(address, bytes, &reached, hold) != Error::ok) return false;
+    if (reach(address, bytes, &reached, held.emplace_back()) != Error::ok) return false;
     address = reinterpret_cast<std::remove_reference_t<decltype(address)>>(reached);
     return true;
   };
   const std::uint64_t terms = given.results * given.terms_count;
-  const bool good = given.row_bytes % given.width == 0 &&
-                    take(call.target, given.results * given.row_bytes, given.width, held[0]) &&
-                    take(call.rows, terms * given.row_bytes, given.width, held[1]) &&
-                    take(call.terms, terms * sizeof(*given.terms), alignof(hmc_weighted_sum_kernel::Term), held[2]);
+  const bool good = given.row_bytes % given.width == 0 && take(call.target, given.results * given.row_bytes, given.width) &&
+                    take(call.terms, terms * sizeof(Term), alignof(Term));
   if (!good) return Error::illegal_address;
+  std::vector<Term> reached(call.terms, call.terms + terms);
+  for (Term& term : reached) {
+    if (term.row != nullptr && !take(term.row, given.row_bytes, given.width)) return Error::illegal_address;
+  }
+  call.terms = reached.data();
   run_grid(groups, [&] { row.kernel(call); });
   return Error::ok;
 }

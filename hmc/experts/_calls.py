@@ -183,7 +183,10 @@ class Dispatch(Call):
             self._parts.append((growing.buffer, row_bytes, first))
 
     def get(self, ranks: list[int], deadline: Deadline) -> Failures:
-        return self._steps.get(self.fabric.comm, self._parts, self.fabric.stagings, self.fabric.mapped, ranks)
+        fabric = self.fabric
+        if fabric.device != "cpu":
+            self._steps.load(fabric.device, self._parts, fabric.stagings, ranks)
+        return self._steps.get(fabric.comm, self._parts, fabric.stagings, fabric.mapped, ranks)
 
     def targets(self) -> list[Growing]:
         return [self.fabric.rows[self.number % SLOTS], self.fabric.scales[self.number % SLOTS]]
@@ -219,6 +222,7 @@ class Combine(Call):
         if results is not None:
             self._y = results.like.empty(handle._routes.tokens, fabric.shape.combine_dtype, fabric.shape.hidden)
         self._staged = False
+        self._in_place = fabric.sums.ready()
         self._rows: Area | None = None
         self._into = fabric.gathered.buffer  # of _rows
 
@@ -262,8 +266,8 @@ class Combine(Call):
                 except HmcError as error:
                     failures.append((rank, error))
         fabric, row_bytes = self.fabric, self.fabric.shape.result_bytes
-        if fabric.sums.device == "cpu":
-            others = self._steps.load(row_bytes, sources)
+        if self._in_place:
+            others = self._steps.load(fabric.sums.device, row_bytes, sources)
             sources = [source for source in sources if source[0] in others]
         if not sources:
             return failures
@@ -288,7 +292,7 @@ class Combine(Call):
 
     def _add_up(self, y: _core.Memory, missing: list[int]) -> None:
         sums, routes = self.fabric.sums, self.handle._routes
-        if sums.device == "cpu":
-            sums.add_up_on_cpu(y, self._steps, missing, self.fabric.shape.result_bytes)
+        if self._in_place:
+            sums.add_up(y, self._steps, missing, self.fabric.shape.result_bytes)
         else:
-            sums.add_up(y, self._gathered().memory, routes.factors(), routes.used(missing))
+            sums.add_up_copies(y, self._gathered().memory, routes.factors(), routes.used(missing))

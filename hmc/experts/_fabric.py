@@ -2,8 +2,9 @@
 
 Every rank has a *window*, into which the others write headers, and *staging* with the rows that it dispatches, which the others
 read. Results lie in memory that grows; headers name it. The receiver reads rows: a rank that is stopped and continues later
-writes nothing into the rows of others. It sums results in CPU memory of this host in place. Everything exists twice, for calls
-with even and with odd numbers.
+writes nothing into the rows of others. Rows that its device can load from are copied by one launch, and results that the summing
+device can load from are summed where they are; the others are transferred. The first calls transfer, which makes the other ranks'
+memory loadable. Everything exists twice, for calls with even and with odd numbers.
 
 When is the memory of call n free for call n + 2? A rank dispatches n + 2 after its combine of n. That has waited for the
 combine headers of n, which the other ranks send after they have read this rank's rows of n. Their dispatch headers of n + 2
@@ -69,7 +70,7 @@ class Fabric:
     def _make(self, shape: Shape, device: str, deadline: Deadline) -> None:
         """Allocates this rank's memory and imports the others'. Collective."""
         comm = self.comm
-        self.shape = shape
+        self.shape, self.device = shape, device
         self.layout = _core.ExpertLayout(comm.size, comm.rank, shape.experts, shape.tokens, shape.topk, shape.once)
         self.outbox, self.window = comm.buffer(8 * self.layout.words), comm.buffer(8 * self.layout.words)
         self.windows = comm.exchange(self.window, timeout=deadline.left())

@@ -73,9 +73,19 @@ def check_round(buffer: Buffer, seed: int, hidden: int, tokens: int, topk: int, 
     x = rows((seed, buffer.rank), tokens, hidden)
     ids, weights = routing((seed, buffer.rank), tokens, topk, experts)
     x2, handle = buffer.dispatch(x, ids, weights, timeout=timeout)
-    y = buffer.combine(apply(buffer, x2, handle), handle, timeout=timeout)
+    y = buffer.combine(apply(buffer, on_host(x2), handle), handle, timeout=timeout)
     check_sum(buffer, y, x, ids, weights, handle)
     return handle
+
+
+def on_host(array: Any) -> Array:
+    """Float32."""
+    if isinstance(array, np.ndarray):
+        return array
+    found = np.empty(array.shape, np.float32)
+    if found.size:
+        array.memory().copy_to(found)
+    return found
 
 
 def check_sum(buffer: Buffer, y: Array, x: Array, ids: Array, weights: Array, handle: Handle) -> None:

@@ -203,7 +203,8 @@ for where in ("cuda:0", "cpu"):
     counts = Counts()
     sums, out = _sums.Sums("cuda:0", "float32", counts), hmc.Memory(wanted.nbytes, where)
     assert sums.device == "cuda:0"
-    sums.add_up(out, on("cuda:0", rows), weights, used)
+    assert not sums.ready()
+    sums.add_up_copies(out, on("cuda:0", rows), weights, used)
     assert np.array_equal(back(out), wanted.view(np.uint8).reshape(-1)), where
     staged = rows.nbytes + (wanted.nbytes if where == "cuda:0" else 0)
     assert counts.all() == {"bytes_staged": staged, "sums_on_device": 0, "sums_on_cpu": 1}, counts.all()

@@ -73,7 +73,7 @@ class HMC_API ConnBuffer {
   std::size_t size_ = 0;
 };
 
-// CPU memory of a peer that the processor here can load from, as OpenSHMEM's shmem_ptr() names it.
+// Memory of a peer that the processor or a device here can load from, as OpenSHMEM's shmem_ptr() names it.
 struct LoadableBytes {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> mapping;  // keeps them loadable, also once the owner closed the buffer or died
@@ -93,10 +93,11 @@ class HMC_API RemoteBuffer {
   [[nodiscard]] Result<RemoteBuffer> slice(std::size_t offset, std::size_t bytes) const;
   // False once the owner closed it or died: operations then fail with stale or peer_lost.
   [[nodiscard]] bool alive() const;
-  // This slice, if it is CPU memory that HMC allocated in this process or has mapped from another one of the host; else no bytes.
-  // That may change from call to call: keep get() as the other way. No close() waits for loads, no counter counts them, and the
-  // owner may write meanwhile: synchronise with it by messages or notifications.
-  [[nodiscard]] LoadableBytes loadable() const;
+  // This slice as `by` reaches it, if HMC allocated it in this process or has mapped it from another one of the host: CPU memory
+  // for the CPU, memory of a device for a device here that operations have used it with. Else no bytes. That may change from call
+  // to call: keep get() as the other way. No close() waits for loads, no counter counts them, and the owner may write meanwhile:
+  // synchronise with it by messages or notifications.
+  [[nodiscard]] LoadableBytes loadable(const Device& by = Device::cpu()) const;
 
   RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;
   [[nodiscard]] const std::shared_ptr<RemoteBufferState>& state() const noexcept { return state_; }

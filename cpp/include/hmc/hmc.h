@@ -18,6 +18,7 @@
 #include "hmc/peer.h"
 #include "hmc/plan.h"
 #include "hmc/reduce.h"
+#include "hmc/row_copies.h"
 #include "hmc/status.h"
 #include "hmc/topology.h"
 #include "hmc/version.h"

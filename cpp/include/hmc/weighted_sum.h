@@ -26,10 +26,11 @@ namespace hmc {
 HMC_API Status weighted_sum(std::span<std::byte> out, std::span<const std::byte> rows, std::span<const float> weights,
                             std::size_t terms, DataType type, std::span<const std::uint8_t> used = {});
 
-// The same of rows anywhere in CPU memory: rows[t * terms + k] is where one begins, null for a term that is left out. Computes on
-// the CPU. Errors: invalid_argument.
+// The same of rows in different places: rows[t * terms + k] is where one begins, null for a term that is left out. All of them and
+// `out` lie in memory that `by` reaches, which is not checked; that device computes. Errors as weighted_sum().
 HMC_API Status weighted_sum_of_rows(std::span<std::byte> out, std::span<const std::byte* const> rows,
-                                    std::span<const float> weights, std::size_t terms, DataType type);
+                                    std::span<const float> weights, std::size_t terms, DataType type,
+                                    const Device& by = Device::cpu());
 
 // Loads the kernel that computes sums of that type in the memory of a device, which takes a while the first time. False: not yet
 // (it is being compiled, or a held stream keeps the device waiting). True on the CPU. Errors: unsupported (there is no kernel),

@@ -29,9 +29,11 @@ Result<bool> AcceleratorSums::prepare(int index, DataType type) {
 Status AcceleratorSums::launch(AcceleratorDevice& on, const WeightedSumOp& op, const AcceleratorScratch::Piece& scratch,
                                Completion* done) {
   HMC_ASSIGN(CopyStream * stream, devices_.stream(on, AcceleratorDevice::compute_stream));
+  std::uintptr_t row_bits = 0;
+  for (const WeightedTerm& term : op.terms) row_bits |= reinterpret_cast<std::uintptr_t>(term.row);
   const VendorWeightedSum sum{.target = op.target.data,
-                              .rows = op.rows,
                               .terms = scratch.device,
+                              .row_bits = row_bits,
                               .results = op.results,
                               .terms_count = op.terms.size() / op.results,
                               .row_bytes = op.target.bytes / op.results,

@@ -202,14 +202,14 @@ class DevicePages {
 
 // A term of a weighted sum, as kernels read it.
 struct WeightedTerm {
+  const void* row = nullptr;  // in memory that the device reaches; null: the term is left out
   float weight = 0;
-  std::uint32_t used = 0;  // 0: its row is not read
+  std::uint32_t unused = 0;
 };
 
-// A weighted sum of rows in memory that one device reaches, as weighted_sum() (hmc/weighted_sum.h).
+// A weighted sum of rows in memory that one device reaches, as weighted_sum_of_rows() (hmc/weighted_sum.h).
 struct WeightedSumOp {
   DeviceSpan target;                    // whole rows; its device computes
-  const void* rows = nullptr;           // one for each term, one behind the other
   std::span<const WeightedTerm> terms;  // of all results
   std::size_t results = 0;
   DataType type = DataType::bf16;

@@ -66,8 +66,8 @@ struct VendorReduction {
 // Result t of `row_bytes` bytes = sum over k of weight (t, k) * row (t, k), all reached by one device.
 struct VendorWeightedSum {
   void* target;
-  const void* rows;
-  const void* terms;  // WeightedTerms
+  const void* terms;        // WeightedTerms
+  std::uintptr_t row_bits;  // of the addresses of all rows
   std::size_t results;
   std::size_t terms_count;  // of each result
   std::size_t row_bytes;

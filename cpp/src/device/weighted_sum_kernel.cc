@@ -14,7 +14,6 @@ constexpr std::size_t pack_bytes = 16;  // that a thread adds up at a time
 // As in kernels/weighted_sum.cu.
 struct Call {
   void* target;
-  const void* rows;
   const void* terms;
   unsigned long long results;
   unsigned long long row_bytes;
@@ -23,8 +22,7 @@ struct Call {
 };
 
 unsigned width_of(const VendorWeightedSum& sum) {
-  const std::uintptr_t bits =
-      reinterpret_cast<std::uintptr_t>(sum.target) | reinterpret_cast<std::uintptr_t>(sum.rows) | sum.row_bytes;
+  const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(sum.target) | sum.row_bits | sum.row_bytes;
   if (bits % pack_bytes == 0) return pack_bytes;
   const std::size_t element = size_of(sum.type);
   return bits % element == 0 ? static_cast<unsigned>(element) : 1;
@@ -46,7 +44,6 @@ int WeightedSumKernel::run(int index, const VendorWeightedSum& sum, VendorStream
   const kernel::Loaded kernel = kernel_of(index, sum.type);
   if (kernel.code != 0) return kernel.code;
   Call call{.target = sum.target,
-            .rows = sum.rows,
             .terms = sum.terms,
             .results = sum.results,
             .row_bytes = sum.row_bytes,

@@ -64,9 +64,8 @@ void on_cpu(std::span<std::byte> out, std::span<const float> weights, std::size_
   }
 }
 
-Status clear(std::span<std::byte> out) {
+Status clear(std::span<std::byte> out, const Device& device) {
   if (out.empty()) return {};
-  HMC_ASSIGN(const Device device, device_of({}, {{out}}));
   if (device.is_cpu()) {
     std::ranges::fill(out, std::byte{0});
     return {};
@@ -75,15 +74,23 @@ Status clear(std::span<std::byte> out) {
   return runtime->compute().fill({out.data(), out.size(), device}, 0);
 }
 
-Status on_device(const Device& device, const Sum& sum) {
+// As on_cpu().
+template <class RowAt>
+Status on_device(const Device& device, std::span<std::byte> out, std::span<const float> weights, std::size_t terms, DataType type,
+                 RowAt row_at) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
-  std::vector<WeightedTerm> terms(sum.weights.size());
-  for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = {sum.weights[i], sum.uses(i) ? 1U : 0U};
-  return runtime->compute().weighted_sum({.target = {sum.out.data(), sum.out.size(), device},
-                                          .rows = sum.rows.data(),
-                                          .terms = terms,
-                                          .results = sum.results,
-                                          .type = sum.type});
+  std::vector<WeightedTerm> all(weights.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = {.row = row_at(i), .weight = weights[i]};
+  return runtime->compute().weighted_sum(
+      {.target = {out.data(), out.size(), device}, .terms = all, .results = results_of(weights.size(), terms), .type = type});
+}
+
+template <class RowAt>
+Status compute(const Device& by, std::span<std::byte> out, std::span<const float> weights, std::size_t terms, DataType type,
+               RowAt row_at) {
+  if (!by.is_cpu()) return on_device(by, out, weights, terms, type, row_at);
+  on_cpu(out, weights, terms, type, row_at);
+  return {};
 }
 
 }  // namespace
@@ -91,19 +98,20 @@ Status on_device(const Device& device, const Sum& sum) {
 Status weighted_sum(std::span<std::byte> out, std::span<const std::byte> rows, std::span<const float> weights, std::size_t terms,
                     DataType type, std::span<const std::uint8_t> used) {
   HMC_TRY(check_type(type));
-  if (terms == 0 && weights.empty() && rows.empty() && used.empty()) return clear(out);
+  if (terms == 0 && weights.empty() && rows.empty() && used.empty()) {
+    HMC_ASSIGN(const Device device, device_of({}, {{out}}));
+    return clear(out, device);
+  }
   const Sum sum{out, rows, weights, used, terms, results_of(weights.size(), terms), type};
   HMC_TRY(check_sizes(sum));
   if (out.empty()) return {};
   HMC_ASSIGN(const Device device, device_of({{rows}}, {{out}}));
-  if (!device.is_cpu()) return on_device(device, sum);
-  on_cpu(out, weights, terms, type,
-         [&](std::size_t term) { return sum.uses(term) ? rows.data() + term * sum.row_bytes() : nullptr; });
-  return {};
+  return compute(device, out, weights, terms, type,
+                 [&](std::size_t term) { return sum.uses(term) ? rows.data() + term * sum.row_bytes() : nullptr; });
 }
 
 Status weighted_sum_of_rows(std::span<std::byte> out, std::span<const std::byte* const> rows, std::span<const float> weights,
-                            std::size_t terms, DataType type) {
+                            std::size_t terms, DataType type, const Device& by) {
   HMC_TRY(check_type(type));
   const bool none = terms == 0 && weights.empty();
   if (rows.size() != weights.size() || !(none || fits(out, weights.size(), terms, type))) {
@@ -111,10 +119,9 @@ Status weighted_sum_of_rows(std::span<std::byte> out, std::span<const std::byte*
                                         std::to_string(terms) + " do not fit " + std::to_string(rows.size()) + " rows and " +
                                         std::to_string(out.size()) + " bytes of results"};
   }
-  if (none) std::ranges::fill(out, std::byte{0});
-  if (none || out.empty()) return {};
-  on_cpu(out, weights, terms, type, [&](std::size_t term) { return rows[term]; });
-  return {};
+  if (none) return clear(out, by);
+  if (out.empty()) return {};
+  return compute(by, out, weights, terms, type, [&](std::size_t term) { return rows[term]; });
 }
 
 Result<bool> prepare_weighted_sum(const Device& device, DataType type) {

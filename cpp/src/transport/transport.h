@@ -112,8 +112,8 @@ class RemoteRegion {
   // importing thread, engine lock NOT held, one call at a time. A region of a message is prepared with the lock held. Errors say
   // that this transport cannot reach the memory from that device; another one may.
   virtual Status prepare(const Device& /*local*/) { return {}; }
-  // RemoteBuffer::loadable() of all of it, once it was prepared for the CPU.
-  [[nodiscard]] virtual LoadableBytes loadable() const { return {}; }
+  // RemoteBuffer::loadable() of all of it, once it was prepared for `by`.
+  [[nodiscard]] virtual LoadableBytes loadable(const Device& /*by*/) const { return {}; }
 
  protected:
   explicit RemoteRegion(std::size_t bytes) noexcept : bytes_(bytes) {}

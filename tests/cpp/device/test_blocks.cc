@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "device/runtime.h"
+#include "hmc/row_copies.h"
 #include "testing.h"
 
 namespace hmc {
@@ -85,6 +86,31 @@ class Blocks : public ::testing::TestWithParam<const DeviceRuntimeFactory*> {
   DeviceRuntime* runtime_ = nullptr;
   RuntimeInfo info_;
 };
+
+// Rows of two allocations, in any order.
+TEST_P(Blocks, RowsInDifferentPlaces) {
+  constexpr std::size_t rows = 40, bytes = 52, gap = 12, room = rows * (bytes + gap);
+  const Device device = info_.devices.at(0).device;
+  const auto even = runtime_->allocate(0, room, {}), odd = runtime_->allocate(0, room, {}),
+             target = runtime_->allocate(0, room, {});
+  ASSERT_TRUE(even.ok() && odd.ok() && target.ok());
+  auto here_even = testing::pattern(room, 3), here_odd = testing::pattern(room, 4), expected = testing::pattern(room, 5);
+  for (const auto& [memory, from] : {std::pair(&even, &here_even), std::pair(&odd, &here_odd), std::pair(&target, &expected)})
+    HMC_ASSERT_OK(copy({.target = memory->value()->span(), .source = {from->data(), room, Device::cpu()}}));
+  const auto at = [](const DeviceSpan& span, std::size_t row) { return static_cast<std::byte*>(span.data) + row * (bytes + gap); };
+  std::vector<RowCopy> copies;
+  for (std::size_t i = 0; i < rows; i += 1 + i % 3) {
+    const std::size_t from = rows - 1 - i;
+    copies.push_back({at(target.value()->span(), i), at((i % 2 == 0 ? even : odd).value()->span(), from)});
+    std::memcpy(expected.data() + i * (bytes + gap), (i % 2 == 0 ? here_even : here_odd).data() + from * (bytes + gap), bytes);
+  }
+  HMC_ASSERT_OK(copy_rows(copies, bytes, device));
+  HMC_ASSERT_OK(copy_rows({}, bytes, device));
+  HMC_ASSERT_OK(copy_rows(copies, 0, device));
+  std::vector<std::byte> back(room);
+  HMC_ASSERT_OK(copy({.target = {back.data(), room, Device::cpu()}, .source = target.value()->span()}));
+  EXPECT_TRUE(back == expected);
+}
 
 TEST_P(Blocks, EveryByteAtEveryWidth) {
   for (const auto& [count, block, align] : {std::tuple<std::size_t, std::size_t, std::size_t>{1, 4096, 16},

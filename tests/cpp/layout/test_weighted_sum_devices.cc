@@ -220,6 +220,30 @@ TEST_P(WeightedSumDevices, AllTermsLeftOutAreZeros) {
   EXPECT_EQ(read(span(out, 0, 60)), Bytes(60));
 }
 
+TEST_P(WeightedSumDevices, RowsInDifferentPlaces) {
+  Random random(11);
+  const Case of{DataType::bf16, 9, 4, 40};
+  make_ready(of.type);
+  const std::size_t terms = of.results * of.terms, bytes = of.results * of.row();
+  const Bytes even = summands(of, terms * of.columns, random), odd = summands(of, terms * of.columns, random);
+  const auto even_there = on_device(even, 0), odd_there = on_device(odd, 6), out = on_device(Bytes(bytes, std::byte{0xa5}), 0);
+  std::vector<float> weights(terms);
+  for (float& weight : weights) weight = static_cast<float>(random() % 9) / 4.0F;
+  std::vector<const std::byte*> here(terms), there(terms);
+  for (std::size_t i = 0; i < terms; ++i) {
+    if (i % 5 == 0) continue;
+    const std::size_t row = (terms - 1 - i) * of.row();
+    here[i] = (i % 2 == 0 ? even : odd).data() + row;
+    there[i] = span(i % 2 == 0 ? even_there : odd_there, (i % 2 == 0 ? 0 : 6) + row, of.row()).data();
+  }
+  Bytes wanted(bytes);
+  HMC_ASSERT_OK(weighted_sum_of_rows(wanted, here, weights, of.terms, of.type));
+  HMC_ASSERT_OK(weighted_sum_of_rows(span(out, 0, bytes), there, weights, of.terms, of.type, device_));
+  EXPECT_EQ(differing(of.type, read(span(out, 0, bytes)), wanted), 0U);
+  HMC_ASSERT_OK(weighted_sum_of_rows(span(out, 0, 60), {}, {}, 0, of.type, device_));
+  EXPECT_EQ(read(span(out, 0, 60)), Bytes(60));
+}
+
 TEST_P(WeightedSumDevices, WithoutTermsTheRowsAreZeros) {
   const auto out = on_device(Bytes(60, std::byte{0xa5}), 0);
   HMC_ASSERT_OK(weighted_sum(span(out, 0, 59), {}, {}, 0, DataType::bf16));

@@ -88,12 +88,12 @@ Result<RemoteBuffer> RemoteBuffer::slice(std::size_t offset, std::size_t bytes) 
 
 bool RemoteBuffer::alive() const { return state_ && state_->context->usable().ok() && state_->record->alive.load(); }
 
-LoadableBytes RemoteBuffer::loadable() const {
+LoadableBytes RemoteBuffer::loadable(const Device& by) const {
   if (!alive()) return {};
   const auto locked = state_->context->engine()->lock();
   for (const RemoteImport::Entry& entry : state_->record->entries) {
-    if (entry.withdrawn || !entry.prepared_for(Device())) continue;
-    if (LoadableBytes whole = entry.region->loadable(); whole.mapping) {
+    if (entry.withdrawn || !entry.prepared_for(by)) continue;
+    if (LoadableBytes whole = entry.region->loadable(by); whole.mapping) {
       whole.bytes = whole.bytes.subspan(offset_, size_);
       return whole;
     }

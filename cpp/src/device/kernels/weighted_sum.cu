@@ -1,7 +1,7 @@
 // Weighted sums of rows. tools/make_ptx.sh turns this into weighted_sum_ptx.h, which the driver compiles for the device at hand. It
 // stands behind reduce.cu, whose formats and packs it uses.
 //
-// Row t of the target = sum over k of weight (t, k) * row (t, k), with the order, the roundings and the bits (but those of a NaN) of
+// Row t of the target = sum over k of weight (t, k) * row (t, k), wherever the device reaches it, with the order, the roundings and the bits (but those of a NaN) of
 // hmc/weighted_sum.h. Each thread sums packs of 16 bytes. Any grid. HMC_WEIGHTED_SUM_<type> defines the kernel of that type,
 // HMC_WEIGHTED_SUM_ALL those of all. Compiled without fused multiply-add.
 
@@ -16,18 +16,18 @@ using Size = unsigned long long;
 constexpr unsigned reads_in_flight = 4;  // of a thread
 
 struct Term {
+  const char* row;  // null: it is left out
   float weight;
-  unsigned used;  // 0: its row is not read
+  unsigned unused;
 };
 
 struct Call {
   char* target;
-  const char* rows;   // row (t, k) is number t * terms_count + k
-  const Term* terms;  // likewise
+  const Term* terms;  // term (t, k) is number t * terms_count + k
   Size results;
   Size row_bytes;
   unsigned terms_count;
-  unsigned width;  // divides the addresses and row_bytes: 16, the size of an element, or 1
+  unsigned width;  // divides all addresses and row_bytes: 16, the size of an element, or 1
 };
 
 // Most quotients are of 32 bits, which take a fraction of the time.
@@ -69,20 +69,19 @@ __device__ inline void sum_packs(const Call& call) {
     const Size result = quotient(at, packs), pack = at - result * packs, left = columns - pack * elements;
     const unsigned valid = Wide || left >= elements ? elements : static_cast<unsigned>(left);
     const Term* const terms = call.terms + result * call.terms_count;
-    const char* const rows = call.rows + result * call.terms_count * call.row_bytes + pack * pack_bytes;
     Sums<Format> sums = {};
     for (unsigned first = 0; first < call.terms_count; first += in_flight) {
       Pack<Format> read[in_flight];
       Term term[in_flight];
 #pragma unroll
-      for (unsigned i = 0; i < in_flight; ++i) term[i] = first + i < call.terms_count ? terms[first + i] : Term{0, 0};
+      for (unsigned i = 0; i < in_flight; ++i) term[i] = first + i < call.terms_count ? terms[first + i] : Term{nullptr, 0, 0};
 #pragma unroll
       for (unsigned i = 0; i < in_flight; ++i) {
-        if (term[i].used != 0) read[i].load(rows + (first + i) * call.row_bytes, valid, width);
+        if (term[i].row != nullptr) read[i].load(term[i].row + pack * pack_bytes, valid, width);
       }
 #pragma unroll
       for (unsigned i = 0; i < in_flight; ++i) {
-        if (term[i].used != 0) sums.add(read[i], term[i].weight);
+        if (term[i].row != nullptr) sums.add(read[i], term[i].weight);
       }
     }
     Pack<Format> made;

@@ -128,4 +128,14 @@ Result<DeviceSpan> ImportedDeviceRegion::on(const Device& device, bool) {
   return span;
 }
 
+// Does not wait for a mapping that is being made: the engine lock is held.
+LoadableBytes ImportedDeviceRegion::loadable(const Device& by) const {
+  const std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard) return {};
+  const auto found = mappings_.find(by);
+  if (found == mappings_.end()) return {};
+  const DeviceSpan span = found->second->span();
+  return {{static_cast<const std::byte*>(span.data), span.bytes}, found->second};
+}
+
 }  // namespace hmc::ipc

@@ -87,6 +87,7 @@ class ImportedDeviceRegion final : public ImportedRegion {
   Status prepare(const Device& local) override { return local.is_cpu() && number_ != 0 ? Status() : on(local, false).status(); }
   Result<DeviceSpan> on(const Device& device, bool to_write) override;
   [[nodiscard]] std::uint64_t number() const noexcept override { return number_; }
+  [[nodiscard]] LoadableBytes loadable(const Device& by) const override;
 
  private:
   Result<std::shared_ptr<Allocation>> map(const Device& device);
@@ -95,7 +96,7 @@ class ImportedDeviceRegion final : public ImportedRegion {
   const std::string vendor_;
   const std::uint64_t number_;
   const std::shared_ptr<MappingCache> cache_;  // of the link
-  std::mutex mutex_;                           // of what follows
+  mutable std::mutex mutex_;                   // of what follows
   Blob handle_;                                // its descriptors go once they are mapped
   std::map<Device, std::shared_ptr<Allocation>> mappings_;
 };

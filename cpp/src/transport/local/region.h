@@ -24,18 +24,24 @@ class ImportedRegion final : public ServedRemoteRegion {
   ImportedRegion(const ServedKey& key, const RegionView& view) noexcept
       : ServedRemoteRegion(key),
         block_(view.block),
-        loadable_(has_file(view) ? static_cast<const std::byte*>(view.span.data) : nullptr) {}
+        device_(view.span.device),
+        loadable_(is_loadable(view) ? static_cast<const std::byte*>(view.span.data) : nullptr) {}
   Status prepare(const Device& local) override {
     pin_for(local, block_.lock().get());
     return {};
   }
-  [[nodiscard]] LoadableBytes loadable() const override {
-    const auto block = loadable_ == nullptr ? nullptr : block_.lock();
+  [[nodiscard]] LoadableBytes loadable(const Device& by) const override {
+    const auto block = loadable_ == nullptr || by != device_ ? nullptr : block_.lock();
     return block ? LoadableBytes{{loadable_, bytes()}, block} : LoadableBytes();
   }
 
  private:
+  static bool is_loadable(const RegionView& view) {
+    return view.span.device.is_cpu() ? has_file(view) : view.block != nullptr && view.block->owned();
+  }
+
   const std::weak_ptr<MemoryBlock> block_;
+  const Device device_;
   const std::byte* const loadable_;  // while the block lives; null: it is not HMC's
 };
 

@@ -49,7 +49,10 @@ class ShmRemoteRegion final : public RemoteRegion {
   // Errors: protocol (the memfd is not sealed or too small).
   Status prepare(const Device& local) override;
 
-  [[nodiscard]] LoadableBytes loadable() const override { return {{base_, base_ == nullptr ? 0 : bytes()}, mapping_}; }
+  [[nodiscard]] LoadableBytes loadable(const Device& by) const override {
+    if (!by.is_cpu()) return {};
+    return {{base_, base_ == nullptr ? 0 : bytes()}, mapping_};
+  }
   [[nodiscard]] std::byte* mapped() const noexcept { return base_; }  // null: not mapped
   [[nodiscard]] std::uint64_t id() const noexcept { return info_.id; }
   [[nodiscard]] std::uint64_t address() const noexcept { return info_.address; }
