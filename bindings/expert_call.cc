@@ -71,6 +71,7 @@ py::list ExpertCall::send(const Communicator& comm, const ConnBuffer& outbox, co
   const auto target = static_cast<std::size_t>(8 * layout_.place(step_, number_, layout_.rank));
   return for_each(ranks, [&](std::int64_t rank) {
     Progress& here = at(rank);
+    if (rank == layout_.rank) here.sent = true;  // it reads its own header in the outbox
     if (here.sent) return;
     const std::size_t source = static_cast<std::size_t>(8 * layout_.place(step_, number_, rank)), size = 8 * here.words;
     const ConnBuffer from = check(outbox.slice(source, size));
@@ -86,7 +87,7 @@ py::list ExpertCall::take(const Communicator& comm, const Ranks& ranks, const st
   const std::uint64_t id = ExpertLayout::notification(step_, number_);
   return for_each(ranks, [&](std::int64_t rank) {
     Progress& here = at(rank);
-    if (here.taken) return;
+    if (here.taken || rank == layout_.rank) return;
     interruptible([&] { return member.wait_notify(static_cast<int>(rank), id, 1, deadline); }, Gil::until_waiting);
     here.taken = true;
   });
@@ -96,7 +97,7 @@ py::list ExpertCall::read(const Ranks& ranks) {
   return for_each(ranks, [&](std::int64_t rank) {
     Progress& here = at(rank);
     if (here.read) return;
-    check(read_header(rank, words(window_, rank)));
+    check(read_header(rank, words(rank == layout_.rank ? outbox_ : window_, rank)));
     here.read = true;
   });
 }
@@ -128,7 +129,7 @@ void ExpertCall::acknowledge(const Communicator& comm, const Ranks& ranks, std::
   const Member& member = member_of(comm);
   for (const std::int64_t rank : ranks) {
     Progress& here = at(rank);
-    if (here.acknowledged) continue;
+    if (here.acknowledged || rank == layout_.rank) continue;
     const auto notify = [&] { return member.notify(static_cast<int>(rank), Notify(notification), Deadline::after_seconds(0)); };
     try {
       interruptible(notify, Gil::until_waiting);

@@ -1,4 +1,7 @@
 // Streams of devices as Python has them: numbers, frameworks' objects, the __cuda_stream__ protocol.
+#include <algorithm>
+#include <vector>
+
 #include "common.h"
 
 namespace hmc::bindings {
@@ -39,6 +42,35 @@ std::pair<Memory, std::optional<StreamMark>> marked_memory(const py::object& arr
   return {memory, mark_of(memory.device(), stream)};
 }
 
+// For each (array, memory) whether a copy was queued, and marks behind all of these.
+std::pair<std::vector<bool>, std::vector<StreamMark>> queue_copies(const std::vector<std::pair<py::object, Memory>>& copies) {
+  std::vector<std::pair<Memory, StreamHandle>> sources;
+  for (const auto& [array, target] : copies) {
+    sources.push_back(memory_and_stream_of(array));
+    const std::size_t bytes = sources.back().first.size();
+    if (bytes != target.size())
+      refuse("a copy of " + std::to_string(bytes) + " bytes into " + std::to_string(target.size()) + ": sizes must be equal");
+  }
+  std::vector<bool> queued;
+  std::vector<std::pair<Device, StreamHandle>> streams;
+  std::vector<StreamMark> marks;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const auto& [source, stream] = sources[i];
+    Status status;
+    {
+      const ReleasedGil nogil;
+      status = copies[i].second.queue_copy_from(source, stream);
+    }
+    queued.push_back(status.ok());
+    if (status.code() == Code::unsupported) continue;
+    check(status);
+    const std::pair where(source.device(), stream);
+    if (std::ranges::find(streams, where) == streams.end()) streams.push_back(where);
+  }
+  for (const auto& [device, stream] : streams) marks.push_back(check(StreamMark::of(device, stream)));
+  return {std::move(queued), std::move(marks)};
+}
+
 }  // namespace
 
 void bind_streams(py::module_& module) {
@@ -56,6 +88,10 @@ void bind_streams(py::module_& module) {
           "reached", [](const StreamMark& self) { return check(self.reached()); }, "True once that work is over.");
   module.def("marked_memory", marked_memory, py::arg("array"),
              "(Memory.from_array(array), StreamMark.of(array)): to look at an array of a device takes microseconds.");
+  module.def("queue_copies", queue_copies, py::arg("copies"),
+             "Copies each array of a device into a Memory of as many bytes, on the stream that the array is produced on, and does "
+             "not wait. (whether each copy was queued, marks behind them): not where no stream is known, and not into memory of "
+             "another device. The memories stay until the marks are reached.");
 }
 
 StreamHandle stream_of(py::handle object) {

@@ -2467,6 +2467,13 @@ def prepare_weighted_sum(device: typing.Any, dtype: typing.Any) -> bool:
     Loads the kernel of weighted_sum() in a device's memory. False: not yet, as it is being compiled or a held stream keeps the device waiting. Releases the GIL. UnsupportedError: there is none.
     """
 
+def queue_copies(copies: collections.abc.Sequence[tuple[typing.Any, Memory]]) -> tuple[list[bool], list[StreamMark]]:
+    """
+    Copies each array of a device into a Memory of as many bytes, on the stream that the array is produced on, and does not wait.
+    (whether each copy was queued, marks behind them): not where no stream is known, and not into memory of another device. The
+    memories stay until the marks are reached.
+    """
+
 def runtimes() -> list[dict[str, typing.Any]]: ...
 def settings() -> list[dict[str, typing.Any]]: ...
 def suggest_library(variable: str, path: str) -> None: ...

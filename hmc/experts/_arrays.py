@@ -8,17 +8,17 @@ import time
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hmc import _core, tensors
 from hmc._deadline import Deadline
-from hmc._streams import queued, wait_for
+from hmc._streams import wait_for
 from hmc.errors import HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
 from hmc.tensors._storage import check_storage
 
-Bytes = NDArray[np.uint8]
+#: Memory, and what is queued before it may be read.
+_Source = tuple[_core.Memory, list[_core.StreamMark]]
 
 # Seconds. What was queued just now and takes some microseconds does not fail a call with timeout=0, which would never succeed.
 _LEAST = 0.001
@@ -33,11 +33,11 @@ class Fresh:
     def __init__(self, array: Any, memory: _core.Memory, marks: list[_core.StreamMark]) -> None:
         self.array = array
         self.memory = memory
-        self._queued = marks
+        self.queued = marks
 
     def wait(self, deadline: Deadline, after: str) -> None:
         """Until its memory may be written. HmcTimeoutError says ``after``: what to do then."""
-        _wait("result", self._queued, deadline, after)
+        wait("result", self.queued, deadline, after)
 
 
 class Like(Protocol):
@@ -54,7 +54,7 @@ class Rows:
     """Rows of the caller's array."""
 
     def __init__(self, what: str, array: Any, dtype: str, columns: int, most: int | None, counts: Counts) -> None:
-        found, shape = _described(array)
+        found, shape = described(array)
         bits = isinstance(array, np.ndarray) and found == _BITS.get(dtype)
         if found != dtype and not bits:
             raise InvalidArgumentError(f"{what}: elements of {found}; this Buffer was made for {dtype}")
@@ -66,10 +66,17 @@ class Rows:
         self.count = shape[0]
         self.row_bytes = columns * _dtypes.size_of(dtype)
         self.like: Like = _like_of(array, found, counts)
+        self.array = plain(array) if is_torch(array) else array
         self._counts = counts
-        if _torch_tensor(array):
-            array = _plain(array)
-        self._host, self._memory, self._queued = _bytes_of(array, self.row_bytes)
+        self._source: _Source | None = None
+
+    def look(self, made: Fresh | None = None) -> None:
+        """Finds the bytes, and what is queued now on the array's stream: copy_to() comes behind it, and not behind later work.
+
+        ``made``: what ``like`` has made since. torch makes it on that stream, so that what is queued before it includes the rows.
+        """
+        behind = made.queued if made is not None and is_torch(self.array) else []
+        self._source = _source_of(self.array, self.row_bytes, behind)
 
     def copy_to(self, area: Area, deadline: Deadline, after: str) -> None:
         """``area``: of as many rows. Comes behind what is queued on the array's stream. Does nothing where it is that memory.
@@ -78,13 +85,17 @@ class Rows:
         """
         if self.count == 0:
             return
-        _wait(self.what, self._queued, deadline, after)
-        source = _core.Memory.from_array(self._host) if self._memory is None else self._memory
+        if self._source is None:
+            self.look()
+        assert self._source is not None
+        source, marks = self._source
+        wait(self.what, marks, deadline, after)
         if source.address != area.memory.address or source.device != area.memory.device:
             self._counts.copy(area.memory, source)
 
 
-def _wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: str) -> None:
+def wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: str) -> None:
+    """For what is queued on streams. HmcTimeoutError says ``what`` is queued and what to do ``after`` it."""
     began = time.monotonic()
 
     def check() -> None:
@@ -94,20 +105,21 @@ def _wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: s
     wait_for(marks, check)
 
 
-def _torch_tensor(array: Any) -> bool:
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _described(array: Any) -> tuple[str, tuple[int, ...]]:
+def described(array: Any) -> tuple[str, tuple[int, ...]]:
     """(element type, shape)."""
-    if _torch_tensor(array):
+    if is_torch(array):
         return _dtypes.name_of(array.dtype), tuple(array.shape)
     found = tensors.describe(array)
     return found.dtype, found.shape
 
 
-def _plain(tensor: Any) -> Any:
+def plain(tensor: Any) -> Any:
     """A tensor of torch in C order, without gradients; the same memory where it can be. InvalidArgumentError: it has none."""
     check_storage(tensor)
     if tensor.requires_grad:
@@ -115,36 +127,35 @@ def _plain(tensor: Any) -> Any:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _bytes_of(array: Any, row_bytes: int) -> tuple[Bytes | None, _core.Memory | None, list[_core.StreamMark]]:
-    """(bytes in CPU memory, None, []) or (None, the Memory of a device, what is queued before it may be read).
-
-    A tensor of torch is in C order, without gradients.
-    """
-    if _torch_tensor(array):
+def _source_of(array: Any, row_bytes: int, behind: list[_core.StreamMark]) -> _Source:
+    """A tensor of torch is in C order, without gradients. ``behind``: not empty: instead of what is queued now."""
+    if is_torch(array):
         if not array.is_cpu:
-            return None, *marked(array)
-        return array.reshape(-1).view(sys.modules["torch"].uint8).numpy().reshape(-1, row_bytes), None, []
+            return (_core.Memory.from_array(bare(array)), behind) if behind else marked(array)
+        return _core.Memory.from_array(array.reshape(-1).view(sys.modules["torch"].uint8).numpy()), []
     if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes), None, []
+        return _core.Memory.from_array(np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes)), []
     if not isinstance(array, tensors.Tensor):
-        memory, marks = marked(array)
-    elif array.nbytes == (memory := array.memory()).nbytes:
-        marks = []
-    else:
+        return marked(array)
+    memory = array.memory()
+    if array.nbytes != memory.nbytes:
         raise InvalidArgumentError("a Tensor with gaps between its rows; pass one in C order")
-    return (memory.numpy().reshape(-1, row_bytes), None, []) if memory.device == "cpu" else (None, memory, marks)
+    return memory, []
 
 
-def marked(array: Any) -> tuple[_core.Memory, list[_core.StreamMark]]:
+def bare(array: Any) -> Any:
+    """Not every torch hands out its types of 8 bits."""
+    return array.view(sys.modules["torch"].uint8) if is_torch(array) and array.element_size() == 1 else array
+
+
+def marked(array: Any) -> _Source:
     """An array's memory, and what is queued now on the stream that the array is produced on."""
-    if _torch_tensor(array) and array.element_size() == 1:  # not every torch hands out its types of 8 bits
-        array = array.view(sys.modules["torch"].uint8)
-    memory, mark = _core.marked_memory(array)
+    memory, mark = _core.marked_memory(bare(array))
     return memory, [] if mark is None else [mark]
 
 
 def _like_of(array: Any, dtype: str, counts: Counts) -> Like:
-    if _torch_tensor(array):
+    if is_torch(array):
         return _Torch(array.device, counts)
     if isinstance(array, np.ndarray):
         return _Numpy(dtype in _BITS.values())
@@ -216,61 +227,3 @@ class _Tensors:
 
 def _tensor(rows: Area, dtype: str, columns: int) -> tensors.Tensor:
     return tensors.view(rows.memory, dtype, (rows.count, columns))
-
-
-def _numpy_of(array: Any) -> NDArray[Any]:
-    """In CPU memory. bfloat16, which NumPy does not have, becomes float32."""
-    if _torch_tensor(array):
-        check_storage(array)
-        bare = array.detach().cpu()
-        found: NDArray[Any] = (bare.float() if _dtypes.name_of(bare.dtype) == "bfloat16" else bare).numpy()
-        return found
-    if not isinstance(array, tensors.Tensor):
-        return np.asarray(array)
-    wide = array.dtype == "bfloat16"
-    host = np.empty(array.shape, np.uint16 if wide else _dtypes.numpy_type(array.dtype))
-    if host.size:
-        array.memory().copy_to(host)
-    return (host.astype(np.uint32) << 16).view(np.float32) if wide else host
-
-
-def fetched(arrays: dict[str, Any], deadline: Deadline) -> list[Any]:
-    """Tensors of torch on a card as copies in pinned memory, of NumPy where it has the type, which all come by one wait.
-
-    Other arrays as they are.
-
-    ``arrays``: by the names that HmcTimeoutError says.
-    """
-    found, copied = [], {}
-    for what, array in arrays.items():
-        if not (_torch_tensor(array) and array.device.type == "cuda"):
-            found.append(array)
-            continue
-        bare = copied[what] = _plain(array)
-        pinned = sys.modules["torch"].empty(bare.shape, dtype=bare.dtype, device="cpu", pin_memory=True)
-        pinned.copy_(bare, non_blocking=True)
-        try:
-            found.append(pinned.numpy())
-        except TypeError:  # of a type that NumPy has not
-            found.append(pinned)
-    _wait(" and ".join(copied), queued(copied.values()), deadline, "nothing was sent; call dispatch() again")
-    return found
-
-
-def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
-    """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
-
-    ``dtype`` None: as it is, in native byte order. Else numbers of other types are converted, bfloat16 among them.
-    """
-    try:
-        found = _numpy_of(array)
-    except (TypeError, ValueError, BufferError) as error:
-        raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
-    if dtype is None:
-        return np.array(found, found.dtype.newbyteorder("="), order="C")
-    if found.dtype == dtype:
-        return np.array(found, order="C")
-    if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":  # of ml_dtypes
-        raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
-    with np.errstate(over="ignore"):  # beyond float32: infinite
-        return np.array(found, dtype, order="C")

@@ -9,17 +9,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
-from hmc.experts._arrays import Rows, fetched, host_array
+from hmc.experts._arrays import Rows
 from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
+from hmc.experts._intake import Intake
 from hmc.experts._interrupts import record
 from hmc.experts._peers import Outcome, names
 from hmc.experts._shape import Shape
@@ -76,6 +75,7 @@ class Buffer(Owned):
                 own.close(0)
             raise
         self._lock = threading.Lock()
+        self._intake = Intake()
         self._number = 0
         self._open: dict[int, Handle] = {}
         self._pending: Call | None = None
@@ -142,16 +142,17 @@ class Buffer(Owned):
         self._check_open("dispatch")
         if len(self._open) == SLOTS:
             raise InvalidArgumentError(f"dispatch: {SLOTS} dispatches are without their combine: combine or release one first")
-        ids, weights = fetched({"topk_ids": topk_ids, "topk_weights": topk_weights}, deadline)
-        ids, weights = host_array("topk_ids", ids, None), host_array("topk_weights", weights, np.float32)
+        number, rows = self._number, self._rows_of(x)
+        staged = list(zip(rows, self._fabric.stage(number, rows[0].count), strict=True))
+        ids, weights = self._intake.take(topk_ids, topk_weights, staged, deadline)
         routes = _core.ExpertRoutes(self._fabric.layout, ids, weights)
-        number = self._number
-        like = self._stage(number, x, routes.tokens, deadline)
+        if rows[0].count != routes.tokens:
+            raise InvalidArgumentError(f"x: {rows[0].count} rows; topk_ids has {routes.tokens}")
         local = len(shape.experts_of(self.rank))
-        handle = Handle(self, number, routes, _core.ExpertReceived(self._fabric.layout), like, local, shape.once)
+        handle = Handle(self, number, routes, _core.ExpertReceived(self._fabric.layout), rows[0].like, local, shape.once)
         return self._run(Dispatch(self._fabric, handle, self._fabric.peers.living()), deadline)
 
-    def _stage(self, number: int, x: Any, tokens: int, deadline: Deadline) -> Any:
+    def _rows_of(self, x: Any) -> list[Rows]:
         shape = self._shape
         if shape.scaled != isinstance(x, tuple):
             raise InvalidArgumentError(f"x: pass {'(x, scales)' if shape.scaled else 'one array'} to a Buffer of {shape.dtype}")
@@ -159,12 +160,9 @@ class Buffer(Owned):
         if shape.scaled:
             parts = [("x", x[0], shape.dtype, shape.hidden), ("scales", x[1], "float32", shape.scale_bytes // 4)]
         rows = [Rows(what, array, dtype, columns, shape.tokens, self._fabric.counts) for what, array, dtype, columns in parts]
-        for (what, *_), part in zip(parts, rows, strict=True):
-            if part.count != tokens:
-                raise InvalidArgumentError(f"{what}: {part.count} rows; topk_ids has {tokens}")
-        for part, staged in zip(rows, self._fabric.stage(number, tokens), strict=True):
-            part.copy_to(staged, deadline, "nothing was sent; call dispatch() again")
-        return rows[0].like
+        if rows[-1].count != rows[0].count:
+            raise InvalidArgumentError(f"scales: {rows[-1].count} rows; x has {rows[0].count}")
+        return rows
 
     def results(self, handle: Handle, *, timeout: float | None = None) -> Any:
         """Memory for the experts' results: (rows of x2, hidden) of combine_dtype. combine() does not copy this array.
@@ -262,6 +260,7 @@ class Buffer(Owned):
     def _close(self, deadline: Deadline) -> None:
         if not self._closed:
             self._leave(deadline)
+            self._intake.settle(deadline, "close() again waits on")
             self._fabric.close(deadline)
             self._closed = True
 

@@ -221,6 +221,7 @@ class Combine(Call):
         self._y: Fresh | None = None
         if results is not None:
             self._y = results.like.empty(handle._routes.tokens, fabric.shape.combine_dtype, fabric.shape.hidden)
+            results.look(self._y)
         self._staged = False
         self._in_place = fabric.sums.ready()
         self._rows: Area | None = None

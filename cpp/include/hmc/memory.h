@@ -54,6 +54,10 @@ class HMC_API Memory {
   // these and of fill(): invalid_argument (other sizes, read-only memory).
   Status copy_from(const Memory& source) const;
   Status copy_to(const Memory& target) const { return target.copy_from(*this); }
+  // Queues such a copy on a stream of the source's device and does not wait: a StreamMark made afterwards says when it is over,
+  // until when both memories stay. This is memory of the CPU, which is pinned at the first such copy if HMC allocated it, or of the
+  // same device. Errors also: unsupported (another device, no stream), device.
+  Status queue_copy_from(const Memory& source, StreamHandle stream) const;
   Status copy_from_host(const void* source, std::size_t bytes, std::size_t offset = 0) const;
   Status copy_to_host(void* target, std::size_t bytes, std::size_t offset = 0) const;
   // Copies blocks of `bytes` bytes from source_offsets[i] of `source` to target_offsets[i] of this; blocking, any two devices.

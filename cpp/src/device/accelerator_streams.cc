@@ -33,6 +33,17 @@ Result<std::shared_ptr<StreamPoint>> AcceleratorStreams::mark(int index, StreamH
   return std::shared_ptr<StreamPoint>(std::make_shared<AcceleratorPoint>(devices_, *on, made));
 }
 
+Status AcceleratorStreams::queue_copy(int index, StreamHandle stream, const DeviceSpan& target, const DeviceSpan& source) {
+  HMC_TRY(devices_.device(index).status());
+  const DeviceScope scope(*devices_.calls().devices, index);
+  if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  const CopyDirection direction = target.device.is_cpu()   ? CopyDirection::to_host
+                                  : source.device.is_cpu() ? CopyDirection::to_device
+                                                           : CopyDirection::on_device;
+  const int code = devices_.calls().copies->copy(target.data, source.data, source.bytes, direction, vendor_stream(stream));
+  return code == 0 ? Status() : failure("copying on the caller's stream of " + devices_.name(index), code);
+}
+
 Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) {
   HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
   const DeviceScope scope(*devices_.calls().devices, index);

@@ -36,6 +36,7 @@ class AcceleratorStreams final : public DeviceStreams {
  public:
   explicit AcceleratorStreams(AcceleratorDevices& devices) noexcept : devices_(devices) {}
   Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) override;
+  Status queue_copy(int index, StreamHandle stream, const DeviceSpan& target, const DeviceSpan& source) override;
   Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) override;
   Result<std::unique_ptr<DeviceQueue>> open_queue(int index) override;
 

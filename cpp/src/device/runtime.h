@@ -99,6 +99,10 @@ class DeviceQueue {
 class DeviceStreams {
  public:
   virtual Result<std::shared_ptr<StreamPoint>> mark(int index, StreamHandle stream) = 0;
+  // Queues a copy of source.bytes bytes there, between memory of device `index` and of that device or the CPU.
+  virtual Status queue_copy(int /*index*/, StreamHandle /*stream*/, const DeviceSpan& /*target*/, const DeviceSpan& /*source*/) {
+    return Status(Code::unsupported, "this runtime has no streams");
+  }
   // What is queued on `stream` from now on waits for the gate; the caller does not.
   virtual Status hold(int index, StreamHandle stream, std::shared_ptr<const StreamGate> gate) = 0;
   // Errors: unsupported, device.

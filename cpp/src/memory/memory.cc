@@ -97,6 +97,21 @@ Status Memory::copy_from(const Memory& source) const {
   return copy_blocking(span_of(*this), span_of(source));
 }
 
+Status Memory::queue_copy_from(const Memory& source, StreamHandle stream) const {
+  HMC_TRY(check_writable(*this));
+  if (size() != source.size()) {
+    return Status(Code::invalid_argument,
+                  "copy of " + std::to_string(source.size()) + " bytes into " + std::to_string(size()) + ": sizes must be equal");
+  }
+  if (stream == no_stream || source.device().is_cpu() || !(device().is_cpu() || device() == source.device())) {
+    return Status(Code::unsupported, "a copy from " + source.device().str() + " to " + device().str() + " is queued on no stream");
+  }
+  if (size() == 0) return {};
+  block_->pin_for(source.device());
+  HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(source.device()));
+  return runtime->streams().queue_copy(source.device().index(), stream, span_of(*this), span_of(source));
+}
+
 Status Memory::copy_blocks_from(const Memory& source, std::span<const std::uint64_t> source_offsets,
                                 std::span<const std::uint64_t> target_offsets, std::size_t bytes) const {
   HMC_TRY(check_writable(*this));

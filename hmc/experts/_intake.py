@@ -1,0 +1,153 @@
+"""What a dispatch is called with: its rows go to registered memory, the experts of its tokens to the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc import _core, tensors
+from hmc._deadline import Deadline
+from hmc.errors import InvalidArgumentError
+from hmc.experts._arrays import Rows, bare, described, is_torch, plain, wait
+from hmc.experts._interrupts import record
+from hmc.experts._memory import Area
+from hmc.tensors import _dtypes
+from hmc.tensors._storage import check_storage
+
+_PAGE = 4096
+_AFTER = "nothing was sent; call dispatch() again"
+
+# Types of tables that are copied as they lie, and as what NumPy reads them.
+_READ_AS = {
+    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "uint16",
+}
+
+
+class Intake:
+    """Queues copies of what lies on a device behind its streams, all on one device by one event. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._host = _core.Memory(_PAGE)  # of the tables
+        # (whether each copy was queued, marks behind them). One that was not waited for may still write.
+        self._queued: list[tuple[list[bool], list[_core.StreamMark]]] = []
+        self._what = ""
+
+    def take(
+        self, topk_ids: Any, topk_weights: Any, rows: list[tuple[Rows, Area]], deadline: Deadline
+    ) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """Copies the rows, and returns (ids, weights) in CPU memory, which the next call overwrites.
+
+        HmcTimeoutError names the arrays whose stream is behind. InvalidArgumentError names an array that is refused.
+        """
+        self.settle(deadline, _AFTER)
+        tables = {"topk_ids": topk_ids, "topk_weights": topk_weights}
+        copies = [
+            *self._copies_of(tables),
+            *((part.what, part.array, area.memory) for part, area in rows if _on_stream(part, area)),
+        ]
+        done = self._copy(copies, deadline)
+        found = [
+            self._read(tables[what], done[what]) if what in done else host_array(what, tables[what], dtype)
+            for what, dtype in (("topk_ids", None), ("topk_weights", np.float32))
+        ]
+        for part, area in rows:
+            if part.what not in done:
+                part.copy_to(area, deadline, _AFTER)
+        ids, weights = found
+        with np.errstate(over="ignore"):  # beyond float32: infinite
+            return ids, weights.astype(np.float32, copy=False)
+
+    def _copies_of(self, tables: dict[str, Any]) -> Iterator[tuple[str, Any, _core.Memory]]:
+        """(name, array, where to)."""
+        first, parts = 0, []
+        for what, array in tables.items():
+            if _on_device(array) and (nbytes := _nbytes(array)):
+                parts.append((what, bare(plain(array)) if is_torch(array) else array, first, first + nbytes))
+                first += -(-nbytes // 8) * 8
+        if self._host.nbytes < first:
+            self._host = _core.Memory(-(-first // _PAGE) * _PAGE)
+        for what, array, begin, end in parts:
+            yield what, array, self._host[begin:end]
+
+    def _copy(self, copies: list[tuple[str, Any, _core.Memory]], deadline: Deadline) -> dict[str, _core.Memory]:
+        """Where the arrays are now, by name: those that are on a stream."""
+        if not copies:
+            return {}
+        self._what = " and ".join(what for what, *_ in copies)
+        record(self._queued, _core.queue_copies, [(array, memory) for _, array, memory in copies])
+        done = self._queued[-1][0]
+        self.settle(deadline, _AFTER)
+        return {what: memory for (what, _, memory), queued in zip(copies, done, strict=True) if queued}
+
+    def settle(self, deadline: Deadline, after: str) -> None:
+        """Waits until no queued copy writes any more. HmcTimeoutError says what to do ``after`` it."""
+        for _, marks in self._queued:
+            wait(self._what, marks, deadline, after)
+        self._queued.clear()
+
+    @staticmethod
+    def _read(array: Any, memory: _core.Memory) -> NDArray[Any]:
+        """A table that was copied."""
+        dtype, shape = described(array)
+        found: NDArray[Any] = memory.numpy().view(_READ_AS[dtype]).reshape(shape)
+        return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else found
+
+
+def _on_stream(rows: Rows, area: Area) -> bool:
+    return rows.count > 0 and area.memory.device != "cpu" and _on_device(rows.array)
+
+
+def _on_device(array: Any) -> bool:
+    if is_torch(array):
+        return not array.is_cpu
+    plainly_not = isinstance(array, np.ndarray | tensors.Tensor | list | tuple)
+    return not plainly_not and hasattr(array, "__cuda_array_interface__")
+
+
+def _nbytes(array: Any) -> int:
+    """0: it has none, or its elements are of a type that is not copied as it lies."""
+    try:
+        dtype, shape = described(array)
+    except InvalidArgumentError:
+        return 0
+    return int(np.prod(shape)) * _dtypes.size_of(dtype) if dtype in _READ_AS else 0
+
+
+def _numpy_of(array: Any) -> NDArray[Any]:
+    """In CPU memory. bfloat16, which NumPy does not have, becomes float32."""
+    if is_torch(array):
+        check_storage(array)
+        bare = array.detach().cpu()
+        found: NDArray[Any] = (bare.float() if _dtypes.name_of(bare.dtype) == "bfloat16" else bare).numpy()
+        return found
+    if not isinstance(array, tensors.Tensor):
+        return np.asarray(array)
+    wide = array.dtype == "bfloat16"
+    host = np.empty(array.shape, np.uint16 if wide else _dtypes.numpy_type(array.dtype))
+    if host.size:
+        array.memory().copy_to(host)
+    return (host.astype(np.uint32) << 16).view(np.float32) if wide else host
+
+
+def host_array(what: str, array: Any, dtype: Any) -> NDArray[Any]:
+    """A copy of a small array as one of NumPy, in CPU memory and C order: the caller may change the array afterwards.
+
+    ``dtype`` None: as it is, in native byte order. Else numbers of other types are converted, bfloat16 among them.
+    """
+    try:
+        found = _numpy_of(array)
+    except (TypeError, ValueError, BufferError) as error:
+        raise InvalidArgumentError(f"{what}: a {type(array).__name__} is no array: {error}") from error
+    if dtype is None:
+        return np.array(found, found.dtype.newbyteorder("="), order="C")
+    if found.dtype == dtype:
+        return np.array(found, order="C")
+    if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":  # of ml_dtypes
+        raise InvalidArgumentError(f"{what}: elements of {found.dtype}; pass {np.dtype(dtype).name}")
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        return np.array(found, dtype, order="C")
