@@ -42,8 +42,13 @@ std::pair<Memory, std::optional<StreamMark>> marked_memory(const py::object& arr
   return {memory, mark_of(memory.device(), stream)};
 }
 
-// For each (array, memory) whether a copy was queued, and marks behind all of these.
-std::pair<std::vector<bool>, std::vector<StreamMark>> queue_copies(const std::vector<std::pair<py::object, Memory>>& copies) {
+struct QueuedCopies {
+  std::vector<bool> queued;
+  std::vector<StreamMark> marks;
+  py::object error = py::none();  // of the first that failed: those before it may still write
+};
+
+QueuedCopies queue_copies(const std::vector<std::pair<py::object, Memory>>& copies) {
   std::vector<std::pair<Memory, StreamHandle>> sources;
   for (const auto& [array, target] : copies) {
     sources.push_back(memory_and_stream_of(array));
@@ -51,9 +56,8 @@ std::pair<std::vector<bool>, std::vector<StreamMark>> queue_copies(const std::ve
     if (bytes != target.size())
       refuse("a copy of " + std::to_string(bytes) + " bytes into " + std::to_string(target.size()) + ": sizes must be equal");
   }
-  std::vector<bool> queued;
+  QueuedCopies found;
   std::vector<std::pair<Device, StreamHandle>> streams;
-  std::vector<StreamMark> marks;
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const auto& [source, stream] = sources[i];
     Status status;
@@ -61,14 +65,24 @@ std::pair<std::vector<bool>, std::vector<StreamMark>> queue_copies(const std::ve
       const ReleasedGil nogil;
       status = copies[i].second.queue_copy_from(source, stream);
     }
-    queued.push_back(status.ok());
+    found.queued.push_back(status.ok());
     if (status.code() == Code::unsupported) continue;
-    check(status);
+    if (!status.ok()) {
+      found.error = make_error(status);
+      break;
+    }
     const std::pair where(source.device(), stream);
     if (std::ranges::find(streams, where) == streams.end()) streams.push_back(where);
   }
-  for (const auto& [device, stream] : streams) marks.push_back(check(StreamMark::of(device, stream)));
-  return {std::move(queued), std::move(marks)};
+  for (const auto& [device, stream] : streams) {
+    Result<StreamMark> mark = StreamMark::of(device, stream);
+    if (mark.ok()) {
+      found.marks.push_back(std::move(*mark));
+    } else {
+      found.error = make_error(mark.status());
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -88,10 +102,17 @@ void bind_streams(py::module_& module) {
           "reached", [](const StreamMark& self) { return check(self.reached()); }, "True once that work is over.");
   module.def("marked_memory", marked_memory, py::arg("array"),
              "(Memory.from_array(array), StreamMark.of(array)): to look at an array of a device takes microseconds.");
-  module.def("queue_copies", queue_copies, py::arg("copies"),
-             "Copies each array of a device into a Memory of as many bytes, on the stream that the array is produced on, and does "
-             "not wait. (whether each copy was queued, marks behind them): not where no stream is known, and not into memory of "
-             "another device. The memories stay until the marks are reached.");
+  module.def(
+      "queue_copies",
+      [](const std::vector<std::pair<py::object, Memory>>& copies) {
+        QueuedCopies found = queue_copies(copies);
+        return std::tuple(std::move(found.queued), std::move(found.marks), std::move(found.error));
+      },
+      py::arg("copies"),
+      "Copies each array of a device into a Memory of as many bytes, on the stream that the array is produced on, and does "
+      "not wait. (whether each copy was queued, marks behind them, the error of the first that failed or None): not queued where "
+      "no stream is known, and not into memory of "
+      "another device. The memories stay until the marks are reached.");
 }
 
 StreamHandle stream_of(py::handle object) {

@@ -2467,11 +2467,11 @@ def prepare_weighted_sum(device: typing.Any, dtype: typing.Any) -> bool:
     Loads the kernel of weighted_sum() in a device's memory. False: not yet, as it is being compiled or a held stream keeps the device waiting. Releases the GIL. UnsupportedError: there is none.
     """
 
-def queue_copies(copies: collections.abc.Sequence[tuple[typing.Any, Memory]]) -> tuple[list[bool], list[StreamMark]]:
+def queue_copies(copies: collections.abc.Sequence[tuple[typing.Any, Memory]]) -> tuple[list[bool], list[StreamMark], typing.Any]:
     """
     Copies each array of a device into a Memory of as many bytes, on the stream that the array is produced on, and does not wait.
-    (whether each copy was queued, marks behind them): not where no stream is known, and not into memory of another device. The
-    memories stay until the marks are reached.
+    (whether each copy was queued, marks behind them, the error of the first that failed or None): not queued where no stream is
+    known, and not into memory of another device. The memories stay until the marks are reached.
     """
 
 def runtimes() -> list[dict[str, typing.Any]]: ...

@@ -13,7 +13,7 @@ from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
 from hmc._process import Owned
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
+from hmc.errors import ClosedError, DeviceError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows
 from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
@@ -260,7 +260,8 @@ class Buffer(Owned):
     def _close(self, deadline: Deadline) -> None:
         if not self._closed:
             self._leave(deadline)
-            self._intake.settle(deadline, "close() again waits on")
+            with contextlib.suppress(DeviceError):  # of the caller's stream
+                self._intake.settle(deadline, "close() again waits on")
             self._fabric.close(deadline)
             self._closed = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from hmc import _core, tensors
 from hmc._deadline import Deadline
-from hmc.errors import InvalidArgumentError
+from hmc.errors import DeviceError, InvalidArgumentError
 from hmc.experts._arrays import Rows, bare, described, is_torch, plain, wait
 from hmc.experts._interrupts import record
 from hmc.experts._memory import Area
@@ -33,8 +34,9 @@ class Intake:
 
     def __init__(self) -> None:
         self._host = _core.Memory(_PAGE)  # of the tables
-        # (whether each copy was queued, marks behind them). One that was not waited for may still write.
-        self._queued: list[tuple[list[bool], list[_core.StreamMark]]] = []
+        # (whether each copy was queued, marks behind them, the error of the first that failed). One that was not waited for may
+        # still write.
+        self._queued: list[tuple[list[bool], list[_core.StreamMark], Exception | None]] = []
         self._what = ""
 
     def take(
@@ -52,7 +54,7 @@ class Intake:
         ]
         done = self._copy(copies, deadline)
         found = [
-            self._read(tables[what], done[what]) if what in done else host_array(what, tables[what], dtype)
+            self._table(what, tables[what], done.get(what), dtype)
             for what, dtype in (("topk_ids", None), ("topk_weights", np.float32))
         ]
         for part, area in rows:
@@ -80,15 +82,29 @@ class Intake:
             return {}
         self._what = " and ".join(what for what, *_ in copies)
         record(self._queued, _core.queue_copies, [(array, memory) for _, array, memory in copies])
-        done = self._queued[-1][0]
+        done, _, error = self._queued[-1]
+        if error is not None:
+            raise error
         self.settle(deadline, _AFTER)
         return {what: memory for (what, _, memory), queued in zip(copies, done, strict=True) if queued}
 
     def settle(self, deadline: Deadline, after: str) -> None:
         """Waits until no queued copy writes any more. HmcTimeoutError says what to do ``after`` it."""
-        for _, marks in self._queued:
-            wait(self._what, marks, deadline, after)
-        self._queued.clear()
+        while self._queued:
+            try:
+                wait(self._what, self._queued[0][1], deadline, after)
+            except DeviceError:  # the stream failed or is captured: nothing of it runs any more
+                self._queued.pop(0)
+                raise
+            self._queued.pop(0)
+
+    def _table(self, what: str, array: Any, copy: _core.Memory | None, dtype: Any) -> NDArray[Any]:
+        if copy is None and _on_device(array) and not is_torch(array) and (found := described(array))[0] in _READ_AS:
+            # It names no stream: it is ready, or has no elements.
+            copy = _core.Memory(math.prod(found[1]) * _dtypes.size_of(found[0]))
+            if copy.nbytes:
+                copy.copy_from(_core.Memory.from_array(array))
+        return host_array(what, array, dtype) if copy is None else self._read(array, copy)
 
     @staticmethod
     def _read(array: Any, memory: _core.Memory) -> NDArray[Any]:
@@ -115,7 +131,7 @@ def _nbytes(array: Any) -> int:
         dtype, shape = described(array)
     except InvalidArgumentError:
         return 0
-    return int(np.prod(shape)) * _dtypes.size_of(dtype) if dtype in _READ_AS else 0
+    return math.prod(shape) * _dtypes.size_of(dtype) if dtype in _READ_AS else 0
 
 
 def _numpy_of(array: Any) -> NDArray[Any]:

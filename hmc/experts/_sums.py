@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,15 +24,16 @@ class Sums:
         self._counts = counts
         self._home = device
         self.device = device
-        self._ready = False
         try:
-            self.ready()
+            self._ready = _core.prepare_weighted_sum(device, dtype)
         except UnsupportedError:
-            self.device = "cpu"
+            self.device, self._ready = "cpu", True
 
     def ready(self) -> bool:
         """Whether ``device`` sums now: add_up(). Else add_up_copies()."""
-        self._ready = self._ready or _core.prepare_weighted_sum(self.device, self._dtype)
+        if not self._ready:
+            with contextlib.suppress(UnsupportedError):  # the kernel could not be made: the CPU goes on summing copies
+                self._ready = _core.prepare_weighted_sum(self.device, self._dtype)
         return self._ready
 
     def add_up(self, out: _core.Memory, steps: _core.ExpertCombine, missing: list[int], row_bytes: int) -> None:

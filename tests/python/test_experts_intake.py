@@ -121,8 +121,8 @@ caller = Caller("cuda")
 caller.device = "cuda:0"
 array = OnStream((16,), "<f4")
 host, near, far = hmc.Memory(64), hmc.Memory(64, "cuda:0"), hmc.Memory(64, "rocm:0")
-queued, marks = _core.queue_copies([(array, host), (array, near), (array, far), (array.memory, host)])
-assert queued == [True, True, False, False] and len(marks) == 1
+queued, marks, error = _core.queue_copies([(array, host), (array, near), (array, far), (array.memory, host)])
+assert queued == [True, True, False, False] and len(marks) == 1 and error is None
 while not marks[0].reached:
     time.sleep(0.001)
 found = np.empty(64, np.uint8)
@@ -134,6 +134,6 @@ except hmc.InvalidArgumentError as error:
     assert "64 bytes into 63" in str(error), error
 else:
     raise AssertionError("sizes differ")
-assert _core.queue_copies([]) == ([], [])
+assert _core.queue_copies([]) == ([], [], None)
 """
     )
