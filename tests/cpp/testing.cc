@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -83,6 +84,36 @@ void wait_until_tcp_has_delivered() {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (tcp_unacknowledged() && std::chrono::steady_clock::now() < give_up)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+namespace {
+
+// Threads of this process; 0: another than the caller runs or ends.
+std::size_t sleeping_threads() {
+  std::size_t count = 0;
+  std::error_code gone;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", gone)) {
+    std::ifstream file(thread.path() / "stat");
+    std::string line;
+    if (!std::getline(file, line)) return 0;
+    const std::size_t name = line.rfind(") ");
+    const bool caller = thread.path().filename() == std::to_string(gettid());
+    if (name == std::string::npos || (!caller && line[name + 2] == 'R')) return 0;
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+void wait_until_other_threads_sleep() {
+  std::size_t before = 0;
+  for (int looks = 0; looks < 200; ++looks) {
+    const std::size_t now = sleeping_threads();
+    if (now != 0 && now == before) return;
+    before = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 NoThreads::NoThreads() {

@@ -58,6 +58,10 @@ std::vector<T> swept(std::initializer_list<T> all, std::initializer_list<T> few)
 // Sizes at which copies go wrong.
 inline std::vector<std::size_t> awkward_sizes() { return {0, 1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65535, 65537, (1U << 20) + 3}; }
 
+// Or for a fifth of a second. Before fork(): a thread that ends may hold a lock of a sanitizer's allocator, for which the child
+// would wait for ever.
+void wait_until_other_threads_sleep();
+
 // While one lives the system gives this process no new thread: each would get a stack that it has no room for.
 class NoThreads {
  public:

@@ -87,6 +87,7 @@ inline void run_job(int size, const std::function<void(const Process&)>& body, c
   const std::string rendezvous = options.rendezvous.empty() ? "unix:" + folder + "/meet" : options.rendezvous;
   std::fflush(nullptr);
   std::vector<pid_t> children;
+  wait_until_other_threads_sleep();
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
