@@ -248,7 +248,7 @@ TEST(Init, DeathWhileTheJobForms) {
           {.killed = {2}, .rendezvous = {}});
 }
 
-// Between the rounds: rank 1 has seen what the others bring, and ends. Nobody has a deadline.
+// Rank 1 refuses the devices of the others after the first round, and closes. init() of all has no timeout.
 TEST(Init, AProcessThatEndsBeforeItIsReadyIsNamed) {
   const auto other = Topology::parse(
       "hmc-topology 1\nhost a\ncard zero host=a process=0\ncard one host=a process=1\ncard two host=a process=2\n"

@@ -211,26 +211,6 @@ TEST(Peers, ExpectedPeersConnectAtFirstUse) {
   EXPECT_EQ(a.state()->notifier().wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
 }
 
-// Longer than a handshake may take between hosts.
-TEST(Peers, AProcessOfThisHostThatStandsStillIsWaitedFor) {
-  ContextOptions options;
-  options.progress = Progress::manual;
-  const auto a = make_context(), b = make_context("", {}, options);
-  std::shared_ptr<PeerState> ab, ba;
-  {
-    const auto lock = a.state()->engine()->lock();
-    ab = a.state()->expect_peer(b.state()->id(), {b.addresses().front()}, "rank 1");
-  }
-  {
-    const auto lock = b.state()->engine()->lock();
-    ba = b.state()->expect_peer(a.state()->id(), {a.addresses().front()}, "rank 0");
-  }
-  const Envelope to{7, 0, 1};
-  HMC_ASSERT_OK(a.state()->notifier().notify(ab, 3, to, soon()));
-  std::this_thread::sleep_for(std::chrono::seconds(11));
-  HMC_ASSERT_OK(b.state()->notifier().wait_notify(ba, to, 3, 1, soon()));  // makes progress
-}
-
 TEST(Peers, ScopesTellWhoseRankItIs) {
   const auto a = make_context(), b = make_context();
   const auto ab = *a.connect(b.addresses().front(), soon());

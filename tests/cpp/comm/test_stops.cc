@@ -7,6 +7,8 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/context_state.h"
+#include "comm/onesided/notifier.h"
 #include "ways.h"
 
 namespace hmc {
@@ -207,6 +209,26 @@ TEST_P(Stops, WhatWasCancelledStaysSo) {
   HMC_EXPECT_OK(peer.get(other, source)->wait(soon()));
   EXPECT_TRUE(again.holds(target_bytes, 2));
   EXPECT_TRUE(got.holds(target_bytes, got_stopped ? 70 : 2));
+}
+
+// Longer than a handshake may take between hosts.
+TEST(HandshakesOfOneHost, WaitForAProcessThatIsStopped) {
+  ContextOptions options;
+  options.progress = Progress::manual;
+  const auto a = make_context(), b = make_context("", {}, options);
+  std::shared_ptr<PeerState> ab, ba;
+  {
+    const auto lock = a.state()->engine()->lock();
+    ab = a.state()->expect_peer(b.state()->id(), {b.addresses().front()}, "rank 1");
+  }
+  {
+    const auto lock = b.state()->engine()->lock();
+    ba = b.state()->expect_peer(a.state()->id(), {a.addresses().front()}, "rank 0");
+  }
+  const Envelope to{7, 0, 1};
+  HMC_ASSERT_OK(a.state()->notifier().notify(ab, 3, to, soon()));
+  std::this_thread::sleep_for(std::chrono::seconds(11));
+  HMC_ASSERT_OK(b.state()->notifier().wait_notify(ba, to, 3, 1, soon()));  // makes progress
 }
 
 }  // namespace
