@@ -47,7 +47,7 @@ def _torch_store(rendezvous: str) -> dict[str, str]:
 
 
 def _print_failure(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads stderr
+    with contextlib.suppress(OSError):  # stderr is closed
         print(f"hmc run: {text}", file=sys.stderr)
 
 

@@ -77,7 +77,7 @@ class Intake:
             yield what, array, self._host[begin:end]
 
     def _copy(self, copies: list[tuple[str, Any, _core.Memory]], deadline: Deadline) -> dict[str, _core.Memory]:
-        """Where the arrays are now, by name: those that are on a stream."""
+        """Copies arrays behind their streams and waits. The memory of each copy, by name, without arrays that name no stream."""
         if not copies:
             return {}
         self._what = " and ".join(what for what, *_ in copies)

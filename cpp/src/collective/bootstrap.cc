@@ -198,7 +198,7 @@ void Bootstrap::fail(std::uint32_t round, const Status& reason) {
   for (std::uint32_t who = 0; who < size_; ++who) {
     Arrival& arrival = board.arrivals[who];
     if (arrival.timer != 0) context_.engine()->cancel_timer(std::exchange(arrival.timer, 0));
-    // Those of the first round are told before they ask: this process may be gone by then.
+    // Also to processes of the first round that have not asked yet: this process may have ended when they do.
     const auto& peer = arrival.peer || !rounds_[0].complete ? arrival.peer : rounds_[0].arrivals[who].peer;
     if (peer) refuse(*peer, round, reason);
   }

@@ -153,7 +153,7 @@ Status Joins::start() {
 
 void Joins::end() {
   for (auto* waiter : waiters_) waiter->store(1);
-  for (const auto& pending : pending_) pending->channel().close();  // says goodbye, which the control plane sends
+  for (const auto& pending : pending_) pending->channel().close();  // the control plane sends the goodbye
   pending_.clear();
 }
 
