@@ -106,6 +106,7 @@ py::list ExpertCall::wait(const Ranks& ranks, const std::optional<double>& timeo
   const Deadline deadline = deadline_of(timeout);
   return for_each(ranks, [&](std::int64_t rank) {
     for (const Work& work : at(rank).works) interruptible([&] { return work.wait(deadline); }, Gil::until_waiting);
+    if (rank == layout_.rank) check(wait_for_loads(deadline));
   });
 }
 

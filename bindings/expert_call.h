@@ -1,6 +1,8 @@
 // One dispatch or combine of an hmc.experts.Buffer: the steps that it takes with every rank.
 #pragma once
 
+#include <hmc/row_copies.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,7 +36,7 @@ class ExpertCall {
   py::list take(const Communicator& comm, const Ranks& ranks, const std::optional<double>& timeout);
   // Copies and checks the headers of ranks, taken or not.
   py::list read(const Ranks& ranks);
-  // Waits for the transfers from ranks.
+  // Waits for the transfers from ranks; for this rank for what its device loads.
   py::list wait(const Ranks& ranks, const std::optional<double>& timeout) const;
   // The ranks whose headers were read, of these.
   [[nodiscard]] Ranks came(const Ranks& ranks) const;
@@ -57,6 +59,8 @@ class ExpertCall {
 
   virtual std::size_t write_header(std::int64_t rank, std::span<std::int64_t> out) = 0;
   virtual Status read_header(std::int64_t rank, std::span<const std::int64_t> in) = 0;
+  // GIL held.
+  [[nodiscard]] virtual Status wait_for_loads(Deadline /*deadline*/) const { return {}; }
   // The rank's rows need no transfer.
   void skip(std::int64_t rank) { at(rank).got = true; }
   // Starts the transfers from a rank that have not started. Without the GIL.
@@ -102,7 +106,8 @@ class ExpertDispatch final : public ExpertCall {
     check_alike(*routes_, *received_);
   }
 
-  // Copies the rows of ranks whose memory `device` can load from: blocks until they are there. get() takes the others.
+  // Starts to copy the rows of ranks whose memory `device` can load from; a wait() for this rank waits for them. get() takes the
+  // others.
   void load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources, const Ranks& ranks);
   // Starts to get the rows of ranks. `sources`, `mapped`: by rank. A token that is not in mapped memory is transferred once, and
   // copies() makes its other rows.
@@ -122,11 +127,13 @@ class ExpertDispatch final : public ExpertCall {
     std::int64_t rank;
     LoadableBytes memory;
   };
-  Status copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const;
+  Result<RowCopies> copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const;
+  Status wait_for_loads(Deadline deadline) const override;
 
   const std::shared_ptr<const ExpertRoutes> routes_;
   const std::shared_ptr<ExpertReceived> received_;
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> copies_;  // by rank
+  std::vector<RowCopies> loads_;
 };
 
 class ExpertCombine final : public ExpertCall {

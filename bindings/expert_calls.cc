@@ -1,8 +1,8 @@
 // Dispatch and combine as calls: headers and rows of each.
-#include <hmc/row_copies.h>
 #include <hmc/weighted_sum.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -12,6 +12,8 @@
 
 namespace hmc::bindings {
 namespace {
+
+constexpr auto look_interval = std::chrono::milliseconds(100);  // for signals, in what waits below HMC's progress
 
 std::vector<std::uint64_t> offsets(std::span<const std::int64_t> rows, std::size_t row_bytes, std::uint64_t base = 0) {
   std::vector<std::uint64_t> found(rows.size());
@@ -71,7 +73,7 @@ ExpertDispatch::Rows ExpertDispatch::wanted(std::int64_t rank, bool mapped) {
   return once;
 }
 
-Status ExpertDispatch::copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const {
+Result<RowCopies> ExpertDispatch::copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const {
   const auto& [into, row_bytes, base] = part;
   auto* const to = static_cast<std::byte*>(into.memory().data());
   std::vector<RowCopy> copies;
@@ -83,7 +85,8 @@ Status ExpertDispatch::copy(const Part& part, const std::vector<Loadable>& sourc
                         memory.bytes.data() + base + static_cast<std::size_t>(tokens[i]) * row_bytes});
     }
   }
-  return copy_rows(copies, row_bytes, by);
+  auto keep = std::make_shared<std::vector<Loadable>>(sources);
+  return RowCopies::start(copies, row_bytes, by, std::move(keep));
 }
 
 void ExpertDispatch::load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
@@ -101,9 +104,24 @@ void ExpertDispatch::load(const py::object& device, const std::vector<Part>& par
     if (found.memory.mapping != nullptr && whole) there.push_back(std::move(found));
   }
   for (const Part& part : parts) {
-    if (!copy(part, there, by).ok()) return;  // get() says of which rank
+    Result<RowCopies> copies = copy(part, there, by);
+    if (!copies.ok()) return;  // get() says of which rank
+    loads_.push_back(std::move(*copies));
   }
   for (const Loadable& source : there) skip(source.rank);
+}
+
+Status ExpertDispatch::wait_for_loads(Deadline deadline) const {
+  for (const RowCopies& copies : loads_) {
+    Status status;
+    do {
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      const ReleasedGil nogil;
+      status = copies.wait(Deadline::at(std::min(deadline.when(), Deadline::after(look_interval).when())));
+    } while (status.code() == Code::timeout && !deadline.passed());
+    HMC_TRY(std::move(status));
+  }
+  return {};
 }
 
 py::list ExpertDispatch::get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,

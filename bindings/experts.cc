@@ -197,7 +197,8 @@ void bind_steps(Class& cls) {
       .def("read", &ExpertCall::read, py::arg("ranks"),
            "Copies and checks headers. ClosedError: the rank has closed its Buffer. PeerLostError: it has masked this one.")
       .def("came", &ExpertCall::came, py::arg("ranks"), "Those of the ranks whose headers were read.")
-      .def("wait", &ExpertCall::wait, py::arg("ranks"), py::arg("timeout"), "Waits for transfers from ranks.")
+      .def("wait", &ExpertCall::wait, py::arg("ranks"), py::arg("timeout"),
+           "Waits for transfers from ranks; for this rank for what its device loads.")
       .def("works", &ExpertCall::works, py::arg("rank"), "The transfers from a rank.")
       .def("acknowledge", &ExpertCall::acknowledge, py::arg("comm"), py::arg("ranks"), py::arg("notification"),
            "Notifies ranks. Does not wait, and ignores errors.")
@@ -217,7 +218,8 @@ void bind_experts(py::module_& module) {
       .def(py::init<std::shared_ptr<const ExpertRoutes>, std::shared_ptr<ExpertReceived>, std::int64_t, py::object, py::object>(),
            py::arg("routes"), py::arg("received"), py::arg("number"), py::arg("outbox"), py::arg("window"))
       .def("load", &ExpertDispatch::load, py::arg("device"), py::arg("parts"), py::arg("sources"), py::arg("ranks"),
-           "Copies the rows of ranks whose memory the device can load from: blocks until they are there. get() takes the others.")
+           "Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. get() "
+           "takes the others.")
       .def("get", &ExpertDispatch::get, py::arg("comm"), py::arg("parts"), py::arg("sources"), py::arg("mapped"), py::arg("ranks"),
            "Starts to get the rows of ranks. parts: (ConnBuffer, bytes of a row, offset of the first at the source).")
       .def(

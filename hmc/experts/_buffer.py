@@ -262,6 +262,9 @@ class Buffer(Owned):
             self._leave(deadline)
             with contextlib.suppress(DeviceError):  # of the caller's stream
                 self._intake.settle(deadline, "close() again waits on")
+            if self._pending is not None:
+                self._pending.settle(deadline)
+                self._pending = None
             self._fabric.close(deadline)
             self._closed = True
 
@@ -270,7 +273,6 @@ class Buffer(Owned):
         self._closing = True
         if self._pending is not None:
             self._pending.withdraw()
-        self._pending = None
         self._open.clear()
         for rank in peers.living():
             peers.release(rank, READ)

@@ -139,6 +139,12 @@ class Call(ABC):
                 f"{self.name}: this rank's own rows were not there within {deadline.timeout} s: resume() waits on"
             )
 
+    def settle(self, deadline: Deadline) -> None:
+        """After :meth:`withdraw`: until this rank's device copies nothing for the call. HmcTimeoutError."""
+        own = self.fabric.peers.rank
+        if self._prepared and any(isinstance(error, HmcTimeoutError) for _, error in self._steps.wait([own], deadline.left())):
+            raise HmcTimeoutError(f"close: the rows of a {self.name} are still being copied on the device: close() again waits on")
+
     def forget(self, rank: int) -> None:
         """The rank was masked. A transfer from it that cannot be cancelled may still write: its target is not used again."""
         for work in self._steps.works(rank):
@@ -163,6 +169,7 @@ class Dispatch(Call):
         super().__init__(fabric, handle, ranks, steps)
         self._areas: list[Area] = []
         self._parts: list[tuple[_core.ConnBuffer, int, int]] = []
+        self._x2: list[Any] = []
 
     def announce(self, ranks: list[int]) -> None:
         for rank in ranks:
@@ -186,7 +193,14 @@ class Dispatch(Call):
         fabric = self.fabric
         if fabric.device != "cpu":
             self._steps.load(fabric.device, self._parts, fabric.stagings, ranks)
+            self._x2 = self._views()  # meanwhile
         return self._steps.get(fabric.comm, self._parts, fabric.stagings, fabric.mapped, ranks)
+
+    def _views(self) -> list[Any]:
+        """Of the rows; copies of them where they lie on the CPU and x on a device."""
+        shape = self.fabric.shape
+        kinds = [(shape.dtype, shape.hidden), ("float32", shape.scale_bytes // 4)]
+        return [self.handle._like.view(area, *kind) for area, kind in zip(self._areas, kinds, strict=False)]
 
     def targets(self) -> list[Growing]:
         return [self.fabric.rows[self.number % SLOTS], self.fabric.scales[self.number % SLOTS]]
@@ -202,10 +216,8 @@ class Dispatch(Call):
             handle._received.lose(rank)
         handle._partners = ranks
         handle._missing = set(range(shape.ranks)) - set(ranks)
-        x2 = handle._like.view(self._areas[0], shape.dtype, shape.hidden)
-        if not shape.scaled:
-            return x2, handle
-        return (x2, handle._like.view(self._areas[1], "float32", shape.scale_bytes // 4)), handle
+        x2 = self._x2 or self._views()
+        return (tuple(x2) if shape.scaled else x2[0]), handle
 
 
 class Combine(Call):

@@ -189,3 +189,42 @@ def test_a_stream_that_is_stuck_is_a_timeout(run_job: Callable[..., str]) -> Non
     """
     source = CALLER + PRELUDE + textwrap.dedent(source)
     assert run_job(source, 2, environment=hmc.testing.environment("cuda")).count("done") == 2
+
+
+def test_rows_that_are_still_copied_at_the_deadline(run_job: Callable[..., str]) -> None:
+    """resume() goes on, and close() waits for the device."""
+    source = """
+    from hmc import _core
+    late, wait = [], _core.ExpertDispatch.wait
+
+    def slow(self, ranks, timeout):
+        if comm.rank in ranks and late:
+            return [(comm.rank, late.pop())]
+        return wait(self, ranks, timeout)
+
+    _core.ExpertDispatch.wait = slow
+    with hmc.init() as comm:
+        ep = buffer_of(comm, device=f"cuda:{comm.rank}")
+        for number in range(4):
+            x = rows((number, comm.rank), 17, 33)
+            ids, weights = routing((number, comm.rank), 17, 5, 13)
+            late.extend([hmc.HmcTimeoutError("the kernel")] * number)
+            for again in range(number):
+                call = ep.resume if again else lambda timeout: ep.dispatch(x, ids, weights, timeout=timeout)
+                assert "own rows were not there" in refused(hmc.HmcTimeoutError, call, timeout=20)
+            x2, handle = ep.resume(timeout=20) if number else ep.dispatch(x, ids, weights, timeout=20)
+            found = np.empty(x2.shape, np.float32)
+            x2.memory().copy_to(found)
+            for row, (rank, token) in enumerate(handle.sources):
+                assert np.array_equal(found[row], rows((number, int(rank)), 17, 33)[token])
+            y = ep.combine(apply(ep, found, handle), handle, timeout=20)
+            check_sum(ep, y, x, ids, weights, handle)
+        late.extend([hmc.HmcTimeoutError("the kernel")] * 2)
+        refused(hmc.HmcTimeoutError, ep.dispatch, x, ids, weights, timeout=20)
+        assert "still being copied" in refused(hmc.HmcTimeoutError, ep.close, timeout=20)
+        assert not late
+        ep.close(timeout=20)
+    print("done")
+    """
+    source = PRELUDE + textwrap.dedent(source)
+    assert run_job(source, 2, environment=hmc.testing.environment("cuda")).count("done") == 2

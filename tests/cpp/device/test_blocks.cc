@@ -104,12 +104,46 @@ TEST_P(Blocks, RowsInDifferentPlaces) {
     copies.push_back({at(target.value()->span(), i), at((i % 2 == 0 ? even : odd).value()->span(), from)});
     std::memcpy(expected.data() + i * (bytes + gap), (i % 2 == 0 ? here_even : here_odd).data() + from * (bytes + gap), bytes);
   }
-  HMC_ASSERT_OK(copy_rows(copies, bytes, device));
-  HMC_ASSERT_OK(copy_rows({}, bytes, device));
-  HMC_ASSERT_OK(copy_rows(copies, 0, device));
+  auto keep = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = keep;
+  {
+    const auto started = RowCopies::start(copies, bytes, device, std::move(keep));
+    HMC_ASSERT_OK(started.status());
+    const Status early = started->wait(Deadline::after_seconds(0));
+    EXPECT_TRUE(early.ok() || early.code() == Code::timeout) << early.str();
+    HMC_ASSERT_OK(started->wait());
+    HMC_ASSERT_OK(started->wait(Deadline::after_seconds(0)));
+  }
+  EXPECT_TRUE(kept.expired());
+  HMC_ASSERT_OK(RowCopies().wait());
+  for (const auto& none : {RowCopies::start({}, bytes, device), RowCopies::start(copies, 0, device)}) {
+    HMC_ASSERT_OK(none.status());
+    HMC_ASSERT_OK(none->wait());
+  }
   std::vector<std::byte> back(room);
   HMC_ASSERT_OK(copy({.target = {back.data(), room, Device::cpu()}, .source = target.value()->span()}));
   EXPECT_TRUE(back == expected);
+}
+
+// Nobody waits for the first: the runtime drops what it keeps, on whatever thread it ends.
+TEST_P(Blocks, RowsThatNobodyWaitsForKeepTheirMemory) {
+  constexpr std::size_t bytes = 4096;
+  const Device device = info_.devices.at(0).device;
+  std::shared_ptr<Allocation> memory;
+  {
+    auto made = runtime_->allocate(0, 2 * bytes, {});
+    ASSERT_TRUE(made.ok());
+    memory = *std::move(made);
+  }
+  auto* const from = static_cast<std::byte*>(memory->span().data);
+  const RowCopy row{from + bytes, from};
+  const std::weak_ptr<Allocation> kept = memory;
+  HMC_ASSERT_OK(RowCopies::start({&row, 1}, bytes, device, std::move(memory)).status());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!kept.expired()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    static_cast<void>(runtime_->poll());
+  }
 }
 
 TEST_P(Blocks, EveryByteAtEveryWidth) {
