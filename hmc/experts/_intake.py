@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,18 @@ _READ_AS = {
     "bfloat16": "uint16",
 }
 
+#: (element type, shape)
+_Kind = tuple[str, tuple[int, ...]]
+#: (memory, the same as an array, whether integers stand for bfloat16 in it)
+_Place = tuple[_core.Memory, NDArray[Any], bool]
+
 
 class Intake:
     """Queues copies of what lies on a device behind its streams, all on one device by one event. One thread at a time."""
 
     def __init__(self) -> None:
         self._host = _core.Memory(_PAGE)  # of the tables
+        self._places: tuple[dict[str, _Kind], dict[str, _Place]] = {}, {}
         # (whether each copy was queued, marks behind them, the error of the first that failed). One that was not waited for may
         # still write.
         self._queued: list[tuple[list[bool], list[_core.StreamMark], Exception | None]] = []
@@ -48,45 +54,46 @@ class Intake:
         """
         self.settle(deadline, _AFTER)
         tables = {"topk_ids": topk_ids, "topk_weights": topk_weights}
-        copies = [
-            *self._copies_of(tables),
-            *((part.what, part.array, area.memory) for part, area in rows if _on_stream(part, area)),
-        ]
+        places = self._places_of({what: kind for what, array in tables.items() if (kind := _kind_of(array)) is not None})
+        copies = [(what, _in_order(tables[what]), place[0]) for what, place in places.items()]
+        copies += [(part.what, part.array, area.memory) for part, area in rows if _on_stream(part, area)]
         done = self._copy(copies, deadline)
-        found = [
-            self._table(what, tables[what], done.get(what), dtype)
+        ids, weights = (
+            _values(*places[what][1:]) if what in done else _table(what, tables[what], dtype)
             for what, dtype in (("topk_ids", None), ("topk_weights", np.float32))
-        ]
+        )
         for part, area in rows:
             if part.what not in done:
                 part.copy_to(area, deadline, _AFTER)
-        ids, weights = found
+        if weights.dtype == np.float32:
+            return ids, weights
         with np.errstate(over="ignore"):  # beyond float32: infinite
-            return ids, weights.astype(np.float32, copy=False)
+            return ids, weights.astype(np.float32)
 
-    def _copies_of(self, tables: dict[str, Any]) -> Iterator[tuple[str, Any, _core.Memory]]:
-        """(name, array, where to)."""
-        first, parts = 0, []
-        for what, array in tables.items():
-            if _on_device(array) and (nbytes := _nbytes(array)):
-                parts.append((what, bare(plain(array)) if is_torch(array) else array, first, first + nbytes))
-                first += -(-nbytes // 8) * 8
-        if self._host.nbytes < first:
-            self._host = _core.Memory(-(-first // _PAGE) * _PAGE)
-        for what, array, begin, end in parts:
-            yield what, array, self._host[begin:end]
+    def _places_of(self, kinds: dict[str, _Kind]) -> dict[str, _Place]:
+        """Where tables are copied to. Calls one after the other have tables of the same types and shapes, as a rule."""
+        if self._places[0] != kinds:
+            ends = list(itertools.accumulate((-(-_nbytes(*kind) // 8) * 8 for kind in kinds.values()), initial=0))
+            if self._host.nbytes < ends[-1]:
+                self._host = _core.Memory(-(-ends[-1] // _PAGE) * _PAGE)
+            made = {}
+            for (what, (dtype, shape)), begin in zip(kinds.items(), ends, strict=False):
+                memory = self._host[begin : begin + _nbytes(dtype, shape)]
+                made[what] = memory, memory.numpy().view(_READ_AS[dtype]).reshape(shape), dtype == "bfloat16"
+            self._places = kinds, made
+        return self._places[1]
 
-    def _copy(self, copies: list[tuple[str, Any, _core.Memory]], deadline: Deadline) -> dict[str, _core.Memory]:
-        """Copies arrays behind their streams and waits. The memory of each copy, by name, without arrays that name no stream."""
+    def _copy(self, copies: list[tuple[str, Any, _core.Memory]], deadline: Deadline) -> list[str]:
+        """Copies arrays behind their streams and waits. The names of those that were copied: others name no stream."""
         if not copies:
-            return {}
+            return []
         self._what = " and ".join(what for what, *_ in copies)
         record(self._queued, _core.queue_copies, [(array, memory) for _, array, memory in copies])
         done, _, error = self._queued[-1]
         if error is not None:
             raise error
         self.settle(deadline, _AFTER)
-        return {what: memory for (what, _, memory), queued in zip(copies, done, strict=True) if queued}
+        return [what for (what, *_), queued in zip(copies, done, strict=True) if queued]
 
     def settle(self, deadline: Deadline, after: str) -> None:
         """Waits until no queued copy writes any more. HmcTimeoutError says what to do ``after`` it."""
@@ -98,20 +105,24 @@ class Intake:
                 raise
             self._queued.pop(0)
 
-    def _table(self, what: str, array: Any, copy: _core.Memory | None, dtype: Any) -> NDArray[Any]:
-        if copy is None and _on_device(array) and not is_torch(array) and (found := described(array))[0] in _READ_AS:
-            # It names no stream: it is ready, or has no elements.
-            copy = _core.Memory(math.prod(found[1]) * _dtypes.size_of(found[0]))
-            if copy.nbytes:
-                copy.copy_from(_core.Memory.from_array(array))
-        return host_array(what, array, dtype) if copy is None else self._read(array, copy)
 
-    @staticmethod
-    def _read(array: Any, memory: _core.Memory) -> NDArray[Any]:
-        """A table that was copied."""
-        dtype, shape = described(array)
-        found: NDArray[Any] = memory.numpy().view(_READ_AS[dtype]).reshape(shape)
-        return (found.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else found
+def _table(what: str, array: Any, dtype: Any) -> NDArray[Any]:
+    """A table that was not copied behind a stream: it is not on a device, names no stream and is ready, or has no elements."""
+    if not _on_device(array) or is_torch(array) or (found := described(array))[0] not in _READ_AS:
+        return host_array(what, array, dtype)
+    copy = _core.Memory(_nbytes(*found))
+    if copy.nbytes:
+        copy.copy_from(_core.Memory.from_array(array))
+    return _values(copy.numpy().view(_READ_AS[found[0]]).reshape(found[1]), found[0] == "bfloat16")
+
+
+def _values(table: NDArray[Any], bfloat16: bool) -> NDArray[Any]:
+    """``bfloat16``: integers stand for it."""
+    return (table.astype(np.uint32) << 16).view(np.float32) if bfloat16 else table
+
+
+def _in_order(array: Any) -> Any:
+    return bare(plain(array)) if is_torch(array) else array
 
 
 def _on_stream(rows: Rows, area: Area) -> bool:
@@ -125,13 +136,19 @@ def _on_device(array: Any) -> bool:
     return not plainly_not and hasattr(array, "__cuda_array_interface__")
 
 
-def _nbytes(array: Any) -> int:
-    """0: it has none, or its elements are of a type that is not copied as it lies."""
+def _kind_of(array: Any) -> _Kind | None:
+    """None: its elements are not copied as they lie on a device, or it has none."""
+    if not _on_device(array):
+        return None
     try:
         dtype, shape = described(array)
     except InvalidArgumentError:
-        return 0
-    return math.prod(shape) * _dtypes.size_of(dtype) if dtype in _READ_AS else 0
+        return None
+    return (dtype, shape) if dtype in _READ_AS and 0 not in shape else None
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _dtypes.size_of(dtype)
 
 
 def _numpy_of(array: Any) -> NDArray[Any]:
