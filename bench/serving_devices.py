@@ -1,8 +1,8 @@
 """KV pages, weights and experts of torch tensors between two processes on two devices and the CPU, every byte compared.
 
-Usage: python bench/serving_devices.py [--devices cuda:0 cuda:1] [--tokens 4096] [--repeat 5] [--json FILE], with Python of an
-environment that has torch. With ``--devices cpu cpu`` it runs on any machine. Prints JSON: what was compared, and medians in GB/s
-(10^9 bytes per second) of
+Usage: python bench/serving_devices.py [--devices cuda:0 cuda:1] [--tokens 4096] [--repeat 5] [--only-pages] [--json FILE], with
+Python of an environment that has torch. With ``--devices cpu cpu`` it runs on any machine. Prints JSON: what was compared, and
+medians in GB/s (10^9 bytes per second) of
 
 - pull: pages of 64 KiB (32 layers, 8 heads of 128, blocks of 16 tokens, bf16), as they are, permuted into other blocks, and cast;
 - digest: what a lease with digests takes at the prefill side;
@@ -45,6 +45,14 @@ def cache(described: Layout, seed: int) -> Any:
     count = described.buffer_bytes // {"bf16": 2, "f16": 2, "f32": 4, "f8_e4m3fn": 1}[described.dtype]
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     return values.to(TORCH[described.dtype])
+
+
+def placed(tensor: Any, mine: str) -> Any:
+    """A copy on a device; "hmc cpu": in CPU memory that HMC allocated, which devices of other processes map."""
+    if mine != "hmc cpu":
+        return tensor.to(mine, copy=True)
+    here = torch.from_numpy(hmc.Memory(tensor.nbytes).numpy()).view(tensor.dtype)
+    return here.copy_(tensor)
 
 
 def same(device_tensor: Any, host: Any) -> bool:
@@ -124,7 +132,7 @@ def speed(rank: Rank, mine: str, tokens: int, repeat: int) -> dict[str, float]:
         target = Layout(text.format(blocks=tokens // 16, half=tokens // 32))
         described = source if rank.gives else target
         given = cache(source, 1)
-        here = given.to(mine) if rank.gives else torch.zeros(target.buffer_bytes, dtype=torch.uint8, device=mine)
+        here = placed(given if rank.gives else torch.zeros(target.buffer_bytes, dtype=torch.uint8), mine)
         order = np.random.default_rng(4).permutation(tokens // 16).tolist()
         into = list(range(target.blocks))
         with kv.Pool(rank.ctx, here, described) as pool:
@@ -227,22 +235,26 @@ def layer(rank: Rank, mine: str, device: str) -> int:
     return total
 
 
-def worker(devices: list[str], tokens: int, repeat: int) -> dict[str, Any]:
+def worker(devices: list[str], tokens: int, repeat: int, only_pages: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with hmc.init() as comm:
         rank = Rank(comm)
-        pairs = dict.fromkeys([(devices[0], devices[1]), (devices[1], devices[0]), (devices[0], "cpu"), ("cpu", devices[1])])
-        for pair in pairs:
+        pairs = [(devices[0], devices[1])]
+        if not only_pages:
+            pairs += [(devices[1], devices[0])]
+            pairs += [pair for cpu in ("cpu", "hmc cpu") for pair in ((devices[0], cpu), (cpu, devices[1]))]
+        for pair in dict.fromkeys(pairs):
             mine, name = pair[comm.rank], " -> ".join(pair)
             begin = time.perf_counter()
-            compared = sum(pages(rank, mine, *layouts) for layouts in SMALL)
-            found[name] = {
-                "compared_bytes_of_pages": compared,
-                **speed(rank, mine, tokens, repeat),
-                **module(rank, mine, repeat),
-                "tokens_of_experts": layer(rank, mine, mine) + layer(rank, mine, "cpu"),
-            }
-            found[name]["path"] = str(comm.path(1 - comm.rank, mine, pair[1 - comm.rank])).partition("\n")[0]
+            found[name] = speed(rank, mine, tokens, repeat)
+            if "hmc cpu" not in pair and not only_pages:
+                found[name] |= {
+                    "compared_bytes_of_pages": sum(pages(rank, mine, *layouts) for layouts in SMALL),
+                    **module(rank, mine, repeat),
+                    "tokens_of_experts": layer(rank, mine, mine) + layer(rank, mine, "cpu"),
+                }
+            on = [one.removeprefix("hmc ") for one in pair]
+            found[name]["path"] = str(comm.path(1 - comm.rank, on[comm.rank], on[1 - comm.rank])).partition("\n")[0]
             found[name]["card"] = torch.cuda.get_device_name(mine) if mine.startswith("cuda") else "cpu"
             found[name]["seconds"] = round(time.perf_counter() - begin, 1)
             comm.barrier(timeout=60)
@@ -254,10 +266,11 @@ def main() -> None:
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only-pages", action="store_true", help="only pulls of pages from the first device to the second")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     job = importlib.import_module(Path(__file__).stem).worker  # classes of __main__ do not travel to other processes
-    gives, takes = hmc.spawn(job, 2, chosen.devices, chosen.tokens, chosen.repeat, timeout=90)
+    gives, takes = hmc.spawn(job, 2, chosen.devices, chosen.tokens, chosen.repeat, chosen.only_pages, timeout=300)
     found = {pair: {**gives[pair], **takes[pair]} for pair in takes}
     text = json.dumps(found, indent=2)
     print(text)
