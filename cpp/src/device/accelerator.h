@@ -6,6 +6,7 @@
 #include "device/accelerator_devices.h"
 #include "device/accelerator_sharing.h"
 #include "device/accelerator_streams.h"
+#include "device/pinned_ranges.h"
 #include "device/runtime.h"
 #include "device/vendor_calls.h"
 
@@ -26,9 +27,10 @@ class Accelerator final : public DeviceRuntime {
 
  private:
   AcceleratorDevices devices_;
-  AcceleratorCopies copies_{devices_};
+  PinnedRanges pinned_;
+  AcceleratorCopies copies_{devices_, pinned_};
   AcceleratorCompute compute_{devices_, *this};
-  AcceleratorSharing sharing_{devices_};
+  AcceleratorSharing sharing_{devices_, pinned_};
   AcceleratorStreams streams_{devices_};
 };
 

@@ -1,5 +1,7 @@
 #include "device/accelerator_copies.h"
 
+#include <algorithm>
+#include <chrono>
 #include <span>
 #include <utility>
 
@@ -10,6 +12,9 @@ namespace {
 
 // Copies up to this size do not queue behind longer ones.
 constexpr std::size_t short_copy_bytes = 64 << 10;
+// The copy engine takes some microseconds for each block, in which PCIe moves about so many bytes. Longer ones do not need a
+// kernel.
+constexpr std::size_t longest_bus_block = 512 << 10;
 
 }  // namespace
 
@@ -36,10 +41,12 @@ int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one
     issued += code == 0 ? 1 : 0;
     return code;
   }
-  if (one_launch && op.blocks > 1) {
-    const int code = calls_.copies->copy_blocks(op.source.device.index(),
-                                                {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes},
-                                                stream, issued);
+  if (one_launch) {
+    const Device& by = direction == CopyDirection::to_device ? op.target.device : op.source.device;
+    const int code = calls_.copies->copy_blocks(
+        by.index(),
+        {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes, direction != CopyDirection::on_device},
+        stream, issued);
     if (code != calls_.traits.codes.unsupported) return code;
   }
   for (; issued < op.blocks; ++issued) {
@@ -69,6 +76,19 @@ Status AcceleratorCopies::start(AcceleratorDevice& device, CopyStream& stream, c
   return {};
 }
 
+bool AcceleratorCopies::in_one_launch(AcceleratorDevice& device, int index, const CopyOp& op) {
+  if (op.blocks < 2) return false;
+  const bool from_host = op.source.device.is_cpu();
+  if (from_host || op.target.device.is_cpu()) {
+    const std::span<const std::uint64_t> offsets(from_host ? op.source_offsets : op.target_offsets, op.blocks);
+    const auto [first, last] = std::ranges::minmax(offsets);
+    const auto* const host = static_cast<const std::byte*>(from_host ? op.source.data : op.target.data);
+    if (op.block_bytes > longest_bus_block || !pinned_.hold(host + first, host + last + op.block_bytes)) return false;
+  }
+  if (calls_.copies->blocks_prepared(index)) return true;
+  return devices_.load(device, std::chrono::milliseconds(0), [&] { return calls_.copies->prepare_blocks(index); }) == 0;
+}
+
 // Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
 // fault.
 AcceleratorDevice::Peer AcceleratorCopies::reach(AcceleratorDevice& device, std::size_t other) {
@@ -89,11 +109,12 @@ Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
   HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
   const DeviceScope scope(*calls_.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
+  bool one_launch = in_one_launch(*on, index, op);
   const std::scoped_lock lock(on->mutex);
-  bool one_launch = direction == CopyDirection::on_device;
   if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
     HMC_TRY(devices_.device(op.target.device.index()).status());
-    one_launch = reach(*on, static_cast<std::size_t>(op.target.device.index())) == AcceleratorDevice::Peer::reached;
+    const bool reached = reach(*on, static_cast<std::size_t>(op.target.device.index())) == AcceleratorDevice::Peer::reached;
+    one_launch = one_launch && reached;
   }
   HMC_ASSIGN(CopyStream * chosen,
              stream_for(*on, direction, op.blocks == 0 ? op.source.bytes : op.blocks * op.block_bytes, op.blocks != 0));

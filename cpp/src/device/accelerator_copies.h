@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/accelerator_devices.h"
+#include "device/pinned_ranges.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -11,12 +12,16 @@ namespace hmc {
 // asks for the oldest of every stream.
 class AcceleratorCopies {
  public:
-  explicit AcceleratorCopies(AcceleratorDevices& devices) noexcept : devices_(devices), calls_(devices.calls()) {}
+  AcceleratorCopies(AcceleratorDevices& devices, const PinnedRanges& pinned) noexcept
+      : devices_(devices), pinned_(pinned), calls_(devices.calls()) {}
 
   Status copy(const CopyOp& op, Completion* done);
   bool poll();
 
  private:
+  // Whether the device's kernel copies these blocks: it loads the kernel, unless something on the device waits meanwhile. No mutex
+  // held; the device current.
+  bool in_one_launch(AcceleratorDevice& device, int index, const CopyOp& op);
   // All with the device's mutex held and the device current.
   Result<CopyStream*> stream_for(AcceleratorDevice& device, CopyDirection direction, std::size_t bytes, bool in_blocks);
   AcceleratorDevice::Peer reach(AcceleratorDevice& device, std::size_t other);
@@ -25,6 +30,7 @@ class AcceleratorCopies {
   int issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued);
 
   AcceleratorDevices& devices_;
+  const PinnedRanges& pinned_;
   const VendorCalls& calls_;
 };
 

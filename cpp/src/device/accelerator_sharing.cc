@@ -41,14 +41,16 @@ namespace {
 // Host memory that this process has pinned.
 class Pin final : public HostPin {
  public:
-  Pin(AcceleratorDevices& devices, int device, void* data, std::shared_ptr<const void> pages) noexcept
-      : devices_(devices), device_(device), data_(data), pages_(std::move(pages)) {}
+  Pin(AcceleratorDevices& devices, PinnedRanges& ranges, int device, void* data, std::shared_ptr<const void> pages) noexcept
+      : devices_(devices), ranges_(ranges), device_(device), data_(data), pages_(std::move(pages)) {}
   ~Pin() override {
+    ranges_.remove(data_);
     if (!devices_.forked()) devices_.release(device_, {data_, ReleasedMemory::Kind::pinned, std::move(pages_)});
   }
 
  private:
   AcceleratorDevices& devices_;
+  PinnedRanges& ranges_;
   const int device_;
   void* const data_;
   std::shared_ptr<const void> pages_;
@@ -160,7 +162,9 @@ Result<std::unique_ptr<HostPin>> AcceleratorSharing::pin_host(int index, const H
   if (code != 0) {
     return devices_.failure("pinning " + std::to_string(host.span.bytes) + " bytes of host memory for " + devices_.vendor(), code);
   }
-  return std::unique_ptr<HostPin>(std::make_unique<Pin>(devices_, index, host.span.data, host.owner));
+  auto pin = std::make_unique<Pin>(devices_, pinned_, index, host.span.data, host.owner);
+  if (devices_.calls().memory->kernels_reach(host.span.data)) pinned_.add(host.span.data, host.span.bytes);
+  return std::unique_ptr<HostPin>(std::move(pin));
 }
 
 }  // namespace hmc

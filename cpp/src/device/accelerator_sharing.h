@@ -8,13 +8,16 @@
 
 #include "device/accelerator_chunks.h"
 #include "device/accelerator_devices.h"
+#include "device/pinned_ranges.h"
 #include "device/runtime.h"
 
 namespace hmc {
 
 class AcceleratorSharing final : public MemorySharing {
  public:
-  explicit AcceleratorSharing(AcceleratorDevices& devices) noexcept : devices_(devices), chunks_(devices) {}
+  // `pinned`: where pin_host() adds what it pins.
+  AcceleratorSharing(AcceleratorDevices& devices, PinnedRanges& pinned) noexcept
+      : devices_(devices), pinned_(pinned), chunks_(devices) {}
   Result<Blob> export_handle(const DeviceSpan& span, HandleKind kind) override;
   Result<std::unique_ptr<Allocation>> import_handle(int index, const Blob& blob, HandleKind kind) override;
   Result<std::unique_ptr<HeldChunks>> hold_chunks(const DeviceSpan& span) override { return chunks_.hold(span); }
@@ -30,6 +33,7 @@ class AcceleratorSharing final : public MemorySharing {
   Result<std::unique_ptr<Allocation>> import_allocation(int index, const Blob& blob);
 
   AcceleratorDevices& devices_;
+  PinnedRanges& pinned_;
   AcceleratorChunks chunks_;
   std::mutex mutex_;  // of what follows
   std::map<std::tuple<int, IpcHandle, std::uint64_t>, std::weak_ptr<Mapping>> mappings_;

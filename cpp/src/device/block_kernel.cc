@@ -8,8 +8,9 @@
 namespace hmc {
 namespace {
 
-constexpr unsigned threads = 1024;  // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
-constexpr std::size_t unroll = 4;   // accesses of a thread to a tile, as in the kernel
+constexpr unsigned threads = 1024;      // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
+constexpr std::size_t bus_groups = 16;  // of a copy over PCIe, which is slower than they are: the others compute meanwhile
+constexpr std::size_t unroll = 4;       // accesses of a thread to a tile, as in the kernel
 constexpr std::size_t launch_blocks = 16384;  // of one launch at most
 // A first launch of an eighth is under way while the offsets of the rest are passed on, where there are many.
 constexpr std::size_t early_blocks = 2048;
@@ -39,6 +40,16 @@ BlockKernel::Kernel& BlockKernel::kernel_of(int device) {
   const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
   kernel.groups = wanted != 0 ? wanted : kernel.loaded.processors;
   return kernel;
+}
+
+int BlockKernel::prepare(int device) {
+  const std::scoped_lock lock(mutex_);
+  return kernel_of(device).loaded.code;
+}
+
+bool BlockKernel::prepared(int device) {
+  const std::scoped_lock lock(mutex_);
+  return kernels_[device].loaded.tried;
 }
 
 // Never waits: while every chunk is still read from, another is made.
@@ -85,7 +96,7 @@ int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, Vendor
   unsigned width = widest_access(bits);
   void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &bytes, &width};
   const std::size_t tiles = blocks.count * blocks.bytes / (threads * unroll * width) + 1;
-  const auto groups = static_cast<unsigned>(std::min(tiles, kernel.groups));
+  const auto groups = static_cast<unsigned>(std::min({tiles, kernel.groups, blocks.over_bus ? bus_groups : kernel.groups}));
   const int code = api_.launch(kernel.loaded.function, groups, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
   if (code == 0) chunk.used += 2 * blocks.count;
   return code;

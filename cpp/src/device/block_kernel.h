@@ -24,6 +24,10 @@ class BlockKernel {
 
   // False: the runtime cannot run kernels of ours; copy() is unsupported.
   [[nodiscard]] bool available() const noexcept { return api_.complete(); }
+  // Loads it on `device`, whose context is current. Codes of the vendor; its unsupported: there is none, or not yet.
+  int prepare(int device);
+  // prepare() would load nothing.
+  [[nodiscard]] bool prepared(int device);
   // On `device`, whose context is current; `issued` blocks are on their way when it returns. Codes of the vendor.
   int copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued);
 

@@ -223,6 +223,10 @@ class CudaMemory final : public VendorMemory {
     return api_.pin(host, bytes, cuda_driver::host_register_portable | (read_only ? cuda_driver::host_register_read_only : 0));
   }
   int unpin(void* host) override { return api_.unpin(host); }
+  bool kernels_reach(void* host) override {
+    Pointer there = 0;
+    return api_.device_pointer != nullptr && api_.device_pointer(&there, host, 0) == 0 && there == address(host);
+  }
 
  private:
   const cuda_driver::Api& api_;
@@ -281,6 +285,8 @@ class CudaCopies final : public VendorCopies {
     }
     return cuda_driver::codes.unsupported;
   }
+  int prepare_blocks(int index) override { return blocks_.prepare(index); }
+  bool blocks_prepared(int index) override { return blocks_.prepared(index); }
   int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
     return blocks_.copy(index, blocks, stream, issued);
   }

@@ -78,6 +78,7 @@ constexpr int access_read_write = 3;
   CALL(call_host, cuLaunchHostFunc, int(VendorStream, void (*)(void*), void*))                         \
   CALL(device_attribute, cuDeviceGetAttribute, int(int*, int, int))                                    \
   CALL(p2p_attribute, cuDeviceGetP2PAttribute, int(int*, int, int, int))                               \
+  CALL(device_pointer, cuMemHostGetDevicePointer_v2, int(Pointer*, void*, unsigned))                   \
   CALL(dma_buf, cuMemGetHandleForAddressRange, int(void*, Pointer, std::size_t, int, unsigned long long))
 
 // Virtual-memory management.

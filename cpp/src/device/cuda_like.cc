@@ -278,6 +278,8 @@ class CudaLikeCopies final : public VendorCopies {
     if (direction == CopyDirection::to_host) kind = cuda_like::kind_to_host;
     return runtime_.clear(api_.copy(target, source, bytes, kind, stream));
   }
+  int prepare_blocks(int index) override { return runtime_.blocks().prepare(index); }
+  bool blocks_prepared(int index) override { return runtime_.blocks().prepared(index); }
   int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) override {
     return runtime_.blocks().copy(index, blocks, stream, issued);
   }

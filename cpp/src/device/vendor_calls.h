@@ -53,6 +53,7 @@ struct VendorBlocks {
   const std::uint64_t* source_offsets;
   std::size_t count;
   std::size_t bytes;
+  bool over_bus = false;  // one of the memories is the host's
 };
 
 // target[i] = sources[0][i] op sources[1][i] op ..., all reached by one device.
@@ -130,6 +131,8 @@ class VendorMemory {
   // (current) For every device of the vendor; `read_only`: the host's mapping cannot be written.
   virtual int pin(void* host, std::size_t bytes, bool read_only) = 0;
   virtual int unpin(void* host) = 0;
+  // (current) Whether kernels of every device reach what was pinned there, at the same address.
+  virtual bool kernels_reach(void* /*host*/) { return false; }
 };
 
 // Handles of whole allocations.
@@ -179,6 +182,10 @@ class VendorCopies {
  public:
   virtual ~VendorCopies() = default;
   virtual int copy(void* target, const void* source, std::size_t bytes, CopyDirection direction, VendorStream stream) = 0;
+  // Loads the kernel of copy_blocks() on device `index`. Unsupported: there is none, or it is still being compiled.
+  virtual int prepare_blocks(int /*index*/) { return 0; }
+  // prepare_blocks() would load nothing.
+  virtual bool blocks_prepared(int /*index*/) { return true; }
   // Blocks by few launches on device `index`; adds those on their way to `issued`, also where it fails. Unsupported: the rest goes
   // one copy each.
   virtual int copy_blocks(int index, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) = 0;

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "device/runtime.h"
@@ -123,6 +126,58 @@ TEST_P(Blocks, RowsInDifferentPlaces) {
   std::vector<std::byte> back(room);
   HMC_ASSERT_OK(copy({.target = {back.data(), room, Device::cpu()}, .source = target.value()->span()}));
   EXPECT_TRUE(back == expected);
+}
+
+// Blocks from host memory to the device and back. What HMC has pinned CUDA's kernel reaches; the copy engine takes the rest.
+TEST_P(Blocks, BetweenTheHostAndTheDevice) {
+  constexpr std::size_t page = 4096, room = 64 * page, count = 50, bytes = 1000;
+  const auto memory = runtime_->allocate(0, room, {});
+  ASSERT_TRUE(memory.ok());
+  for (const std::size_t pinned : {std::size_t{0}, room / 2, room}) {
+    auto pages = std::shared_ptr<std::byte>(static_cast<std::byte*>(std::aligned_alloc(page, room)), std::free);
+    const auto data = testing::pattern(room, 7);
+    std::ranges::copy(data, pages.get());
+    std::unique_ptr<HostPin> pin;  // not every vendor pins
+    if (pinned > 0) {
+      auto made = runtime_->sharing().pin_host(0, {.span = {pages.get(), pinned, Device::cpu()}, .owner = pages});
+      if (made.ok()) {
+        pin = *std::move(made);
+      } else {
+        ASSERT_EQ(made.status().code(), Code::unsupported) << made.status().str();
+      }
+    }
+    std::vector<std::uint64_t> there, here;
+    for (std::size_t i = 0; i < count; ++i) {
+      there.push_back(((i * 7) % count) * (bytes + 8));
+      here.push_back(i * room / count + i % 3);
+    }
+    const auto clear = testing::pattern(room, 8), fresh = testing::pattern(room, 9);
+    HMC_ASSERT_OK(copy({.target = memory.value()->span(), .source = {const_cast<std::byte*>(clear.data()), room, Device::cpu()}}));
+    const long long before = launches();
+    HMC_ASSERT_OK(copy({.target = memory.value()->span(),
+                        .source = {pages.get(), room, Device::cpu()},
+                        .source_offsets = here.data(),
+                        .target_offsets = there.data(),
+                        .blocks = count,
+                        .block_bytes = bytes}));
+    auto expected = clear;
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(expected.data() + there[i], data.data() + here[i], bytes);
+    std::vector<std::byte> found(room);
+    HMC_ASSERT_OK(copy({.target = {found.data(), room, Device::cpu()}, .source = memory.value()->span()}));
+    EXPECT_TRUE(found == expected) << pinned << " bytes pinned";
+    std::ranges::copy(fresh, pages.get());
+    HMC_ASSERT_OK(copy({.target = {pages.get(), room, Device::cpu()},
+                        .source = memory.value()->span(),
+                        .source_offsets = there.data(),
+                        .target_offsets = here.data(),
+                        .blocks = count,
+                        .block_bytes = bytes}));
+    auto back = fresh;
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(back.data() + here[i], expected.data() + there[i], bytes);
+    EXPECT_TRUE(std::ranges::equal(back, std::span(pages.get(), room))) << pinned << " bytes pinned";
+    if (before < 0 || info_.vendor != "cuda") continue;
+    EXPECT_EQ(launches() - before, pinned == room ? 2 : 0) << pinned << " bytes pinned";
+  }
 }
 
 // Nobody waits for the first: the runtime drops what it keeps, on whatever thread it ends.
