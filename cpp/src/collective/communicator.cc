@@ -109,10 +109,11 @@ Result<Peer> Communicator::peer(int rank, Deadline deadline) const {
       engine->wake_waiters();
     });
   }
-  if (!engine->drive(deadline, [outcome] { return outcome->done; })) {
+  if (!engine->drive(deadline, [&] { return outcome->done || !group.open().ok(); })) {
     return Status(Code::timeout, group.describe(static_cast<std::uint32_t>(rank)) + " could not be connected in time");
   }
   const auto lock = engine->lock();
+  if (!outcome->done) HMC_TRY(group.open());
   HMC_TRY(outcome->status);
   return Peer(peer);
 }

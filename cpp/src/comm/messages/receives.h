@@ -94,8 +94,6 @@ class Receives {
 void drop_last_missing(Messages& messages, Lanes& lanes, const PeerState& peer);
 // How a receive ends that a message of `peer` would have met which its sender took back when it closed.
 Status sender_left(const PeerState& peer);
-// How a receive ends whose group is closed here.
-Status communicator_closed();
 // How a send ends that was announced to a group that is closed here.
 Status receiver_left();
 // Ends posted receives that have been taken out of the table.

@@ -47,8 +47,6 @@ Status sender_left(const PeerState& peer) {
   return {Code::closed, peer.describe() + " closed before this message was received; it was not sent"};
 }
 
-Status communicator_closed() { return {Code::closed, "the Communicator is closed"}; }
-
 Status receiver_left() { return {Code::closed, "the receiver left the group"}; }
 
 // An announced message is lost with its sender. Eager messages stay receivable, in order.

@@ -150,11 +150,12 @@ Status Notifier::notify(const std::shared_ptr<PeerState>& state, const Notify& n
     lock.unlock();
     const bool room = context_.engine()->drive(deadline, [&] {
       return peer.posts().size() < max_waiting_notifies || context_.closing().begun() || peer.phase() == PeerPhase::lost ||
-             peer.phase() == PeerPhase::closed;
+             peer.phase() == PeerPhase::closed || context_.scopes().is_over(envelope.scope);
     });
     if (!room) return no_room_for_notify(peer);
     lock = context_.engine()->lock();
     HMC_TRY(context_.usable());
+    HMC_TRY(context_.scopes().open(envelope.scope));
   }
   if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context("notify");
   Status failure;
@@ -181,6 +182,7 @@ Status Notifier::wait_notify(const std::shared_ptr<PeerState>& state, const Enve
   {
     const auto lock = context_.engine()->lock();
     if (slot.consume(envelope, id, count)) return {};
+    HMC_TRY(context_.scopes().open(envelope.scope));  // closed by another thread since the caller looked
     PeerImpl& peer = static_cast<PeerImpl&>(*state);
     if (peer.phase() == PeerPhase::idle) peer.handshake().connect();  // its death would go unnoticed otherwise
     slot.wait(envelope, id, count, waiter);
@@ -206,6 +208,7 @@ Result<std::vector<Notification>> Notifier::notifications(const std::shared_ptr<
       return taken;
     }
     HMC_TRY(context_.usable());
+    HMC_TRY(context_.scopes().open(envelope.scope));
     if (slot != nullptr) HMC_TRY(NotifyTable::ended(*slot));
     if (slot == nullptr) HMC_TRY(context_.scopes().senders_left(envelope.scope, envelope.dst));
     if (over) return taken;
@@ -224,6 +227,7 @@ Result<std::shared_ptr<WorkState>> Notifier::iwait_notify(const std::shared_ptr<
   HMC_TRY(check_notification_id(id));
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
+  HMC_TRY(context_.scopes().open(envelope.scope));
   if (count == 0) return context_.done_work();
   const auto peer = std::static_pointer_cast<PeerImpl>(state);
   if (peer->phase() == PeerPhase::idle) peer->handshake().connect();
@@ -237,6 +241,7 @@ Result<std::shared_ptr<WorkState>> Notifier::inotifications(const std::shared_pt
   HMC_TRY(context_.usable());
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
+  HMC_TRY(context_.scopes().open(envelope.scope));
   const auto slot = state ? static_cast<PeerImpl&>(*state).notify_slot() : nullptr;
   const auto work = std::make_shared<NotificationsWait>(context_, slot, envelope);
   work->start(deadline);

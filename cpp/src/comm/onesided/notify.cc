@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "comm/session/rank_scopes.h"
+
 namespace hmc {
 namespace {
 
@@ -273,13 +275,14 @@ void NotifySlot::drop_scope(std::uint32_t scope, const Status& reason) {
 }
 
 void NotifyTable::drop_scope(std::uint32_t scope) {
-  const Status closed(Code::closed, "the Communicator is closed");
+  const Status closed = communicator_closed();
   for (const auto& slot : slots_) slot->drop_scope(scope, closed);
   for (Taker* taker : std::list(takers_)) {
     if (!taker->added_ || taker->envelope_.scope != scope) continue;
     remove_taker(*taker);
     taker->fail(closed);
   }
+  set_ready();  // who waits for a payload asks again whether one may come
 }
 
 void NotifyTable::remove_waiter(PayloadWaiter& waiter) { std::erase(waiters_, &waiter); }

@@ -146,7 +146,7 @@ class NotifyTable {
   // Returns them to the front of their queues.
   void put_back(TakenPayloads taken);
 
-  // Set whenever a payload is queued or a peer ends.
+  // Set whenever a payload is queued, a peer ends or a scope is dropped.
   struct PayloadWaiter {
     std::atomic<std::uint32_t> ready{0};
   };

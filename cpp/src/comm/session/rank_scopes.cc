@@ -17,6 +17,8 @@ Status why_ended(const PeerState& peer) {
 
 }  // namespace
 
+Status communicator_closed() { return {Code::closed, "the Communicator is closed"}; }
+
 void RankScopes::add(std::uint32_t scope, std::vector<std::shared_ptr<PeerState>> owner_by_rank) {
   over_.erase(scope);
   earlier_over_.erase(scope);

@@ -13,6 +13,8 @@ namespace hmc {
 
 class ContextImpl;
 
+Status communicator_closed();  // by this process
+
 class RankScopes {
  public:
   explicit RankScopes(ContextImpl& context) noexcept : context_(context) {}
@@ -33,6 +35,8 @@ class RankScopes {
   [[nodiscard]] bool is_over(std::uint32_t scope) const noexcept {
     return !over_.empty() && (over_.contains(scope) || earlier_over_.contains(scope));
   }
+  // Errors: closed, for a scope that is over.
+  [[nodiscard]] Status open(std::uint32_t scope) const { return is_over(scope) ? communicator_closed() : Status(); }
   // ok while another rank of the scope than `rank` may still send to it, or the scope is unknown. Else why the last one ended.
   [[nodiscard]] Status senders_left(std::uint32_t scope, std::uint32_t rank) const;
   // As senders_left(), of messages: a rank that closed the Communicator sends none. Its notifications may come later than that

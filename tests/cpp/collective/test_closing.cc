@@ -1,0 +1,157 @@
+// What closing a Communicator ends in this process, and what it still delivers.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collective/communicator_state.h"
+#include "collective/group.h"
+#include "collective/job.h"
+#include "comm/context_state.h"
+#include "comm/onesided/notifier.h"
+
+namespace hmc {
+namespace {
+
+using testing::Bytes;
+using testing::Process;
+using testing::run_job;
+using testing::soon;
+using testing::view;
+
+// Until every process is here: none ends its Context before.
+void meet(const Process& process) {
+  process.board[100].fetch_add(1);
+  EXPECT_TRUE(process.board.wait(100, process.size));
+}
+
+// Stops this process, whose number others find on the board.
+void stop_here(const Process& process) {
+  process.board[0] = getpid();
+  raise(SIGSTOP);
+}
+
+// Until that one is stopped.
+pid_t stopped(const Process& process) {
+  EXPECT_TRUE(process.board.wait(0, 1));
+  const auto pid = static_cast<pid_t>(process.board[0].load());
+  std::string state;
+  while (state != "T") {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    for (std::string word; file >> word && !word.ends_with(')');) {
+    }
+    file >> state;
+  }
+  return pid;
+}
+
+// Every blocking wait in a thread of its own, and every wait that is a Work; they end with `close`.
+void expect_ended_by(const Communicator& group, const std::function<void()>& close) {
+  const Member me = *group.self();
+  const int other = me.rank() == 0 ? 1 : 0;
+  Bytes word(8), from_any(8), posted_word(8);
+  std::vector<std::function<Status()>> waits;
+  for (const int src : {other, me.rank()}) {
+    waits.emplace_back([&, src] { return me.wait_notify(src, 3, 1, soon()); });
+    waits.emplace_back([&, src] { return me.iwait_notify(src, 4, 1, soon())->wait(soon()); });
+  }
+  waits.emplace_back([&] { return me.notifications(soon()).status(); });
+  waits.emplace_back([&] { return me.inotifications(soon())->wait(soon()); });
+  waits.emplace_back([&] { return me.recv(view(word), other, 1, soon()).status(); });
+  waits.emplace_back([&] { return me.recv(view(from_any), any_source, 2, soon()).status(); });
+  waits.emplace_back([&] { return me.irecv(view(posted_word), other, 3)->wait(soon()); });
+  std::atomic<std::size_t> begun{0};
+  std::vector<std::thread> threads;
+  for (const auto& wait : waits) {
+    threads.emplace_back([&, number = threads.size()] {
+      begun.fetch_add(1);
+      const Status ended = wait();
+      EXPECT_EQ(ended.code(), Code::closed) << "wait " << number << ": " << ended.str();
+    });
+  }
+  while (begun.load() < waits.size()) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto start = Deadline::Clock::now();
+  close();
+  for (auto& thread : threads) thread.join();
+  EXPECT_LT(Deadline::Clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(ClosedWaits, EndWithTheirCommunicator) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Communicator group = *world.split(std::vector{0}, std::vector{process.rank}, soon());
+    if (process.rank == 0) expect_ended_by(group, [&] { HMC_EXPECT_OK(group.close(soon())); });
+    meet(process);
+  });
+}
+
+TEST(ClosedWaits, EndWithTheContext) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_EXPECT_OK(world.barrier(soon()));
+    if (process.rank == 0) expect_ended_by(world, [&] { HMC_EXPECT_OK(world.close(soon())); });
+    meet(process);
+  });
+}
+
+// Before the first message to the other rank: nothing is connected.
+TEST(ClosedWaits, EndWithTheContextOfAJobThatIsNotConnected) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    if (process.rank == 1) expect_ended_by(world, [&] { HMC_EXPECT_OK(world.close(soon())); });
+    meet(process);
+  });
+}
+
+// Between the check of a handle and its wait another thread closes the group.
+TEST(ClosedWaits, NoneBeginsInAClosedCommunicator) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    const Communicator group = *world.split(std::vector{0}, std::vector{process.rank}, soon());
+    const Group& state = *group.state()->group;
+    const auto other = static_cast<std::uint32_t>(1 - process.rank), me = static_cast<std::uint32_t>(process.rank);
+    HMC_EXPECT_OK(group.close(soon()));
+    Notifier& notifier = state.context().notifier();
+    const Envelope from{state.scope(), other, me}, any{state.scope(), any_rank, me};
+    const auto& peer = state.rank(other).peer;
+    EXPECT_EQ(notifier.wait_notify(peer, from, 1, 1, soon()).code(), Code::closed);
+    EXPECT_EQ(notifier.notifications(nullptr, any, soon()).status().code(), Code::closed);
+    const auto counted = notifier.iwait_notify(peer, from, 1, 1, soon());
+    EXPECT_EQ(counted.ok() ? Work(*counted).wait(soon()).code() : counted.status().code(), Code::closed);
+    const auto payloads = notifier.inotifications(nullptr, any, soon());
+    EXPECT_EQ(payloads.ok() ? Work(*payloads).wait(soon()).code() : payloads.status().code(), Code::closed);
+    meet(process);
+  });
+}
+
+// The other rank is stopped, and no connection to it comes about.
+TEST(ClosedWaits, EndWhereTheyWaitForAConnection) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    if (process.rank == 2) {
+      stop_here(process);
+    } else if (process.rank == 1) {
+      const pid_t other = stopped(process);
+      const auto group = world.subgroup(std::vector{1, 2}, 9);
+      ASSERT_TRUE(group.ok()) << group.status().str();
+      auto found = std::async(std::launch::async, [&] { return group->peer(1, soon()).status(); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      HMC_EXPECT_OK(group->close(soon()));
+      EXPECT_EQ(found.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+      kill(other, SIGCONT);
+      EXPECT_EQ(found.get().code(), Code::closed);
+    }
+    meet(process);
+  });
+}
+
+}  // namespace
+}  // namespace hmc
