@@ -209,10 +209,7 @@ void PeerHandshake::complete() {
   peer_.messages().begin();
   end({});
   if (peer_.phase() != PeerPhase::ready) return;
-  if (!peer_.is_self()) {
-    joined_ = true;
-    peer_.impl().peers().on_ready(peer_, !outgoing_);
-  }
+  if (!peer_.is_self()) peer_.impl().peers().on_ready(peer_, !outgoing_);
   peer_.posts().pump();
   peer_.impl().engine()->wake_waiters();
 }

@@ -52,7 +52,6 @@ class PeerHandshake {
   void when_over(Action action) { actions_.push_back(std::move(action)); }
   void complete();
   void end(const Status& outcome);
-  [[nodiscard]] bool joined() const noexcept { return joined_; }
 
  private:
   void try_next_address(const Status& last);
@@ -70,7 +69,6 @@ class PeerHandshake {
   bool outgoing_ = false;   // this side made the channel
   bool greeted_ = false;    // hello went both ways
   bool accepting_ = false;  // this side chooses the message transport
-  bool joined_ = false;     // on_joined was told
   std::uint64_t remote_session_ = 0;
   OneShotTimer timer_;
   std::function<void()> give_up_;   // the last attempt of connect()

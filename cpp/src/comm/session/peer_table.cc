@@ -53,15 +53,14 @@ std::vector<std::shared_ptr<PeerImpl>> PeerTable::connected() const {
 void PeerTable::clear() {
   ending_.clear();
   by_id_.clear();
+  events_.clear();
   scopes_.clear();
 }
 
 void PeerTable::on_ready(PeerImpl& peer, bool connected_to_us) {
   auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
   if (connected_to_us && !peer.handshake().expected()) context_.joins().add(shared);
-  if (const auto& callback = context_.options().on_joined) {
-    context_.engine()->dispatch([callback = callback, shared] { callback(Peer(shared)); });
-  }
+  events_.joined(std::move(shared));
 }
 
 void PeerTable::on_ended(PeerImpl& peer) {
@@ -73,12 +72,9 @@ void PeerTable::on_ended(PeerImpl& peer) {
 }
 
 void PeerTable::on_torn_down(PeerImpl& peer, const Status& reason) {
-  auto shared = std::static_pointer_cast<PeerImpl>(peer.shared_from_this());
+  const auto keep = peer.shared_from_this();
   context_.group_events().peer_gone(peer, reason);
-  if (const auto& callback = context_.options().on_left; callback && peer.handshake().joined() && !context_.closing().begun()) {
-    const Status outcome = reason.code() == Code::closed ? Status() : reason;
-    context_.engine()->dispatch([callback = callback, shared, outcome] { callback(Peer(shared), outcome); });
-  }
+  if (!context_.closing().begun()) events_.left(peer, reason);
   std::erase(to_pump_, &peer);
   if (peer.closing().gone()) forget(peer);
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/session/peer_events.h"
 #include "comm/session/rank_scopes.h"
 #include "control/channel.h"
 #include "hmc/status.h"
@@ -19,7 +20,7 @@ class PeerImpl;
 
 class PeerTable {
  public:
-  explicit PeerTable(ContextImpl& context) noexcept : context_(context), scopes_(context) {}
+  explicit PeerTable(ContextImpl& context) noexcept : context_(context), events_(context), scopes_(context) {}
 
   // Peers that have not ended.
   [[nodiscard]] const std::map<ContextId, std::shared_ptr<PeerImpl>>& by_id() const noexcept { return by_id_; }
@@ -60,6 +61,7 @@ class PeerTable {
   std::map<ContextId, std::shared_ptr<PeerImpl>> by_id_;
   std::vector<std::shared_ptr<PeerImpl>> ending_;
   std::vector<PeerImpl*> to_pump_;  // all of them in by_id_ or ending_, or the Context itself as a peer
+  PeerEvents events_;
   RankScopes scopes_;
   std::uint64_t next_session_ = 1;
 };
