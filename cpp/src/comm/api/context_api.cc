@@ -1,4 +1,5 @@
 // The public Context over ContextImpl.
+#include "base/log.h"
 #include "comm/context_impl.h"
 
 namespace hmc {
@@ -16,8 +17,10 @@ class Owner {
       static_cast<void>(*new std::shared_ptr<ContextImpl>(context_));
       return;
     }
-    // One that was closed in vain has been waited for already.
-    static_cast<void>(context_->closing().close(Deadline::after_seconds(context_->closing().begun() ? 0 : 5), true));
+    // One that was closed in vain has been waited for already, and its caller has the error.
+    const bool again = context_->closing().begun();
+    const Status closed = context_->closing().close(Deadline::after_seconds(again ? 0 : 5), true);
+    if (!closed.ok() && !again) log(LogLevel::warning, closed.message());
   }
 
  private:

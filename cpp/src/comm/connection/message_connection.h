@@ -57,6 +57,9 @@ class MessageConnection {
   // The peer has received `total`. False: it cannot have.
   [[nodiscard]] bool on_acknowledged(std::uint64_t total) { return outbox_.received(total); }
 
+  // Signals that the peer may not have received.
+  [[nodiscard]] std::uint64_t unacknowledged() const noexcept { return outbox_.unacknowledged(); }
+
   // Sends what goes before everything else: signals that were lost, and the acknowledgement. True if anything moved.
   bool pump();
   // There is something to pump, and a connection for it.

@@ -17,6 +17,8 @@ class Outbox {
   // The peer has received `total` of all that were ever kept. False: it cannot have.
   [[nodiscard]] bool received(std::uint64_t total);
   [[nodiscard]] std::uint64_t kept() const noexcept { return kept_; }  // ever
+  // Kept, and not acknowledged by the peer.
+  [[nodiscard]] std::uint64_t unacknowledged() const noexcept { return kept_ - received_; }
 
   // Going through them again: all that the peer has not received.
   void rewind() noexcept { at_ = begin_; }

@@ -40,6 +40,11 @@ bool PostQueue::remove(const PendingOp* op) {
   return pending_.remove_if(is_it) != 0 || credit_wait_.remove_if(is_it) != 0;
 }
 
+bool PostQueue::has_unreported() const noexcept {
+  const auto is_unreported = [](const auto& op) { return op->is_unreported(); };
+  return std::ranges::any_of(pending_, is_unreported) || std::ranges::any_of(credit_wait_, is_unreported);
+}
+
 void PostQueue::grant(std::uint64_t total) {
   credit_to_send_ = total;
   peer_.impl().peers().pump_soon(peer_);

@@ -24,6 +24,8 @@ class PostQueue {
   void add(std::shared_ptr<PendingOp> op);
   // Again, before what has been posted since.
   void add_first(std::shared_ptr<PendingOp> op);
+  // An operation is pending whose loss only a close can report.
+  [[nodiscard]] bool has_unreported() const noexcept;
   // False: it is not queued (any more).
   bool remove(const PendingOp* op);
   Status fence();

@@ -76,6 +76,7 @@ class NotifyOp final : public PendingOp {
   NotifyOp(PeerImpl& peer, EncodedNotify notify) : peer_(peer), notify_(std::move(notify)) {}
   Outcome post() override;
   void abandon(const Status&) override {}
+  [[nodiscard]] bool is_unreported() const noexcept override { return true; }
 
  private:
   PeerImpl& peer_;

@@ -25,6 +25,7 @@ constexpr double acknowledge_seconds = 1;
 void Closing::leave() {
   if (state_ != State::open) return;
   const auto keep = peer_.shared_from_this();
+  leaves_ = true;
   const Status reason(Code::closed, peer_.describe() + " was closed by this process");
   if (peer_.phase() != PeerPhase::ready || peer_.is_self()) return end(reason, PeerPhase::closed);
   // Without a goodbye where messages are still to be sent again: the other side must not take it for all that there was.
@@ -121,6 +122,22 @@ bool Closing::quiet() {
   return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().receipts().complete();
 }
 
+// What was posted, is not known to have arrived, and has no Work that says so; as text for people, empty if nothing.
+std::string Closing::loss() const {
+  const bool queued = peer_.posts().has_unreported();
+  const std::uint64_t byes = state_ == State::said ? 1 : 0;
+  bool sent = peer_.messages().unacknowledged() > byes;
+  std::string why;
+  for (const auto& slot : peer_.connections().all()) {
+    if (slot->state != EndpointSlot::State::ready && !slot->closing) continue;
+    sent = sent || slot->unflushed || slot->notified;
+    if (slot->closing) why += " (" + slot->transport().name + ": " + std::string(slot->failure.message()) + ")";
+  }
+  if (!queued && !sent) return {};
+  return "what was posted to " + peer_.describe() + (queued ? " has not all arrived" : " may not all have arrived") +
+         ", and what has not is lost" + why;
+}
+
 void Closing::on_replaced() {
   const auto keep = peer_.shared_from_this();
   receive_rest();
@@ -152,10 +169,13 @@ void Closing::end(const Status& why, PeerPhase phase) {
   if (ended()) return;
   const auto keep = peer_.shared_from_this();
   const Status reason = why;
-  cut_short_ = unsent();
+  ContextImpl& context = peer_.impl();
+  // This side could not deliver the rest, to a peer that lives and does not close.
+  const bool failed = leaves_ && !bye_after_ && phase == PeerPhase::lost && reason.code() != Code::peer_lost;
+  cut_short_ = !failed && unsent();
+  if (failed) context.closing().add_lost(loss());
   state_ = State::ended;
   timer_.stop();
-  ContextImpl& context = peer_.impl();
   peer_.enter(phase, reason);
   peer_.routes().changed();
   peer_.messages().end();

@@ -63,10 +63,12 @@ class Closing {
   [[nodiscard]] bool unsent() const;
   void receive_rest();
   [[nodiscard]] bool quiet();
+  [[nodiscard]] std::string loss() const;
   void tear_down();
 
   PeerImpl& peer_;  // its phase, and all its parts: what may be in flight, and what ends with it
   State state_ = State::open;
+  bool leaves_ = false;  // by leave()
   std::uint64_t group_messages_sent_ = 0, group_messages_received_ = 0;
   std::optional<std::uint64_t> bye_after_;  // group messages; none: no bye has arrived
   bool bye_received_ = false;               // and nothing of the peer is in flight any more

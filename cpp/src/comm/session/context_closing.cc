@@ -7,12 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "comm/context_impl.h"
 #include "comm/waits.h"
 #include "hmc/interrupt.h"
 
 namespace hmc {
 namespace {
+
+// Peers whose losses a close names.
+constexpr std::size_t max_losses = 16;
 
 bool is_interrupted() noexcept {
   const auto* const caller = Interruptible::current();
@@ -41,6 +45,7 @@ Status ContextClosing::close(Deadline deadline, bool force) {
   {
     const auto lock = engine.lock();
     bool held = false;
+    for (const std::string& what : lost_) lost += (lost.empty() ? "" : "; ") + what;
     for (const auto& peer : context_.peers().ending()) {
       const std::string what = peer->closing().unfinished();
       if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
@@ -53,6 +58,12 @@ Status ContextClosing::close(Deadline deadline, bool force) {
     }
   }
   return shut_down(deadline, lost);
+}
+
+void ContextClosing::add_lost(const std::string& what) {
+  if (what.empty()) return;
+  if (!begun()) log(LogLevel::warning, what);  // of a Peer: its close has returned
+  if (lost_.size() < max_losses) lost_.push_back(what);
 }
 
 // Nothing new comes in, and what waits ends.
@@ -75,11 +86,14 @@ Status ContextClosing::shut_down(Deadline deadline, const std::string& lost) {
   {
     const auto lock = engine.lock();
     first = stage_ == Stage::open;
-    if (first) stage_ = Stage::ending;
+    if (first) {
+      stage_ = Stage::ending;
+      if (!lost.empty()) outcome_ = Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
+    }
   }
   if (!first) {  // another thread does it; it may wait for the end of a callback that called this
     const bool down = engine.drive(deadline, [this] { return stage_ == Stage::down; });
-    if (down) return {};
+    if (down) return outcome_;
     if (is_interrupted()) return interrupted_close();
     return {Code::timeout,
             "close of the Context: another thread is closing it and was not done before the deadline; call close "
@@ -88,7 +102,7 @@ Status ContextClosing::shut_down(Deadline deadline, const std::string& lost) {
   context_.transfers().worker().stop();
   context_.regions().worker().stop();
   tear_down();
-  return lost.empty() ? Status() : Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
+  return outcome_;
 }
 
 // Everything that needs the lock to be freed goes under it, user memory and threads after. Lock not held.

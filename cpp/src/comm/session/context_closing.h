@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <list>
 #include <string>
+#include <vector>
 
 #include "hmc/deadline.h"
 #include "hmc/status.h"
@@ -30,6 +31,8 @@ class ContextClosing {
 
   // Every unfinished wait: the Context ends it before its own end. Engine lock held.
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
+  // A peer that this side closed ended with that loss (empty: none), which nobody else reports. Engine lock held.
+  void add_lost(const std::string& what);
 
  private:
   enum class Stage : std::uint8_t {
@@ -45,6 +48,8 @@ class ContextClosing {
   Stage stage_ = Stage::open;  // guarded by the engine lock
   std::atomic<bool> begun_{false};
   std::list<WaitWork*> waits_;
+  std::vector<std::string> lost_;  // the first of them
+  Status outcome_;                 // of the thread that frees everything, for the others that close
 };
 
 }  // namespace hmc
