@@ -153,5 +153,39 @@ TEST(ClosedWaits, EndWhereTheyWaitForAConnection) {
   });
 }
 
+// It is posted by the first call that names the rank, so it waits for the connection.
+TEST(ClosingAtOnce, DeliversANotificationToARankThatWasNotConnected) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    if (process.rank == 1) {
+      for (int i = 0; i < 3; ++i) HMC_EXPECT_OK(me.notify(2, 7, soon()));
+      HMC_EXPECT_OK(world.close(soon()));
+      process.board[0] = 1;
+    } else if (process.rank == 2) {
+      ASSERT_TRUE(process.board.wait(0, 1));
+      HMC_EXPECT_OK(me.wait_notify(1, 7, 3, soon()));
+    }
+    meet(process);
+  });
+}
+
+TEST(ClosingAtOnce, SaysWhatIsLostWhereNoConnectionComesAbout) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    if (process.rank == 2) {
+      stop_here(process);
+    } else if (process.rank == 1) {
+      const pid_t other = stopped(process);
+      HMC_EXPECT_OK(world.self()->notify(2, 7, soon()));
+      const Status closed = world.close(soon(0.5));
+      EXPECT_EQ(closed.code(), Code::timeout) << closed.str();
+      EXPECT_NE(closed.message().find("has not all arrived, and what has not is lost"), std::string_view::npos) << closed.str();
+      kill(other, SIGCONT);
+    }
+    meet(process);
+  });
+}
+
 }  // namespace
 }  // namespace hmc

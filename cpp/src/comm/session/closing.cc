@@ -7,6 +7,7 @@
 #include "comm/session/closing.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/connection/signals.h"
 #include "comm/context_impl.h"
@@ -25,7 +26,15 @@ constexpr double acknowledge_seconds = 1;
 void Closing::leave() {
   if (state_ != State::open) return;
   const auto keep = peer_.shared_from_this();
-  leaves_ = true;
+  const bool again = std::exchange(leaves_, true);
+  if (peer_.phase() == PeerPhase::connecting && peer_.posts().has_unreported()) {  // goes by the connection first
+    if (again) return;
+    return peer_.handshake().when_over([this](const Status& ready) {
+      if (!ready.ok()) return;
+      leave();
+      advance_soon();
+    });
+  }
   const Status reason(Code::closed, peer_.describe() + " was closed by this process");
   if (peer_.phase() != PeerPhase::ready || peer_.is_self()) return end(reason, PeerPhase::closed);
   // Without a goodbye where messages are still to be sent again: the other side must not take it for all that there was.
@@ -34,6 +43,12 @@ void Closing::leave() {
   // What this side was fetching is of no use any more, and each get says how it ended.
   peer_.works().stop(reason, [](const TransferWork& work) { return !work.is_put(); });
   advance();
+}
+
+void Closing::give_up() {
+  if (state_ != State::open) return;
+  peer_.impl().closing().add_lost(loss());
+  end(Status(Code::closed, peer_.describe() + " was closed by this process before it was connected"), PeerPhase::closed);
 }
 
 // Nothing new is posted or asked for; what was posted goes on.

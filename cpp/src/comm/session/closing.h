@@ -24,6 +24,8 @@ class Closing {
 
   // Closes in order: nothing new is posted, what was posted ends, then both sides say bye.
   void leave();
+  // After leave(): ends the peer where that still waits for its connection.
+  void give_up();
   [[nodiscard]] bool in_progress() const noexcept { return state_ == State::draining || state_ == State::said; }
   // Something may have ended that it waits for.
   void advance();

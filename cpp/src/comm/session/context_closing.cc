@@ -45,6 +45,7 @@ Status ContextClosing::close(Deadline deadline, bool force) {
   {
     const auto lock = engine.lock();
     bool held = false;
+    for (const auto& [id, peer] : std::map(context_.peers().by_id())) peer->closing().give_up();
     for (const std::string& what : lost_) lost += (lost.empty() ? "" : "; ") + what;
     for (const auto& peer : context_.peers().ending()) {
       const std::string what = peer->closing().unfinished();
