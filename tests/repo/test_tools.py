@@ -46,3 +46,26 @@ def test_wrong_usage_is_status_two(tmp_path: Path, arguments: list[str]) -> None
     assert result.returncode == 2
     assert "usage:" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_ptx_is_what_the_script_writes(tmp_path: Path) -> None:
+    # This nvcc writes the first lines alone, and this ptxas accepts everything.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    nvcc = 'until [ "$1" = -o ]; do shift; done\nprintf "//\\n.version 9.0\\n.target sm_75\\n\\n" >"$2"'
+    for name, body in (("nvcc", nvcc), ("ptxas", "exit 0")):
+        (tools / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    written = tmp_path / "ptx"
+    subprocess.run(
+        [ROOT / "tools" / "make_ptx.sh", written],
+        timeout=60,
+        check=True,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+    )
+    tracked = ROOT / "cpp" / "src" / "device" / "kernels" / "ptx"
+    assert {path.name for path in written.iterdir()} == {path.name for path in tracked.iterdir()}
+    for path in written.iterdir():
+        version, target = path.read_text().splitlines()
+        with (tracked / path.name).open() as text:
+            assert [version, target] == [next(text).rstrip("\n"), next(text).rstrip("\n")], path.name

@@ -7,11 +7,7 @@
 #include "device/cuda_chunks.h"
 #include "device/cuda_driver_api.h"
 #include "device/exchange_kernel.h"
-#include "device/kernels/copy_blocks_ptx.h"
-#include "device/kernels/mapped_ptx.h"
-#include "device/kernels/pages_ptx.h"
-#include "device/kernels/reduce_ptx.h"
-#include "device/kernels/weighted_sum_ptx.h"
+#include "device/kernels/ptx.h"
 #include "device/library.h"
 #include "device/page_kernel.h"
 #include "device/reduce_kernel.h"
@@ -52,6 +48,8 @@ kernel::Vendor kernel_vendor() {
   return {cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count, [](int code) { return code; }};
 }
 
+kernel::Image image_of(std::string_view name) { return {ptx_of(name), false}; }
+
 class CudaDriver final : public VendorRuntime {
  public:
   Status open() override {
@@ -83,7 +81,7 @@ class CudaDriver final : public VendorRuntime {
   cuda_driver::Api api_;
   cuda_driver::ChunkApi chunk_api_;
   kernel::Api kernel_api_;
-  BlockKernel blocks_{kernel_api_, kernel_vendor(), [](int) { return kernel::Image{copy_blocks_ptx, false}; }};
+  BlockKernel blocks_{kernel_api_, kernel_vendor(), [](int) { return image_of("hmc_copy_blocks"); }};
 };
 
 Status CudaDriver::load() {
@@ -303,15 +301,10 @@ VendorCalls cuda_calls() {
   auto runtime = std::make_unique<CudaDriver>();
   CudaDriver& driver = *runtime;
   const cuda_driver::Api& api = driver.api();
-  const auto reduce_image = [](int, DataType type) { return kernel::Image{reduce_ptx[static_cast<std::size_t>(type)], false}; };
-  const auto exchange_image = [](int, DataType type) { return kernel::Image{mapped_ptx[static_cast<std::size_t>(type)], false}; };
-  const auto page_image = [](int, PageKernelId id) {
-    if (!id.converts) return kernel::Image{digest_ptx[id.type == DataType::f32 ? 2 : id.type == DataType::bf16 ? 1 : 0], false};
-    return kernel::Image{convert_ptx[static_cast<std::size_t>(id.type) - static_cast<std::size_t>(DataType::f32)], false};
-  };
-  const auto sum_image = [](int, DataType type) {
-    return kernel::Image{weighted_sum_ptx[static_cast<std::size_t>(type) - static_cast<std::size_t>(DataType::f32)], false};
-  };
+  const auto reduce_image = [](int, DataType type) { return image_of(name_of_reduce_kernel(type)); };
+  const auto exchange_image = [](int, DataType type) { return image_of(name_of_exchange_kernel(type)); };
+  const auto page_image = [](int, PageKernelId id) { return image_of(id.name()); };
+  const auto sum_image = [](int, DataType type) { return image_of(name_of_weighted_sum_kernel(type)); };
   const auto allocate = [&api](std::size_t bytes, void*& data) {
     Pointer made = 0;
     const int code = api.allocate(&made, bytes);

@@ -1,4 +1,4 @@
-// Scattered blocks in one launch. tools/make_ptx.sh turns this into copy_blocks_ptx.h, which the driver compiles for the device at
+// Scattered blocks in one launch. tools/make_ptx.sh turns this into ptx/copy_blocks.ptx, which the driver compiles for the device at
 // hand: a machine with the driver alone is enough.
 //
 // Block i of `bytes` bytes goes from source + source_offsets[i] to target + target_offsets[i]. All of it is one row of words, cut

@@ -1,7 +1,7 @@
 // A rank's share of a collective of device memory, as one kernel over memory that the devices of all ranks map: of one that
 // reduces, and of one that hands bytes on as they are. Stands behind reduce.cu, whose formats and arithmetic it uses, and
-// mapped_memory.cu. tools/make_ptx.sh turns all into mapped_ptx.h, one text for each type. HMC_MAPPED_<type> defines the kernel of
-// that type, HMC_MAPPED_ALL those of all.
+// mapped_memory.cu. tools/make_ptx.sh turns all into ptx/mapped_<type>.ptx. HMC_MAPPED_<type> defines the kernel of that type,
+// HMC_MAPPED_ALL those of all.
 
 namespace hmc_mapped_kernel {
 

@@ -1,6 +1,6 @@
-// Digests and conversions of a KV cache's pages. tools/make_ptx.sh turns this into pages_ptx.h, which the driver compiles for the
-// device at hand. It stands behind reduce.cu, whose formats it uses, and page_rows.cu. The numbers are those of layout/tile_loops.h
-// and layout/walk.cc, and so are the bits but those of a NaN's payload.
+// Digests and conversions of a KV cache's pages. tools/make_ptx.sh turns this into ptx/digest_<bytes>.ptx and ptx/convert_<type>.ptx,
+// which the driver compiles for the device at hand. It stands behind reduce.cu, whose formats it uses, and page_rows.cu. The numbers
+// are those of layout/tile_loops.h and layout/walk.cc, and so are the bits but those of a NaN's payload.
 //
 // A row is one head's K or V of one token. A group of threads takes some rows at a time. It finds where they begin; reads them, and
 // writes them where they are converted; then weighs their sums. `lanes` threads share a row, each with an access of some elements.

@@ -1,5 +1,5 @@
-// Elementwise reduction of several arrays into one. tools/make_ptx.sh turns this into reduce_ptx.h, one text for each type, which the
-// driver compiles for the device at hand.
+// Elementwise reduction of several arrays into one. tools/make_ptx.sh turns this into ptx/reduce_<type>.ptx, which the driver
+// compiles for the device at hand.
 //
 // target[i] = sources[0][i] op sources[1][i] op ..., left to right, with the arithmetic and the bits (but those of a NaN) of device/reduce_loops.h. Each
 // thread reduces packs of 16 bytes. Any grid. HMC_REDUCE_<type> defines the kernel of that type, HMC_REDUCE_ALL those of all.

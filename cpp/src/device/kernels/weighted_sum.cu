@@ -1,5 +1,5 @@
-// Weighted sums of rows. tools/make_ptx.sh turns this into weighted_sum_ptx.h, which the driver compiles for the device at hand. It
-// stands behind reduce.cu, whose formats and packs it uses.
+// Weighted sums of rows. tools/make_ptx.sh turns this into ptx/weighted_sum_<type>.ptx, which the driver compiles for the device at
+// hand. It stands behind reduce.cu, whose formats and packs it uses.
 //
 // Row t of the target = sum over k of weight (t, k) * row (t, k), wherever the device reaches it, with the order, the roundings and the bits (but those of a NaN) of
 // hmc/weighted_sum.h. Each thread sums packs of 16 bytes. Any grid. HMC_WEIGHTED_SUM_<type> defines the kernel of that type,
