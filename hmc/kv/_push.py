@@ -142,8 +142,9 @@ class Push(Transfer):
 
     def _finish(self) -> None:
         with self._changed:
-            self._closed = True
-            self._events.put(("close", (0, [])))
+            if not self._closed:
+                self._closed = True
+                self._events.put(("close", (0, [])))
 
     def _unstarted(self) -> None:
         self._pool.listener.end(self._peer, self._ticket.generation)

@@ -13,6 +13,7 @@ import numpy as np
 from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcError, HmcTimeoutError, LeaseExpiredError, PeerLostError
+from hmc.integrations.vllm._clock import RunningClock
 from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote
@@ -24,15 +25,19 @@ __all__ = ["CONNECT", "Asking", "answer_of"]
 CONNECT = 10.0  # seconds to connect, and to send a question
 
 
-def answer_of(peer: Peer, tag: int, timeout: float) -> Answer:
+def answer_of(peer: Peer, tag: int, timeout: float, clock: RunningClock | None = None) -> Answer:
     """The answer that a peer sends with a tag of its own. Raises ProtocolError, LeaseExpiredError with a refusal, HmcError.
 
-    One that is later than ``timeout`` seconds is taken and discarded: it would stay unread as long as the peer lives.
+    One that is later than ``timeout`` seconds, of ``clock`` if given, is taken and discarded: it would stay unread as long as the
+    peer lives.
     """
     array = np.empty(MAX_BYTES, np.uint8)
     work = peer.irecv(array, tag=tag)
     try:
-        work.wait(timeout)
+        if clock is None:
+            work.wait(timeout)
+        else:
+            clock.patiently(work.wait, timeout, lambda: work.done)
     except HmcTimeoutError:
         work.add_done_callback(lambda _, kept=array: None)  # keeps the array until then
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcError, InvalidArgumentError
+from hmc.integrations.vllm._clock import RunningClock
 from hmc.integrations.vllm._listening import Listening
 from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
@@ -35,7 +35,7 @@ class _Kept:
     request: str
     blocks: list[int]
     tokens: int
-    expires: float
+    expires: float  # on the lender's clock
     prompt: str  # digest of its tokens, or ""
     readers: int = 1  # that each read, or release
     reading: int = 0  # that have leases, or get them now
@@ -51,7 +51,8 @@ class Lender:
     """Lends the blocks of finished requests out of ``pools``, which all have the same blocks.
 
     ``engine``: id of this engine; questions for another one are refused. ``model``: fingerprint that a reader's must equal, or "".
-    ``seconds``: how long a request is kept without a sign of life of a reader. Any thread.
+    ``seconds``: how long a request is kept without a sign of life of a reader. While this process is paused no time passes.
+    Any thread.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Lender:
         self._model = model
         self._seconds = seconds
         self._tally = tally or Tally()
+        self._clock = RunningClock()
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._ended: set[str] = set()  # not yet returned by finished()
@@ -78,14 +80,14 @@ class Lender:
 
         ``prompt``: their digest, or "".
         """
-        kept = _Kept(request, list(blocks), tokens, time.monotonic() + self._seconds, prompt)
+        kept = _Kept(request, list(blocks), tokens, self._clock.now() + self._seconds, prompt)
         with self._lock:
             self._kept[request] = kept
         self._asked.put(None)
 
     def finished(self) -> set[str]:
         """The requests whose blocks may change now: every reader has ended, or none has come in time. Each is returned once."""
-        now = time.monotonic()
+        now = self._clock.now()
         with self._lock:
             expired = [kept for kept in self._kept.values() if kept.reading == 0 and now > kept.expires]
             for kept in expired:
@@ -114,6 +116,7 @@ class Lender:
         self._closed = True
         self._listening.close()
         self._asked.put(None)
+        self._clock.close()
 
     def _serve(self) -> None:
         waiting: list[tuple[Peer, Ask, float]] = []
@@ -121,7 +124,7 @@ class Lender:
             with contextlib.suppress(queue.Empty):
                 asked = self._asked.get(timeout=_LOOK if waiting else None)
                 if asked is not None:
-                    waiting.append((*asked, time.monotonic() + _GRACE))
+                    waiting.append((*asked, self._clock.now() + _GRACE))
             waiting = [one for one in waiting if not self._handled(*one)]
 
     def _handled(self, peer: Peer, ask: Ask, until: float) -> bool:
@@ -153,7 +156,7 @@ class Lender:
             if ask.engine != self._engine:
                 raise InvalidArgumentError(f"this engine is {self._engine}, not {ask.engine}: the prefill engine was restarted")
             if kept is None:
-                if past is None and time.monotonic() < until:
+                if past is None and self._clock.now() < until:
                     return False
                 raise InvalidArgumentError(f"request {request} is not kept here: {past or 'it is unknown, or was aborted'}")
             if kept.differs(ask):
@@ -229,7 +232,7 @@ class Lender:
             for request in ask.requests:
                 kept = self._kept.get(request)
                 if kept is not None:
-                    kept.expires = time.monotonic() + self._seconds
+                    kept.expires = self._clock.now() + self._seconds
 
     def _reader_left(self, kept: _Kept, *, ended: bool) -> None:
         with self._lock:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, PeerLostError
 from hmc.integrations.vllm._asking import answer_of
+from hmc.integrations.vllm._clock import RunningClock
 from hmc.integrations.vllm._listening import Listening
 from hmc.integrations.vllm._log import logger
 from hmc.integrations.vllm._messages import ASK_TAG, PIECE_TAG, Answer, Ask, Piece
@@ -33,8 +34,8 @@ class Sender:
     """Pushes requests out of ``pools``, which all have the same blocks. The engine's thread calls; it waits in ``begin`` only.
 
     ``engine``: id of this engine; offers to another one are refused. ``model``: fingerprint that a reader's must equal, or "".
-    ``seconds``: how long a finished request waits for a reader, and a push for a reader that is behind. ``credits``: layers of a
-    request that may be in flight, or not yet checked by the reader, in each pool.
+    ``seconds``: how long a finished request waits for a reader, and a push for a reader that is behind. While this process is
+    paused no time passes. ``credits``: layers of a request that may be in flight, or not yet checked by the reader, in each pool.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Sender:
         self._seconds = seconds
         self._credits = credits
         self._tally = tally or Tally()
+        self._clock = RunningClock()
         self._layers = range(self._pools[0].layout.layers[0], sum(self._pools[0].layout.layers))
         self._changed = threading.Condition()
         self._outgoing: dict[str, Outgoing] = {}  # by transfer
@@ -118,7 +120,7 @@ class Sender:
             if one is None or one.request != request:
                 self._ended.add(request)
                 return
-            one.kept, one.expires = True, time.monotonic() + self._seconds
+            one.kept, one.expires = True, self._clock.now() + self._seconds
 
     def drop(self, dropped: Dropped) -> None:
         """A request was aborted. ``held``: its blocks must not change until :meth:`finished` returns it."""
@@ -143,7 +145,7 @@ class Sender:
 
     def finished(self) -> set[str]:
         """The requests whose blocks may change now: every reader has ended, or none has come in time. Each is returned once."""
-        now = time.monotonic()
+        now = self._clock.now()
         with self._changed:
             for one in [one for one in self._outgoing.values() if one.kept and not one.busy]:
                 if one.error:
@@ -180,12 +182,16 @@ class Sender:
                 one.error = one.error or "the prefill engine ends"
                 one.cancel(one.error)
             self._changed.notify_all()
+        self._clock.close()
 
     def _preempt(self, request: str) -> None:
         """Returns when the blocks of a request may change, also beside a stopped reader. Its tokens are computed once more."""
         with self._changed:
             for one in [one for one in self._outgoing.values() if one.request == request]:
-                if not self._changed.wait_for(lambda one=one: not one.busy, _PREEMPTION):  # type: ignore[misc]
+                until = self._clock.now() + _PREEMPTION
+                while one.busy and (left := until - self._clock.now()) > 0:
+                    self._changed.wait(left)
+                if one.busy:
                     one.cancel("the prefill engine required the blocks for another request")
                 one.done = one.coming = 0
                 one.blocks = []
@@ -205,7 +211,7 @@ class Sender:
         with self._changed:
             if ask.what == "renew":
                 for one in [self._outgoing[name] for name in ask.requests if name in self._outgoing]:
-                    one.expires = time.monotonic() + self._seconds
+                    one.expires = self._clock.now() + self._seconds
                 return
             if ask.what == "lease":
                 answer = Answer(error="this engine has mode push: give both engines the same mode in kv_connector_extra_config")
@@ -321,9 +327,9 @@ class Sender:
             for layer in self._layers:
                 self._computed(one, reader, end, layer)
                 for push in pushes:
-                    push.ready(layer, timeout=self._seconds)
+                    self._clock.patiently(partial(push.ready, layer), self._seconds, lambda push=push: push.done)  # type: ignore[misc]
             for push in pushes:
-                push.close(timeout=self._seconds)
+                self._clock.patiently(push.close, self._seconds, lambda push=push: push.done)  # type: ignore[misc]
         finally:
             for push in reader.pushes:
                 push.cancel()  # what one that has not ended reads from now on is never accepted
@@ -335,8 +341,9 @@ class Sender:
         """The reader's tickets for the next tokens, one for each pool."""
         layout, answer = self._pools[0].layout, secrets.randbits(61) | 1
         piece = Piece(reader.offer.answer, reader.sent, end - reader.sent, answer, layout.layers, layout.heads)
-        reader.peer.send(piece.encode(), tag=PIECE_TAG, timeout=self._seconds)
-        found = answer_of(reader.peer, answer, self._seconds)
+        sent = reader.peer.isend(piece.encode(), tag=PIECE_TAG)
+        self._clock.patiently(sent.wait, self._seconds, lambda: sent.done)
+        found = answer_of(reader.peer, answer, self._seconds, self._clock)
         if len(found.tickets) != len(self._pools):
             raise InvalidArgumentError(f"{len(found.tickets)} tickets; this engine has {len(self._pools)} pools")
         return found.tickets

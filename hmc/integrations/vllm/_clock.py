@@ -1,0 +1,65 @@
+"""A clock for expiries that other processes put off: it stands still while this process does not run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hmc._process import start_thread
+from hmc.errors import HmcTimeoutError
+
+__all__ = ["RunningClock"]
+
+_TICK = 0.1  # seconds
+# Seconds between two ticks, beyond which this process did not run: messages may have arrived that were not taken.
+_PAUSE = 0.5
+
+Found = TypeVar("Found")
+
+
+class RunningClock:
+    """Seconds in which this process ran. Time in which it is stopped, or one thread keeps all others waiting, does not count.
+
+    Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ticked = time.monotonic()
+        self._lost = 0.0
+        self._closed = threading.Event()
+        start_thread(self._tick_on, "hmc.vllm clock")
+
+    def now(self) -> float:
+        """Seconds, from an arbitrary point on. Never decreases."""
+        with self._lock:
+            most = math.inf if self._closed.is_set() else self._ticked + _PAUSE
+            return min(time.monotonic(), most) - self._lost
+
+    def patiently(self, wait: Callable[[float], Found], seconds: float, over: Callable[[], bool]) -> Found:
+        """What ``wait(seconds)`` returns. Repeats one that timed out because of a pause, until ``seconds`` are over on this clock.
+
+        ``over``: whether what is waited for has ended, so that a timeout is an error of its own.
+        """
+        until, left = self.now() + seconds, seconds
+        while True:
+            try:
+                return wait(left)
+            except HmcTimeoutError:
+                left = until - self.now()
+                if over() or left <= 0:
+                    raise
+
+    def close(self) -> None:
+        """Ends its thread: from then on all time counts. Idempotent."""
+        self._closed.set()
+
+    def _tick_on(self) -> None:
+        while not self._closed.wait(_TICK):
+            with self._lock:
+                pause = time.monotonic() - self._ticked
+                self._lost += max(0.0, pause - _PAUSE)
+                self._ticked += pause
