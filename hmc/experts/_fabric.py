@@ -42,6 +42,7 @@ SLOTS = 2
 CLOSED, MASKED = -1, -2
 #: Raised by a rank that has read another one's results.
 READ = 9
+_MOST_SAID = 2000  # characters of an error that other ranks get
 
 
 class Kind(IntEnum):
@@ -55,9 +56,17 @@ class Fabric:
     def __init__(self, comm: _core.Communicator, shape: Shape, device: str, deadline: Deadline) -> None:
         self.comm = comm
         self.peers = Peers(comm)
-        self._agree(shape, deadline)
+        self.shape, self.device = shape, device
+        self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
+        self._importing: dict[tuple[int, bytes], _core._RemoteBufferWork] = {}
+        failure: Exception | None = None
         try:
-            self._make(shape, device, deadline)
+            self._allocate(device)
+        except Exception as error:
+            failure = error
+        self._agree(failure, deadline)
+        try:
+            self._import(device, deadline)
         except (ClosedError, HmcCancelledError, PeerLostError):
             raise  # the failure of another rank, which all get
         except StaleBufferError:  # a rank has failed and freed its memory; its reason follows
@@ -67,34 +76,44 @@ class Fabric:
             comm.abort(f"experts.Buffer: {type(error).__name__}: {error}")
             raise
 
-    def _make(self, shape: Shape, device: str, deadline: Deadline) -> None:
-        """Allocates this rank's memory and imports the others'. Collective."""
-        comm = self.comm
-        self.shape, self.device = shape, device
+    def _allocate(self, device: str) -> None:
+        """Allocates this rank's memory."""
+        comm, shape = self.comm, self.shape
         self.layout = _core.ExpertLayout(comm.size, comm.rank, shape.experts, shape.tokens, shape.topk, shape.once)
         self.outbox, self.window = comm.buffer(8 * self.layout.words), comm.buffer(8 * self.layout.words)
-        self.windows = comm.exchange(self.window, timeout=deadline.left())
         self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes), device=device)
-        self.stagings = comm.exchange(self.staging, timeout=deadline.left())
         self.rows = [Growing(comm, device) for _ in range(SLOTS)]
         self.scales = [Growing(comm, device) for _ in range(SLOTS)]
         self.results = [Growing(comm, device) for _ in range(SLOTS)]
         self.counts = Counts()
         self.sums = Sums(device, shape.combine_dtype, self.counts)
         self.gathered = Growing(comm, self.sums.device)
+
+    def _agree(self, failure: Exception | None, deadline: Deadline) -> None:
+        """Every rank learns what the others ask for, and whether they could allocate it. Collective.
+
+        A rank that failed raises its own error, whatever the others did.
+        """
+        mine, said = repr(self.shape), f"{type(failure).__name__}: {failure}"[:_MOST_SAID] if failure is not None else ""
+        found = self.comm.exchange_bytes(f"{mine}\n{said}".encode(errors="replace"), timeout=deadline.left())
+        if failure is not None:
+            raise failure
+        others = [other.decode(errors="replace").partition("\n") for other in found]
+        for rank, (_, _, why) in enumerate(others):
+            if why:
+                raise HmcCancelledError(f"experts.Buffer: rank {rank} could not make its Buffer: {why}")
+        for rank, (other, _, _) in enumerate(others):
+            if other != mine:
+                raise InvalidArgumentError(f"experts.Buffer: {mine} here, {other} at rank {rank}: pass the same everywhere")
+
+    def _import(self, device: str, deadline: Deadline) -> None:
+        """Imports the other ranks' memory. Collective."""
+        comm = self.comm
+        self.windows = comm.exchange(self.window, timeout=deadline.left())
+        self.stagings = comm.exchange(self.staging, timeout=deadline.left())
         paths = [comm.path(rank, device, there.device, deadline.left()) for rank, there in enumerate(self.stagings)]
         self.mapped = [path.transport in ("shm", "local", "ipc") for path in paths]
-        self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
-        self._importing: dict[tuple[int, bytes], _core._RemoteBufferWork] = {}
         comm.barrier(timeout=deadline.left())  # a rank may close its Buffer at once: by then all have imported its memory
-
-    def _agree(self, shape: Shape, deadline: Deadline) -> None:
-        mine = repr(shape).encode()
-        for rank, other in enumerate(self.comm.exchange_bytes(mine, timeout=deadline.left())):
-            if other != mine:
-                raise InvalidArgumentError(
-                    f"experts.Buffer: {shape} here, {other.decode(errors='replace')} at rank {rank}: pass the same everywhere"
-                )
 
     def say(self, rank: int, why: int) -> None:
         """Ends every wait of a rank for this one: CLOSED or MASKED. Does not wait for a rank that is stopped."""

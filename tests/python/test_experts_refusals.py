@@ -101,6 +101,43 @@ def test_ranks_that_ask_for_different_buffers(run_job: Callable[..., str]) -> No
     assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
 
 
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("nonsense", "InvalidArgumentError"),
+        ("cuda:x", "InvalidArgumentError"),
+        ("", "InvalidArgumentError"),
+        (None, "InvalidArgumentError"),
+        ("mlu:9999", "UnsupportedError"),
+    ],
+)
+def test_every_rank_gets_the_error_of_its_own_device(run_job: Callable[..., str], device: object, error: str) -> None:
+    """However late the others find theirs."""
+    source = f"""
+    import time
+    make = hmc.Communicator.buffer
+    with hmc.init() as comm:
+        for late in range(comm.size):
+            def buffer(self, *arguments, **more):
+                time.sleep(0.3 if comm.rank == late else 0)
+                return make(self, *arguments, **more)
+            hmc.Communicator.buffer = buffer
+            message = refused(hmc.{error}, buffer_of, comm, device={device!r})
+            assert {str(device)!r} in message, message
+            hmc.Communicator.buffer = make
+        if comm.rank == 1:
+            message = refused(hmc.{error}, buffer_of, comm, device={device!r})
+        else:
+            message = refused(hmc.HmcCancelledError, buffer_of, comm)
+            assert "rank 1" in message, message
+        assert {str(device)!r} in message, message
+        with buffer_of(comm) as ep:
+            check_round(ep, 0, 33, 17, 5, 13)
+    print("done")
+    """
+    assert run_job(PRELUDE + textwrap.dedent(source), 3).count("done") == 3
+
+
 @pytest.mark.parametrize("failing", [1, 2, 4])
 def test_a_rank_that_cannot_make_its_buffer_is_named_by_the_others(run_job: Callable[..., str], failing: int) -> None:
     source = f"""
