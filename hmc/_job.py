@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
+from hmc._ports import reserved_port
+
 __all__ = ["Job", "describe_exit", "end_with_parent"]
 
 PR_SET_PDEATHSIG = 1
@@ -34,16 +36,6 @@ def end_with_parent(parent: int) -> None:
 def describe_exit(code: int) -> str:
     """What became of a process, from its exit status as ``subprocess`` has it."""
     return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-
-
-def _torch_store(rendezvous: str) -> dict[str, str]:
-    """Where the processes of one job find torch's store: the port after that of the rendezvous, or a free one of this host."""
-    if rendezvous.startswith("tcp://"):
-        host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
-        return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(int(port) + 1)}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
 
 
 def _print_failure(text: str) -> None:
@@ -75,6 +67,7 @@ class Job:
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
+    _port: socket.socket | None = None  # holds that of torch's store
     _stopped: set[int] = field(default_factory=set)
     #: What ``output`` raised first. From then on the output of all processes is discarded, so that none blocks in a write.
     output_error: Exception | None = field(default=None, init=False)
@@ -85,7 +78,7 @@ class Job:
         if not rendezvous:
             self._folder = tempfile.TemporaryDirectory(prefix="hmc-run-")
             rendezvous = f"unix:{self._folder.name}/rendezvous"
-        store = _torch_store(rendezvous)
+        store = self._torch_store(rendezvous)
         for local_rank in range(self.processes):
             environment = {
                 **store,
@@ -172,7 +165,8 @@ class Job:
                 time.sleep(0.01)
 
     def close(self, until: float | None = None) -> None:
-        """After the end of every process: passes on the rest of their output and removes the folder of the rendezvous.
+        """After the end of every process: passes on the rest of their output, removes the folder of the rendezvous, and frees
+        the port of torch's store.
 
         ``until``, of time.monotonic(): when to stop waiting for ``output`` to take what is left.
         """
@@ -189,6 +183,16 @@ class Job:
                 reader.join(timeout=0.05)
         if self._folder:
             self._folder.cleanup()
+        if self._port is not None:
+            self._port.close()
+
+    def _torch_store(self, rendezvous: str) -> dict[str, str]:
+        """Where the job's processes find torch's store: the port after that of the rendezvous, or one reserved on this host."""
+        if rendezvous.startswith("tcp://"):
+            host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
+            return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(int(port) + 1)}
+        self._port = reserved_port()
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.getsockname()[1])}
 
     def _forward(self, rank: int, stream: IO[str]) -> None:
         assert self.output is not None

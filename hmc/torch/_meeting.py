@@ -8,12 +8,13 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import hmc
+from hmc._ports import reserved_port
 
 # That of torch's default group, while it is open. Other groups are parts of it: they share its connections, memory and threads.
 _home: hmc.Communicator | None = None
@@ -113,8 +114,8 @@ def _meet_by_socket(store: Any, meeting: str, size: int, timeout: float) -> hmc.
 
 def _meet_by_port(store: Any, meeting: str, size: int, timeout: float) -> hmc.Communicator:
     key = "" if os.environ.get("HMC_JOB_KEY") else hmc.keygen()
-    with _reserved_port() as port:
-        place = f"tcp://{_own_address()}:{port}"
+    with reserved_port() as reserved:
+        place = f"tcp://{_own_address()}:{reserved.getsockname()[1]}"
         store.set(meeting, f"{place}\n{key}")
         return hmc.init(0, size, place, timeout=timeout, **_options(key))
 
@@ -139,33 +140,3 @@ def _own_address() -> str:
         probe.connect(target)  # sends nothing
         address = str(probe.getsockname()[0])
     return f"[{address}]" if family == socket.AF_INET6 else address
-
-
-@contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A TCP port at which HMC can listen, and that other processes do not get meanwhile.
-
-    Linux lets two sockets with SO_REUSEADDR share a port while one of them does not listen. A process that asks for this very
-    number with SO_REUSEADDR gets it too.
-    """
-    with _bound_socket() as holder:
-        yield int(holder.getsockname()[1])
-
-
-def _bound_socket() -> socket.socket:
-    """At a free port of all addresses of the host, as HMC listens."""
-    try:
-        return _bound(socket.AF_INET6)
-    except OSError:  # no IPv6
-        return _bound(socket.AF_INET)
-
-
-def _bound(family: int) -> socket.socket:
-    with contextlib.ExitStack() as unless_bound:
-        holder = unless_bound.enter_context(socket.socket(family))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        holder.bind(("", 0))
-        unless_bound.pop_all()
-        return holder

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch.distributed as dist
 
 import hmc
 import hmc.torch._meeting as meeting
+from hmc._ports import reserved_port
 
 TAKE = """
 import socket, sys
@@ -31,7 +30,8 @@ for family, address in ((socket.AF_INET, ""), (socket.AF_INET, "127.0.0.1")):
 
 
 def test_a_reserved_port_is_for_hmc_alone() -> None:
-    with meeting._reserved_port() as port:
+    with reserved_port() as holder:
+        port = holder.getsockname()[1]
         subprocess.run([sys.executable, "-c", TAKE, str(port)], check=True, timeout=60)
         for address in ("[::]", "127.0.0.1"):
             with hmc.Context(listen=[f"tcp://{address}:{port}"], insecure=True) as context:
@@ -65,14 +65,7 @@ def test_other_ranks_end_at_once_where_rank_0_cannot_listen(monkeypatch: pytest.
             errors.append(error)
 
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-
-        @contextlib.contextmanager
-        def taken_port() -> Iterator[int]:
-            yield port
-
-        monkeypatch.setattr(meeting, "_reserved_port", taken_port, raising=False)
-        monkeypatch.setattr(meeting, "_free_port", lambda: port, raising=False)
+        monkeypatch.setattr(meeting, "reserved_port", other.dup)  # its port is taken
         monkeypatch.setattr(meeting, "_own_address", lambda: "127.0.0.1")
         monkeypatch.setattr(meeting, "_host", lambda: f"{os.getpid()}/{next(hosts)}")
         visitor = threading.Thread(target=visit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -48,6 +50,32 @@ def test_ranks_get_the_environment_of_hmc_run() -> None:
         assert [found[rank][name] for name in names] == [str(rank), "2"] * 4
         assert found[rank]["COLOR"] == "red"
     assert found[0]["MASTER_PORT"] == found[1]["MASTER_PORT"]
+
+
+def test_the_port_of_torch_is_reserved_for_the_ranks() -> None:
+    """Also where no rank listens yet: another process may look for a free port at any time."""
+
+    def listens() -> tuple[int, bool]:
+        port, taken = int(os.environ["MASTER_PORT"]), True
+        with socket.socket() as stranger, contextlib.suppress(OSError):
+            stranger.bind(("127.0.0.1", port))
+            taken = False
+        families = [(socket.AF_INET, "127.0.0.1")]
+        if Path("/proc/net/if_inet6").exists():
+            families.append((socket.AF_INET6, "::"))
+        for family, host in families:
+            with socket.socket(family) as listener, socket.socket() as client:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((host, port))
+                listener.listen()
+                client.connect((os.environ["MASTER_ADDR"], port))
+        return port, taken
+
+    [(port, taken)] = hmc.spawn(listens, 1, timeout=60)
+    assert taken
+    with socket.socket() as later:
+        later.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the rank may linger
+        later.bind(("127.0.0.1", port))
 
 
 def test_large_arguments_and_results() -> None:
