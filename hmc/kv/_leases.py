@@ -111,6 +111,7 @@ class Leases:
         self._held: dict[int, Lease] = {}
         self._looked = 0.0  # when sweep() began last, while leases are held
         self._after: dict[int, Callable[[], None]] = {}
+        self._ending: dict[Lease, int] = {}  # whose ``after`` runs, and on which thread
         self._changed = threading.Condition()
         self._closed = False
         self._sweeper: threading.Thread | None = None
@@ -183,11 +184,14 @@ class Leases:
             self._free_slots.append(ticket.slot)
             after = self._after.pop(ticket.generation)
             lease.reason = reason
+            self._ending[lease] = threading.get_ident()
         try:
             after()
         except Exception:  # of on_end: printed, as that of a thread, because the thread that ends a lease may be the sweeper
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
+            with self._changed:
+                del self._ending[lease]
             lease._ended.set()
 
     def renew(self, lease: Lease, seconds: float) -> None:
@@ -242,12 +246,22 @@ class Leases:
             return "peer lost"
         return "expired" if time.monotonic() > lease.expires else ""
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
+        """Ends all, and waits until those are done that other threads end now. HmcTimeoutError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for lease in self.held:
             self.end(lease, "closed")
+        with self._changed:
+            ending = dict(self._ending)
+        if threading.get_ident() in ending.values():
+            return  # called by an ``after``, which others may wait for
+        for lease in ending:
+            if not lease._ended.wait(deadline.left()):
+                raise HmcTimeoutError(
+                    f"close of a pool: on_end of the lease of session {lease.session!r} has not returned; call close() again"
+                )
 
     def usage(self) -> dict[str, Any]:
         with self._changed:

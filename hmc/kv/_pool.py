@@ -308,7 +308,7 @@ class Pool(Owned):
         return {**self.counts.totals, **self.leases.usage(), **held}
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Ends leases and transfers, waits until they have drained, and takes the pool back. Raises HmcTimeoutError; idempotent."""
+        """Ends leases and transfers, waits until they are done, and takes the pool back. Raises HmcTimeoutError; idempotent."""
         self._check_process()
         deadline = Deadline(timeout)
         if self._drained:
@@ -317,13 +317,13 @@ class Pool(Owned):
         self.transfers.close()
         for transfer in self.transfers.running:
             transfer.cancel()
-        for transfer in self.transfers.running:
-            if not transfer._drained.wait(deadline.left()):
-                raise HmcTimeoutError(
-                    f"close of a pool: a transfer of session {transfer.session!r} may still access its pages after {timeout} s; "
-                    "call close() again to go on waiting"
-                )
-        self.leases.close()
+        late = self.transfers.wait(deadline)
+        if late is not None:
+            raise HmcTimeoutError(
+                f"close of a pool: a transfer of session {late.session!r} may still access its pages after {timeout} s; "
+                "call close() again to go on waiting"
+            )
+        self.leases.close(deadline)
         self.listener.close()
         with self._lock:
             self._remotes.clear()

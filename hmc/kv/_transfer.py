@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import weakref
 from collections.abc import Callable
 
+from hmc._deadline import Deadline
 from hmc._threaded import ThreadedWork
 from hmc.errors import ClosedError, HmcCancelledError
 from hmc.kv._blocks import Blocks, Used
@@ -41,6 +44,7 @@ class Transfers:
         self._after = after  # runs when a transfer has ended, on its thread
         self._lock = threading.Lock()
         self._running: set[Transfer] = set()
+        self._started: weakref.WeakSet[Transfer] = weakref.WeakSet()  # that run, or have run
         self._closed = False
 
     def run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
@@ -63,9 +67,12 @@ class Transfers:
                 if self._closed:
                     raise ClosedError("the pool is closed")
                 self._running.add(transfer)
+                self._started.add(transfer)
             transfer._start(main, f"hmc.kv {transfer._what}")
         except BaseException:
             if transfer._withdraw():
+                with self._lock:
+                    self._started.discard(transfer)
                 self._end(transfer, used)
                 transfer._unstarted()
                 transfer._drained.set()  # a close() may wait for it already
@@ -87,3 +94,18 @@ class Transfers:
     def running(self) -> list[Transfer]:
         with self._lock:
             return list(self._running)
+
+    def wait(self, deadline: Deadline) -> Transfer | None:
+        """Waits until each is ``done``, which a transfer is a moment after it has drained. Returns one that is not in time."""
+        for transfer in self._unfinished():
+            if not transfer._drained.wait(deadline.left()):
+                return transfer
+        for transfer in self._unfinished():
+            concurrent.futures.wait([transfer._future], deadline.left())
+            if not transfer.done:
+                return transfer
+        return None
+
+    def _unfinished(self) -> list[Transfer]:
+        with self._lock:
+            return [transfer for transfer in self._started if not transfer.done]

@@ -136,3 +136,45 @@ def test_a_push_outlives_a_pause_of_its_sender(kv_pair: Any, monkeypatch: pytest
             assert looks.acquire(timeout=60)
         go.set()
     inbox.wait(60)
+
+
+def test_transfers_and_leases_are_done_when_the_pool_is_closed(kv_pair: Any) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    entered = threading.Event()
+
+    def late(_: Any) -> None:
+        entered.set()
+        time.sleep(0.5)
+
+    lease = a.pool.lease("s", [1], on_end=late)
+    inbox = b.pool.receive(to_a, [0, 1])
+    end = inbox._future.set_exception
+    inbox._future.set_exception = lambda error: time.sleep(0.5) or end(error)  # type: ignore[method-assign]
+    releases = threading.Thread(target=lease.release)
+    releases.start()
+    assert entered.wait(60)
+    for one, side in ((lease, a), (inbox, b)):
+        side.pool.close()
+        assert one.done
+    releases.join()
+
+
+def test_the_end_of_a_lease_may_close_its_pool(kv_pair: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    lease = a.pool.lease("s", [1], seconds=0.01, on_end=lambda _: a.pool.close(20))
+    began = time.monotonic()
+    assert lease.wait(60) == "expired"
+    a.pool.close()
+    assert time.monotonic() - began < 15
+
+
+def test_a_pool_is_closed_in_time_beside_an_end_that_does_not_return(kv_pair: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    entered, go = threading.Event(), threading.Event()
+    lease = a.pool.lease("s", [1], seconds=0.01, on_end=lambda _: entered.set() or go.wait(60))
+    assert entered.wait(60)
+    with pytest.raises(hmc.HmcTimeoutError, match="on_end of the lease of session 's' has not returned"):
+        a.pool.close(0.2)
+    go.set()
+    a.pool.close()
+    assert lease.done
