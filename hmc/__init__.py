@@ -21,6 +21,7 @@ except ImportError as _error:
             "installed package because it looks into the working directory first: start Python from another folder"
         ) from _error
     raise
+from hmc import _arguments as _check
 from hmc import testing
 from hmc._aio import install as _install_awaitables
 from hmc._core import (
@@ -80,6 +81,7 @@ from hmc.errors import (
 )
 
 _T = TypeVar("_T")
+_MOST_RANKS = (1 << 31) - 1
 
 __version__: str = _core.version
 
@@ -168,13 +170,15 @@ def init(
 
     Raises HmcTimeoutError naming the ranks that did not come, AuthenticationError, InvalidArgumentError.
     """
+    if topology is not None and not isinstance(topology, Topology):
+        raise TypeError(f"topology must be a hmc.Topology or None, not a {type(topology).__name__}")
     return _core.init(
-        rank=-1 if rank is None else rank,
-        size=-1 if size is None else size,
-        rendezvous=rendezvous,
-        devices=devices,
+        rank=-1 if rank is None else _check.whole("rank", rank, -1, _MOST_RANKS),
+        size=-1 if size is None else _check.whole("size", size, -1, _MOST_RANKS),
+        rendezvous=_check.text("rendezvous", rendezvous),
+        devices=_check.texts("devices", devices),
         topology=topology,
-        timeout=timeout,
+        timeout=_check.seconds("timeout", timeout),
         **context,
     )
 
@@ -195,7 +199,12 @@ def join(
     Raises AuthenticationError (the invitation was used, replaced or forged; another job key), HmcTimeoutError, PeerLostError (a
     process of the Communicator died), InvalidArgumentError (not an invitation).
     """
-    return _core.join(invitation, devices=devices, timeout=timeout, **context)
+    return _core.join(
+        _check.text("invitation", invitation),
+        devices=_check.texts("devices", devices),
+        timeout=_check.seconds("timeout", timeout),
+        **context,
+    )
 
 
 def spawn(

@@ -11,7 +11,7 @@ import numpy as np
 
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["number", "seconds", "shown", "text", "whole", "wholes"]
+__all__ = ["number", "seconds", "shown", "text", "texts", "whole", "wholes"]
 
 _BOOLS = (bool, np.bool_)
 _MOST = (1 << 63) - 1
@@ -89,3 +89,12 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _refused(name, "a str", value)
     return value
+
+
+def texts(name: str, values: Any) -> list[str] | None:
+    """Names, as str() makes them of what a sequence has; None stays."""
+    if values is None:
+        return None
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise _refused(name, "a sequence of names or None", values)
+    return [str(value) for value in values]

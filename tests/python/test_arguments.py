@@ -1,4 +1,4 @@
-"""Wrong arguments of hmc.kv, hmc.weights, hmc.experts and hmc.layout are refused by name, and change nothing."""
+"""Wrong arguments of init(), join(), hmc.kv, hmc.weights, hmc.experts and hmc.layout are refused by name, and change nothing."""
 
 from __future__ import annotations
 
@@ -267,3 +267,20 @@ def test_views_refuse_by_name() -> None:
         refuses(hmc.InvalidArgumentError, "shape", tensors.view, memory, "u1", wrong)
     for shape in (np.int64(5), np.array([5]), [np.uint8(5)], range(5, 6)):
         assert tensors.view(memory, "u1", shape, offset=np.int16(3)).shape == (5,)
+
+
+def test_init_and_join_refuse_by_name() -> None:
+    for call in (hmc.init, lambda **named: hmc.join(**{"invitation": "x", **named})):
+        walk_seconds(lambda wrong, call=call: call(timeout=wrong))
+        refuses(TypeError, "timeout", call, timeout=None)
+        for wrong in ("cpu", b"cpu", 3, 0.5, True, object()):
+            refuses(TypeError, "devices", call, devices=wrong)
+    walk_whole("rank", lambda wrong: hmc.init(rank=wrong, size=1), -1, optional=True)
+    walk_whole("size", lambda wrong: hmc.init(rank=0, size=wrong), -1, optional=True)
+    for wrong in (None, 3, b"unix:/x", [], object()):
+        refuses(TypeError, "rendezvous", hmc.init, rendezvous=wrong)
+        refuses(TypeError, "invitation", hmc.join, wrong)
+    for wrong in (3, "cpu", [], object()):
+        refuses(TypeError, "topology", hmc.init, topology=wrong)
+    with hmc.init(rank=np.int8(0), size=np.int64(1), devices=("cpu",), timeout=np.float32(9)) as comm:
+        assert comm.size == 1
