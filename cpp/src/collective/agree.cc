@@ -94,10 +94,15 @@ Result<std::shared_ptr<Group>> agree(const Group& old, Shrinking& shrinking, Agr
   std::optional<Roster> roster;
   Deadline until = shortly_before(deadline);
   while (!roster) {
-    const bool due = engine->drive(until, [&agreement] { return agreement.is_due(); });
+    const bool due = engine->drive(until, [&] { return agreement.is_due() || !old.context().usable().ok(); });
     std::optional<Roster> wanted;
     {
       const auto lock = engine->lock();
+      // Closed by another thread: the other ranks see that and go on without this one.
+      if (const Status open = old.context().usable(); !open.ok()) {
+        agreement.fail(open);
+        return open;
+      }
       if (!due && (interrupted() || until.when() == deadline.when())) {
         agreement.give_up(ended_early(self, describe(old, shrinking, agreement.awaited(), true)));
       } else if (!due) {

@@ -153,6 +153,27 @@ TEST(ClosedWaits, EndWhereTheyWaitForAConnection) {
   });
 }
 
+// Alone in a closed Context it would be a Communicator of one rank.
+TEST(ClosedWaits, AShrinkEndsWithTheContext) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_EXPECT_OK(world.barrier(soon()));
+    if (process.rank == 0) {
+      auto shrunk = std::async(std::launch::async, [&] { return world.shrink(soon()).status(); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      HMC_EXPECT_OK(world.close(soon()));
+      process.board[0] = 1;
+      EXPECT_EQ(shrunk.get().code(), Code::closed);
+    } else {
+      ASSERT_TRUE(process.board.wait(0, 1));
+      const auto shrunk = world.shrink(soon());
+      ASSERT_TRUE(shrunk.ok()) << shrunk.status().str();
+      EXPECT_EQ(shrunk->size(), 1);
+    }
+    meet(process);
+  });
+}
+
 // It is posted by the first call that names the rank, so it waits for the connection.
 TEST(ClosingAtOnce, DeliversANotificationToARankThatWasNotConnected) {
   run_job(3, [](const Process& process) {
