@@ -156,6 +156,8 @@ Status Notifier::notify(const std::shared_ptr<PeerState>& state, const Notify& n
     lock = context_.engine()->lock();
     HMC_TRY(context_.usable());
     HMC_TRY(context_.scopes().open(envelope.scope));
+    if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed)
+      break;  // what is queued may drain, but for no new one
   }
   if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed) return peer.failure().with_context("notify");
   Status failure;

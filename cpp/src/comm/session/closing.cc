@@ -27,13 +27,18 @@ void Closing::leave() {
   if (state_ != State::open) return;
   const auto keep = peer_.shared_from_this();
   const bool again = std::exchange(leaves_, true);
-  if (peer_.phase() == PeerPhase::connecting && peer_.posts().has_unreported()) {  // goes by the connection first
-    if (again) return;
-    return peer_.handshake().when_over([this](const Status& ready) {
-      if (!ready.ok()) return;
-      leave();
-      advance_soon();
-    });
+  if (peer_.phase() == PeerPhase::connecting && peer_.posts().has_unreported()) {
+    if (!peer_.impl().closing().begun()) {  // only a Context that closes takes no new calls meanwhile
+      peer_.impl().closing().add_lost(loss());
+    } else if (again) {
+      return;
+    } else {  // once the connection exists, leave() again, which sends what is queued and then the goodbye
+      return peer_.handshake().when_over([this](const Status& ready) {
+        if (!ready.ok()) return;
+        leave();
+        advance_soon();
+      });
+    }
   }
   const Status reason(Code::closed, peer_.describe() + " was closed by this process");
   if (peer_.phase() != PeerPhase::ready || peer_.is_self()) return end(reason, PeerPhase::closed);

@@ -41,24 +41,26 @@ Status ContextClosing::close(Deadline deadline, bool force) {
   begin();
   const bool alone = engine.drive(deadline, [this] { return context_.peers().empty(); });
   if (!alone && !force && is_interrupted()) return interrupted_close();
-  std::string lost;
+  std::string outcome;
   {
     const auto lock = engine.lock();
     bool held = false;
+    std::string unfinished;
     for (const auto& [id, peer] : std::map(context_.peers().by_id())) peer->closing().give_up();
-    for (const std::string& what : lost_) lost += (lost.empty() ? "" : "; ") + what;
     for (const auto& peer : context_.peers().ending()) {
       const std::string what = peer->closing().unfinished();
-      if (!what.empty()) lost += (lost.empty() ? "" : "; ") + what;
+      if (!what.empty()) unfinished += (unfinished.empty() ? "" : "; ") + what;
       held = held || peer->link().holds();
     }
+    if (!unfinished.empty()) outcome = "the Context was closed before its peers had answered: " + unfinished;
+    for (const std::string& what : lost_) outcome += (outcome.empty() ? "the Context is closed, but " : "; ") + what;
     if (held && !force) {
-      return Status(Code::timeout, "the Context is closed, but " + lost +
+      return Status(Code::timeout, "the Context is closed, but " + unfinished +
                                        ". Operations on it have not ended, and HMC keeps its own memory until that process goes on "
                                        "or ends; call close again to go on waiting");
     }
   }
-  return shut_down(deadline, lost);
+  return shut_down(deadline, outcome);
 }
 
 void ContextClosing::add_lost(const std::string& what) {
@@ -81,7 +83,7 @@ void ContextClosing::begin() {
   context_.engine()->wake_waiters();
 }
 
-Status ContextClosing::shut_down(Deadline deadline, const std::string& lost) {
+Status ContextClosing::shut_down(Deadline deadline, const std::string& outcome) {
   Engine& engine = *context_.engine();
   bool first = false;
   {
@@ -89,7 +91,7 @@ Status ContextClosing::shut_down(Deadline deadline, const std::string& lost) {
     first = stage_ == Stage::open;
     if (first) {
       stage_ = Stage::ending;
-      if (!lost.empty()) outcome_ = Status(Code::timeout, "the Context was closed before its peers had answered: " + lost);
+      if (!outcome.empty()) outcome_ = Status(Code::timeout, outcome);
     }
   }
   if (!first) {  // another thread does it; it may wait for the end of a callback that called this
