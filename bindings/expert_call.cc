@@ -102,7 +102,7 @@ py::list ExpertCall::read(const Ranks& ranks) {
   });
 }
 
-py::list ExpertCall::wait(const Ranks& ranks, const std::optional<double>& timeout) const {
+py::list ExpertCall::wait(const Ranks& ranks, const std::optional<double>& timeout) {
   const Deadline deadline = deadline_of(timeout);
   return for_each(ranks, [&](std::int64_t rank) {
     for (const Work& work : at(rank).works) interruptible([&] { return work.wait(deadline); }, Gil::until_waiting);

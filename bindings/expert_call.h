@@ -36,8 +36,8 @@ class ExpertCall {
   py::list take(const Communicator& comm, const Ranks& ranks, const std::optional<double>& timeout);
   // Copies and checks the headers of ranks, taken or not.
   py::list read(const Ranks& ranks);
-  // Waits for the transfers from ranks; for this rank for what its device loads.
-  py::list wait(const Ranks& ranks, const std::optional<double>& timeout) const;
+  // Waits for the transfers from ranks. Where this rank is among them, also for the copies that its device makes.
+  py::list wait(const Ranks& ranks, const std::optional<double>& timeout);
   // The ranks whose headers were read, of these.
   [[nodiscard]] Ranks came(const Ranks& ranks) const;
   // The transfers from a rank.
@@ -59,10 +59,12 @@ class ExpertCall {
 
   virtual std::size_t write_header(std::int64_t rank, std::span<std::int64_t> out) = 0;
   virtual Status read_header(std::int64_t rank, std::span<const std::int64_t> in) = 0;
-  // GIL held.
-  [[nodiscard]] virtual Status wait_for_loads(Deadline /*deadline*/) const { return {}; }
+  // Until the device has loaded what load() started, or failed. GIL held.
+  [[nodiscard]] virtual Status wait_for_loads(Deadline /*deadline*/) { return {}; }
   // The rank's rows need no transfer.
   void skip(std::int64_t rank) { at(rank).got = true; }
+  // They do after all.
+  void fetch_again(std::int64_t rank) { at(rank).got = false; }
   // Starts the transfers from a rank that have not started. Without the GIL.
   Status get(const Member& member, std::int64_t rank, const Plan& plan);
   [[nodiscard]] bool got(std::int64_t rank) const { return at(rank).got; }
@@ -128,12 +130,13 @@ class ExpertDispatch final : public ExpertCall {
     LoadableBytes memory;
   };
   Result<RowCopies> copy(const Part& part, const std::vector<Loadable>& sources, const Device& by) const;
-  Status wait_for_loads(Deadline deadline) const override;
+  Status wait_for_loads(Deadline deadline) override;
 
   const std::shared_ptr<const ExpertRoutes> routes_;
   const std::shared_ptr<ExpertReceived> received_;
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> copies_;  // by rank
-  std::vector<RowCopies> loads_;
+  std::vector<RowCopies> loads_;                                            // whose end was not seen yet
+  Ranks loaded_;                                                            // whose rows they copy
 };
 
 class ExpertCombine final : public ExpertCall {

@@ -85,7 +85,7 @@ Result<RowCopies> ExpertDispatch::copy(const Part& part, const std::vector<Loada
                         memory.bytes.data() + base + static_cast<std::size_t>(tokens[i]) * row_bytes});
     }
   }
-  auto keep = std::make_shared<std::vector<Loadable>>(sources);
+  auto keep = std::make_shared<std::pair<std::vector<Loadable>, Memory>>(sources, into.memory());
   return RowCopies::start(copies, row_bytes, by, std::move(keep));
 }
 
@@ -108,10 +108,14 @@ void ExpertDispatch::load(const py::object& device, const std::vector<Part>& par
     if (!copies.ok()) return;  // get() says of which rank
     loads_.push_back(std::move(*copies));
   }
-  for (const Loadable& source : there) skip(source.rank);
+  for (const Loadable& source : there) {
+    skip(source.rank);
+    loaded_.push_back(source.rank);
+  }
 }
 
-Status ExpertDispatch::wait_for_loads(Deadline deadline) const {
+Status ExpertDispatch::wait_for_loads(Deadline deadline) {
+  Status outcome;
   for (const RowCopies& copies : loads_) {
     Status status;
     do {
@@ -119,9 +123,16 @@ Status ExpertDispatch::wait_for_loads(Deadline deadline) const {
       const ReleasedGil nogil;
       status = copies.wait(Deadline::at(std::min(deadline.when(), Deadline::after(look_interval).when())));
     } while (status.code() == Code::timeout && !deadline.passed());
-    HMC_TRY(std::move(status));
+    if (status.code() == Code::timeout) return status;
+    if (outcome.ok()) outcome = std::move(status);
   }
-  return {};
+  if (!outcome.ok()) {  // the next run gets them anew
+    for (const std::int64_t rank : loaded_) fetch_again(rank);
+  }
+  loaded_.clear();
+  const ReleasedGil nogil;  // to unmap a peer's memory may wait for the device
+  loads_.clear();
+  return outcome;
 }
 
 py::list ExpertDispatch::get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,

@@ -198,7 +198,7 @@ void bind_steps(Class& cls) {
            "Copies and checks headers. ClosedError: the rank has closed its Buffer. PeerLostError: it has masked this one.")
       .def("came", &ExpertCall::came, py::arg("ranks"), "Those of the ranks whose headers were read.")
       .def("wait", &ExpertCall::wait, py::arg("ranks"), py::arg("timeout"),
-           "Waits for transfers from ranks; for this rank for what its device loads.")
+           "Waits for transfers from ranks. Where this rank is among them, also for the copies that its device makes.")
       .def("works", &ExpertCall::works, py::arg("rank"), "The transfers from a rank.")
       .def("acknowledge", &ExpertCall::acknowledge, py::arg("comm"), py::arg("ranks"), py::arg("notification"),
            "Notifies ranks. Does not wait, and ignores errors.")

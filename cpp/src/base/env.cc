@@ -12,7 +12,7 @@ namespace hmc {
 namespace {
 
 constexpr auto table = std::to_array<EnvVariable>({
-    {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors of a device that copy scattered blocks; 0: all, over PCIe 16."},
+    {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors of a device that copy scattered blocks; 0: all. Over PCIe at most 16."},
     {"HMC_CACHE", "", "Folder of figures of links that were measured, or `off`; unset: hmc in $XDG_CACHE_HOME or ~/.cache."},
     {"HMC_CHECK_MEMORY", "1", "0: allocate host memory without a look at how much there is."},
     {"HMC_CUDA_LIBRARY", "", "Path of NVIDIA's driver library (libcuda.so.1) to use and no other, or `off`."},

@@ -12,8 +12,7 @@ namespace {
 
 // Copies up to this size do not queue behind longer ones.
 constexpr std::size_t short_copy_bytes = 64 << 10;
-// The copy engine takes some microseconds for each block, in which PCIe moves about so many bytes. Longer ones do not need a
-// kernel.
+// The copy engine takes some microseconds for each block. Longer blocks take so long on PCIe that it no longer matters.
 constexpr std::size_t longest_bus_block = 512 << 10;
 
 }  // namespace
@@ -47,7 +46,7 @@ int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one
         by.index(),
         {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes, direction != CopyDirection::on_device},
         stream, issued);
-    if (code != calls_.traits.codes.unsupported) return code;
+    if (code == 0 || issued > 0) return code;
   }
   for (; issued < op.blocks; ++issued) {
     const int code = calls_.copies->copy(target + op.target_offsets[issued], source + op.source_offsets[issued], op.block_bytes,
@@ -83,7 +82,7 @@ bool AcceleratorCopies::in_one_launch(AcceleratorDevice& device, int index, cons
     const std::span<const std::uint64_t> offsets(from_host ? op.source_offsets : op.target_offsets, op.blocks);
     const auto [first, last] = std::ranges::minmax(offsets);
     const auto* const host = static_cast<const std::byte*>(from_host ? op.source.data : op.target.data);
-    if (op.block_bytes > longest_bus_block || !pinned_.hold(host + first, host + last + op.block_bytes)) return false;
+    if (op.block_bytes > longest_bus_block || !pinned_.contains(host + first, host + last + op.block_bytes)) return false;
   }
   if (calls_.copies->blocks_prepared(index)) return true;
   return devices_.load(device, std::chrono::milliseconds(0), [&] { return calls_.copies->prepare_blocks(index); }) == 0;
@@ -111,6 +110,8 @@ Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
   bool one_launch = in_one_launch(*on, index, op);
   const std::scoped_lock lock(on->mutex);
+  // What waits on the device may fill it, and wait for these very bytes: the copy engine gets past it.
+  if (direction != CopyDirection::on_device && waits(*on)) one_launch = false;
   if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
     HMC_TRY(devices_.device(op.target.device.index()).status());
     const bool reached = reach(*on, static_cast<std::size_t>(op.target.device.index())) == AcceleratorDevice::Peer::reached;

@@ -17,10 +17,9 @@ bool exchanges(const AcceleratorDevice& device) {
   return std::ranges::any_of(device.exchange_streams, [](const CopyStream& stream) { return !stream.pending.empty(); });
 }
 
-// Something on the device waits for other devices or for the host. Its mutex held.
-bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || device.issuing.load() != 0 || exchanges(device); }
-
 }  // namespace
+
+bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || device.issuing.load() != 0 || exchanges(device); }
 
 Status AcceleratorDevices::failure(const std::string& what, int code) const {
   const VendorCodes& codes = calls_.traits.codes;

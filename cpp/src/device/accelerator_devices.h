@@ -61,6 +61,9 @@ struct AcceleratorDevice {
   std::atomic<std::chrono::steady_clock::rep> no_patience_until{0};  // of load(), which has waited in vain
 };
 
+// Something on the device waits for other devices or for the host. Its mutex held.
+bool waits(const AcceleratorDevice& device);
+
 // Any thread.
 class AcceleratorDevices {
  public:

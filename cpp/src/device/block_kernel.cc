@@ -9,7 +9,7 @@ namespace hmc {
 namespace {
 
 constexpr unsigned threads = 1024;      // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
-constexpr std::size_t bus_groups = 16;  // of a copy over PCIe, which is slower than they are: the others compute meanwhile
+constexpr std::size_t bus_groups = 16;  // of a copy over PCIe, which they saturate: the other processors compute meanwhile
 constexpr std::size_t unroll = 4;       // accesses of a thread to a tile, as in the kernel
 constexpr std::size_t launch_blocks = 16384;  // of one launch at most
 // A first launch of an eighth is under way while the offsets of the rest are passed on, where there are many.
@@ -33,24 +33,26 @@ unsigned widest_access(std::uint64_t bits) noexcept {
 
 }  // namespace
 
-BlockKernel::Kernel& BlockKernel::kernel_of(int device) {
-  Kernel& kernel = kernels_[device];
+BlockKernel::Entry& BlockKernel::entry_of(int device) {
+  const std::scoped_lock lock(mutex_);
+  return kernels_[device];
+}
+
+BlockKernel::Kernel BlockKernel::kernel_of(int device) {
+  Entry& entry = entry_of(device);
+  const std::scoped_lock lock(entry.mutex);
+  Kernel& kernel = entry.kernel;
   if (kernel.loaded.tried) return kernel;
   kernel.loaded.load(api_, vendor_, image_, device, "hmc_copy_blocks");
   const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
   kernel.groups = wanted != 0 ? wanted : kernel.loaded.processors;
+  entry.tried.store(kernel.loaded.tried);
   return kernel;
 }
 
-int BlockKernel::prepare(int device) {
-  const std::scoped_lock lock(mutex_);
-  return kernel_of(device).loaded.code;
-}
+int BlockKernel::prepare(int device) { return kernel_of(device).loaded.code; }
 
-bool BlockKernel::prepared(int device) {
-  const std::scoped_lock lock(mutex_);
-  return kernels_[device].loaded.tried;
-}
+bool BlockKernel::prepared(int device) { return entry_of(device).tried.load(); }
 
 // Never waits: while every chunk is still read from, another is made.
 int BlockKernel::make_room(std::deque<Chunk>& chunks, std::size_t offsets, VendorStream stream) {
@@ -103,9 +105,9 @@ int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, Vendor
 }
 
 int BlockKernel::copy(int device, const VendorBlocks& blocks, VendorStream stream, std::size_t& issued) {
-  const std::scoped_lock lock(mutex_);
-  const Kernel& kernel = kernel_of(device);
+  const Kernel kernel = kernel_of(device);
   if (kernel.loaded.code != 0) return kernel.loaded.code;
+  const std::scoped_lock lock(mutex_);
   while (issued < blocks.count) {
     VendorBlocks part = blocks;
     part.target_offsets += issued;

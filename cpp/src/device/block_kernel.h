@@ -2,6 +2,7 @@
 // kernels as CUDA's driver does.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -36,20 +37,26 @@ class BlockKernel {
     kernel::Loaded loaded;
     std::size_t groups = 1;  // of threads that copy at a time
   };
+  struct Entry {
+    std::mutex mutex;  // held while the kernel is loaded, which takes long: of this device alone
+    Kernel kernel;
+    std::atomic<bool> tried{false};
+  };
   struct Chunk {
     std::uint64_t* offsets = nullptr;
     std::size_t used = 0;        // offsets
     VendorEvent over = nullptr;  // recorded when the chunk was left: all its launches came before
   };
-  Kernel& kernel_of(int device);
+  Entry& entry_of(int device);
+  Kernel kernel_of(int device);
   int launch(const Kernel& kernel, const VendorBlocks& blocks, VendorStream stream);
   int make_room(std::deque<Chunk>& chunks, std::size_t offsets, VendorStream stream);
 
   const kernel::Api& api_;
   const kernel::Vendor vendor_;
   const std::function<kernel::Image(int device)> image_;
-  std::mutex mutex_;  // of what follows
-  std::map<int, Kernel> kernels_;
+  std::mutex mutex_;                                  // of what follows
+  std::map<int, Entry> kernels_;                      // entries stay where they are
   std::map<VendorStream, std::deque<Chunk>> chunks_;  // the one in use last
 };
 

@@ -7,8 +7,9 @@
 
 namespace hmc {
 
-// Memory that HMC has pinned for a vendor whose devices all reach it at the host's address. What somebody else has pinned is not
-// in it: that may end, or be of other pages, at any time. Any thread.
+// Memory that HMC has pinned for a vendor whose devices all reach it at the host's address. Memory pinned by other code is not in
+// it: it may be unpinned at any time. What HMC pins is its own, and every operation on it keeps it pinned until its end. Any
+// thread.
 class PinnedRanges {
  public:
   void add(const void* begin, std::size_t bytes) {
@@ -20,7 +21,7 @@ class PinnedRanges {
     bytes_.erase(static_cast<const std::byte*>(begin));
   }
   // Whether all of it lies in one of them.
-  [[nodiscard]] bool hold(const std::byte* begin, const std::byte* end) const {
+  [[nodiscard]] bool contains(const std::byte* begin, const std::byte* end) const {
     const std::scoped_lock lock(mutex_);
     auto after = bytes_.upper_bound(begin);
     if (after == bytes_.begin()) return false;

@@ -17,7 +17,7 @@
 namespace hmc {
 namespace {
 
-// A kernel takes microseconds, unless something on the device keeps it waiting: no time to sleep before.
+// A kernel takes microseconds, unless something on the device keeps it waiting: only then does the thread sleep between two looks.
 constexpr auto busy = std::chrono::microseconds(200);
 constexpr auto pause = std::chrono::microseconds(100);
 
@@ -89,8 +89,9 @@ Status RowCopies::wait(Deadline deadline) const {
   if (state_ == nullptr) return {};
   const auto began = Deadline::Clock::now();
   while (!state_->done()) {
-    if (state_->poll()) continue;
-    if (deadline.passed()) return {Code::timeout, "rows are still being copied on the device"};
+    const bool moved = state_->poll();
+    if (deadline.passed() && !state_->done()) return {Code::timeout, "rows are still being copied on the device"};
+    if (moved) continue;
     if (Deadline::Clock::now() - began < busy) {
       sched_yield();
     } else {
