@@ -181,10 +181,10 @@ class Job:
                 if (until is not None and now > until) or (now > end and not events[0][1] & select.POLLHUP):
                     break
                 reader.join(timeout=0.05)
-        if self._folder:
-            self._folder.cleanup()
         if self._port is not None:
             self._port.close()
+        if self._folder:
+            self._folder.cleanup()
 
     def _torch_store(self, rendezvous: str) -> dict[str, str]:
         """Where the job's processes find torch's store: the port after that of the rendezvous, or one reserved on this host."""

@@ -64,7 +64,10 @@ class Fabric:
             self._allocate(device)
         except Exception as error:
             failure = error
-        self._agree(failure, deadline)
+        try:
+            self._agree(failure, deadline)
+        finally:
+            failure = None  # its traceback keeps this frame: the memory would stay until the garbage collection
         try:
             self._import(device, deadline)
         except (ClosedError, HmcCancelledError, PeerLostError):
@@ -95,9 +98,16 @@ class Fabric:
         A rank that failed raises its own error, whatever the others did.
         """
         mine, said = repr(self.shape), f"{type(failure).__name__}: {failure}"[:_MOST_SAID] if failure is not None else ""
-        found = self.comm.exchange_bytes(f"{mine}\n{said}".encode(errors="replace"), timeout=deadline.left())
-        if failure is not None:
-            raise failure
+        try:
+            found = self.comm.exchange_bytes(f"{mine}\n{said}".encode(errors="replace"), timeout=deadline.left())
+        except HmcError:
+            if failure is None:
+                raise
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # as in __init__
         others = [other.decode(errors="replace").partition("\n") for other in found]
         for rank, (_, _, why) in enumerate(others):
             if why:

@@ -50,7 +50,9 @@ class RunningClock:
                 return wait(left)
             except HmcTimeoutError:
                 left = until - self.now()
-                if over() or left <= 0:
+                if over():
+                    return wait(0.0)  # it ended just now, or raised a timeout of its own
+                if left <= 0:
                     raise
 
     def close(self) -> None:
