@@ -91,10 +91,14 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def texts(name: str, values: Any) -> list[str] | None:
-    """Names, as str() makes them of what a sequence has; None stays."""
+def texts(name: str, values: Any) -> list[str | None] | None:
+    """The elements of a sequence as str() writes them. None, and an element that is None, stays."""
     if values is None:
         return None
-    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+    try:
+        found = None if isinstance(values, str | bytes | bytearray) else list(values)
+    except TypeError:
+        found = None
+    if found is None:
         raise _refused(name, "a sequence of names or None", values)
-    return [str(value) for value in values]
+    return [value if value is None else str(value) for value in found]

@@ -90,6 +90,7 @@ def run_command(options: argparse.Namespace) -> int:
             job.start()
         except OSError as error:
             job.stop()
+            job.close()
             print(f"hmc run: cannot start {shlex.join(command)}: {error}", file=sys.stderr)
             return 2
         return job.wait()

@@ -261,9 +261,9 @@ class Buffer(Owned):
         if not self._closed:
             self._leave(deadline)
             with contextlib.suppress(DeviceError):  # of the caller's stream
-                self._intake.settle(deadline, "close() again waits on")
+                self._intake.drain(deadline, "close() again waits on")
             if self._pending is not None:
-                self._pending.settle(deadline)
+                self._pending.drain(deadline)
                 self._pending = None
             self._fabric.close(deadline)
             self._closed = True

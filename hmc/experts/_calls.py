@@ -139,8 +139,8 @@ class Call(ABC):
                 f"{self.name}: this rank's own rows were not there within {deadline.timeout} s: resume() waits on"
             )
 
-    def settle(self, deadline: Deadline) -> None:
-        """After :meth:`withdraw`: until this rank's device copies nothing for the call. HmcTimeoutError."""
+    def drain(self, deadline: Deadline) -> None:
+        """After :meth:`withdraw`: waits until the device has finished this call's copies. HmcTimeoutError."""
         own = self.fabric.peers.rank
         if self._prepared and any(isinstance(error, HmcTimeoutError) for _, error in self._steps.wait([own], deadline.left())):
             raise HmcTimeoutError(f"close: the rows of a {self.name} are still being copied on the device: close() again waits on")
@@ -193,11 +193,11 @@ class Dispatch(Call):
         fabric = self.fabric
         if fabric.device != "cpu":
             self._steps.load(fabric.device, self._parts, fabric.stagings, ranks)
-            self._x2 = self._views()  # meanwhile
+            self._x2 = self._views()  # while the device copies
         return self._steps.get(fabric.comm, self._parts, fabric.stagings, fabric.mapped, ranks)
 
     def _views(self) -> list[Any]:
-        """Of the rows; copies of them where they lie on the CPU and x on a device."""
+        """x2 and its scales. Where rows lie on the CPU and x on a device, these are copies: the rows must have arrived."""
         shape = self.fabric.shape
         kinds = [(shape.dtype, shape.hidden), ("float32", shape.scale_bytes // 4)]
         return [self.handle._like.view(area, *kind) for area, kind in zip(self._areas, kinds, strict=False)]

@@ -52,7 +52,7 @@ class Intake:
 
         HmcTimeoutError names the arrays whose stream is behind. InvalidArgumentError names an array that is refused.
         """
-        self.settle(deadline, _AFTER)
+        self.drain(deadline, _AFTER)
         tables = {"topk_ids": topk_ids, "topk_weights": topk_weights}
         places = self._places_of({what: kind for what, array in tables.items() if (kind := _kind_of(array)) is not None})
         copies = [(what, _in_order(tables[what]), place[0]) for what, place in places.items()]
@@ -92,10 +92,10 @@ class Intake:
         done, _, error = self._queued[-1]
         if error is not None:
             raise error
-        self.settle(deadline, _AFTER)
+        self.drain(deadline, _AFTER)
         return [what for (what, *_), queued in zip(copies, done, strict=True) if queued]
 
-    def settle(self, deadline: Deadline, after: str) -> None:
+    def drain(self, deadline: Deadline, after: str) -> None:
         """Waits until no queued copy writes any more. HmcTimeoutError says what to do ``after`` it."""
         while self._queued:
             try:
@@ -107,7 +107,7 @@ class Intake:
 
 
 def _table(what: str, array: Any, dtype: Any) -> NDArray[Any]:
-    """A table that was not copied behind a stream: it is not on a device, names no stream and is ready, or has no elements."""
+    """A table that was not copied behind a stream: on the CPU; on a device and ready, because it names no stream; or empty."""
     if not _on_device(array) or is_torch(array) or (found := described(array))[0] not in _READ_AS:
         return host_array(what, array, dtype)
     copy = _core.Memory(_nbytes(*found))
@@ -137,7 +137,7 @@ def _on_device(array: Any) -> bool:
 
 
 def _kind_of(array: Any) -> _Kind | None:
-    """None: its elements are not copied as they lie on a device, or it has none."""
+    """None: the array is not on a device, has no elements, or has elements of a type that is not copied as it lies."""
     if not _on_device(array):
         return None
     try:

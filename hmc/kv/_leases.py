@@ -173,26 +173,29 @@ class Leases:
 
     def end(self, lease: Lease, reason: str) -> None:
         ticket = lease._ticket
-        with self._changed:
-            now = time.monotonic()
-            if reason == "expired" and (now <= lease.expires or now - self._looked > _PAUSE):
-                return  # renewed meanwhile; or this process was paused, and the next sweep decides
-            if self._held.pop(ticket.generation, None) is None:
-                return
-            self._rows[ticket.rows, 0] = 0  # before anything may change the pages
-            self._free_rows.extend(ticket.rows.tolist())
-            self._free_slots.append(ticket.slot)
-            after = self._after.pop(ticket.generation)
-            lease.reason = reason
-            self._ending[lease] = threading.get_ident()
+        ours = False  # an interrupt must not leave the lease in _ending, for which close() waits
         try:
+            with self._changed:
+                now = time.monotonic()
+                if reason == "expired" and (now <= lease.expires or now - self._looked > _PAUSE):
+                    return  # renewed meanwhile; or this process was paused, and the next sweep decides
+                if self._held.pop(ticket.generation, None) is None:
+                    return
+                ours = True
+                self._ending[lease] = threading.get_ident()
+                self._rows[ticket.rows, 0] = 0  # before anything may change the pages
+                self._free_rows.extend(ticket.rows.tolist())
+                self._free_slots.append(ticket.slot)
+                after = self._after.pop(ticket.generation)
+                lease.reason = reason
             after()
         except Exception:  # of on_end: printed, as that of a thread, because the thread that ends a lease may be the sweeper
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
-            with self._changed:
-                del self._ending[lease]
-            lease._ended.set()
+            if ours:
+                with self._changed:
+                    self._ending.pop(lease, None)
+                lease._ended.set()
 
     def renew(self, lease: Lease, seconds: float) -> None:
         with self._changed:
@@ -247,7 +250,10 @@ class Leases:
         return "expired" if time.monotonic() > lease.expires else ""
 
     def close(self, deadline: Deadline) -> None:
-        """Ends all, and waits until those are done that other threads end now. HmcTimeoutError."""
+        """Ends all leases, and waits for the ``after`` of those that other threads are ending. HmcTimeoutError.
+
+        Called by an ``after`` it waits for no other.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()

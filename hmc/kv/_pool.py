@@ -138,9 +138,9 @@ class Pool(Owned):
         ``blocks``: default the session's own. ``tokens``: default all that fit, from token ``first`` of the first block on. The
         lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
         lost, and by ``release()`` or ``free(session)``. Its pages must not change before ``on_end(lease)`` was called; the
-        session's own blocks then become free. Errors of ``on_end`` go to ``threading.excepthook``. With ``digest``
-        the pages are read once, here. Waits for what is queued on ``stream``, which writes the pages (see :class:`Pool`), until
-        the pool is closed or ``peer`` is lost.
+        session's own blocks then become free. Errors of ``on_end`` go to ``threading.excepthook``. It may close the pool; it must
+        not wait for another thread that does, which waits for it. With ``digest`` the pages are read once, here. Waits for what is
+        queued on ``stream``, which writes the pages (see :class:`Pool`), until the pool is closed or ``peer`` is lost.
 
         Raises InvalidArgumentError, OutOfMemoryError (too many leases), PeerLostError, ClosedError.
         """
@@ -308,7 +308,10 @@ class Pool(Owned):
         return {**self.counts.totals, **self.leases.usage(), **held}
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Ends leases and transfers, waits until they are done, and takes the pool back. Raises HmcTimeoutError; idempotent."""
+        """Ends leases and transfers, waits until they are done, and takes the pool back. Raises HmcTimeoutError; idempotent.
+
+        Hold no lock that an ``on_end`` of a lease takes: those that run are waited for, unless one of them is the caller.
+        """
         self._check_process()
         deadline = Deadline(timeout)
         if self._drained:

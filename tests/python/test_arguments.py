@@ -282,5 +282,5 @@ def test_init_and_join_refuse_by_name() -> None:
         refuses(TypeError, "invitation", hmc.join, wrong)
     for wrong in (3, "cpu", [], object()):
         refuses(TypeError, "topology", hmc.init, topology=wrong)
-    with hmc.init(rank=np.int8(0), size=np.int64(1), devices=("cpu",), timeout=np.float32(9)) as comm:
+    with hmc.init(rank=np.int8(0), size=np.int64(1), devices=(None,), timeout=np.float32(9)) as comm:
         assert comm.size == 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import textwrap
+import weakref
 from collections.abc import Callable
 
 import pytest
 
 import hmc
+import hmc.experts
+from hmc.experts._fabric import Fabric
 from hmc.experts._shape import Shape
 
 PRELUDE = """
@@ -178,3 +182,26 @@ def test_strided_and_read_only_input(run_job: Callable[..., str]) -> None:
     print("done")
     """
     assert run_job(PRELUDE + textwrap.dedent(source), 2).count("done") == 2
+
+
+def test_a_buffer_that_cannot_be_made_frees_its_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the next garbage collection, which may be far: a smaller Buffer is to fit into the device."""
+    made: list[weakref.ref[Fabric]] = []
+    allocate = Fabric._allocate
+
+    def watched(fabric: Fabric, device: str) -> None:
+        made.append(weakref.ref(fabric))
+        allocate(fabric, device)
+
+    monkeypatch.setattr(Fabric, "_allocate", watched)
+    said = ""
+    with hmc.init(rank=0, size=1) as comm:
+        gc.disable()
+        try:
+            hmc.experts.Buffer(comm, experts=1, hidden=1, tokens=1, topk=1, device="nonsense:0")
+        except hmc.HmcError as error:
+            said = str(error)
+        finally:
+            gc.enable()
+        assert "nonsense" in said
+        assert made[0]() is None

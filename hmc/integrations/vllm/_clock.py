@@ -1,4 +1,4 @@
-"""A clock for expiries that other processes put off: it stands still while this process does not run."""
+"""A clock for expiries that other processes put off: it stops while this process is paused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunningClock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ticked = time.monotonic()
-        self._lost = 0.0
+        self._paused = 0.0
         self._closed = threading.Event()
         start_thread(self._tick_on, "hmc.vllm clock")
 
@@ -37,7 +37,7 @@ class RunningClock:
         """Seconds, from an arbitrary point on. Never decreases."""
         with self._lock:
             most = math.inf if self._closed.is_set() else self._ticked + _PAUSE
-            return min(time.monotonic(), most) - self._lost
+            return min(time.monotonic(), most) - self._paused
 
     def patiently(self, wait: Callable[[float], Found], seconds: float, over: Callable[[], bool]) -> Found:
         """What ``wait(seconds)`` returns. Repeats one that timed out because of a pause, until ``seconds`` are over on this clock.
@@ -62,6 +62,8 @@ class RunningClock:
     def _tick_on(self) -> None:
         while not self._closed.wait(_TICK):
             with self._lock:
+                if self._closed.is_set():
+                    return
                 pause = time.monotonic() - self._ticked
-                self._lost += max(0.0, pause - _PAUSE)
+                self._paused += max(0.0, pause - _PAUSE)
                 self._ticked += pause

@@ -12,7 +12,7 @@ from functools import partial
 from hmc import kv
 from hmc._core import Context, Peer
 from hmc._process import start_thread
-from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError, PeerLostError
+from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError
 from hmc.integrations.vllm._asking import answer_of
 from hmc.integrations.vllm._clock import RunningClock
 from hmc.integrations.vllm._listening import Listening
@@ -342,7 +342,11 @@ class Sender:
         layout, answer = self._pools[0].layout, secrets.randbits(61) | 1
         piece = Piece(reader.offer.answer, reader.sent, end - reader.sent, answer, layout.layers, layout.heads)
         sent = reader.peer.isend(piece.encode(), tag=PIECE_TAG)
-        self._clock.patiently(sent.wait, self._seconds, lambda: sent.done)
+        try:
+            self._clock.patiently(sent.wait, self._seconds, lambda: sent.done)
+        except HmcTimeoutError:
+            sent._withdraw()  # else its answer would stay unread
+            raise
         found = answer_of(reader.peer, answer, self._seconds, self._clock)
         if len(found.tickets) != len(self._pools):
             raise InvalidArgumentError(f"{len(found.tickets)} tickets; this engine has {len(self._pools)} pools")
