@@ -120,5 +120,25 @@ TEST(CloseLosses, AreNotReportedWhereNothingIsLost) {
   }
 }
 
+// A notification that waits for room ends when its peer is closed, though what is queued before it still drains.
+TEST(ClosingPeer, EndsANotifyThatWaitsForRoom) {
+  ContextOptions manual;
+  manual.progress = Progress::manual;
+  const auto a = make_context("tcp"), b = make_context("tcp", {}, manual);
+  auto connecting = std::async(std::launch::async, [&] { return *a.connect(b.addresses().front(), soon()); });
+  while (connecting.wait_for(std::chrono::seconds(0)) != std::future_status::ready) b.progress();
+  const Peer ab = connecting.get();
+  const auto payload = pattern(max_notify_payload, 1);
+  Status full;
+  while (full.ok()) full = ab.notify(Notify(payload), Deadline::after_seconds(0));
+  ASSERT_EQ(full.code(), Code::timeout) << full.str();
+  auto waiting = std::async(std::launch::async, [&] { return ab.notify(Notify(7), soon()); });
+  ASSERT_EQ(waiting.wait_for(std::chrono::milliseconds(30)), std::future_status::timeout);
+  ab.close();
+  EXPECT_EQ(waiting.get().code(), Code::closed);
+  HMC_EXPECT_OK(b.close(soon()));  // it reads nothing of what is queued
+  HMC_EXPECT_OK(a.close(soon()));
+}
+
 }  // namespace
 }  // namespace hmc
