@@ -1601,7 +1601,7 @@ class ExpertCall:
         """
     def wait(self, ranks: collections.abc.Sequence[typing.SupportsInt], timeout: float | None) -> list[typing.Any]:
         """
-        Waits for transfers from ranks.
+        Waits for transfers from ranks. Where this rank is among them, also for the copies that its device makes.
         """
     def works(self, rank: typing.SupportsInt) -> list[Work]:
         """
@@ -1684,7 +1684,7 @@ class ExpertDispatch(ExpertCall):
         ranks: collections.abc.Sequence[typing.SupportsInt],
     ) -> None:
         """
-        Copies the rows of ranks whose memory the device can load from: blocks until they are there. get() takes the others.
+        Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. get() takes the others.
         """
 
 class ExpertLayout:
