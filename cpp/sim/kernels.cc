@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "abi.h"
@@ -46,8 +48,12 @@ Error copy_blocks(const Blocks& blocks) {
   const auto at = [](std::uint64_t address) { return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address)); };
   std::vector<std::uint64_t> to(blocks.count), from(blocks.count);
   const std::size_t bytes = blocks.count * sizeof(std::uint64_t);
-  if (copy_now(to.data(), at(blocks.target_offsets), bytes, Side::any, Side::device) != Error::ok) return Error::illegal_address;
-  if (copy_now(from.data(), at(blocks.source_offsets), bytes, Side::any, Side::device) != Error::ok) return Error::illegal_address;
+  for (const auto& [table, into] : {std::pair(blocks.target_offsets, &to), std::pair(blocks.source_offsets, &from)}) {
+    std::byte* there = nullptr;
+    std::shared_ptr<void> hold;
+    if (reach(at(table), bytes, &there, hold) != Error::ok) return Error::illegal_address;
+    std::memcpy(into->data(), there, bytes);
+  }
   for (std::size_t i = 0; i < blocks.count; ++i) {
     const std::uint64_t target = blocks.target + to[i];
     const std::uint64_t source = blocks.source + from[i];
