@@ -126,7 +126,7 @@ Status ExpertDispatch::wait_for_loads(Deadline deadline) {
     if (status.code() == Code::timeout) return status;
     if (outcome.ok()) outcome = std::move(status);
   }
-  if (!outcome.ok()) {  // the next run gets them anew
+  if (!outcome.ok()) {  // a resumed call loads or transfers these rows again
     for (const std::int64_t rank : loaded_) fetch_again(rank);
   }
   loaded_.clear();

@@ -84,7 +84,7 @@ class Intake:
         return self._places[1]
 
     def _copy(self, copies: list[tuple[str, Any, _core.Memory]], deadline: Deadline) -> list[str]:
-        """Copies arrays behind their streams and waits. The names of those that were copied: others name no stream."""
+        """Copies arrays behind their streams and waits. Returns the names of those copied: an array without a stream is not."""
         if not copies:
             return []
         self._what = " and ".join(what for what, *_ in copies)

@@ -250,9 +250,9 @@ class Leases:
         return "expired" if time.monotonic() > lease.expires else ""
 
     def close(self, deadline: Deadline) -> None:
-        """Ends all leases, and waits for the ``after`` of those that other threads are ending. HmcTimeoutError.
+        """Ends all leases. Waits until every ``after`` that runs on another thread has returned. HmcTimeoutError.
 
-        Called by an ``after`` it waits for no other.
+        Called from within an ``after``, it does not wait for others.
         """
         with self._changed:
             self._closed = True

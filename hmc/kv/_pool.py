@@ -310,7 +310,7 @@ class Pool(Owned):
     def close(self, timeout: float | None = 10.0) -> None:
         """Ends leases and transfers, waits until they are done, and takes the pool back. Raises HmcTimeoutError; idempotent.
 
-        Hold no lock that an ``on_end`` of a lease takes: those that run are waited for, unless one of them is the caller.
+        Waits for every running ``on_end``: do not hold a lock that one takes. Called from an ``on_end`` it waits for no other.
         """
         self._check_process()
         deadline = Deadline(timeout)

@@ -42,7 +42,7 @@ class RunningClock:
     def patiently(self, wait: Callable[[float], Found], seconds: float, over: Callable[[], bool]) -> Found:
         """What ``wait(seconds)`` returns. Repeats one that timed out because of a pause, until ``seconds`` are over on this clock.
 
-        ``over``: whether what is waited for has ended, so that a timeout is an error of its own.
+        ``over``: whether the operation has ended: then another ``wait`` returns its result or raises its error.
         """
         until, left = self.now() + seconds, seconds
         while True:
@@ -51,7 +51,7 @@ class RunningClock:
             except HmcTimeoutError:
                 left = until - self.now()
                 if over():
-                    return wait(0.0)  # it ended just now, or raised a timeout of its own
+                    return wait(0.0)
                 if left <= 0:
                     raise
 

@@ -327,9 +327,9 @@ class Sender:
             for layer in self._layers:
                 self._computed(one, reader, end, layer)
                 for push in pushes:
-                    self._clock.patiently(partial(push.ready, layer), self._seconds, lambda push=push: push.done)  # type: ignore[misc]
+                    self._clock.patiently(partial(push.ready, layer), self._seconds, partial(getattr, push, "done"))
             for push in pushes:
-                self._clock.patiently(push.close, self._seconds, lambda push=push: push.done)  # type: ignore[misc]
+                self._clock.patiently(push.close, self._seconds, partial(getattr, push, "done"))
         finally:
             for push in reader.pushes:
                 push.cancel()  # what one that has not ended reads from now on is never accepted

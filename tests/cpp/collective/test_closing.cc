@@ -52,7 +52,7 @@ pid_t stopped(const Process& process) {
   return pid;
 }
 
-// Every blocking wait in a thread of its own, and every wait that is a Work; they end with `close`.
+// Starts each blocking wait in its own thread, and each wait that returns a Work. All of them end when `close` has run.
 void expect_ended_by(const Communicator& group, const std::function<void()>& close) {
   const Member me = *group.self();
   const int other = me.rank() == 0 ? 1 : 0;

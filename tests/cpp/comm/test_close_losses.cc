@@ -86,7 +86,7 @@ TEST(CloseLosses, MessagesOnTheirWay) {
   EXPECT_NE(closed.message().find("may not all have arrived"), std::string_view::npos) << closed.str();
 }
 
-// Two threads that close at once: each is told.
+// Where two threads close at once, close() reports the loss to both.
 TEST(CloseLosses, AreReportedToEveryThreadThatCloses) {
   const Pair pair("tcp");
   notify_beyond_credit(pair.ab);

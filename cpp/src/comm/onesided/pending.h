@@ -27,7 +27,7 @@ class PendingOp {
   [[nodiscard]] virtual bool is_fence() const noexcept { return false; }
   // It is abandoned when this side begins to close: a message, of which nothing was sent. The rest is posted before the goodbye.
   [[nodiscard]] virtual bool ends_at_close() const noexcept { return false; }
-  // Its call has returned ok and there is no Work: nobody but a close can report its loss.
+  // Its call returned ok without a Work: only close() can report that it was lost.
   [[nodiscard]] virtual bool is_unreported() const noexcept { return false; }
 };
 

@@ -32,7 +32,7 @@ void Closing::leave() {
       peer_.impl().closing().add_lost(loss());
     } else if (again) {
       return;
-    } else {  // once the connection exists, leave() again, which sends what is queued and then the goodbye
+    } else {  // after the handshake leave() sends the queue, then the goodbye
       return peer_.handshake().when_over([this](const Status& ready) {
         if (!ready.ok()) return;
         leave();

@@ -31,7 +31,7 @@ class ContextClosing {
 
   // Every unfinished wait: the Context ends it before its own end. Engine lock held.
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
-  // A peer that this side closed ended with that loss (empty: none), which nobody else reports. Engine lock held.
+  // Records what was lost with a peer that this side closed (empty: nothing), for close() to report. Engine lock held.
   void add_lost(const std::string& what);
 
  private:
