@@ -77,4 +77,6 @@ UniqueFd make_memfd(const char* name, unsigned flags) noexcept {
   return UniqueFd(fd);
 }
 
+bool refuses_shared_memory(std::int64_t error) noexcept { return error == EPERM || error == EACCES || error == ENOSYS; }
+
 }  // namespace hmc

@@ -1,6 +1,7 @@
 // UniqueFd: owner of one descriptor. Every live one is known to the fork handler, which closes them in the child.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace hmc {
@@ -31,5 +32,7 @@ class UniqueFd {
 
 // Anonymous shared memory, close-on-exec and sealable, with the MFD_* `flags` besides; empty on failure (errno says why).
 [[nodiscard]] UniqueFd make_memfd(const char* name, unsigned flags = 0) noexcept;
+// Whether this errno of make_memfd() refuses shared memory as such (a security profile does), rather than more of it.
+[[nodiscard]] bool refuses_shared_memory(std::int64_t error) noexcept;
 
 }  // namespace hmc

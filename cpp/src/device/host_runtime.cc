@@ -120,7 +120,7 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
     }
     HMC_TRY(check_available(bytes));
     auto shared = allocate_memfd(bytes, page, options, 0);
-    if (shared.ok() || !forbidden(shared.status().native())) return shared;
+    if (shared.ok() || !refuses_shared_memory(shared.status().native())) return shared;
     warn_once("memfd", std::string(shared.status().message()) +
                            "; private memory is used, which peers cannot map. Allow memfd_create in the security profile.");
     return allocate_private(bytes, options);
@@ -196,9 +196,6 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
 
  private:
   static Status no_streams() { return Status(Code::unsupported, "the CPU has no streams"); }
-
-  // Shared memory as such is refused (a security profile), rather than short.
-  static bool forbidden(std::int64_t error) { return error == EPERM || error == EACCES || error == ENOSYS; }
 
   static Status pin(const HostAllocation& allocation) {
     const std::size_t length = allocation.mapped();

@@ -41,10 +41,13 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::size_t bytes, bool writable) {
   void* base = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (base == MAP_FAILED) return errno_status("mapping " + std::to_string(bytes) + " bytes of shared memory", errno);
-  Mapping mapping;
-  mapping.base_ = static_cast<std::byte*>(base);
-  mapping.bytes_ = bytes;
-  return mapping;
+  return Mapping(base, bytes);
+}
+
+Result<Mapping> Mapping::anonymous(std::size_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return errno_status("mapping " + std::to_string(bytes) + " bytes of memory", errno);
+  return Mapping(base, bytes);
 }
 
 Status Mapping::populate(bool writable) const {

@@ -10,7 +10,7 @@
 
 namespace hmc {
 
-// A file mapped shared. Destruction unmaps.
+// A file mapped shared, or memory of this process alone. Destruction unmaps.
 class Mapping {
  public:
   Mapping() noexcept = default;
@@ -19,6 +19,7 @@ class Mapping {
   ~Mapping() { reset(); }
 
   static Result<Mapping> map(int fd, std::uint64_t offset, std::size_t bytes, bool writable);
+  static Result<Mapping> anonymous(std::size_t bytes);
   // Makes every page present now, by reading or writing faults. Errors: out_of_memory.
   Status populate(bool writable) const;
   void reset() noexcept;
@@ -26,6 +27,8 @@ class Mapping {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
+  Mapping(void* base, std::size_t bytes) noexcept : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
+
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -7,7 +7,7 @@
 #include "base/fd.h"
 #include "collective/fused/slots.h"
 #include "hmc/status.h"
-#include "transport/host_mapping.h"
+#include "transport/shared_pages.h"
 
 namespace hmc::fused {
 
@@ -19,17 +19,14 @@ class Segment {
   static Result<std::shared_ptr<Segment>> attach(UniqueFd fd, std::uint32_t ranks);
 
   [[nodiscard]] const Slots& slots() const noexcept { return slots_; }
-  [[nodiscard]] const UniqueFd& fd() const noexcept { return fd_; }
+  [[nodiscard]] const UniqueFd& fd() const noexcept { return pages_.fd(); }
   // Takes the pages of `rank`'s slots: afterwards a store there cannot fail for want of memory. Errors: out_of_memory.
   [[nodiscard]] Status reserve(std::uint32_t rank) const;
 
  private:
-  Segment(UniqueFd fd, Mapping mapping, std::uint32_t ranks) noexcept
-      : fd_(std::move(fd)), mapping_(std::move(mapping)), slots_(mapping_.data(), ranks) {}
-  static Result<std::shared_ptr<Segment>> map(UniqueFd fd, std::uint32_t ranks);
+  Segment(SharedPages pages, std::uint32_t ranks) noexcept : pages_(std::move(pages)), slots_(pages_.data(), ranks) {}
 
-  UniqueFd fd_;
-  Mapping mapping_;
+  SharedPages pages_;
   Slots slots_;
 };
 

@@ -8,7 +8,7 @@
 #include "base/blob.h"
 #include "base/fd.h"
 #include "hmc/status.h"
-#include "transport/host_mapping.h"
+#include "transport/shared_pages.h"
 #include "transport/shm/layout.h"
 
 namespace hmc::shm {
@@ -22,13 +22,13 @@ class ChannelMemory {
   static Result<ChannelMemory> attach(const UniqueFd& fd, const Sizes& sizes);
 
   [[nodiscard]] const Sizes& sizes() const noexcept { return sizes_; }
-  [[nodiscard]] Control& control() const noexcept { return *reinterpret_cast<Control*>(mapping_.data()); }
-  [[nodiscard]] std::byte* signals() const noexcept { return mapping_.data() + control_bytes; }
+  [[nodiscard]] Control& control() const noexcept { return *reinterpret_cast<Control*>(pages_.data()); }
+  [[nodiscard]] std::byte* signals() const noexcept { return pages_.data() + control_bytes; }
   [[nodiscard]] std::byte* slot(std::uint64_t number) const noexcept {
-    return mapping_.data() + control_bytes + sizes_.signal_bytes + (number % slot_count) * sizes_.slot_bytes;
+    return pages_.data() + control_bytes + sizes_.signal_bytes + (number % slot_count) * sizes_.slot_bytes;
   }
-  [[nodiscard]] const UniqueFd& fd() const noexcept { return fd_; }
-  void drop_fd() noexcept { fd_.reset(); }
+  [[nodiscard]] const UniqueFd& fd() const noexcept { return pages_.fd(); }
+  void drop_fd() noexcept { pages_.drop_fd(); }
 
   // The producer reserves the pages of a ring before it first writes to them: a store cannot fail for want of memory.
   // Errors: out_of_memory.
@@ -39,12 +39,10 @@ class ChannelMemory {
   Status reserve_slots();
 
  private:
-  Status reserve(std::size_t offset, std::size_t bytes);
   Status reserve_more_signals(std::uint64_t end);
 
   Sizes sizes_;
-  UniqueFd fd_;
-  Mapping mapping_;
+  SharedPages pages_;
   std::uint64_t signals_reserved_ = 0;  // bytes; beyond any place once it is the whole ring
   bool slots_reserved_ = false;
 };

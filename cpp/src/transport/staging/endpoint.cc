@@ -2,6 +2,7 @@
 #include "transport/staging/endpoint.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/wire.h"
@@ -10,7 +11,7 @@ namespace hmc::staging {
 
 namespace {
 
-constexpr std::uint8_t version = 1;
+constexpr std::uint8_t version = 2;
 
 }  // namespace
 
@@ -29,7 +30,7 @@ Result<std::shared_ptr<StagingEndpoint>> StagingEndpoint::create(const std::shar
   auto endpoint = std::shared_ptr<StagingEndpoint>(new StagingEndpoint(shared, max_signal, options.geometry, sink));
   HMC_TRY(endpoint->create_carrier(carriers, peer));
   HMC_ASSIGN(endpoint->ring_, Ring::allocate(options.geometry));
-  endpoint->own_shared_ = peer.same_host && options.share && endpoint->ring_->shareable();
+  endpoint->own_shared_ = peer.same_host && options.share && endpoint->ring_->fd();
   return endpoint;
 }
 
@@ -45,11 +46,8 @@ Result<Blob> StagingEndpoint::own_address() {
   Blob own;
   WireWriter(own.bytes).u8(version).u32(geometry_.slots).u32(geometry_.chunk_bytes);
   if (own_shared_) {
-    HMC_ASSIGN(Blob handle, ring_->handle());
-    WireWriter(own.bytes).bytes(handle.bytes);
-    own.fds = std::move(handle.fds);
-  } else {
-    WireWriter(own.bytes).bytes({});
+    own.fds.push_back(ring_->fd().duplicate());
+    if (!own.fds.back()) return errno_status("duplicating the descriptor of a staging ring", errno);
   }
   return own;
 }
@@ -60,13 +58,9 @@ Status StagingEndpoint::accept(Blob peer_address) {
   Geometry geometry;
   geometry.slots = reader.u32();
   geometry.chunk_bytes = reader.u32();
-  Blob handle;
-  const ByteSpan bytes = reader.bytes(64);
-  handle.bytes.assign(bytes.begin(), bytes.end());
-  handle.fds = std::move(peer_address.fds);
   if (!reader.finish() || theirs != version || !geometry.valid()) return Status(Code::protocol, "malformed address of staging");
-  if (!handle.fds.empty()) {
-    HMC_TRY(server_.use_shared(geometry, handle));
+  if (!peer_address.fds.empty()) {
+    HMC_TRY(server_.use_shared(geometry, std::move(peer_address.fds.front())));
   } else {
     HMC_TRY(server_.use_mirror(geometry, carrier().transport()));
   }

@@ -23,6 +23,10 @@ bool StagingEndpoint::begin_chunks() {
 }
 
 void StagingEndpoint::begin_chunk(std::uint32_t number, Op& op) {
+  if (Status reserved = ring_->reserve(number); !reserved.ok()) {
+    op.failure = std::move(reserved);
+    return;
+  }
   Slot& slot = *slots_[number];
   std::size_t room = geometry_.chunk_bytes;
   std::size_t entries = 0;
@@ -45,7 +49,7 @@ void StagingEndpoint::begin_chunk(std::uint32_t number, Op& op) {
     if (op.is_put) slot.parcel.carry(*ring_region_, *peer_mirror_, start, bytes);
     slot.parcel.carry(*ring_region_, *peer_mirror_, start + geometry_.chunk_bytes, entries * entry_bytes);
   }
-  for (const Device& device : slot.copies.devices()) ring_->pin_for(device);
+  for (const Device& device : slot.copies.devices()) ring_->pin_for(device, number);
   slot.state = op.is_put ? State::loading : State::loaded;
   if (op.is_put) slot.copies.start(ring_->payload(number), true, op.after);
   advance(number);

@@ -9,21 +9,39 @@ bool Geometry::valid() const noexcept {
 }
 
 Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry) {
-  auto ring = std::unique_ptr<Ring>(new Ring(geometry));
-  HMC_ASSIGN(ring->memory_, Memory::allocate(geometry.bytes()));
-  ring->owner_ = ring->memory_.block();
-  ring->span_ = {ring->memory_.data(), ring->memory_.size(), Device::cpu()};
-  return ring;
+  auto pages = SharedPages::create("hmc-staging", geometry.bytes());
+  if (!pages.ok() && refuses_shared_memory(pages.status().native())) pages = SharedPages::unshared(geometry.bytes());
+  HMC_TRY(pages.status());
+  return std::unique_ptr<Ring>(new Ring(geometry, *std::move(pages)));
 }
 
-Result<std::unique_ptr<Ring>> Ring::map(const Geometry& geometry, const Blob& handle) {
-  auto ring = std::unique_ptr<Ring>(new Ring(geometry));
-  HMC_ASSIGN(DeviceRuntime * host, runtime_for(Device::cpu()));
-  HMC_ASSIGN(std::shared_ptr<Allocation> mapping, host->sharing().import_handle(0, handle, HandleKind::memfd));
-  ring->span_ = mapping->span();
-  ring->owner_ = std::move(mapping);
-  if (ring->span_.bytes < geometry.bytes()) return Status(Code::protocol, "the peer's staging ring is smaller than it claims");
-  return ring;
+Result<std::unique_ptr<Ring>> Ring::map(const Geometry& geometry, UniqueFd fd) {
+  HMC_ASSIGN(SharedPages pages, SharedPages::attach(std::move(fd), "hmc-staging", geometry.bytes()));
+  pages.drop_fd();
+  return std::unique_ptr<Ring>(new Ring(geometry, std::move(pages)));
+}
+
+Ring::Ring(const Geometry& geometry, SharedPages pages)
+    : geometry_(geometry),
+      pages_(std::make_shared<const SharedPages>(std::move(pages))),
+      groups_(static_cast<std::size_t>(std::bit_width(geometry.slots - 1)) + 1) {
+  for (std::uint32_t slot = 0; slot < geometry.slots; ++slot) {
+    Group& group = group_of(slot);
+    if (group.slots++ == 0) group.first = slot;
+  }
+}
+
+Status Ring::reserve(std::uint32_t slot) {
+  Group& group = group_of(slot);
+  if (group.reserved) return {};
+  HMC_TRY(pages_->reserve(slot_offset(group.first), group.slots * geometry_.slot_bytes()));
+  group.reserved = true;
+  return {};
+}
+
+void Ring::pin_for(const Device& device, std::uint32_t slot) {
+  Group& group = group_of(slot);
+  group.pins.pin_for(device, {{payload(group.first), group.slots * geometry_.slot_bytes(), Device::cpu()}, pages_});
 }
 
 // Host byte order: the ring is shared, or carried, between processes that the handshake found alike.

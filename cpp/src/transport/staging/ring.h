@@ -1,12 +1,15 @@
 // Ring: the slots of host memory that chunks pass through. The side that starts an operation owns its ring and hands out the slots.
 #pragma once
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "device/host_pins.h"
-#include "hmc/memory.h"
-#include "memory/block.h"
+#include "transport/shared_pages.h"
 
 namespace hmc::staging {
 
@@ -31,34 +34,43 @@ struct Entry {
 
 class Ring {
  public:
+  // No page of it used yet.
   static Result<std::unique_ptr<Ring>> allocate(const Geometry& geometry);
   // The peer's, mapped here: the same pages.
-  static Result<std::unique_ptr<Ring>> map(const Geometry& geometry, const Blob& handle);
+  static Result<std::unique_ptr<Ring>> map(const Geometry& geometry, UniqueFd fd);
 
   [[nodiscard]] const Geometry& geometry() const noexcept { return geometry_; }
-  [[nodiscard]] const DeviceSpan& span() const noexcept { return span_; }
-  [[nodiscard]] Result<Blob> handle() const { return memory_.block()->export_handle(HandleKind::memfd); }
-  [[nodiscard]] bool shareable() const noexcept { return memory_.shareable(); }
+  [[nodiscard]] DeviceSpan span() const noexcept { return {pages_->data(), geometry_.bytes(), Device::cpu()}; }
+  // By which a peer of this host maps it. Empty where the system refuses shared memory.
+  [[nodiscard]] const UniqueFd& fd() const noexcept { return pages_->fd(); }
   [[nodiscard]] std::uint64_t slot_offset(std::uint32_t slot) const noexcept { return slot * geometry_.slot_bytes(); }
-  [[nodiscard]] std::byte* payload(std::uint32_t slot) const noexcept {
-    return static_cast<std::byte*>(span_.data) + slot_offset(slot);
-  }
+  [[nodiscard]] std::byte* payload(std::uint32_t slot) const noexcept { return pages_->data() + slot_offset(slot); }
+  // Before the first store to an own slot: takes the pages of its group. Most peers need one or two slots. Errors: out_of_memory.
+  Status reserve(std::uint32_t slot);
   void write_entry(std::uint32_t slot, std::size_t index, const Entry& entry) noexcept;
   // A copy: the peer may write the table at any time.
   [[nodiscard]] Entry read_entry(std::uint32_t slot, std::size_t index) const noexcept;
-  void pin_for(const Device& device) { pins_.pin_for(device, {span_, owner_}); }
+  // For copies between the slot and the device. The pages are taken, here or by the peer whose ring it is.
+  void pin_for(const Device& device, std::uint32_t slot);
 
  private:
-  explicit Ring(const Geometry& geometry) noexcept : geometry_(geometry) {}
+  // Slot 0, slot 1, slots 2 and 3, 4 to 7, and so on: a pin costs milliseconds whatever its size, and small transfers need few.
+  struct Group {
+    std::uint32_t first = 0;
+    std::uint32_t slots = 0;
+    bool reserved = false;
+    HostPins pins;
+  };
+
+  Ring(const Geometry& geometry, SharedPages pages);
+  [[nodiscard]] Group& group_of(std::uint32_t slot) noexcept { return groups_[static_cast<std::size_t>(std::bit_width(slot))]; }
   [[nodiscard]] std::byte* entry(std::uint32_t slot, std::size_t index) const noexcept {
     return payload(slot) + geometry_.chunk_bytes + index * entry_bytes;
   }
 
   const Geometry geometry_;
-  Memory memory_;                      // own ring
-  std::shared_ptr<const void> owner_;  // of the pages
-  DeviceSpan span_;
-  HostPins pins_;
+  const std::shared_ptr<const SharedPages> pages_;
+  std::vector<Group> groups_;
 };
 
 }  // namespace hmc::staging

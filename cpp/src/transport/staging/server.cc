@@ -4,8 +4,8 @@
 
 namespace hmc::staging {
 
-Status Server::use_shared(const Geometry& geometry, const Blob& handle) {
-  HMC_ASSIGN(ring_, Ring::map(geometry, handle));
+Status Server::use_shared(const Geometry& geometry, UniqueFd fd) {
+  HMC_ASSIGN(ring_, Ring::map(geometry, std::move(fd)));
   return {};
 }
 
@@ -40,12 +40,13 @@ bool Server::on_chunk(const Chunk& chunk) {
   if (std::ranges::any_of(tasks_, [&](const Task& task) { return task.chunk.slot == chunk.slot && !task.sent; })) return false;
   Task& task = tasks_.emplace_back();
   task.chunk = chunk;
-  task.failure = read_table(task);
+  task.failure = ring_->reserve(chunk.slot);
+  if (task.failure.ok()) task.failure = read_table(task);
   if (!task.failure.ok()) {
     task.copies.clear();
     return true;
   }
-  for (const Device& device : task.copies.devices()) ring_->pin_for(device);
+  for (const Device& device : task.copies.devices()) ring_->pin_for(device, chunk.slot);
   task.copies.start(ring_->payload(chunk.slot), !chunk.push, nullptr);
   return true;
 }

@@ -20,7 +20,7 @@ class Server {
   explicit Server(std::shared_ptr<Shared> shared) noexcept : shared_(std::move(shared)) {}
 
   // The peer's ring: mapped, or mirrored in memory of our own.
-  Status use_shared(const Geometry& geometry, const Blob& handle);
+  Status use_shared(const Geometry& geometry, UniqueFd fd);
   Status use_mirror(const Geometry& geometry, Transport& carrier);
   [[nodiscard]] LocalRegion* mirror_region() const noexcept { return mirror_region_.get(); }
   void set_peer_ring(std::unique_ptr<RemoteRegion> region) noexcept { peer_ring_ = std::move(region); }

@@ -1,0 +1,48 @@
+#include "transport/shared_pages.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+namespace hmc {
+
+Result<SharedPages> SharedPages::create(const char* name, std::size_t bytes) {
+  UniqueFd fd = make_memfd(name);
+  if (!fd) return errno_status(std::string("memfd_create for ") + name, errno);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return errno_status(std::string("sizing ") + name, errno);
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return errno_status(std::string("sealing ") + name, errno);
+  HMC_ASSIGN(Mapping mapping, Mapping::map(fd.get(), 0, bytes, true));
+  return SharedPages(std::move(fd), std::move(mapping));
+}
+
+Result<SharedPages> SharedPages::unshared(std::size_t bytes) {
+  HMC_ASSIGN(Mapping mapping, Mapping::anonymous(bytes));
+  return SharedPages(UniqueFd(), std::move(mapping));
+}
+
+Result<SharedPages> SharedPages::attach(UniqueFd fd, std::string_view name, std::size_t bytes) {
+  HMC_TRY(verify_sealed(fd.get(), bytes).status());
+  // Huge pages can run out under a mapping, which is a SIGBUS; those of tmpfs cannot but by the host's memory.
+  struct statfs system{};
+  if (fstatfs(fd.get(), &system) != 0) return errno_status("fstatfs of a peer's " + std::string(name), errno);
+  if (system.f_type != TMPFS_MAGIC) return Status(Code::protocol, "a peer's " + std::string(name) + " is not plain shared memory");
+  HMC_ASSIGN(Mapping mapping, Mapping::map(fd.get(), 0, bytes, true));
+  return SharedPages(std::move(fd), std::move(mapping));
+}
+
+Status SharedPages::reserve(std::size_t offset, std::size_t bytes) const {
+  if (!fd_) return {};
+  int error = 0;
+  do {
+    error = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error == ENOSPC) error = ENOMEM;
+  return error == 0 ? Status() : errno_status("allocating " + std::to_string(bytes) + " bytes of shared memory", error);
+}
+
+}  // namespace hmc
