@@ -7,13 +7,12 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from hmc.errors import InvalidArgumentError
 
 __all__ = ["number", "seconds", "shown", "text", "texts", "whole", "wholes"]
 
-_BOOLS = (bool, np.bool_)
+# Names of types: Python's and NumPy's, which is not imported for them. Every rank, launcher and command waits for its imports.
+_BOOLS = {"bool", "bool_"}
 _MOST = (1 << 63) - 1
 _LONG = 128  # bits; Python refuses to write integers of many digits
 
@@ -32,7 +31,7 @@ def _refused(name: str, wanted: str, value: Any) -> TypeError:
 def whole(name: str, value: Any, least: int = 0, most: int = _MOST) -> int:
     """An integer from ``least`` to ``most``, of Python, NumPy or a framework."""
     try:
-        if isinstance(value, _BOOLS):
+        if type(value).__name__ in _BOOLS:
             raise TypeError
         found = operator.index(value)
     except TypeError:
@@ -55,7 +54,11 @@ def wholes(name: str, values: Any) -> list[int]:
         found = list(map(operator.index, listed))
     except TypeError:
         found = None
-    fits = found is not None and set(map(type, listed)).isdisjoint(_BOOLS) and max(map(abs, found), default=0) <= _MOST
+    fits = (
+        found is not None
+        and _BOOLS.isdisjoint(kind.__name__ for kind in set(map(type, listed)))
+        and max(map(abs, found), default=0) <= _MOST
+    )
     if found is None or not fits:  # says which one is wrong
         return [whole(f"{name}[{at}]", value, -_MOST) for at, value in enumerate(listed)]
     return found
@@ -64,7 +67,7 @@ def wholes(name: str, values: Any) -> list[int]:
 def number(name: str, value: Any) -> float:
     """A number that is not NaN."""
     try:
-        if isinstance(value, _BOOLS):
+        if type(value).__name__ in _BOOLS:
             raise TypeError
         found = math.fsum((value,))
     except TypeError:

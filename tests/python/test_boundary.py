@@ -24,6 +24,13 @@ def test_hmc_testing_needs_no_import_of_its_own() -> None:
     assert result.stdout == "cuda\n", result.stderr
 
 
+# Every rank, launcher and command waits for it.
+def test_importing_hmc_and_its_launcher_brings_neither_numpy_nor_asyncio() -> None:
+    script = "import sys, hmc, hmc.cli.run; print({'numpy', 'asyncio'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd="/")
+    assert result.stdout == "set()\n", result.stderr
+
+
 @pytest.mark.parametrize("make", [lambda left: hmc.Context(on_left=left), lambda left: hmc.init(0, 1, on_joined=left)])
 def test_a_context_whose_callback_is_a_method_of_its_owner_is_collected(make: Callable[[Any], Any]) -> None:
     class Owner:
