@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "collective/job.h"
-#include "device/reduce.h"
+#include "collective/reduction_data.h"
 #include "device/runtime.h"
 
 namespace hmc::testing {
@@ -22,34 +22,6 @@ inline void simulate_vendors() {
   setenv("HMC_ROCM_LIBRARY", HMC_SIM_ROCM, 1);
   setenv("HMC_MLU_LIBRARY", HMC_SIM_MLU, 1);
   setenv("HMC_SIM_DEVICES", "2", 0);
-}
-
-// Small numbers of either sign: no NaN, whose bits are the reducer's choice.
-inline Bytes input(DataType type, std::size_t count, std::size_t rank) {
-  Bytes made(count * size_of(type));
-  testing::fill_pattern(made, rank * 31 + static_cast<std::size_t>(type));
-  if (!is_floating(type)) return made;
-  const std::size_t each = size_of(type);
-  for (std::size_t i = 0; i < count; ++i) {
-    std::byte& top = made[(i + 1) * each - 1];
-    if (each == 8 || each == 4) top = (top & std::byte{0x80}) | std::byte{0x3f};
-    if (each == 2) top = (top & std::byte{0x83}) | std::byte{0x3c};
-    if (each == 1) top = top & std::byte{0xb7};
-  }
-  return made;
-}
-
-inline Bytes expected(const Reduction& reduction, std::size_t count, std::size_t ranks) {
-  std::vector<Bytes> inputs;
-  std::vector<const void*> sources;
-  for (std::size_t r = 0; r < ranks; ++r) inputs.push_back(input(reduction.type, count, r));
-  for (const Bytes& each : inputs) sources.push_back(each.data());
-  ReduceStep step{.type = reduction.type, .op = reduction.op};
-  if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
-  if (reduction.op == ReduceOp::avg) step.divisor = static_cast<std::uint32_t>(ranks);
-  Bytes result(count * size_of(reduction.type));
-  reduce_on_cpu(result.data(), sources, count, step);
-  return result;
 }
 
 // Bytes on a device, `offset` off any alignment.
@@ -73,14 +45,14 @@ class OnDevice {
     HMC_EXPECT_OK(memory_.copy_to_host(bytes.data(), bytes.size(), offset_));
     return bytes;
   }
+  // What lies before and behind is as it was.
   [[nodiscard]] bool guarded() const {
-    Bytes all(memory_.size());
-    HMC_EXPECT_OK(memory_.copy_to_host(all.data(), all.size()));
-    const auto outside = [&](std::size_t i) { return i < offset_ || i >= offset_ + bytes_; };
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (outside(i) && all[i] != std::byte{0x5c}) return false;
-    }
-    return true;
+    const auto untouched = [this](std::size_t from, std::size_t count) {
+      Bytes found(count);
+      HMC_EXPECT_OK(memory_.copy_to_host(found.data(), count, from));
+      return found == Bytes(count, std::byte{0x5c});
+    };
+    return untouched(0, offset_) && untouched(offset_ + bytes_, guard);
   }
 
  private:

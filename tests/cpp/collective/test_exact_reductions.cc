@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 
-#include "collective/job.h"
-#include "device/reduce.h"
+#include "collective/reduction_data.h"
 
 namespace hmc {
 namespace {
 
 using testing::Bytes;
+using testing::inexact_input;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
@@ -18,32 +18,10 @@ constexpr std::array exact_types{DataType::f32, DataType::bf16, DataType::f16, D
 
 Reduction exact(DataType type, ReduceOp op = ReduceOp::sum) { return {type, op, 0.7, true}; }
 
-// Of similar size and any sign, so that sums in different orders differ.
-Bytes input(DataType type, std::size_t count, std::size_t source) {
-  const std::size_t each = size_of(type);
-  Bytes made = testing::pattern(count * each, source * 31 + static_cast<std::size_t>(type));
-  for (std::size_t i = 0; i < count; ++i) {
-    std::byte& top = made[(i + 1) * each - 1];
-    if (type == DataType::f16) {
-      top = (top & std::byte{0x8f}) | std::byte{0x30};
-    } else {
-      top = each == 1 ? top & std::byte{0xbf} : (top & std::byte{0x81}) | std::byte{0x3e};
-    }
-  }
-  return made;
-}
-
 Bytes reduced(const Reduction& reduction, std::size_t count, const std::vector<std::size_t>& sources) {
   std::vector<Bytes> inputs;
-  std::vector<const void*> from;
-  for (const std::size_t source : sources) inputs.push_back(input(reduction.type, count, source));
-  for (const Bytes& each : inputs) from.push_back(each.data());
-  ReduceStep step{.type = reduction.type, .op = reduction.op, .exact = reduction.exact};
-  if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
-  if (reduction.op == ReduceOp::avg) step.divisor = static_cast<std::uint32_t>(sources.size());
-  Bytes result(count * size_of(reduction.type));
-  reduce_on_cpu(result.data(), from, count, step);
-  return result;
+  for (const std::size_t source : sources) inputs.push_back(inexact_input(reduction.type, count, source));
+  return testing::reduced(reduction, inputs);
 }
 
 std::vector<std::string> names(const Member& me, const char* call, std::size_t bytes, DataType type) {
@@ -63,7 +41,7 @@ Bytes all_reduced(const Member& me, const Reduction& reduction, std::size_t coun
                   bool in_place = false) {
   constexpr std::size_t offset = 1;
   Bytes in(offset), out(offset + count * size_of(reduction.type), std::byte{0x5c});
-  const Bytes mine = input(reduction.type, count, source);
+  const Bytes mine = inexact_input(reduction.type, count, source);
   in.insert(in.end(), mine.begin(), mine.end());
   const MemoryView from{in.data() + offset, mine.size()}, to{(in_place ? in : out).data() + offset, mine.size()};
   HMC_EXPECT_OK(me.all_reduce(to, from, reduction, soon(), algorithm));
@@ -130,7 +108,7 @@ TEST(ExactReductions, OtherOrdersAndNumbersOfRanksGiveTheSameBits) {
           ASSERT_EQ(all_reduced(me, exact(type), count, source, name), wanted) << name << " of " << name_of(type);
       }
       // And a fourth one that adds zeros.
-      Bytes in = process.rank < 3 ? input(type, count, source) : Bytes(count * size_of(type)), out(in.size());
+      Bytes in = process.rank < 3 ? inexact_input(type, count, source) : Bytes(count * size_of(type)), out(in.size());
       HMC_ASSERT_OK(world.self()->all_reduce({out.data(), out.size()}, {in.data(), in.size()}, exact(type), soon()));
       ASSERT_EQ(out, wanted) << name_of(type);
     }
@@ -146,7 +124,7 @@ TEST(ExactReductions, ScatteredAndRootedOnesAreTheSame) {
     for (const DataType type : exact_types) {
       const std::size_t count = 3 * 4'001, each = size_of(type) * 4'001;
       const Bytes wanted = reduced(exact(type), count, {0, 1, 2});
-      Bytes in = input(type, count, rank), out(count * size_of(type));
+      Bytes in = inexact_input(type, count, rank), out(count * size_of(type));
       for (const std::string& name : names(me, "reduce_scatter", in.size(), type)) {
         HMC_ASSERT_OK(me.reduce_scatter({out.data(), each}, {in.data(), in.size()}, exact(type), soon(), name));
         ASSERT_TRUE(std::equal(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(each),
@@ -185,7 +163,7 @@ TEST(ExactReductions, DeviceMemoryGivesTheSameBits) {
           std::vector<MemberBuffers> buffers;
           for (const Member& member : world.local()) {
             memories.push_back(*Memory::allocate(bytes, member.device()));
-            const Bytes mine = input(type, count, static_cast<std::size_t>(member.rank()));
+            const Bytes mine = inexact_input(type, count, static_cast<std::size_t>(member.rank()));
             HMC_ASSERT_OK(memories.back().copy_from_host(mine.data(), bytes));
           }
           for (std::size_t i = 0; i < memories.size(); ++i) buffers.push_back({world.local()[i], memories[i], memories[i]});

@@ -5,46 +5,18 @@
 #include <cstring>
 #include <optional>
 
-#include "collective/job.h"
-#include "device/reduce.h"
+#include "collective/reduction_data.h"
 
 namespace hmc {
 namespace {
 
 using testing::Bytes;
+using testing::expected;
+using testing::input;
 using testing::Process;
 using testing::run_job;
 using testing::soon;
 using testing::view;
-
-// Small whole numbers of either sign where the type has them: sums are exact in every type, products differ in the last bits.
-Bytes input(DataType type, std::size_t count, std::size_t rank) {
-  Bytes made(count * size_of(type));
-  testing::fill_pattern(made, rank * 31 + static_cast<std::size_t>(type));
-  if (!is_floating(type)) return made;
-  // Bit patterns at random are mostly huge, tiny or NaN: keep the sign and mantissa, and an exponent near 1.
-  const std::size_t each = size_of(type);
-  for (std::size_t i = 0; i < count; ++i) {
-    std::byte& top = made[(i + 1) * each - 1];
-    if (each == 8 || each == 4) top = (top & std::byte{0x80}) | std::byte{0x3f};
-    if (each == 2) top = (top & std::byte{0x83}) | std::byte{0x3c};
-    if (each == 1) top = top & std::byte{0xb7};
-  }
-  return made;
-}
-
-Bytes expected(const Reduction& reduction, std::size_t count, std::size_t ranks) {
-  std::vector<Bytes> inputs;
-  std::vector<const void*> sources;
-  for (std::size_t r = 0; r < ranks; ++r) inputs.push_back(input(reduction.type, count, r));
-  for (const Bytes& each : inputs) sources.push_back(each.data());
-  ReduceStep step{.type = reduction.type, .op = reduction.op};
-  if (reduction.op == ReduceOp::premul_sum) step.scale = reduction.factor;
-  if (reduction.op == ReduceOp::avg) step.divisor = static_cast<std::uint32_t>(ranks);
-  Bytes result(count * size_of(reduction.type));
-  reduce_on_cpu(result.data(), sources, count, step);
-  return result;
-}
 
 std::vector<Reduction> every_reduction() {
   std::vector<Reduction> all;
