@@ -1,7 +1,7 @@
 #include "collective/group_notices.h"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include "base/log.h"
 #include "comm/context_state.h"
@@ -82,24 +82,29 @@ void GroupNotices::deliver(PeerState& peer, const Message& message) {
 }
 
 void GroupNotices::keep(MessageType type, const job::Breakage& breakage, ContextState& context) {
-  const auto known = std::ranges::find_if(kept_, [&](const Notice& each) {
-    return each.type == type && each.breakage.group_id == breakage.group_id && each.breakage.aborts() == breakage.aborts();
-  });
-  if (known != kept_.end()) {
-    if (breakage.sequence < known->breakage.sequence) known->breakage = breakage;
+  const auto [number, is_first] = kept_numbers_.try_emplace({breakage.group_id, type, breakage.aborts()}, next_kept_);
+  if (!is_first) {
+    job::Breakage& known = kept_.at(number->second).breakage;
+    if (breakage.sequence < known.sequence) known = breakage;
     return;
   }
-  kept_.push_back({type, breakage});
+  kept_.emplace(next_kept_++, Notice{type, breakage});
   if (kept_.size() <= max_kept) return;
-  kept_.pop_front();
+  const Notice& oldest = kept_.begin()->second;
+  kept_numbers_.erase({oldest.breakage.group_id, oldest.type, oldest.breakage.aborts()});
+  kept_.erase(kept_.begin());
   count_discarded(context);
 }
 
 std::vector<GroupNotices::Notice> GroupNotices::take(std::uint64_t group_id) {
-  const auto of_group =
-      std::stable_partition(kept_.begin(), kept_.end(), [&](const Notice& each) { return each.breakage.group_id != group_id; });
-  std::vector<Notice> found(std::make_move_iterator(of_group), std::make_move_iterator(kept_.end()));
-  kept_.erase(of_group, kept_.end());
+  std::vector<std::uint64_t> numbers;
+  const auto first = kept_numbers_.lower_bound({group_id, MessageType{}, false});
+  auto end = first;
+  for (; end != kept_numbers_.end() && std::get<0>(end->first) == group_id; ++end) numbers.push_back(end->second);
+  kept_numbers_.erase(first, end);
+  std::ranges::sort(numbers);
+  std::vector<Notice> found;
+  for (const std::uint64_t number : numbers) found.push_back(std::move(kept_.extract(number).mapped()));
   return found;
 }
 

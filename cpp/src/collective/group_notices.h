@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -60,8 +59,10 @@ class GroupNotices {
 
   // Shared with the peers, which may end later.
   const std::shared_ptr<Unsent> unsent_ = std::make_shared<Unsent>();
-  std::map<Key, std::uint64_t> told_;  // the earliest collective
-  std::deque<Notice> kept_;
+  std::map<Key, std::uint64_t> told_;     // the earliest collective
+  std::map<std::uint64_t, Notice> kept_;  // by number, in order
+  std::map<Key, std::uint64_t> kept_numbers_;
+  std::uint64_t next_kept_ = 0;
 };
 
 }  // namespace hmc
