@@ -1,4 +1,6 @@
 // Conformance: what a transport says of itself, and whole transfers of every size, kind of memory and shape.
+#include <cstring>
+
 #include "transport/conformance.h"
 
 namespace hmc::testing {

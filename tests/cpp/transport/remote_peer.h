@@ -6,6 +6,9 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
 
 #include "transport/pair.h"
 
