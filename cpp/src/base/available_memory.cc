@@ -1,11 +1,14 @@
 #include "base/available_memory.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <string_view>
+
+#include "base/env.h"
 
 namespace hmc {
 namespace {
@@ -102,6 +105,18 @@ std::optional<AvailableMemory> available_memory(const fs::path& root) {
     if (left < found.bytes) found = {left, "below the limit of this process's control group are"};
   }
   return found;
+}
+
+Status check_available(std::uint64_t bytes) {
+  constexpr std::uint64_t small = 1 << 20;
+  if (bytes < small || !env_flag("HMC_CHECK_MEMORY", true)) return {};
+  const std::uint64_t with_tables = bytes + bytes / 256;  // page tables of two mappings: 8 bytes a page each
+  const auto available = available_memory();
+  if (!available || with_tables <= available->bytes) return {};
+  return Status(Code::out_of_memory,
+                "allocation of " + std::to_string(bytes) + " bytes of host memory refused: " + available->bound + " " +
+                    std::to_string(available->bytes) + " bytes; allocate less (HMC_CHECK_MEMORY=0 allocates)",
+                ENOMEM);
 }
 
 }  // namespace hmc

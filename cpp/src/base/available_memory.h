@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "hmc/status.h"
+
 namespace hmc {
 
 struct AvailableMemory {
@@ -18,5 +20,9 @@ struct AvailableMemory {
 // virtual machine's balloon) or is a cache that the kernel does not know as one (ZFS). Empty where the system does not say. Reads
 // files below `root`: some tens of microseconds. Any thread.
 std::optional<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
+
+// Refuses to commit more host memory than that. Errors: out_of_memory. Always ok below 1 MiB, for which the look would take longer
+// than what it guards, and with HMC_CHECK_MEMORY=0.
+Status check_available(std::uint64_t bytes);
 
 }  // namespace hmc

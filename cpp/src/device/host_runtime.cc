@@ -13,7 +13,6 @@
 #include <fstream>
 
 #include "base/available_memory.h"
-#include "base/env.h"
 #include "base/log.h"
 #include "base/wire.h"
 #include "device/runtime.h"
@@ -76,19 +75,6 @@ Status refuse_memory(std::string_view what, std::size_t bytes, int error) {
                 error);
 }
 
-// Allocations are committed in full. Beyond what there is the kernel would not refuse them but kill processes.
-Status check_available(std::size_t bytes) {
-  constexpr std::size_t small = std::size_t{1} << 20;  // the check would take longer than the allocation
-  if (bytes < small || !env_flag("HMC_CHECK_MEMORY", true)) return {};
-  const std::size_t with_tables = bytes + bytes / 256;  // page tables of two mappings: 8 bytes a page each
-  const auto available = available_memory();
-  if (!available || with_tables <= available->bytes) return {};
-  return Status(Code::out_of_memory,
-                "allocation of " + std::to_string(bytes) + " bytes of host memory refused: " + available->bound + " " +
-                    std::to_string(available->bytes) + " bytes; allocate less (HMC_CHECK_MEMORY=0 allocates)",
-                ENOMEM);
-}
-
 class HostRuntime final : public DeviceRuntime, private MemorySharing, private DeviceStreams, private DeviceCompute {
  public:
   RuntimeInfo enumerate() override {
@@ -118,6 +104,7 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
       warn_once("huge_pages", "huge pages are not available (" + std::string(huge.status().message()) +
                                   "); ordinary pages are used. Reserve some with vm.nr_hugepages.");
     }
+    // Allocations are committed in full.
     HMC_TRY(check_available(bytes));
     auto shared = allocate_memfd(bytes, page, options, 0);
     if (shared.ok() || !refuses_shared_memory(shared.status().native())) return shared;

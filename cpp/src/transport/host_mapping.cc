@@ -45,7 +45,7 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::size_t bytes, bo
 }
 
 Result<Mapping> Mapping::anonymous(std::size_t bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return errno_status("mapping " + std::to_string(bytes) + " bytes of memory", errno);
   return Mapping(base, bytes);
 }

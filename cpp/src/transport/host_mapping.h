@@ -1,4 +1,4 @@
-// Memory of another process of the host, mapped: the descriptor of a region that its owner gives away, and the importer's mapping.
+// Memory that is mapped: by descriptor, from which a region's importer maps it too, or of this process alone.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,7 @@ class Mapping {
   ~Mapping() { reset(); }
 
   static Result<Mapping> map(int fd, std::uint64_t offset, std::size_t bytes, bool writable);
+  // A child of fork() shares it. Counted in full against what the system lets processes commit. Errors: out_of_memory.
   static Result<Mapping> anonymous(std::size_t bytes);
   // Makes every page present now, by reading or writing faults. Errors: out_of_memory.
   Status populate(bool writable) const;

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <string>
 
+#include "base/available_memory.h"
+
 namespace hmc {
 
 Result<SharedPages> SharedPages::create(const char* name, std::size_t bytes) {
@@ -21,6 +23,7 @@ Result<SharedPages> SharedPages::create(const char* name, std::size_t bytes) {
 }
 
 Result<SharedPages> SharedPages::unshared(std::size_t bytes) {
+  HMC_TRY(check_available(bytes));
   HMC_ASSIGN(Mapping mapping, Mapping::anonymous(bytes));
   return SharedPages(UniqueFd(), std::move(mapping));
 }
@@ -29,14 +32,15 @@ Result<SharedPages> SharedPages::attach(UniqueFd fd, std::string_view name, std:
   HMC_TRY(verify_sealed(fd.get(), bytes).status());
   // Huge pages can run out under a mapping, which is a SIGBUS; those of tmpfs cannot but by the host's memory.
   struct statfs system{};
-  if (fstatfs(fd.get(), &system) != 0) return errno_status("fstatfs of a peer's " + std::string(name), errno);
-  if (system.f_type != TMPFS_MAGIC) return Status(Code::protocol, "a peer's " + std::string(name) + " is not plain shared memory");
+  if (fstatfs(fd.get(), &system) != 0) return errno_status("fstatfs of a peer's shared file " + std::string(name), errno);
+  if (system.f_type != TMPFS_MAGIC)
+    return Status(Code::protocol, "a peer's shared file " + std::string(name) + " is not plain memory");
   HMC_ASSIGN(Mapping mapping, Mapping::map(fd.get(), 0, bytes, true));
   return SharedPages(std::move(fd), std::move(mapping));
 }
 
 Status SharedPages::reserve(std::size_t offset, std::size_t bytes) const {
-  if (!fd_) return {};
+  HMC_TRY(check_available(bytes));
   int error = 0;
   do {
     error = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;

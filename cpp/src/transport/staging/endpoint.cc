@@ -29,8 +29,8 @@ Result<std::shared_ptr<StagingEndpoint>> StagingEndpoint::create(const std::shar
   const std::size_t max_signal = carriers.capabilities().max_signal;
   auto endpoint = std::shared_ptr<StagingEndpoint>(new StagingEndpoint(shared, max_signal, options.geometry, sink));
   HMC_TRY(endpoint->create_carrier(carriers, peer));
-  HMC_ASSIGN(endpoint->ring_, Ring::allocate(options.geometry));
-  endpoint->own_shared_ = peer.same_host && options.share && endpoint->ring_->fd();
+  HMC_ASSIGN(endpoint->ring_, Ring::allocate(options.geometry, peer.same_host && options.share));
+  endpoint->own_shared_ = static_cast<bool>(endpoint->ring_->fd());
   return endpoint;
 }
 

@@ -6,7 +6,8 @@
 
 namespace hmc::staging {
 
-// Gives free slots to the operations, oldest first. True if any began.
+// Gives free slots to the operations, oldest first. Where memory for some is refused, the others serve all; an operation fails
+// where there is no slot at all. True if any began or failed.
 bool StagingEndpoint::begin_chunks() {
   if (!can_send()) return false;
   bool began = false;
@@ -16,17 +17,19 @@ bool StagingEndpoint::begin_chunks() {
     if (slots_[i]->state != State::free || slots_[i]->parcel.under_way()) continue;
     while (op != end && op->second->handed_over()) ++op;
     if (op == end) break;
-    begin_chunk(i, *op->second);
+    Status reserved = ring_->reserve(i);
+    if (!reserved.ok() && ring_->usable()) continue;
+    if (reserved.ok()) {
+      begin_chunk(i, *op->second);
+    } else {
+      op->second->failure = std::move(reserved);
+    }
     began = true;
   }
   return began;
 }
 
 void StagingEndpoint::begin_chunk(std::uint32_t number, Op& op) {
-  if (Status reserved = ring_->reserve(number); !reserved.ok()) {
-    op.failure = std::move(reserved);
-    return;
-  }
   Slot& slot = *slots_[number];
   std::size_t room = geometry_.chunk_bytes;
   std::size_t entries = 0;

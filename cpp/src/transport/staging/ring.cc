@@ -1,16 +1,30 @@
 #include "transport/staging/ring.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <string>
+
+#include "base/log.h"
 
 namespace hmc::staging {
 
+std::uint32_t Geometry::page_bytes() noexcept { return static_cast<std::uint32_t>(sysconf(_SC_PAGESIZE)); }
+
 bool Geometry::valid() const noexcept {
-  return slots >= 2 && slots <= 64 && chunk_bytes >= 4096 && chunk_bytes <= (16U << 20) && chunk_bytes % 4096 == 0;
+  return slots >= 2 && slots <= 64 && chunk_bytes != 0 && chunk_bytes <= (16U << 20) && chunk_bytes % page_bytes() == 0;
 }
 
-Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry) {
-  auto pages = SharedPages::create("hmc-staging", geometry.bytes());
-  if (!pages.ok() && refuses_shared_memory(pages.status().native())) pages = SharedPages::unshared(geometry.bytes());
+Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry, bool shared) {
+  auto pages = shared ? SharedPages::create("hmc-staging", geometry.bytes()) : SharedPages::unshared(geometry.bytes());
+  if (shared && !pages.ok() && refuses_shared_memory(pages.status().native())) {
+    warn_once("staging.ring", std::string(pages.status().message()) +
+                                  "; staged transfers are carried between processes, which is slower. Allow memfd_create in the "
+                                  "security profile.");
+    pages = SharedPages::unshared(geometry.bytes());
+  }
   HMC_TRY(pages.status());
   return std::unique_ptr<Ring>(new Ring(geometry, *std::move(pages)));
 }
@@ -33,10 +47,17 @@ Ring::Ring(const Geometry& geometry, SharedPages pages)
 
 Status Ring::reserve(std::uint32_t slot) {
   Group& group = group_of(slot);
-  if (group.reserved) return {};
-  HMC_TRY(pages_->reserve(slot_offset(group.first), group.slots * geometry_.slot_bytes()));
-  group.reserved = true;
-  return {};
+  if (group.reserved || !fd()) return {};
+  const auto now = Deadline::Clock::now();
+  if (now < ask_again_) return refused_;
+  refused_ = pages_->reserve(slot_offset(group.first), group.slots * geometry_.slot_bytes());
+  group.reserved = refused_.ok();
+  if (!group.reserved && usable()) ask_again_ = now + std::chrono::milliseconds(10);
+  return refused_;
+}
+
+bool Ring::usable() const noexcept {
+  return !fd() || std::ranges::any_of(groups_, [](const Group& group) { return group.reserved; });
 }
 
 void Ring::pin_for(const Device& device, std::uint32_t slot) {

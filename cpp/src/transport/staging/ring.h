@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/host_pins.h"
+#include "hmc/deadline.h"
 #include "transport/shared_pages.h"
 
 namespace hmc::staging {
@@ -20,6 +21,8 @@ struct Geometry {
   static constexpr std::uint32_t table_bytes = 64 << 10;
   [[nodiscard]] std::size_t slot_bytes() const noexcept { return std::size_t{chunk_bytes} + table_bytes; }
   [[nodiscard]] std::size_t bytes() const noexcept { return slots * slot_bytes(); }
+  // Chunks are of whole pages, so that what is pinned for one slot is no part of another.
+  [[nodiscard]] static std::uint32_t page_bytes() noexcept;
   [[nodiscard]] bool valid() const noexcept;
 };
 // A table entry as it lies in the slot: u64 region, u64 offset, u64 bytes.
@@ -34,27 +37,31 @@ struct Entry {
 
 class Ring {
  public:
-  // No page of it used yet.
-  static Result<std::unique_ptr<Ring>> allocate(const Geometry& geometry);
+  // No page of it used yet. `shared`: with a descriptor, unless the system refuses shared memory, which a warning says once.
+  static Result<std::unique_ptr<Ring>> allocate(const Geometry& geometry, bool shared);
   // The peer's, mapped here: the same pages.
   static Result<std::unique_ptr<Ring>> map(const Geometry& geometry, UniqueFd fd);
 
   [[nodiscard]] const Geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] DeviceSpan span() const noexcept { return {pages_->data(), geometry_.bytes(), Device::cpu()}; }
-  // By which a peer of this host maps it. Empty where the system refuses shared memory.
+  // By which a peer of this host maps it. Empty where it is not shared.
   [[nodiscard]] const UniqueFd& fd() const noexcept { return pages_->fd(); }
   [[nodiscard]] std::uint64_t slot_offset(std::uint32_t slot) const noexcept { return slot * geometry_.slot_bytes(); }
   [[nodiscard]] std::byte* payload(std::uint32_t slot) const noexcept { return pages_->data() + slot_offset(slot); }
-  // Before the first store to an own slot: takes the pages of its group. Most peers need one or two slots. Errors: out_of_memory.
+  // Takes the pages of the slot's group: before the first store to a slot of a ring that was allocated here. Most peers need one or
+  // two. Errors: out_of_memory.
+  // After one that was refused while others have theirs, the system is not asked again for some milliseconds.
   Status reserve(std::uint32_t slot);
+  // Some slot has its pages.
+  [[nodiscard]] bool usable() const noexcept;
   void write_entry(std::uint32_t slot, std::size_t index, const Entry& entry) noexcept;
   // A copy: the peer may write the table at any time.
   [[nodiscard]] Entry read_entry(std::uint32_t slot, std::size_t index) const noexcept;
-  // For copies between the slot and the device. The pages are taken, here or by the peer whose ring it is.
+  // For copies between the slot and the device. Its owner has reserved it.
   void pin_for(const Device& device, std::uint32_t slot);
 
  private:
-  // Slot 0, slot 1, slots 2 and 3, 4 to 7, and so on: a pin costs milliseconds whatever its size, and small transfers need few.
+  // Slot 0, slot 1, slots 2 and 3, 4 to 7, and so on: small transfers need few, and large ones are held up by few pins.
   struct Group {
     std::uint32_t first = 0;
     std::uint32_t slots = 0;
@@ -71,6 +78,8 @@ class Ring {
   const Geometry geometry_;
   const std::shared_ptr<const SharedPages> pages_;
   std::vector<Group> groups_;
+  Status refused_;
+  Deadline::Clock::time_point ask_again_{};
 };
 
 }  // namespace hmc::staging

@@ -10,7 +10,7 @@ Status Server::use_shared(const Geometry& geometry, UniqueFd fd) {
 }
 
 Status Server::use_mirror(const Geometry& geometry, Transport& carrier) {
-  HMC_ASSIGN(ring_, Ring::allocate(geometry));
+  HMC_ASSIGN(ring_, Ring::allocate(geometry, false));
   HMC_ASSIGN(mirror_region_, carrier.register_region({.span = ring_->span()}));
   return {};
 }
@@ -40,8 +40,7 @@ bool Server::on_chunk(const Chunk& chunk) {
   if (std::ranges::any_of(tasks_, [&](const Task& task) { return task.chunk.slot == chunk.slot && !task.sent; })) return false;
   Task& task = tasks_.emplace_back();
   task.chunk = chunk;
-  task.failure = ring_->reserve(chunk.slot);
-  if (task.failure.ok()) task.failure = read_table(task);
+  task.failure = read_table(task);
   if (!task.failure.ok()) {
     task.copies.clear();
     return true;

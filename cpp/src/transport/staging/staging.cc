@@ -1,5 +1,6 @@
 // The staging transport: memory that nothing reaches directly, through pinned host memory, in chunks whose stages overlap. On one
 // host the two sides share the ring, so the host itself copies nothing; across hosts a carrier moves the chunks.
+#include <algorithm>
 #include <string>
 
 #include "base/env.h"
@@ -11,6 +12,7 @@ namespace hmc {
 
 namespace {
 
+using staging::Geometry;
 using staging::Shared;
 using staging::StagingEndpoint;
 
@@ -28,7 +30,8 @@ class StagingTransport final : public Transport {
       : carriers_(environment.carriers), shared_(std::make_shared<Shared>()) {
     shared_->engine = environment.engine;
     const auto chunk = env_integer("HMC_STAGING_CHUNK_BYTES", 4 << 20, 4096, 16 << 20);
-    options_.geometry.chunk_bytes = static_cast<std::uint32_t>(chunk / 4096 * 4096);
+    const std::uint32_t page = Geometry::page_bytes();
+    options_.geometry.chunk_bytes = std::max(page, static_cast<std::uint32_t>(chunk) / page * page);
     options_.share = env_flag("HMC_STAGING_SHARED", true);
   }
 
