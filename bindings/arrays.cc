@@ -309,7 +309,7 @@ Offsets offsets_of(py::handle object, const char* name) {
   const py::array array(py::reinterpret_borrow<py::object>(object));
   const char kind = array.dtype().kind();
   if (array.size() > 0 && kind != 'i' && kind != 'u') {
-    refuse(std::string(name) + " must be integers (bytes), not dtype " + py::str(array.dtype()).cast<std::string>());
+    refuse(std::string(name) + " must be integers (bytes), not dtype " + written(array.dtype()));
   }
   if (array.ndim() != 1) refuse(std::string(name) + " must be one-dimensional");
   if (kind == 'u') {
@@ -328,7 +328,7 @@ Offsets offsets_of(py::handle object, const char* name) {
 
 Device device_of(py::handle object) {
   if (!object || object.is_none()) return Device::cpu();
-  return check(Device::parse(py::str(object).cast<std::string>()));
+  return check(Device::parse(written(object)));
 }
 
 Notify notify_of(py::handle object, std::string& payload) {

@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 
+#include "arguments.h"
 #include "sliceable.h"
 #include "views.h"
 
@@ -29,7 +30,7 @@ void bind_buffer(py::module_& module) {
                          "What a ConnBuffer gives away: names it, grants nothing by itself. bytes(d) serialises it.")
       .def_static(
           "parse",
-          [](const py::bytes& data) {
+          [](const Argument<py::bytes, "data">& data) {
             const std::string_view text = data;
             return check(Descriptor::parse(std::as_bytes(std::span(text.data(), text.size()))));
           },
@@ -58,7 +59,7 @@ void bind_buffer(py::module_& module) {
           "Names the whole registration for a peer's import_buffer(). ClosedError once closed.")
       .def(
           "native",
-          [](const ConnBuffer& self, const std::string& transport) {
+          [](const ConnBuffer& self, const Text<"transport">& transport) {
             const ReleasedGil nogil;
             return check(self.native(transport));
           },

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fastcall.h"
+#include "members.h"
 
 namespace hmc::bindings {
 
@@ -56,11 +57,11 @@ struct Collectives {
 
   static std::vector<MemberBuffers> buffers_of(const py::dict& by_member) {
     std::vector<MemberBuffers> buffers;
-    for (const auto& [who, pair] : by_member) {
-      const auto both = py::cast<py::tuple>(pair);
+    constexpr const char* wanted = "all_to_all takes out and inp, or {Member: (out, inp)}";
+    for_entries<py::tuple>(by_member, wanted, [&](const Member& who, const py::tuple& both) {
       if (both.size() != 2) refuse("each Member needs a pair (out, inp)");
-      buffers.push_back({who.template cast<Member>(), view_of(both[0], true), view_of(both[1], false)});
-    }
+      buffers.push_back({who, view_of(both[0], true), view_of(both[1], false)});
+    });
     return buffers;
   }
 };

@@ -26,8 +26,16 @@ namespace hmc::bindings {
 
 namespace py = pybind11;
 
-// An int, no bool, as an argument of that name. Throws TypeError or InvalidArgumentError that names it.
-std::int64_t integer_of(py::handle object, const char* name);
+// Values of an argument of that name. Throw TypeError, or InvalidArgumentError for what is out of range, that names it.
+std::int64_t integer_of(py::handle object, const char* name);   // no bool
+py::object index_of(py::handle object, const char* name);       // the same as a Python int of any size
+double number_of(py::handle object, const char* name);          // may be NaN
+bool flag_of(py::handle object, const char* name);              // of Python or NumPy
+std::string_view text_of(py::handle object, const char* name);  // of a str, which keeps it
+py::handle callable_of(py::handle object, const char* name);
+// str(object) for a message or a parser: what is no text (a lone surrogate) is escaped.
+std::string written(py::handle object);
+std::string text_of_int(const py::object& index);  // of very many digits: how many bits they take
 // A size in bytes as an argument named `nbytes`: anything else raises TypeError or InvalidArgumentError that names it.
 struct ByteCount {
   std::size_t value = 0;

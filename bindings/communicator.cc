@@ -1,5 +1,6 @@
 #include "hmc/communicator.h"
 
+#include "arguments.h"
 #include "blocks.h"
 #include "caller_stream.h"
 #include "collectives.h"
@@ -37,12 +38,16 @@ struct RankedCaller {
   }
 };
 
+// Of a call that has another form for the Members of a Communicator, to which pybind11 passes on what is of another type.
+template <class T, class Value, ArgumentName name>
+using SingleForm = std::conditional_t<std::same_as<T, Member>, Argument<Value, name>, Value>;
+
 template <class T, class Class>
 void bind_ranked(Class& cls) {
   P2P<RankedCaller<T>>::bind(cls);
   cls.def(
          "prepare_blocks",
-         [](const T& self, const py::iterable& pairs, std::size_t block) {
+         [](const T& self, const Argument<py::iterable, "pairs">& pairs, const Argument<std::size_t, "block">& block) {
            const Member member = member_of(self);
            return prepare_from(pairs, block, [&](auto all, std::size_t size) { return member.prepare_blocks(all, size); });
          },
@@ -52,7 +57,7 @@ void bind_ranked(Class& cls) {
          "remote buffers of one rank.")
       .def(
           "put_blocks",
-          [](const T& self, const BlockBatch& batch, const py::object& notify, const std::string& complete,
+          [](const T& self, const Argument<BlockBatch, "batch">& batch, const py::object& notify, const Text<"complete">& complete,
              const py::object& stream) {
             std::string payload;
             PutOptions options = put_options(notify, complete, payload);
@@ -64,7 +69,7 @@ void bind_ranked(Class& cls) {
           "Puts every block; one notification covers all. stream: as in put.")
       .def(
           "get_blocks",
-          [](const T& self, const BlockBatch& batch, const py::object& stream) {
+          [](const T& self, const Argument<BlockBatch, "batch">& batch, const py::object& stream) {
             const StreamHandle after = stream_of(stream);
             const ReleasedGil nogil;
             return check(member_of(self).get_blocks(batch, after));
@@ -72,7 +77,7 @@ void bind_ranked(Class& cls) {
           py::arg("batch"), py::arg("stream") = py::none(), "Gets every block. stream: as in get.")
       .def(
           "notify",
-          [](const T& self, int dst, const py::object& what, const std::optional<double>& timeout) {
+          [](const T& self, const Int<"dst">& dst, const py::object& what, const std::optional<double>& timeout) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
             const Deadline deadline = deadline_of(timeout);
@@ -82,7 +87,7 @@ void bind_ranked(Class& cls) {
           py::arg("dst"), py::arg("notify"), py::arg("timeout") = py::none(), notify_doc)
       .def(
           "_inotify",
-          [](const T& self, int dst, const py::object& what, const std::optional<double>& timeout) {
+          [](const T& self, const Int<"dst">& dst, const py::object& what, const std::optional<double>& timeout) {
             std::string payload;
             const Notify notify = notify_of(what, payload);
             return check(member_of(self).inotify(dst, notify, deadline_of(timeout)));
@@ -90,7 +95,8 @@ void bind_ranked(Class& cls) {
           py::arg("dst"), py::arg("notify"), py::arg("timeout"))
       .def(
           "_iwait_notify",
-          [](const T& self, int src, const py::object& id, const py::object& count, const std::optional<double>& timeout) {
+          [](const T& self, const Int<"src">& src, const py::object& id, const py::object& count,
+             const std::optional<double>& timeout) {
             const auto [number, times] = counted_of(id, count);
             return check(member_of(self).iwait_notify(src, number, times, deadline_of(timeout)));
           },
@@ -111,7 +117,7 @@ void bind_ranked(Class& cls) {
           py::arg("timeout"))
       .def(
           "abort",
-          [](const T& self, const std::string& reason) {
+          [](const T& self, const Text<"reason">& reason) {
             const ReleasedGil nogil;
             check(self.abort(reason));
           },
@@ -122,7 +128,7 @@ void bind_ranked(Class& cls) {
           "waits "
           "in a collective. Point-to-point goes on.")
       .def(
-          "fence", [](const T& self, int dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
+          "fence", [](const T& self, const Int<"dst">& dst) { check(member_of(self).fence(dst)); }, py::arg("dst"),
           "What is posted to dst afterwards becomes visible only after everything posted before.")
       .def(
           "notifications",
@@ -134,7 +140,7 @@ void bind_ranked(Class& cls) {
           py::arg("timeout") = 0.0, "Payload notifications as (source, bytes) in arrival order; waits up to timeout for the first.")
       .def(
           "exchange",
-          [](const T& self, const ConnBuffer& buffer, const std::optional<double>& timeout) {
+          [](const T& self, const SingleForm<T, ConnBuffer, "buffer">& buffer, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
             return interruptible([&] { return member.exchange(buffer, deadline); });
@@ -143,7 +149,7 @@ void bind_ranked(Class& cls) {
           "Every rank's buffer as a list of RemoteBuffers, the own one included. Collective.")
       .def(
           "exchange_bytes",
-          [](const T& self, const py::bytes& data, const std::optional<double>& timeout) {
+          [](const T& self, const SingleForm<T, py::bytes, "data">& data, const std::optional<double>& timeout) {
             const std::string_view text = data;
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
@@ -153,11 +159,11 @@ void bind_ranked(Class& cls) {
           py::arg("data"), py::arg("timeout") = py::none(), "Every rank's bytes (at most 64 KiB each) as a list. Collective.")
       .def(
           "iall_to_all",
-          [](const T& self, const py::object& out, const py::object& inp, const std::optional<std::string>& algorithm,
+          [](const T& self, const py::object& out, const py::object& inp, const OptionalText<"algorithm">& algorithm,
              const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
-            const std::string_view name = algorithm ? std::string_view(*algorithm) : std::string_view();
+            const std::string_view name = *algorithm ? std::string_view(**algorithm) : std::string_view();
             const ReleasedGil nogil;
             return ordered.join(check(member_of(self).iall_to_all(to, from, name)), {to, from});
           },
@@ -245,7 +251,7 @@ void bind_communicator(py::module_& module) {
           "device", [](const Member& self) { return self.device().str(); }, "Its device.")
       .def(
           "path",
-          [](const Member& self, int dst, const std::optional<double>& timeout) {
+          [](const Member& self, const Int<"dst">& dst, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             return interruptible([&] { return self.path(dst, deadline); });
           },
@@ -295,16 +301,16 @@ void bind_communicator(py::module_& module) {
           "Ranks known to be dead.")
       .def(
           "peer",
-          [](const Communicator& self, int rank, const std::optional<double>& timeout) {
+          [](const Communicator& self, const Int<"rank">& rank, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             return interruptible([&] { return self.peer(rank, deadline); });
           },
           py::arg("rank"), py::arg("timeout") = 30.0, "The Peer of a rank; connects if need be.")
       .def(
           "device",
-          [](const Communicator& self, int rank) {
-            if (rank < 0 || rank >= self.size()) refuse("rank " + std::to_string(rank) + " is outside this Communicator");
-            return self.device(rank).str();
+          [](const Communicator& self, const Int<"rank">& rank) {
+            if (*rank < 0 || *rank >= self.size()) refuse("rank " + std::to_string(*rank) + " is outside this Communicator");
+            return self.device(*rank).str();
           },
           py::arg("rank"), "Device name of a rank.")
       .def(
@@ -317,14 +323,14 @@ void bind_communicator(py::module_& module) {
           py::arg("nbytes"), py::arg("device") = "cpu", "Allocates and registers zero-filled memory.")
       .def(
           "register",
-          [](const Communicator& self, const py::object& array, const std::string& access) {
-            return py::cast(self.context()).attr("register")(array, access);
+          [](const Communicator& self, const py::object& array, const Text<"access">& access) {
+            return py::cast(self.context()).attr("register")(array, *access);
           },
           py::arg("array"), py::arg("access") = "rw",
           "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
       .def(
           "path",
-          [](const Communicator& self, int dst, const py::object& source, const py::object& target,
+          [](const Communicator& self, const Int<"dst">& dst, const py::object& source, const py::object& target,
              const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             if (source.is_none() && target.is_none()) {

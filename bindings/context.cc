@@ -1,5 +1,6 @@
 #include "hmc/context.h"
 
+#include "arguments.h"
 #include "context_options.h"
 #include "fastcall.h"
 
@@ -22,6 +23,11 @@ std::function<void(Args...)> on_dispatcher(py::handle callable, Callbacks& callb
   };
 }
 
+Access access_of(const std::string& text) {
+  if (text != "r" && text != "rw") refuse("access must be \"r\" or \"rw\", not \"" + text + "\"");
+  return text == "r" ? Access::read : Access::read_write;
+}
+
 }  // namespace
 
 ContextOptions context_options(const py::kwargs& settings, Callbacks& callbacks) {
@@ -30,33 +36,30 @@ ContextOptions context_options(const py::kwargs& settings, Callbacks& callbacks)
     const auto name = key.cast<std::string>();
     if (value.is_none()) continue;
     if (name == "listen") {
-      if (py::isinstance<py::str>(value)) {
-        options.listen = {value.cast<std::string>()};
-      } else {
-        options.listen = value.cast<std::vector<std::string>>();
-      }
+      options.listen = py::isinstance<py::str>(value) ? std::vector{argument_of<std::string>(value, "listen")}
+                                                      : argument_of<std::vector<std::string>>(value, "listen");
     } else if (name == "key") {
-      options.key = value.cast<std::string>();
+      options.key = text_of(value, "key");
     } else if (name == "insecure") {
-      options.insecure = value.cast<bool>();
+      options.insecure = argument_of<bool>(value, "insecure");
     } else if (name == "name") {
-      options.name = value.cast<std::string>();
+      options.name = text_of(value, "name");
     } else if (name == "transports") {
-      options.transports = value.cast<std::string>();
+      options.transports = text_of(value, "transports");
     } else if (name == "policy") {
-      const auto policy = py::str(value).cast<std::string>();
+      const auto policy = written(value);
       if (policy != "auto" && policy != "direct") refuse("policy must be \"auto\" or \"direct\", not \"" + policy + "\"");
       options.direct_only = policy == "direct";
     } else if (name == "heartbeat") {
-      options.heartbeat_seconds = value.cast<double>();
+      options.heartbeat_seconds = number_of(value, "heartbeat");
     } else if (name == "progress") {
-      const auto mode = py::str(value).cast<std::string>();
+      const auto mode = written(value);
       if (mode != "background" && mode != "manual") refuse("progress must be \"background\" or \"manual\", not \"" + mode + "\"");
       options.progress = mode == "manual" ? Progress::manual : Progress::background;
     } else if (name == "on_joined") {
-      options.on_joined = on_dispatcher<const Peer&>(value, callbacks);
+      options.on_joined = on_dispatcher<const Peer&>(callable_of(value, "on_joined"), callbacks);
     } else if (name == "on_left") {
-      options.on_left = on_dispatcher<const Peer&, const Status&>(value, callbacks);
+      options.on_left = on_dispatcher<const Peer&, const Status&>(callable_of(value, "on_left"), callbacks);
     } else {
       throw py::type_error("unexpected keyword argument '" + name + "'");
     }
@@ -107,7 +110,7 @@ void bind_context(py::module_& module) {
           "Peers connected now.")
       .def(
           "connect",
-          [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
+          [](const Context& self, const Text<"address">& address, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             return interruptible([&] { return self.connect(address, deadline); });
           },
@@ -123,7 +126,7 @@ void bind_context(py::module_& module) {
           py::arg("timeout") = py::none(), "The next peer that connected and has not been accepted yet.")
       .def(
           "_iconnect",
-          [](const Context& self, const std::string& address, const std::optional<double>& timeout) {
+          [](const Context& self, const Text<"address">& address, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             const ReleasedGil nogil;
             return check(self.iconnect(address, deadline));
@@ -139,34 +142,36 @@ void bind_context(py::module_& module) {
           py::arg("timeout"))
       .def(
           "buffer",
-          [](const Context& self, ByteCount nbytes, const py::object& device, const std::string& access) {
+          [](const Context& self, ByteCount nbytes, const py::object& device, const Text<"access">& access) {
             const Device where = device_of(device);
-            if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
+            const Access allowed = access_of(*access);
             const ReleasedGil nogil;
-            return check(self.buffer(nbytes.value, where, access == "r" ? Access::read : Access::read_write));
+            return check(self.buffer(nbytes.value, where, allowed));
           },
           py::arg("nbytes"), py::arg("device") = "cpu", py::arg("access") = "rw", "Allocates and registers zero-filled memory.")
       .def(
           "register",
-          [](const Context& self, const py::object& array, const std::string& access) {
-            if (access != "r" && access != "rw") refuse("access must be \"r\" or \"rw\", not \"" + access + "\"");
-            if (access == "rw") static_cast<void>(view_of(array, true));
+          [](const Context& self, const py::object& array, const Text<"access">& access) {
+            const Access allowed = access_of(*access);
+            if (allowed == Access::read_write) static_cast<void>(view_of(array, true));
             const Memory memory = memory_of(array);
             const ReleasedGil nogil;
-            return check(self.register_memory(memory, access == "r" ? Access::read : Access::read_write));
+            return check(self.register_memory(memory, allowed));
           },
           py::arg("array"), py::arg("access") = "rw",
           "Registers an array or Memory in place; keeps it alive. A read-only array needs access=\"r\".")
       .def(
           "publish",
-          [](const Context& self, const std::string& name, const ConnBuffer& buffer) { check(self.publish(name, buffer)); },
+          [](const Context& self, const Text<"name">& name, const Argument<ConnBuffer, "buffer">& buffer) {
+            check(self.publish(name, buffer));
+          },
           py::arg("name"), py::arg("buffer"), "Publishes a buffer for lookup(). InvalidArgumentError when the name is taken.")
       .def(
-          "unpublish", [](const Context& self, const std::string& name) { check(self.unpublish(name)); }, py::arg("name"),
+          "unpublish", [](const Context& self, const Text<"name">& name) { check(self.unpublish(name)); }, py::arg("name"),
           "Takes a published name back.")
       .def(
           "connect_native",
-          [](const Context& self, const std::string& transport, const NativeFields& peer) {
+          [](const Context& self, const Text<"transport">& transport, const Argument<NativeFields, "peer">& peer) {
             const ReleasedGil nogil;
             return check(self.connect_native(transport, peer));
           },

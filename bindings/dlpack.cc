@@ -1,5 +1,7 @@
 #include "dlpack.h"
 
+#include "arguments.h"
+
 #include "dlpack_abi.h"
 #include "interop.h"
 
@@ -85,7 +87,10 @@ DlpackView take_dlpack(py::handle object) {
 }
 
 py::object give_dlpack(const Memory& memory, py::handle max_version) {
-  const bool versioned = max_version && !max_version.is_none() && py::cast<py::tuple>(max_version)[0].cast<int>() >= 1;
+  const bool given = max_version && !max_version.is_none();
+  const std::vector<int> version = given ? argument_of<std::vector<int>>(max_version, "max_version") : std::vector<int>();
+  if (given && version.size() != 2) refuse("max_version must be (major, minor)");
+  const bool versioned = given && version[0] >= 1;
   if (memory.read_only() && !versioned) {
     throw py::buffer_error(
         "read-only memory is exported by DLPack 1.0 and later only: earlier versions cannot mark it as read-only");

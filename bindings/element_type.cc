@@ -74,13 +74,19 @@ class KnownTypes {
 
 // As a NumPy dtype, a torch.dtype, a name or a type says it.
 std::optional<DataType> read_type(py::handle dtype) {
-  std::string text = py::str(dtype).cast<std::string>();
+  std::string text = written(dtype);
   if (text.starts_with("torch.")) return known_type(text.substr(6));
   if (py::isinstance<py::str>(dtype)) {
     if (const auto type = known_type(text)) return type;
     if (const auto type = own_name(text)) return type;
   }
-  const py::object numpy = py::module_::import("numpy").attr("dtype")(dtype);
+  py::object numpy;
+  try {
+    numpy = py::module_::import("numpy").attr("dtype")(dtype);
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    throw py::type_error("dtype: " + written(error.value()));
+  }
   if (!numpy.attr("isnative").cast<bool>())
     throw py::type_error("arrays of another byte order cannot be reduced; convert them before");
   return known_type(numpy.attr("name").cast<std::string>());
@@ -105,16 +111,6 @@ py::object dtype_of(py::handle array) {
   return found != nullptr ? py::reinterpret_steal<py::object>(found) : py::none();
 }
 
-double factor_of(py::handle factor) {
-  const double value = PyFloat_AsDouble(factor.ptr());
-  if (value != -1.0 || PyErr_Occurred() == nullptr) return value;
-  const bool beyond = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;  // an int that no double holds
-  if (!beyond && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
-  PyErr_Clear();
-  if (beyond) refuse("factor is an int beyond the largest float");
-  throw py::type_error(std::string("factor must be a number, not a ") + Py_TYPE(factor.ptr())->tp_name);
-}
-
 }  // namespace
 
 DataType element_type_of(py::handle array, py::handle dtype) {
@@ -125,7 +121,7 @@ DataType element_type_of(py::handle array, py::handle dtype) {
                          " has no element type; name it, as in dtype=\"float32\"");
   }
   if (const auto type = type_named(asked)) return *type;
-  throw py::type_error("elements of type " + py::str(asked).cast<std::string>() +
+  throw py::type_error("elements of type " + written(asked) +
                        " cannot be reduced; float64 to float8, and integers of 8 to 64 bits can");
 }
 
@@ -143,7 +139,7 @@ Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::
     if (own.is_none() || element_type_of(each, own) == type) continue;
     throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));
   }
-  return {type, *operation, scaled ? factor_of(factor) : 1.0};
+  return {type, *operation, scaled ? number_of(factor, "factor") : 1.0};
 }
 
 }  // namespace hmc::bindings

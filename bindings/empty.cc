@@ -34,7 +34,7 @@ std::optional<Device> named_device(py::handle array) {
   const py::object type = attribute_or_null(device, "type");
   const py::object index = attribute_or_null(device, "index");
   if (!type || !py::isinstance<py::str>(type) || !index) return std::nullopt;
-  auto parsed = Device::parse(type.cast<std::string>() + ":" + (index.is_none() ? "0" : py::str(index).cast<std::string>()));
+  auto parsed = Device::parse(type.cast<std::string>() + ":" + (index.is_none() ? "0" : written(index)));
   return parsed ? std::optional(*parsed) : std::nullopt;
 }
 

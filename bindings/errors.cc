@@ -89,14 +89,16 @@ std::optional<double> seconds_of(py::handle timeout) {
 
 namespace {
 
+py::type_error not_an_int(py::handle object, const char* name) {
+  return py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(object.ptr())->tp_name);
+}
+
+}  // namespace
+
 // Python refuses to write integers of thousands of digits.
 std::string text_of_int(const py::object& index) {
   const auto bits = index.attr("bit_length")().cast<std::size_t>();
-  return bits > 128 ? "an int of " + std::to_string(bits) + " bits" : py::str(index).cast<std::string>();
-}
-
-py::type_error not_an_int(py::handle object, const char* name) {
-  return py::type_error(std::string(name) + " must be an int, not a " + Py_TYPE(object.ptr())->tp_name);
+  return bits > 128 ? "an int of " + std::to_string(bits) + " bits" : written(index);
 }
 
 py::object index_of(py::handle object, const char* name) {
@@ -107,8 +109,6 @@ py::object index_of(py::handle object, const char* name) {
   throw not_an_int(object, name);
 }
 
-}  // namespace
-
 std::int64_t integer_of(py::handle object, const char* name) {
   if (PyBool_Check(object.ptr()) != 0) throw not_an_int(object, name);
   const long long number = PyLong_AsLongLong(object.ptr());
@@ -118,6 +118,52 @@ std::int64_t integer_of(py::handle object, const char* name) {
   PyErr_Clear();
   if (beyond) refuse(std::string(name) + " must be from -2**63 to 2**63 - 1, and is " + text_of_int(index_of(object, name)));
   throw not_an_int(object, name);
+}
+
+double number_of(py::handle object, const char* name) {
+  if (PyBool_Check(object.ptr()) == 0) {
+    const double value = PyFloat_AsDouble(object.ptr());
+    if (value != -1.0 || PyErr_Occurred() == nullptr) return value;
+    const bool beyond = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;  // an int that no double holds
+    if (!beyond && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    if (beyond) refuse(std::string(name) + " is an int beyond the largest float");
+  }
+  throw py::type_error(std::string(name) + " must be a number, not a " + Py_TYPE(object.ptr())->tp_name);
+}
+
+bool flag_of(py::handle object, const char* name) {
+  if (PyBool_Check(object.ptr()) != 0) return object.ptr() == Py_True;
+  const std::string_view type = Py_TYPE(object.ptr())->tp_name;
+  if (type != "numpy.bool" && type != "numpy.bool_")
+    throw py::type_error(std::string(name) + " must be a bool, not a " + std::string(type));
+  const int truth = PyObject_IsTrue(object.ptr());
+  if (truth < 0) throw py::error_already_set();
+  return truth == 1;
+}
+
+std::string_view text_of(py::handle object, const char* name) {
+  if (PyUnicode_Check(object.ptr()) == 0)
+    throw py::type_error(std::string(name) + " must be a str, not a " + Py_TYPE(object.ptr())->tp_name);
+  Py_ssize_t length = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(object.ptr(), &length);
+  if (text != nullptr) return {text, static_cast<std::size_t>(length)};
+  if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  // Not shown: it may be a key.
+  refuse(std::string(name) + " has a lone surrogate, such as U+D800; pass text of Unicode");
+}
+
+py::handle callable_of(py::handle object, const char* name) {
+  if (PyCallable_Check(object.ptr()) != 0) return object;
+  throw py::type_error(std::string(name) + " must be callable, and a " + Py_TYPE(object.ptr())->tp_name + " is not");
+}
+
+std::string written(py::handle object) {
+  const auto bytes =
+      py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(py::str(object).ptr(), "utf-8", "backslashreplace"));
+  if (!bytes) throw py::error_already_set();
+  return bytes;
 }
 
 std::size_t byte_count(py::handle object) {

@@ -65,7 +65,7 @@ std::vector<std::int64_t> experts_of(const py::array& ids, std::int64_t experts)
   }
 }
 
-std::string shown_shape(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
+std::string shown_shape(const py::array& array) { return written(array.attr("shape")); }
 
 // Both arrays are copied.
 std::shared_ptr<ExpertRoutes> routes_of(const ExpertLayout& layout, const py::array& ids,
@@ -73,8 +73,7 @@ std::shared_ptr<ExpertRoutes> routes_of(const ExpertLayout& layout, const py::ar
   const char kind = ids.dtype().kind();
   if ((ids.flags() & py::array::c_style) == 0) refuse("topk_ids: pass an array in C order");
   if (ids.ndim() != 2 || (kind != 'i' && kind != 'u')) {
-    refuse("topk_ids: " + py::str(ids.dtype()).cast<std::string>() + " of shape " + shown_shape(ids) +
-           "; pass integers of shape (tokens, top k)");
+    refuse("topk_ids: " + written(ids.dtype()) + " of shape " + shown_shape(ids) + "; pass integers of shape (tokens, top k)");
   }
   if (ids.shape(0) > layout.tokens || ids.shape(1) > layout.topk) {
     refuse("topk_ids: shape " + shown_shape(ids) + "; this Buffer was made for at most " + std::to_string(layout.tokens) +

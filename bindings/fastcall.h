@@ -65,14 +65,9 @@ inline std::int64_t integer_or(py::handle value, std::int64_t fallback, const ch
   return value ? integer_of(value, name) : fallback;
 }
 
-// Of a str, which keeps the text; `fallback` for an absent argument. Throws TypeError that names the argument for others.
+// Of a str, which keeps the text; `fallback` for an absent argument. Errors: those of text_of().
 inline std::string_view text_or(py::handle value, std::string_view fallback, const char* name) {
-  if (!value) return fallback;
-  Py_ssize_t length = 0;
-  const char* const text = PyUnicode_Check(value.ptr()) != 0 ? PyUnicode_AsUTF8AndSize(value.ptr(), &length) : nullptr;
-  if (text != nullptr) return {text, static_cast<std::size_t>(length)};
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  throw py::type_error(std::string(name) + " must be a str, not a " + Py_TYPE(value.ptr())->tp_name);
+  return value ? text_of(value, name) : fallback;
 }
 
 // Empty for None.
@@ -80,13 +75,8 @@ inline std::string_view optional_text(py::handle value, const char* name) {
   return value && value.is_none() ? std::string_view() : text_or(value, {}, name);
 }
 
-// Of a bool; false for an absent argument. Throws TypeError that names the argument for others.
-inline bool is_set(py::handle value, const char* name) {
-  if (!value) return false;
-  if (PyBool_Check(value.ptr()) == 0)
-    throw py::type_error(std::string(name) + " must be a bool, not a " + Py_TYPE(value.ptr())->tp_name);
-  return value.ptr() == Py_True;
-}
+// False for an absent argument. Errors: those of flag_of().
+inline bool is_set(py::handle value, const char* name) { return value && flag_of(value, name); }
 
 // Runs `body`, which returns a py::object, and turns exceptions into Python's.
 template <class Body>

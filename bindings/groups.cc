@@ -1,28 +1,21 @@
 // Communicators made from a Communicator: split(), shrink(), grow(), join() and subgroup().
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "context_options.h"
 #include "members.h"
 
 namespace hmc::bindings {
 namespace {
 
-int int_of(py::handle value, const char* name) {
-  const std::int64_t number = integer_of(value, name);
-  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max())
-    refuse(std::string(name) + " must be from -2**31 to 2**31 - 1, and is " + std::to_string(number));
-  return static_cast<int>(number);
-}
-
 // An int counts for all local Members, a list has one for each.
 std::vector<int> one_per_member(const py::object& value, const char* name, int fallback, std::size_t members) {
   if (value.is_none()) return std::vector<int>(members, fallback);
-  if (!py::isinstance<py::sequence>(value)) return std::vector<int>(members, int_of(value, name));
+  if (!py::isinstance<py::sequence>(value)) return std::vector<int>(members, int_of<int>(value, name));
   std::vector<int> all;
-  for (const py::handle one : value) all.push_back(int_of(one, name));
+  for (const py::handle one : value) all.push_back(int_of<int>(one, name));
   return all;
 }
 
@@ -73,7 +66,7 @@ void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolde
       .def(
           "invite",
           [](const Communicator& self, const py::object& processes) {
-            const int count = int_of(processes, "processes");
+            const int count = int_of<int>(processes, "processes");
             const ReleasedGil nogil;
             return check(self.invite(count));
           },
@@ -92,7 +85,8 @@ void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolde
           "order in which they came. HmcTimeoutError names what is missing; PeerLostError: a rank or a newcomer died.")
       .def(
           "subgroup",
-          [](const Communicator& self, const std::vector<int>& ranks, std::uint32_t number) {
+          [](const Communicator& self, const Argument<std::vector<int>, "ranks">& ranks,
+             const Argument<std::uint32_t, "number">& number) {
             const ReleasedGil nogil;
             return check(self.subgroup(ranks, number));
           },

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "common.h"
 
 namespace hmc::bindings {
@@ -12,9 +13,9 @@ void bind_islands(py::module_& module) {
   const IslandCards usual;
   const IslandOptions options;
   py::class_<IslandCards>(module, "IslandCards", "Equal cards of one vendor, for plan_islands.")
-      .def(py::init([](std::string name, int cards, double inside, double nic, double memory, int per_host) {
-             return IslandCards{std::move(name), cards, per_host, inside, nic, memory};
-           }),
+      .def(py::init([](const Text<"name">& name, const Int<"cards">& cards, const Number<"inside">& inside,
+                       const Number<"nic">& nic, const Number<"memory">& memory,
+                       const Int<"per_host">& per_host) { return IslandCards{name, cards, per_host, inside, nic, memory}; }),
            py::arg("name"), py::arg("cards"), py::kw_only(), py::arg("inside"), py::arg("nic"), py::arg("memory"),
            py::arg("per_host") = usual.per_host,
            "cards: of all hosts together, per_host of them on each. Bytes per second of one card: inside: in one direction to the "
@@ -56,8 +57,9 @@ void bind_islands(py::module_& module) {
       });
   module.def(
       "plan_islands",
-      [](ByteCount nbytes, const std::vector<IslandCards>& islands, const std::string& call, const std::vector<double>& border,
-         double inside_latency, double nic_latency) {
+      [](ByteCount nbytes, const Argument<std::vector<IslandCards>, "islands">& islands, const Text<"call">& call,
+         const Argument<std::vector<double>, "border">& border, const Number<"inside_latency">& inside_latency,
+         const Number<"nic_latency">& nic_latency) {
         IslandOptions given;
         given.call = call;
         given.border = border;

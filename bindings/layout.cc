@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "arguments.h"
 #include "common.h"
 #include "element_type.h"
 #include "hmc/layout.h"
@@ -36,16 +37,20 @@ std::vector<std::span<std::byte>> writable(const Buffers& buffers) {
 LayoutRange range_of(const Extent& extent) { return {extent.first, extent.second}; }
 py::tuple tuple_of(LayoutRange range) { return py::make_tuple(range.first, range.count); }
 
-Layout make_layout(const std::string& text, std::uint64_t layers, std::uint64_t blocks, std::uint64_t tokens, std::uint64_t heads,
-                   std::uint64_t dims, std::uint64_t first_layer, std::uint64_t first_head, const py::object& dtype,
-                   const std::vector<float>& scales) {
+template <ArgumentName name>
+using Count = Argument<std::uint64_t, name>;
+
+Layout make_layout(const Text<"text">& text, const Count<"L">& layers, const Count<"B">& blocks, const Count<"N">& tokens,
+                   const Count<"H">& heads, const Count<"D">& dims, const Count<"first_layer">& first_layer,
+                   const Count<"first_head">& first_head, const py::object& dtype,
+                   const Argument<std::vector<float>, "scales">& scales) {
   LayoutGiven given;
   given.extents = {layers, blocks, tokens, heads, 0, dims};
   given.first_layer = first_layer;
   given.first_head = first_head;
   given.scales = scales;
   if (!dtype.is_none()) given.type = element_type_of(py::none(), dtype);
-  return check(Layout::parse(text, given));
+  return check(Layout::parse(*text, given));
 }
 
 void weighted_rows(const py::object& out, const py::object& rows, const py::array_t<float, py::array::c_style>& weights,
@@ -73,12 +78,12 @@ bool prepare_sums(const py::object& device, const py::object& dtype) {
   return check(prepare_weighted_sum(where, type));
 }
 
-py::list runs(const Layout& source, const py::object& source_blocks, std::uint64_t source_first, const Layout& target,
-              const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, const Extent& layers,
-              const Extent& heads) {
+py::list runs(const Argument<Layout, "source">& source, const py::object& source_blocks, std::uint64_t source_first,
+              const Argument<Layout, "target">& target, const py::object& target_blocks, std::uint64_t target_first,
+              std::uint64_t tokens, const Extent& layers, const Extent& heads) {
   const Offsets from = offsets_of(source_blocks, "source blocks"), to = offsets_of(target_blocks, "target blocks");
-  const LayoutMove move{source,         {from.values, source_first}, target, {to.values, target_first}, tokens, 0, range_of(layers),
-                        range_of(heads)};
+  const LayoutMove move{
+      *source, {from.values, source_first}, *target, {to.values, target_first}, tokens, 0, range_of(layers), range_of(heads)};
   std::vector<LayoutRuns> found;
   {
     const ReleasedGil nogil;
@@ -95,14 +100,14 @@ py::list runs(const Layout& source, const py::object& source_blocks, std::uint64
   return all;
 }
 
-std::uint64_t convert(const Layout& source, const py::sequence& source_arrays, const py::object& source_blocks,
-                      std::uint64_t source_first, const Layout& target, const py::sequence& target_arrays,
+std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequence& source_arrays, const py::object& source_blocks,
+                      std::uint64_t source_first, const Argument<Layout, "target">& target, const py::sequence& target_arrays,
                       const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, std::uint64_t position,
                       const Extent& layers, const Extent& heads, bool digest) {
   const Buffers from = buffers_of(source_arrays, false), to = buffers_of(target_arrays, true);
   const Offsets from_blocks = offsets_of(source_blocks, "source blocks"), to_blocks = offsets_of(target_blocks, "target blocks");
-  const LayoutMove move{source,           {from_blocks.values, source_first},
-                        target,           {to_blocks.values, target_first},
+  const LayoutMove move{*source,          {from_blocks.values, source_first},
+                        *target,          {to_blocks.values, target_first},
                         tokens,           position,
                         range_of(layers), range_of(heads)};
   const auto read = readable(from);
@@ -116,24 +121,25 @@ LayoutSelection selection_of(const Layout& layout, const Offsets& blocks, std::u
   return {layout, {blocks.values, first}, tokens, position, range_of(layers), range_of(heads)};
 }
 
-std::uint64_t digest(const Layout& layout, const py::sequence& arrays, const py::object& blocks, std::uint64_t first,
-                     std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
+std::uint64_t digest(const Argument<Layout, "layout">& layout, const py::sequence& arrays, const py::object& blocks,
+                     std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
   const Buffers buffers = buffers_of(arrays, false);
   const Offsets list = offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
   const ReleasedGil nogil;
-  return check(layout_digest(selection_of(layout, list, first, tokens, position, layers, heads), read));
+  return check(layout_digest(selection_of(*layout, list, first, tokens, position, layers, heads), read));
 }
 
-py::array_t<std::uint64_t> digests(const Layout& layout, const py::sequence& arrays, const py::object& blocks, std::uint64_t first,
-                                   std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
+py::array_t<std::uint64_t> digests(const Argument<Layout, "layout">& layout, const py::sequence& arrays, const py::object& blocks,
+                                   std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Extent& layers,
+                                   const Extent& heads) {
   const Buffers buffers = buffers_of(arrays, false);
   const Offsets list = offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
   std::vector<std::uint64_t> table;
   {
     const ReleasedGil nogil;
-    table = check(layout_digests(selection_of(layout, list, first, tokens, position, layers, heads), read));
+    table = check(layout_digests(selection_of(*layout, list, first, tokens, position, layers, heads), read));
   }
   return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(table.size()), table.data());
 }
@@ -164,9 +170,8 @@ void bind_layout(py::module_& module) {
       .def("__hash__", [](const Layout& self) { return py::hash(py::str(self.str())); })
       .def(
           "packed",
-          [](const Layout& self, const Extent& layers, const Extent& heads, std::uint64_t blocks) {
-            return check(self.packed(range_of(layers), range_of(heads), blocks));
-          },
+          [](const Layout& self, const Argument<Extent, "layers">& layers, const Argument<Extent, "heads">& heads,
+             const Count<"blocks">& blocks) { return check(self.packed(range_of(layers), range_of(heads), blocks)); },
           py::arg("layers"), py::arg("heads"), py::arg("blocks"),
           "The same order of axes, compact and in one buffer, for these (first, count) of layers and heads, and blocks.")
       .def_property_readonly(

@@ -6,34 +6,27 @@
 namespace hmc::bindings {
 namespace {
 
-// One entry of {member: value}.
-template <class Value>
-Value entry_of(py::handle who, py::handle value, const char* wanted) {
-  if (!py::isinstance<Member>(who) || !py::isinstance<Value>(value)) throw py::type_error(wanted);
-  return py::cast<Value>(value);
-}
-
 void exchange_members(py::class_<Communicator, CommunicatorHolder>& comm) {
   comm.def(
       "exchange",
-      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+      [](const Communicator& self, const py::object& members, const std::optional<double>& timeout) {
         std::vector<MemberBuffer> given;
-        for (const auto& [who, buffer] : members) {
-          const auto one = entry_of<ConnBuffer>(who, buffer, "exchange takes a ConnBuffer, or {Member: ConnBuffer}");
-          given.push_back({who.cast<Member>(), one});
-        }
+        for_entries<ConnBuffer>(members, "exchange takes a ConnBuffer as buffer, or {Member: ConnBuffer}",
+                                [&](const Member& who, const ConnBuffer& buffer) { given.push_back({who, buffer}); });
         const Deadline deadline = deadline_of(timeout);
         return interruptible([&] { return self.exchange(given, deadline); });
       },
       py::arg("members"), py::arg("timeout") = py::none(), "As exchange of {member: buffer} for every local Member. Collective.");
   comm.def(
       "exchange_bytes",
-      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+      [](const Communicator& self, const py::object& members, const std::optional<double>& timeout) {
         std::vector<MemberBytes> given;
-        for (const auto& [who, data] : members) {
-          const std::string_view text = entry_of<py::bytes>(who, data, "exchange_bytes takes bytes, or {Member: bytes}");
-          given.push_back({who.cast<Member>(), std::as_bytes(std::span(text.data(), text.size()))});
-        }
+        std::vector<py::bytes> kept;  // another thread may change the dict
+        for_entries<py::bytes>(members, "exchange_bytes takes bytes as data, or {Member: bytes}",
+                               [&](const Member& who, const py::bytes& data) {
+                                 const std::string_view text = kept.emplace_back(data);
+                                 given.push_back({who, std::as_bytes(std::span(text.data(), text.size()))});
+                               });
         const Deadline deadline = deadline_of(timeout);
         return bytes_list(interruptible([&] { return self.exchange_bytes(given, deadline); }));
       },
@@ -58,17 +51,17 @@ struct Uneven {
 void all_to_all_v_members(py::class_<Communicator, CommunicatorHolder>& comm) {
   comm.def(
       "all_to_all_v",
-      [](const Communicator& self, const py::dict& members, const std::optional<double>& timeout) {
+      [](const Communicator& self, const py::object& members, const std::optional<double>& timeout) {
         std::list<Uneven> entries;
         std::vector<MemberBuffersV> given;
-        for (const auto& [who, value] : members) {
-          const auto entry = entry_of<py::tuple>(who, value, "all_to_all_v takes arrays and counts, or {Member: tuple of them}");
+        constexpr const char* wanted = "all_to_all_v takes out, out_counts, inp and in_counts, or {Member: tuple of them}";
+        for_entries<py::tuple>(members, wanted, [&](const Member& who, const py::tuple& entry) {
           if (entry.size() != 4 && entry.size() != 6) {
             refuse("each Member needs (out, out_counts, inp, in_counts), optionally with (out_displacements, in_displacements)");
           }
           const Uneven& one = entries.emplace_back(entry);
-          given.push_back({who.cast<Member>(), *one.out, one.out_layout.layout(), *one.in, one.in_layout.layout()});
-        }
+          given.push_back({who, *one.out, one.out_layout.layout(), *one.in, one.in_layout.layout()});
+        });
         const Deadline deadline = deadline_of(timeout);
         interruptible([&] { return self.all_to_all_v(given, deadline); });
       },

@@ -10,6 +10,16 @@
 
 namespace hmc::bindings {
 
+// Calls `take(Member, value)` for each entry of {member: value}.
+template <class Value, class Take>
+void for_entries(const py::object& members, const char* wanted, Take take) {
+  if (!py::isinstance<py::dict>(members)) throw py::type_error(wanted);
+  for (const auto& [who, value] : py::reinterpret_borrow<py::dict>(members)) {
+    if (!py::isinstance<Member>(who) || !py::isinstance<Value>(value)) throw py::type_error(wanted);
+    take(who.template cast<Member>(), value.template cast<Value>());
+  }
+}
+
 // Element counts and displacements of one side of an uneven all-to-all, in bytes.
 class LayoutArrays {
  public:

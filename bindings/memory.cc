@@ -1,5 +1,6 @@
 #include "hmc/memory.h"
 
+#include "arguments.h"
 #include "sliceable.h"
 #include "views.h"
 
@@ -11,7 +12,8 @@ void bind_memory(py::module_& module) {
       "Bytes on one device. Memory(nbytes, device=\"cpu\") allocates (zero-filled on the CPU); slices and exported views "
       "share the bytes and keep them alive. Any thread; concurrent access to the same bytes is the caller's to order.");
   cls.def(
-      py::init([](ByteCount nbytes, const py::object& device, bool huge_pages, bool pinned, std::size_t alignment) {
+      py::init([](ByteCount nbytes, const py::object& device, const Flag<"huge_pages">& huge_pages, const Flag<"pinned">& pinned,
+                  const Argument<std::size_t, "alignment">& alignment) {
         const MemoryOptions options{huge_pages, pinned, alignment};
         const Device where = device_of(device);
         const ReleasedGil nogil;
@@ -48,8 +50,8 @@ void bind_memory(py::module_& module) {
       py::arg("target"), "Copies every byte to target (Memory or writable array, any device). Sizes must be equal. Blocks.");
   cls.def(
       "copy_blocks_from",
-      [](const Memory& self, const Memory& source, const py::object& source_offsets, const py::object& target_offsets,
-         ByteCount nbytes) {
+      [](const Memory& self, const Argument<Memory, "source">& source, const py::object& source_offsets,
+         const py::object& target_offsets, ByteCount nbytes) {
         // Copied: other threads may write into the arrays while the GIL is released.
         const auto copied = [](const Offsets& offsets) {
           return std::vector<std::uint64_t>(offsets.values.begin(), offsets.values.end());
@@ -66,10 +68,10 @@ void bind_memory(py::module_& module) {
       "there.");
   cls.def(
       "fill",
-      [](const Memory& self, int value) {
-        if (value < 0 || value > 255) refuse("fill takes a byte, 0 to 255");
+      [](const Memory& self, const Int<"value">& value) {
+        if (*value < 0 || *value > 255) refuse("fill takes a byte, 0 to 255");
         const ReleasedGil nogil;
-        check(self.fill(static_cast<std::uint8_t>(value)));
+        check(self.fill(static_cast<std::uint8_t>(*value)));
       },
       py::arg("value"), "Sets every byte.");
   cls.def_property_readonly(

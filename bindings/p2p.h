@@ -5,8 +5,8 @@
 #pragma once
 
 #include <cstring>
-#include <limits>
 
+#include "arguments.h"
 #include "fastcall.h"
 
 namespace hmc::bindings {
@@ -163,12 +163,7 @@ struct P2P {
   }
 
   // A rank as Python gives it; what does not fit an int is no rank of any group.
-  static int rank_of(py::handle value, const char* name) {
-    const std::int64_t rank = integer_or(value, any_source, name);
-    if (rank < std::numeric_limits<int>::min() || rank > std::numeric_limits<int>::max())
-      refuse("rank " + std::to_string(rank) + " is outside every Communicator");
-    return static_cast<int>(rank);
-  }
+  static int rank_of(py::handle value, const char* name) { return value ? int_of<int>(value, name) : any_source; }
 
   template <class Buffer>
   static const Buffer& buffer_of(py::handle object, const char* wanted) {
@@ -179,7 +174,7 @@ struct P2P {
 
   static Complete complete_of(py::handle value) {
     if (!value) return Complete::remote;
-    const auto text = py::str(value).cast<std::string>();
+    const auto text = written(value);
     if (text == "remote") return Complete::remote;
     if (text == "local") return Complete::local;
     refuse("complete must be \"remote\" or \"local\", not \"" + text + "\"");

@@ -1,5 +1,6 @@
 #include "hmc/peer.h"
 
+#include "arguments.h"
 #include "blocks.h"
 #include "p2p.h"
 
@@ -42,14 +43,14 @@ void bind_peer(py::module_& module) {
       .def_property_readonly("same_host", &Peer::same_host, "True when a descriptor could be passed.")
       .def(
           "lookup",
-          [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
+          [](const Peer& self, const Text<"name">& name, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             return interruptible([&] { return self.lookup(name, deadline); });
           },
           py::arg("name"), py::arg("timeout") = py::none(), "Imports the buffer published under name; waits for it to appear.")
       .def(
           "import_buffer",
-          [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
+          [](const Peer& self, const Argument<Descriptor, "descriptor">& descriptor, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             return interruptible([&] { return self.import(descriptor, deadline); });
           },
@@ -58,7 +59,7 @@ void bind_peer(py::module_& module) {
           "Context).")
       .def(
           "_ilookup",
-          [](const Peer& self, const std::string& name, const std::optional<double>& timeout) {
+          [](const Peer& self, const Text<"name">& name, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             const ReleasedGil nogil;
             return check(self.ilookup(name, deadline));
@@ -66,7 +67,7 @@ void bind_peer(py::module_& module) {
           py::arg("name"), py::arg("timeout"))
       .def(
           "_iimport",
-          [](const Peer& self, const Descriptor& descriptor, const std::optional<double>& timeout) {
+          [](const Peer& self, const Argument<Descriptor, "descriptor">& descriptor, const std::optional<double>& timeout) {
             const Deadline deadline = deadline_of(timeout);
             const ReleasedGil nogil;
             return check(self.iimport(descriptor, deadline));
@@ -74,7 +75,7 @@ void bind_peer(py::module_& module) {
           py::arg("descriptor"), py::arg("timeout"))
       .def(
           "prepare_blocks",
-          [](const Peer& self, const py::iterable& pairs, std::size_t block) {
+          [](const Peer& self, const Argument<py::iterable, "pairs">& pairs, const Argument<std::size_t, "block">& block) {
             return prepare_from(pairs, block, [&](auto all, std::size_t size) { return self.prepare_blocks(all, size); });
           },
           py::arg("pairs"), py::arg("block"),
@@ -82,8 +83,8 @@ void bind_peer(py::module_& module) {
           "arrays.")
       .def(
           "put_blocks",
-          [](const Peer& self, const BlockBatch& batch, const py::object& notify, const std::string& complete,
-             const py::object& stream) {
+          [](const Peer& self, const Argument<BlockBatch, "batch">& batch, const py::object& notify,
+             const Text<"complete">& complete, const py::object& stream) {
             std::string payload;
             PutOptions options = put_options(notify, complete, payload);
             options.stream = stream_of(stream);
@@ -94,7 +95,7 @@ void bind_peer(py::module_& module) {
           "Puts every block; one notification covers all. stream: as in put.")
       .def(
           "get_blocks",
-          [](const Peer& self, const BlockBatch& batch, const py::object& stream) {
+          [](const Peer& self, const Argument<BlockBatch, "batch">& batch, const py::object& stream) {
             const StreamHandle after = stream_of(stream);
             const ReleasedGil nogil;
             return check(self.get_blocks(batch, after));

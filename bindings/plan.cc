@@ -2,6 +2,7 @@
 #include <optional>
 #include <string>
 
+#include "arguments.h"
 #include "element_type.h"
 #include "hmc/measurement.h"
 #include "hmc/plan.h"
@@ -23,8 +24,8 @@ template <class T, class Class>
 void bind_plan_of(Class& cls) {
   cls.def(
       "plan",
-      [](const T& self, const std::string& call, ByteCount nbytes, const py::object& dtype, int root,
-         const std::optional<std::string>& algorithm, bool exact) {
+      [](const T& self, const Text<"call">& call, ByteCount nbytes, const py::object& dtype, const Int<"root">& root,
+         const OptionalText<"algorithm">& algorithm, const Flag<"exact">& exact) {
         const PlanOptions options = plan_options(dtype, root, algorithm, exact);
         const ReleasedGil nogil;
         return check(self.plan(call, nbytes.value, options));
@@ -130,8 +131,8 @@ void bind_plan_records(py::module_& module) {
            "UnsupportedError: the call goes through shared or mapped memory, not by messages; more than 2^18 steps.")
       .def(
           "export",
-          [](const CollectivePlan& plan, const std::string& format, const py::object& path) -> py::tuple {
-            return py::module_::import("hmc._exports").attr("export_plan")(plan, format, path);
+          [](const CollectivePlan& plan, const Text<"format">& format, const py::object& path) -> py::tuple {
+            return py::module_::import("hmc._exports").attr("export_plan")(plan, *format, path);
           },
           py::arg("format"), py::arg("path"),
           "Writes the schedule for another program, and returns the paths of the files. format \"chakra\": an MLCommons Chakra "
@@ -176,8 +177,10 @@ void bind_plan(py::module_& module) {
   const UniformLinks usual;
   module.def(
       "plan_collective",
-      [](const std::string& call, ByteCount nbytes, int ranks, double latency, double bandwidth, double injection, double reduction,
-         double overhead, const py::object& dtype, int root, const std::optional<std::string>& algorithm, bool exact) {
+      [](const Text<"call">& call, ByteCount nbytes, const Int<"ranks">& ranks, const Number<"latency">& latency,
+         const Number<"bandwidth">& bandwidth, const Number<"injection">& injection, const Number<"reduction">& reduction,
+         const Number<"overhead">& overhead, const py::object& dtype, const Int<"root">& root,
+         const OptionalText<"algorithm">& algorithm, const Flag<"exact">& exact) {
         const PlanOptions options = plan_options(dtype, root, algorithm, exact);
         const ReleasedGil nogil;
         return check(plan_collective(call, nbytes.value, {ranks, latency, bandwidth, injection, reduction, overhead}, options));
@@ -200,7 +203,7 @@ void bind_plans(py::class_<Member>& member, py::class_<Communicator, Communicato
            "say. Not collective.");
   comm.def(
       "measure",
-      [](const Communicator& self, bool refresh, const std::optional<double>& timeout) {
+      [](const Communicator& self, const Flag<"refresh">& refresh, const std::optional<double>& timeout) {
         const Deadline deadline = deadline_of(timeout);
         return interruptible([&] { return self.measure({refresh}, deadline); });
       },

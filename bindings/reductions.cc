@@ -1,4 +1,5 @@
 // all_reduce, reduce_scatter, reduce, all_gather, broadcast, gather and scatter of Member and Communicator.
+#include "arguments.h"
 #include "caller_stream.h"
 #include "collectives.h"
 #include "element_type.h"
@@ -8,9 +9,9 @@ namespace hmc::bindings {
 namespace {
 
 using Timeout = std::optional<double>;
-using Name = std::optional<std::string>;  // of an algorithm; None: HMC chooses
+using Algorithm = OptionalText<"algorithm">;  // None: HMC chooses
 
-std::string_view text(const Name& name) { return name ? std::string_view(*name) : std::string_view(); }
+std::string_view text(const Algorithm& name) { return *name ? std::string_view(**name) : std::string_view(); }
 
 // inp=None: in place.
 py::object input_of(const py::object& out, const py::object& inp) { return inp.is_none() ? out : inp; }
@@ -129,8 +130,8 @@ void bind_reducing(Class& cls) {
   using py::arg;
   cls.def(
          "iall_reduce",
-         [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& factor,
-            const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+         [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& factor,
+            const py::object& dtype, const Flag<"exact">& exact, const Algorithm& algorithm, const py::object& stream) {
            const CallerStream ordered(stream);
            const py::object source = input_of(out, inp);
            const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
@@ -146,8 +147,9 @@ void bind_reducing(Class& cls) {
          "framework's arrays are produced on, and Work.join orders what comes later).")
       .def(
           "reduce_scatter",
-          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype, const Timeout& timeout, bool exact, const Name& algorithm) {
+          [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
+             const py::object& factor, const py::object& dtype, const Timeout& timeout, const Flag<"exact">& exact,
+             const Algorithm& algorithm) {
             const py::object source = input_of(out, inp);
             const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
             const auto many = [&](const auto& buffers, Deadline deadline) {
@@ -174,8 +176,9 @@ void bind_reducing(Class& cls) {
           "factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce_scatter",
-          [](const T& self, const py::object& out, const py::object& inp, const std::string& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
+             const py::object& factor, const py::object& dtype, const Flag<"exact">& exact, const Algorithm& algorithm,
+             const py::object& stream) {
             const CallerStream ordered(stream);
             const Reduction reduction = exactly(exact, reduction_of(out, inp, op, factor, dtype));
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
@@ -193,8 +196,9 @@ void bind_reducing(Class& cls) {
           "As reduce_scatter of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "reduce",
-          [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
-             const py::object& dtype, const Timeout& timeout, bool exact, const Name& algorithm) {
+          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const Text<"op">& op,
+             const py::object& factor, const py::object& dtype, const Timeout& timeout, const Flag<"exact">& exact,
+             const Algorithm& algorithm) {
             const py::object source = input_of(out, inp);
             const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
             const auto many = [&](const auto& buffers, Deadline deadline) {
@@ -214,8 +218,9 @@ void bind_reducing(Class& cls) {
           "all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce",
-          [](const T& self, const py::object& out, const py::object& inp, int root, const std::string& op, const py::object& factor,
-             const py::object& dtype, bool exact, const Name& algorithm, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const Text<"op">& op,
+             const py::object& factor, const py::object& dtype, const Flag<"exact">& exact, const Algorithm& algorithm,
+             const py::object& stream) {
             const CallerStream ordered(stream);
             const py::object source = input_of(out, inp);
             const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
@@ -234,7 +239,7 @@ void bind_spreading(Class& cls) {
   cls.def(
          "all_gather",
          [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
-            const Timeout& timeout, const Name& algorithm) {
+            const Timeout& timeout, const Algorithm& algorithm) {
            const auto many = [&](const auto& buffers, Deadline deadline) {
              return self.all_gather(buffers, deadline, text(algorithm));
            };
@@ -260,7 +265,7 @@ void bind_spreading(Class& cls) {
       .def(
           "iall_gather",
           [](const T& self, const py::object& out, const py::object& inp, const py::object& counts, const py::object& displacements,
-             const Name& algorithm, const py::object& stream) {
+             const Algorithm& algorithm, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             if (!uneven(counts, displacements)) {
@@ -275,7 +280,7 @@ void bind_spreading(Class& cls) {
           arg("stream") = py::none(), "As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "broadcast",
-          [](const T& self, const py::object& array, int root, const Timeout& timeout, const Name& algorithm) {
+          [](const T& self, const py::object& array, const Int<"root">& root, const Timeout& timeout, const Algorithm& algorithm) {
             const auto many = [&](const auto& buffers, Deadline deadline) {
               return self.broadcast(buffers, root, deadline, text(algorithm));
             };
@@ -284,7 +289,7 @@ void bind_spreading(Class& cls) {
               if (for_members(self, array, timeout, many)) return;
             }
             const Member member = member_of(self);
-            const BorrowedView view(array, member.rank() != root);
+            const BorrowedView view(array, member.rank() != *root);
             const Deadline deadline = deadline_of(timeout);
             interruptible([&] { return member.broadcast(*view, root, deadline, text(algorithm)); }, gil_for(view->bytes));
           },
@@ -293,10 +298,11 @@ void bind_spreading(Class& cls) {
           "Collective.")
       .def(
           "ibroadcast",
-          [](const T& self, const py::object& array, int root, const Name& algorithm, const py::object& stream) {
+          [](const T& self, const py::object& array, const Int<"root">& root, const Algorithm& algorithm,
+             const py::object& stream) {
             const CallerStream ordered(stream);
             const Member member = member_of(self);
-            const MemoryView view = ordered.of(view_of(array, member.rank() != root));
+            const MemoryView view = ordered.of(view_of(array, member.rank() != *root));
             const ReleasedGil nogil;
             return ordered.join(check(member.ibroadcast(view, root, text(algorithm))), {view});
           },
@@ -309,7 +315,7 @@ void bind_rooted(Class& cls) {
   using py::arg;
   cls.def(
          "gather",
-         [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& counts,
+         [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& counts,
             const py::object& displacements, const Timeout& timeout) {
            const auto many = [&](const auto& buffers, Deadline deadline) { return self.gather(buffers, root, deadline); };
            if constexpr (std::is_same_v<T, Communicator>) {
@@ -335,7 +341,7 @@ void bind_rooted(Class& cls) {
          "blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "igather",
-          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(inp, false));
             const ReleasedGil nogil;
@@ -345,7 +351,7 @@ void bind_rooted(Class& cls) {
           "As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "scatter",
-          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& counts,
+          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& counts,
              const py::object& displacements, const Timeout& timeout) {
             const auto many = [&](const auto& buffers, Deadline deadline) { return self.scatter(buffers, root, deadline); };
             if constexpr (std::is_same_v<T, Communicator>) {
@@ -372,7 +378,7 @@ void bind_rooted(Class& cls) {
           "of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "iscatter",
-          [](const T& self, const py::object& out, const py::object& inp, int root, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(maybe_view(inp, false));
             const ReleasedGil nogil;

@@ -9,7 +9,14 @@ namespace {
 
 // A framework's null handle is its default stream, not the absence of one.
 StreamHandle handle_of(const py::object& number) {
-  const auto handle = number.cast<StreamHandle>();
+  const auto integer = py::reinterpret_steal<py::object>(PyNumber_Long(number.ptr()));
+  const StreamHandle handle = integer ? PyLong_AsSize_t(integer.ptr()) : 0;
+  if (PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 && PyErr_ExceptionMatches(PyExc_OverflowError) == 0)
+      throw py::error_already_set();
+    PyErr_Clear();
+    refuse("stream is " + written(py::repr(number)) + ", which is no handle of a stream");
+  }
   return handle == 0 ? default_stream : handle;
 }
 
@@ -22,7 +29,7 @@ bool numeric(py::handle object) {
 }
 
 std::string module_root(py::handle object) {
-  const auto name = py::str(py::type::of(object).attr("__module__")).cast<std::string>();
+  const auto name = written(py::type::of(object).attr("__module__"));
   return name.substr(0, name.find('.'));
 }
 
@@ -134,8 +141,7 @@ Device stream_device(py::handle object) {
     const py::object device = object.attr("device");
     if (py::hasattr(device, "type") && py::hasattr(device, "index")) {  // torch.device
       const py::object index = device.attr("index");
-      return check(Device::parse(py::str(device.attr("type")).cast<std::string>() + ":" +
-                                 std::to_string(index.is_none() ? 0 : index.cast<int>())));
+      return check(Device::parse(written(device.attr("type")) + ":" + std::to_string(index.is_none() ? 0 : index.cast<int>())));
     }
   }
   refuse("this stream does not say whose it is: name its device, as in join(stream, \"cuda:0\")");
@@ -146,7 +152,7 @@ StreamHandle producer_stream(py::handle array, py::handle declared) {
   const std::string root = module_root(array);
   if (root == "torch") {
     const py::object device = array.attr("device");
-    const auto kind = py::str(device.attr("type")).cast<std::string>();
+    const auto kind = written(device.attr("type"));
     const py::object torch = py::module_::import("torch");
     if (kind != "cpu" && py::hasattr(torch, kind.c_str())) {
       const py::object backend = torch.attr(kind.c_str());

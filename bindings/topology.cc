@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "arguments.h"
 #include "common.h"
 
 namespace hmc::bindings {
@@ -9,15 +10,16 @@ void use_host(Topology& topology, const std::string& host) {
   if (std::ranges::find(topology.hosts, host) == topology.hosts.end()) topology.hosts.push_back(host);
 }
 
-std::string add_card(Topology& self, const std::string& host, const py::object& device, const std::optional<int>& process,
-                     const std::string& name, const std::string& model, const std::string& pci, const std::optional<int>& numa_node,
-                     std::uint64_t memory_bytes, double host_bandwidth, const std::string& bus) {
+std::string add_card(Topology& self, const Text<"host">& host, const py::object& device, const OptionalInt<"process">& process,
+                     const Text<"name">& name, const Text<"model">& model, const Text<"pci">& pci,
+                     const OptionalInt<"numa_node">& numa_node, const Argument<std::uint64_t, "memory_bytes">& memory_bytes,
+                     const Number<"host_bandwidth">& host_bandwidth, const Text<"bus">& bus) {
   Topology changed = self;
   use_host(changed, host);
   const Device which = device_of(device);
-  const std::string called = name.empty() ? host + "/" + which.str() : name;
+  const std::string called = name->empty() ? *host + "/" + which.str() : *name;
   changed.cards.push_back(
-      {called, host, which, process.value_or(-1), model, pci, numa_node.value_or(-1), memory_bytes, host_bandwidth, "", bus});
+      {called, host, which, process->value_or(-1), model, pci, numa_node->value_or(-1), memory_bytes, host_bandwidth, "", bus});
   // Process numbers may have gaps until the last card is there.
   for (const auto& card : changed.cards) {
     if (&card != &changed.cards.back() && card.name == called)
@@ -81,12 +83,12 @@ void bind_topology(py::module_& module) {
           },
           "This host, with every device and network card. Opens vendor libraries.")
       .def_static(
-          "parse", [](const std::string& text) { return check(Topology::parse(text)); }, py::arg("text"),
+          "parse", [](const Text<"text">& text) { return check(Topology::parse(text)); }, py::arg("text"),
           "Reads what str() writes. InvalidArgumentError with the line.")
       .def_static(
-          "load", [](const std::string& file) { return check(Topology::load(file)); }, py::arg("file"), "Reads a file.")
+          "load", [](const Text<"file">& file) { return check(Topology::load(file)); }, py::arg("file"), "Reads a file.")
       .def(
-          "save", [](const Topology& self, const std::string& file) { check(self.save(file)); }, py::arg("file"),
+          "save", [](const Topology& self, const Text<"file">& file) { check(self.save(file)); }, py::arg("file"),
           "Writes a file that load() reads.")
       .def("add_card", add_card, py::arg("host"), py::arg("device"), py::arg("process") = py::none(), py::kw_only(),
            py::arg("name") = "", py::arg("model") = "", py::arg("pci") = "", py::arg("numa_node") = py::none(),
@@ -95,19 +97,21 @@ void bind_topology(py::module_& module) {
            "the order of adding. Returns its name, default \"host/device\".")
       .def(
           "add_nic",
-          [](Topology& self, const std::string& host, const std::string& name, const std::string& kind, double bandwidth,
-             const std::string& pci, const std::optional<int>& numa_node, const std::string& bus) {
+          [](Topology& self, const Text<"host">& host, const Text<"name">& name, const Text<"kind">& kind,
+             const Number<"bandwidth">& bandwidth, const Text<"pci">& pci, const OptionalInt<"numa_node">& numa_node,
+             const Text<"bus">& bus) {
             use_host(self, host);
-            self.nics.push_back({name, host, kind, pci, numa_node.value_or(-1), bandwidth, bus});
+            self.nics.push_back({name, host, kind, pci, numa_node->value_or(-1), bandwidth, bus});
           },
           py::arg("host"), py::arg("name"), py::kw_only(), py::arg("kind") = "ethernet", py::arg("bandwidth") = 0.0,
           py::arg("pci") = "", py::arg("numa_node") = py::none(), py::arg("bus") = "",
           "Adds a network card, and its host where that is new.")
       .def(
           "add_link",
-          [](Topology& self, const std::string& a, const std::string& b, const std::string& kind, double bandwidth) {
-            if (self.card(a) == nullptr || self.card(b) == nullptr) {
-              refuse("topology: a link ends at \"" + (self.card(a) == nullptr ? a : b) +
+          [](Topology& self, const Text<"a">& a, const Text<"b">& b, const Text<"kind">& kind,
+             const Number<"bandwidth">& bandwidth) {
+            if (self.card(*a) == nullptr || self.card(*b) == nullptr) {
+              refuse("topology: a link ends at \"" + (self.card(*a) == nullptr ? *a : *b) +
                      "\", which is no card; add the cards first");
             }
             self.links.push_back({a, b, kind, bandwidth});
@@ -124,14 +128,17 @@ void bind_topology(py::module_& module) {
           "links", [](const Topology& self) { return self.links; }, "Every link, as TopologyLinks.")
       .def(
           "near",
-          [](const Topology& self, const TopologyNic& nic) {
+          [](const Topology& self, const Argument<TopologyNic, "nic">& nic) {
             std::vector<std::string> names;
             for (const auto* card : self.near(nic)) names.push_back(card->name);
             return names;
           },
           py::arg("nic"), "Names of the cards nearest to a network card; none where nothing is known of it.")
       .def_static(
-          "distance", [](const TopologyCard& card, const TopologyNic& nic) { return std::string(Topology::distance(card, nic)); },
+          "distance",
+          [](const Argument<TopologyCard, "card">& card, const Argument<TopologyNic, "nic">& nic) {
+            return std::string(Topology::distance(card, nic));
+          },
           py::arg("card"), py::arg("nic"),
           "\"switch\" (a PCIe switch joins them), \"root\" (the same PCIe root), \"node\" (the same NUMA node), \"system\" "
           "(farther), "

@@ -1,6 +1,7 @@
 // The bytes of Memory and ConnBuffer as arrays of other libraries.
 #pragma once
 
+#include "arguments.h"
 #include "common.h"
 #include "cuda_array.h"
 #include "dlpack.h"
@@ -44,7 +45,8 @@ void bind_views(Class& cls) {
   cls.def(
       "__dlpack__",
       [](const T& self, const py::object&, const py::object& max_version, const py::object&, const py::object& copy) {
-        if (!copy.is_none() && copy.cast<bool>()) throw py::buffer_error("HMC exports memory without copying it");
+        if (argument_of<std::optional<bool>>(copy, "copy").value_or(false))
+          throw py::buffer_error("HMC exports memory without copying it");
         return give_dlpack(memory_behind(self), max_version);
       },
       py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),

@@ -3,6 +3,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include "arguments.h"
 #include "blocks.h"
 #include "fastcall.h"
 #include "hmc/completion_queue.h"
@@ -98,7 +99,7 @@ void refuse_if_forked(const Work& work) {
 void add_done_callback(const py::object& self, const py::object& callback) {
   const Work& work = work_from(self);
   refuse_if_forked(work);
-  work.then([function = shared_reference(callback), held = shared_reference(self)](const Status&) mutable {
+  work.then([function = shared_reference(callable_of(callback, "callback")), held = shared_reference(self)](const Status&) mutable {
     const auto called = std::move(function), argument = std::move(held);
     call_from_foreign_thread(object_of(called), "hmc.Work callback", [&] { return PyTuple_Pack(1, object_of(argument)); });
   });
@@ -204,7 +205,7 @@ void bind_work(py::module_& module) {
   };
   module.def(
       "wait_any",
-      [works_of](const py::iterable& works, const std::optional<double>& timeout) {
+      [works_of](const Argument<py::iterable, "works">& works, const std::optional<double>& timeout) {
         const std::vector<Work> all = works_of(works);
         const Deadline deadline = deadline_of(timeout);
         return interruptible([&] { return wait_any(all, deadline); });
@@ -212,10 +213,10 @@ void bind_work(py::module_& module) {
       py::arg("works"), py::arg("timeout") = py::none(), "Index of a completed Work, the lowest. The Works belong to one Context.");
   module.def(
       "wait_all",
-      [](const py::iterable& works, const std::optional<double>& timeout) {
+      [](const Argument<py::iterable, "works">& works, const std::optional<double>& timeout) {
         // What has succeeded already needs neither a reference nor a wait.
         std::vector<Work> all;
-        for (const py::handle object : works) {
+        for (const py::handle object : *works) {
           if (const Work& work = work_from(object); !work.done() || !work.status().ok()) all.push_back(work);
         }
         const Deadline deadline = deadline_of(timeout);
@@ -230,9 +231,9 @@ void bind_work(py::module_& module) {
       .def("fileno", &CompletionQueue::fd, "Readable while completed tokens wait.")
       .def(
           "watch",
-          [](const CompletionQueue& queue, const Work& work, std::uint64_t token) {
-            refuse_if_forked(work);
-            queue.watch(work, token);
+          [](const CompletionQueue& queue, const Argument<Work, "work">& work, const Argument<std::uint64_t, "token">& token) {
+            refuse_if_forked(*work);
+            queue.watch(*work, token);
           },
           py::arg("work"), py::arg("token"),
           "Queues token once when work completes. In a forked child, ClosedError for a Work of the parent's.")

@@ -84,6 +84,8 @@ def register(owner: Any, array: Any, access: str = "rw") -> Tensor:
 
     Raises InvalidArgumentError for an array with gaps or without a type; else what ``owner.register`` raises.
     """
+    if not callable(getattr(owner, "register", None)):
+        raise TypeError(f"owner must be a Context or Communicator, not a {type(owner).__name__}")
     found = describe(array)
     if getattr(array, "requires_grad", False) is True:
         array = array.detach()

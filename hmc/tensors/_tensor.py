@@ -202,6 +202,9 @@ def pairs(local: Tensor, remote: Tensor) -> tuple[list[tuple[Any, Any, Any, Any]
     ``local`` is over a ConnBuffer and ``remote`` over a RemoteBuffer, of one element size. The blocks are as long as both sides are
     contiguous. InvalidArgumentError where shapes or element sizes differ.
     """
+    for name, one in (("local", local), ("remote", remote)):
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{name} must be a Tensor, not a {type(one).__name__}")
     if local.shape != remote.shape or local.itemsize != remote.itemsize:
         raise InvalidArgumentError(
             f"{local.dtype}{list(local.shape)} here and {remote.dtype}{list(remote.shape)} at the peer: pass parts of one shape"

@@ -53,5 +53,6 @@ def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dic
     calls that name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
     """
     chosen = vendors or tuple(VENDORS)
-    collective = {LIBRARIES[each]: library(each) if libraries else "off" for each in chosen if each in LIBRARIES}
-    return {**{VENDORS[each]: library(each) for each in chosen}, **collective, "HMC_SIM_DEVICES": str(devices)}
+    paths = {each: library(each) for each in chosen}
+    collective = {LIBRARIES[each]: paths[each] if libraries else "off" for each in chosen if each in LIBRARIES}
+    return {**{VENDORS[each]: path for each, path in paths.items()}, **collective, "HMC_SIM_DEVICES": str(devices)}

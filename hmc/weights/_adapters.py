@@ -36,6 +36,8 @@ def from_module(module: Any) -> dict[str, Part]:
 
     Of sharded parameters (DTensor: FSDP2, tensor parallel) it is this rank's shard. As a target, commit() writes into the module.
     """
+    if not callable(getattr(module, "state_dict", None)):
+        raise TypeError(f"module must have a state_dict(), and a {type(module).__name__} has none")
     return from_state(module.state_dict())
 
 
@@ -44,6 +46,8 @@ def from_state(state: Mapping[str, Any]) -> dict[str, Part]:
 
     UnsupportedError for a DTensor with partial sums, or whose shard is not one box of the tensor (strided shards).
     """
+    if not callable(getattr(state, "items", None)):
+        raise TypeError(f"state must be a mapping of names to tensors, not a {type(state).__name__}")
     found = {}
     for name, tensor in state.items():
         if callable(getattr(tensor, "to_local", None)) and hasattr(tensor, "placements"):

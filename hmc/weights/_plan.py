@@ -120,6 +120,7 @@ class Plan(Owned):
         deadline = Deadline(timeout)
         if epoch is not None:
             epoch = whole("epoch", epoch, 0, MAX_EPOCH)
+        verify = bool(verify)
         with self._lock:
             self._check_open()
             if self._pull is not None and not self._pull.done:
