@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -189,6 +190,45 @@ TEST(ClosingAtOnce, DeliversANotificationToARankThatWasNotConnected) {
     }
     meet(process);
   });
+}
+
+// It has died, or lives where nobody gets to it any more. The close says so, whether that was found out before or meanwhile.
+void expect_named_by_close(bool dies, bool before) {
+  const std::set<int> killed = dies ? std::set{2} : std::set<int>();
+  run_job(3,
+          [=](const Process& process) {
+            const Communicator world = process.init();
+            if (process.rank == 2) {
+              for (const std::string& address : world.context().addresses()) unlink(address.substr(sizeof("unix:") - 1).c_str());
+              process.board[0] = 1;
+              if (dies) {
+                EXPECT_TRUE(process.board.wait(1, 1));
+                testing::die();
+              }
+            } else if (process.rank == 1) {
+              ASSERT_TRUE(process.board.wait(0, 1));
+              HMC_EXPECT_OK(world.self()->notify(2, 7, soon()));
+              process.board[1] = 1;
+              if (before) {
+                EXPECT_EQ(world.self()->wait_notify(2, 7, 1, soon()).code(), Code::peer_lost);
+              }
+              const Status closed = world.close(soon());
+              EXPECT_EQ(closed.code(), Code::timeout) << closed.str();
+              EXPECT_NE(closed.message().find("what was posted to rank 2"), std::string_view::npos) << closed.str();
+              EXPECT_NE(closed.message().find(" is lost ("), std::string_view::npos) << closed.str();
+            }
+            process.board[100].fetch_add(1);
+            EXPECT_TRUE(process.board.wait(100, dies ? 2 : 3));
+          },
+          {.killed = killed});
+}
+
+TEST(ClosingAtOnce, SaysWhatIsLostWhereARankCannotBeReached) {
+  for (const bool before : {false, true}) expect_named_by_close(false, before);
+}
+
+TEST(ClosingAtOnce, SaysWhatIsLostWhereARankDiesThatWasNotConnected) {
+  for (const bool before : {false, true}) expect_named_by_close(true, before);
 }
 
 TEST(ClosingAtOnce, SaysWhatIsLostWhereNoConnectionComesAbout) {

@@ -142,12 +142,13 @@ bool Closing::quiet() {
   return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().receipts().complete();
 }
 
-// What was posted, is not known to have arrived, and has no Work that says so; as text for people, empty if nothing.
-std::string Closing::loss() const {
+// What was posted, is not known to have arrived, and has no Work that says so; as text for people, empty if nothing. `reason`: why
+// the peer was not reached.
+std::string Closing::loss(std::string_view reason) const {
   const bool queued = peer_.posts().has_unreported();
   const std::uint64_t byes = state_ == State::said ? 1 : 0;
   bool sent = peer_.messages().unacknowledged() > byes;
-  std::string why;
+  std::string why = reason.empty() ? "" : " (" + std::string(reason) + ")";
   for (const auto& slot : peer_.connections().all()) {
     if (slot->state != EndpointSlot::State::ready && !slot->closing) continue;
     sent = sent || slot->unflushed || slot->notified;
@@ -190,10 +191,12 @@ void Closing::end(const Status& why, PeerPhase phase) {
   const auto keep = peer_.shared_from_this();
   const Status reason = why;
   ContextImpl& context = peer_.impl();
-  // This side could not deliver the rest, to a peer that lives and does not close.
+  // This side could not deliver the rest, to a peer that lives and does not close. Or it never got to the peer: whether that is
+  // dead is learned too late, or never.
+  const bool unreached = phase == PeerPhase::lost && peer_.phase() == PeerPhase::connecting;
   const bool failed = leaves_ && !bye_after_ && phase == PeerPhase::lost && reason.code() != Code::peer_lost;
-  cut_short_ = !failed && unsent();
-  if (failed) context.closing().add_lost(loss());
+  cut_short_ = !failed && !unreached && unsent();
+  if (failed || unreached) context.closing().add_lost(loss(unreached ? reason.message() : std::string_view()));
   state_ = State::ended;
   timer_.stop();
   peer_.enter(phase, reason);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/peer_state.h"
@@ -65,7 +66,7 @@ class Closing {
   [[nodiscard]] bool unsent() const;
   void receive_rest();
   [[nodiscard]] bool quiet();
-  [[nodiscard]] std::string loss() const;
+  [[nodiscard]] std::string loss(std::string_view reason = {}) const;
   void tear_down();
 
   PeerImpl& peer_;  // its phase, and all its parts: what may be in flight, and what ends with it
