@@ -27,7 +27,7 @@ class HMC_API RowCopies {
   // Errors: unsupported (no such device), device.
   [[nodiscard]] static Result<RowCopies> start(std::span<const RowCopy> rows, std::size_t row_bytes, const Device& by,
                                                std::shared_ptr<const void> keep = {});
-  // Until the rows are in place. Errors: timeout (they are still copied), device.
+  // Until the rows are in place. Errors: timeout (they are still copied), device, closed (in a child of fork()).
   [[nodiscard]] Status wait(Deadline deadline = Deadline::never()) const;
 
  private:

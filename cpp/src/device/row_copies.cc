@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "device/runtime.h"
 
 namespace hmc {
@@ -40,16 +41,21 @@ class RowCopies::State final : public Completion {
     const std::byte* const from = std::ranges::min_element(rows, {}, &RowCopy::from)->from;
     state->targets_ = offsets(rows, &RowCopy::to, to);
     state->sources_ = offsets(rows, &RowCopy::from, from);
+    const CopyOp op{.target = {to, row_bytes, by},
+                    .source = {const_cast<std::byte*>(from), row_bytes, by},
+                    .source_offsets = state->sources_.data(),
+                    .target_offsets = state->targets_.data(),
+                    .blocks = rows.size(),
+                    .block_bytes = row_bytes};
     state->self_ = state;
-    Status started = state->runtime_.copy({.target = {to, row_bytes, by},
-                                           .source = {const_cast<std::byte*>(from), row_bytes, by},
-                                           .source_offsets = state->sources_.data(),
-                                           .target_offsets = state->targets_.data(),
-                                           .blocks = rows.size(),
-                                           .block_bytes = row_bytes},
-                                          state.get());
-    if (!started.ok()) state->self_.reset();
-    return started;
+    try {
+      Status started = state->runtime_.copy(op, state.get());
+      if (!started.ok()) state->self_.reset();
+      return started;
+    } catch (...) {  // nothing was started
+      state->self_.reset();
+      throw;
+    }
   }
 
   void complete(Status status) noexcept override {
@@ -60,10 +66,12 @@ class RowCopies::State final : public Completion {
 
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] const Status& status() const noexcept { return status_; }  // once done
+  [[nodiscard]] bool forked() const noexcept { return fork_epoch() != epoch_; }
   bool poll() { return runtime_.poll(); }
 
  private:
   DeviceRuntime& runtime_;
+  const std::uint32_t epoch_ = fork_epoch();
   const std::shared_ptr<const void> keep_;
   std::vector<std::uint64_t> targets_, sources_;
   std::shared_ptr<State> self_;
@@ -80,6 +88,7 @@ Result<RowCopies> RowCopies::start(std::span<const RowCopy> rows, std::size_t ro
     return copies;
   }
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(by));
+  install_fork_handler();
   copies.state_ = std::make_shared<State>(*runtime, std::move(keep));
   HMC_TRY(State::start(copies.state_, rows, row_bytes, by));
   return copies;
@@ -89,6 +98,7 @@ Status RowCopies::wait(Deadline deadline) const {
   if (state_ == nullptr) return {};
   const auto began = Deadline::Clock::now();
   while (!state_->done()) {
+    if (state_->forked()) return forked_status();
     const bool moved = state_->poll();
     if (deadline.passed() && !state_->done()) return {Code::timeout, "rows are still being copied on the device"};
     if (moved) continue;

@@ -1,5 +1,7 @@
 // Scattered blocks on every device runtime: one kernel where it has ours, else one copy each.
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -199,6 +201,27 @@ TEST_P(Blocks, RowsThatNobodyWaitsForKeepTheirMemory) {
     ASSERT_LT(std::chrono::steady_clock::now(), until);
     static_cast<void>(runtime_->poll());
   }
+}
+
+// The child has no thread that could end them, and may not touch the device.
+TEST_P(Blocks, RowsOfAParentAreNotWaitedForInItsChild) {
+  constexpr std::size_t bytes = 4096;
+  const auto memory = runtime_->allocate(0, 2 * bytes, {});
+  ASSERT_TRUE(memory.ok());
+  auto* const from = static_cast<std::byte*>(memory.value()->span().data);
+  const RowCopy row{from + bytes, from};
+  const auto started = RowCopies::start({&row, 1}, bytes, info_.devices.at(0).device);
+  HMC_ASSERT_OK(started.status());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    const Status waited = started->wait();
+    _exit(waited.ok() || waited.code() == Code::closed ? 0 : 1);  // ok: it had ended before
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  HMC_EXPECT_OK(started->wait());
 }
 
 TEST_P(Blocks, EveryByteAtEveryWidth) {
