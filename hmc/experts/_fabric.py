@@ -85,6 +85,8 @@ class Fabric:
         self.layout = _core.ExpertLayout(comm.size, comm.rank, shape.experts, shape.tokens, shape.topk, shape.once)
         self.outbox, self.window = comm.buffer(8 * self.layout.words), comm.buffer(8 * self.layout.words)
         self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes), device=device)
+        memory, scales = self.staging.memory, shape.tokens * shape.row_bytes
+        self._staged = [(memory[base:], memory[base + scales :]) for base in map(self.staging_base, range(SLOTS))]
         self.rows = [Growing(comm, device) for _ in range(SLOTS)]
         self.scales = [Growing(comm, device) for _ in range(SLOTS)]
         self.results = [Growing(comm, device) for _ in range(SLOTS)]
@@ -147,10 +149,10 @@ class Fabric:
 
     def stage(self, number: int, tokens: int) -> list[Area]:
         """Memory for so many tokens of this rank: of their rows, and of their scales where there are any."""
-        shape, first, memory = self.shape, self.staging_base(number), self.staging.memory
-        areas = [Area(memory[first:], tokens, shape.row_bytes)]
+        shape, (rows, scales) = self.shape, self._staged[number % SLOTS]
+        areas = [Area(rows, tokens, shape.row_bytes)]
         if shape.scaled:
-            areas.append(Area(memory[first + shape.tokens * shape.row_bytes :], tokens, shape.scale_bytes))
+            areas.append(Area(scales, tokens, shape.scale_bytes))
         return areas
 
     def staging_base(self, number: int) -> int:

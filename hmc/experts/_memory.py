@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,14 @@ class Area:
         self.memory.copy_blocks_from(zeros, np.zeros(len(rows), np.int64), rows * self.row_bytes, self.row_bytes)
 
 
+class _Held(NamedTuple):
+    buffer: _core.ConnBuffer
+    memory: _core.Memory  # the buffer's; to ask for it takes microseconds
+    nbytes: int
+    descriptor: bytes
+    imported: dict[Any, Any]  # of Area
+
+
 class Growing:
     """A ConnBuffer, replaced by a larger one on demand. Old ones stay registered until close(). One thread at a time."""
 
@@ -82,28 +90,29 @@ class Growing:
         self._old: list[_core.ConnBuffer] = []
         self._held = self._make(_PAGE)
 
-    def _make(self, nbytes: int) -> tuple[_core.ConnBuffer, bytes, dict[Any, Any]]:
-        buffer = self._comm.buffer(-(-nbytes // _PAGE) * _PAGE, device=self._device)
-        return buffer, bytes(buffer.descriptor()), {}
+    def _make(self, nbytes: int) -> _Held:
+        nbytes = -(-nbytes // _PAGE) * _PAGE
+        buffer = self._comm.buffer(nbytes, device=self._device)
+        return _Held(buffer, buffer.memory, nbytes, bytes(buffer.descriptor()), {})
 
     @property
     def buffer(self) -> _core.ConnBuffer:
-        return self._held[0]
+        return self._held.buffer
 
     @property
     def descriptor(self) -> bytes:
         """Names the buffer to other ranks."""
-        return self._held[1]
+        return self._held.descriptor
 
     def rows(self, count: int, row_bytes: int) -> Area:
         """The first rows. OutOfMemoryError."""
-        if self.buffer.nbytes < count * row_bytes:
-            self._replace(max(count * row_bytes, 2 * self.buffer.nbytes))
-        return Area(self.buffer.memory, count, row_bytes, self._held[2])
+        if self._held.nbytes < count * row_bytes:
+            self._replace(max(count * row_bytes, 2 * self._held.nbytes))
+        return Area(self._held.memory, count, row_bytes, self._held.imported)
 
     def retire(self) -> None:
         """Takes other memory from now on: a transfer that cannot be stopped may still write into this."""
-        self._replace(self.buffer.nbytes)
+        self._replace(self._held.nbytes)
 
     def _replace(self, nbytes: int) -> None:
         self._old.append(self.buffer)
@@ -111,6 +120,6 @@ class Growing:
 
     def close(self, deadline: Deadline) -> None:
         """HmcTimeoutError where a peer may still read or write; HMC keeps the pages until then."""
-        self._held[2].clear()
+        self._held.imported.clear()
         for buffer in [*self._old, self.buffer]:
             buffer.close(deadline.left())
