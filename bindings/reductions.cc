@@ -9,6 +9,7 @@ namespace hmc::bindings {
 namespace {
 
 using Timeout = std::optional<double>;
+using Root = Int<"root">;
 using Algorithm = OptionalText<"algorithm">;  // None: HMC chooses
 
 std::string_view text(const Algorithm& name) { return *name ? std::string_view(**name) : std::string_view(); }
@@ -89,8 +90,8 @@ constexpr const char* all_reduce_doc =
     "Reduces inp of every rank into out of every rank; without inp, out in place. op: sum, product, min, max, avg, band, bor, "
     "bxor, or premul_sum, which multiplies by factor before (alike on every rank). Every rank gets the same bits. exact: of sum, "
     "avg and premul_sum; each sum is rounded once, so it does not depend on the order of "
-    "the "
-    "ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. Several "
+    "the ranks. algorithm: one of plan().algorithms, alike on every rank; None: HMC chooses. dtype: for arrays without one. "
+    "Several "
     "local Members: {member: (out, inp)} or {member: array}. "
     "Collective.";
 
@@ -142,8 +143,8 @@ void bind_reducing(Class& cls) {
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
          arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
          "As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued "
-         "on "
-         "it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a "
+         "on it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream "
+         "that a "
          "framework's arrays are produced on, and Work.join orders what comes later).")
       .def(
           "reduce_scatter",
@@ -172,8 +173,7 @@ void bind_reducing(Class& cls) {
           arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
           arg("dtype") = py::none(), arg("timeout") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
           "Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. "
-          "op, "
-          "factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
+          "op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
@@ -196,7 +196,7 @@ void bind_reducing(Class& cls) {
           "As reduce_scatter of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "reduce",
-          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const Text<"op">& op,
+          [](const T& self, const py::object& out, const py::object& inp, const Root& root, const Text<"op">& op,
              const py::object& factor, const py::object& dtype, const Timeout& timeout, const Flag<"exact">& exact,
              const Algorithm& algorithm) {
             const py::object source = input_of(out, inp);
@@ -218,7 +218,7 @@ void bind_reducing(Class& cls) {
           "all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce",
-          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const Text<"op">& op,
+          [](const T& self, const py::object& out, const py::object& inp, const Root& root, const Text<"op">& op,
              const py::object& factor, const py::object& dtype, const Flag<"exact">& exact, const Algorithm& algorithm,
              const py::object& stream) {
             const CallerStream ordered(stream);
@@ -280,7 +280,7 @@ void bind_spreading(Class& cls) {
           arg("stream") = py::none(), "As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "broadcast",
-          [](const T& self, const py::object& array, const Int<"root">& root, const Timeout& timeout, const Algorithm& algorithm) {
+          [](const T& self, const py::object& array, const Root& root, const Timeout& timeout, const Algorithm& algorithm) {
             const auto many = [&](const auto& buffers, Deadline deadline) {
               return self.broadcast(buffers, root, deadline, text(algorithm));
             };
@@ -298,8 +298,7 @@ void bind_spreading(Class& cls) {
           "Collective.")
       .def(
           "ibroadcast",
-          [](const T& self, const py::object& array, const Int<"root">& root, const Algorithm& algorithm,
-             const py::object& stream) {
+          [](const T& self, const py::object& array, const Root& root, const Algorithm& algorithm, const py::object& stream) {
             const CallerStream ordered(stream);
             const Member member = member_of(self);
             const MemoryView view = ordered.of(view_of(array, member.rank() != *root));
@@ -315,7 +314,7 @@ void bind_rooted(Class& cls) {
   using py::arg;
   cls.def(
          "gather",
-         [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& counts,
+         [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& counts,
             const py::object& displacements, const Timeout& timeout) {
            const auto many = [&](const auto& buffers, Deadline deadline) { return self.gather(buffers, root, deadline); };
            if constexpr (std::is_same_v<T, Communicator>) {
@@ -341,7 +340,7 @@ void bind_rooted(Class& cls) {
          "blocks of out; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "igather",
-          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(inp, false));
             const ReleasedGil nogil;
@@ -351,7 +350,7 @@ void bind_rooted(Class& cls) {
           "As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.")
       .def(
           "scatter",
-          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& counts,
+          [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& counts,
              const py::object& displacements, const Timeout& timeout) {
             const auto many = [&](const auto& buffers, Deadline deadline) { return self.scatter(buffers, root, deadline); };
             if constexpr (std::is_same_v<T, Communicator>) {
@@ -374,11 +373,10 @@ void bind_rooted(Class& cls) {
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("counts") = py::none(), arg("displacements") = py::none(),
           arg("timeout") = py::none(),
           "Block r of inp of root becomes out of rank r; other ranks may leave inp out. counts, displacements: elements of the "
-          "blocks "
-          "of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
+          "blocks of inp; default: equal blocks, packed. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "iscatter",
-          [](const T& self, const py::object& out, const py::object& inp, const Int<"root">& root, const py::object& stream) {
+          [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(maybe_view(inp, false));
             const ReleasedGil nogil;
