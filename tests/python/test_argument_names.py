@@ -14,7 +14,7 @@ import hmc
 from hmc import _core, layout, tensors, testing, weights
 
 STUB = Path(hmc.__file__).with_name("_core.pyi")
-# Classes of the module, of which None is no value.
+# Classes whose arguments refuse None.
 REGISTERED = {"ConnBuffer", "RemoteBuffer", "Descriptor", "BlockBatch", "TopologyNic", "TopologyCard"}
 MADE = {"Memory", "IslandCards", "Layout"}
 # They end what the others are called on, or wait for other processes.

@@ -192,7 +192,7 @@ TEST(ClosingAtOnce, DeliversANotificationToARankThatWasNotConnected) {
   });
 }
 
-// It has died, or lives where nobody gets to it any more. The close says so, whether that was found out before or meanwhile.
+// Rank 2 `dies`, or lives and has no socket any more. `before`: rank 1 sees the failed connection before it closes.
 void expect_named_by_close(bool dies, bool before) {
   const std::set<int> killed = dies ? std::set{2} : std::set<int>();
   run_job(3,

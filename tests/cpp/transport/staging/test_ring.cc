@@ -105,7 +105,7 @@ TEST(StagingRing, ThePeerSeesTheSamePages) {
   }
 }
 
-// As a mirror, or where the ring is carried: stores come from elsewhere, and nobody asks before.
+// A mirror is such a ring. The carrier stores into it without a call of reserve().
 TEST(StagingRing, OneThatIsNotSharedHasNothingToReserve) {
   const Geometry geometry{8, 8192};
   const auto ring = Ring::allocate(geometry, false).value();
