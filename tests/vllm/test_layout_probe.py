@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import vllm._C  # noqa: F401  # registers the operations
-from vllm import _custom_ops as ops
+from vllm import _custom_ops as ops  # loads the kernels for this processor
 
 from hmc.errors import UnsupportedError
 from hmc.integrations.vllm._caches import Shape, describe, element_type, probe
