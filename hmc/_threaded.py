@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from hmc._deadline import Deadline
-from hmc._process import Owned, start_thread
+from hmc._process import Owned
+from hmc._workers import run_on_thread
 from hmc.errors import HmcTimeoutError
 
 __all__ = ["ThreadedWork"]
@@ -48,7 +49,7 @@ class ThreadedWork(Owned):
 
         A signal's handler may raise here although the thread has started: ``_withdraw`` tells.
         """
-        start_thread(functools.partial(_main, self._begun, self._future, run, self._ended), thread)
+        run_on_thread(functools.partial(_main, self._begun, self._future, run, self._ended), thread)
 
     def _withdraw(self) -> bool:
         """After an exception of ``_start``: False if the thread runs, or has run; True if it never does."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from hmc import kv
 from hmc._core import Context, Peer
-from hmc._process import start_thread
+from hmc._workers import run_on_thread
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError
 from hmc.integrations.vllm._asking import answer_of
 from hmc.integrations.vllm._clock import RunningClock
@@ -268,7 +268,7 @@ class Sender:
             reader = Reader(peer, ask, ask.first)
             one.readers.append(reader)
             try:
-                start_thread(lambda: self._serve(one, reader), "hmc.vllm push")
+                run_on_thread(lambda: self._serve(one, reader), "hmc.vllm push")
             except HmcError as error:  # no thread left
                 one.readers.remove(reader)
                 one.ended += 1
