@@ -113,15 +113,16 @@ struct ArgumentOf<std::optional<T>> {
 template <class T>
 struct ArgumentOf<std::vector<T>> {
   static std::vector<T> read(py::handle value, const char* name) {
-    const bool text = PyUnicode_Check(value.ptr()) != 0 || PyBytes_Check(value.ptr()) != 0;
-    const Py_ssize_t size = text || PySequence_Check(value.ptr()) == 0 ? -1 : PySequence_Size(value.ptr());
-    if (size < 0) {  // of an array without dimensions, too
+    const bool other = PyUnicode_Check(value.ptr()) != 0 || PyBytes_Check(value.ptr()) != 0 || PyDict_Check(value.ptr()) != 0;
+    const auto items = py::reinterpret_steal<py::iterator>(other ? nullptr : PyObject_GetIter(value.ptr()));
+    if (!items) {  // of an array without dimensions, too
       if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
       PyErr_Clear();
       throw py::type_error(std::string(name) + " must be a sequence, not a " + Py_TYPE(value.ptr())->tp_name);
     }
+    const std::string each = "each of " + std::string(name);
     std::vector<T> all;
-    for (const py::handle item : py::reinterpret_borrow<py::iterable>(value)) all.push_back(ArgumentOf<T>::read(item, name));
+    for (const py::handle item : items) all.push_back(ArgumentOf<T>::read(item, each.c_str()));
     return all;
   }
 };

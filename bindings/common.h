@@ -32,6 +32,7 @@ py::object index_of(py::handle object, const char* name);       // the same as a
 double number_of(py::handle object, const char* name);          // may be NaN
 bool flag_of(py::handle object, const char* name);              // of Python or NumPy
 std::string_view text_of(py::handle object, const char* name);  // of a str, which keeps it
+std::string file_of(py::handle object, const char* name);       // of a path: a str, bytes or os.PathLike
 py::handle callable_of(py::handle object, const char* name);
 // str(object) for a message or a parser: what is no text (a lone surrogate) is escaped.
 std::string written(py::handle object);

@@ -175,8 +175,8 @@ void bind_ranked(Class& cls) {
              const py::object& out_displacements, const py::object& in_displacements, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
-            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
-            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
+            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_");
+            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_");
             const ReleasedGil nogil;
             return ordered.join(check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout())),
                                 {to, from});
@@ -190,8 +190,8 @@ void bind_ranked(Class& cls) {
              const py::object& out_displacements, const py::object& in_displacements, const std::optional<double>& timeout) {
             const MemoryView to = view_of(out, true);
             const MemoryView from = view_of(inp, false);
-            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_counts");
-            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_counts");
+            const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_");
+            const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_");
             const Deadline deadline = deadline_of(timeout);
             const Member member = member_of(self);
             interruptible([&] { return member.all_to_all_v(to, out_layout.layout(), from, in_layout.layout(), deadline); });
@@ -352,7 +352,7 @@ void bind_communicator(py::module_& module) {
           },
           py::arg("timeout") = 5.0,
           "Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() "
-          "and grow() made from it. Idempotent.")
+          "and grow() made from it; HmcTimeoutError then, as of Context.close(). Idempotent.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](const Communicator& self, const py::args&) { interruptible([&] { return self.close(); }); })
       .def("__repr__", [](const Communicator& self) { return "<hmc.Communicator of " + std::to_string(self.size()) + " ranks>"; });

@@ -33,7 +33,7 @@ Access access_of(const std::string& text) {
 ContextOptions context_options(const py::kwargs& settings, Callbacks& callbacks) {
   ContextOptions options;
   for (const auto& [key, value] : settings) {
-    const auto name = key.cast<std::string>();
+    const std::string name(text_of(key, "the name of a setting"));
     if (value.is_none()) continue;
     if (name == "listen") {
       options.listen = py::isinstance<py::str>(value) ? std::vector{argument_of<std::string>(value, "listen")}
@@ -47,13 +47,13 @@ ContextOptions context_options(const py::kwargs& settings, Callbacks& callbacks)
     } else if (name == "transports") {
       options.transports = text_of(value, "transports");
     } else if (name == "policy") {
-      const auto policy = written(value);
+      const std::string policy(text_of(value, "policy"));
       if (policy != "auto" && policy != "direct") refuse("policy must be \"auto\" or \"direct\", not \"" + policy + "\"");
       options.direct_only = policy == "direct";
     } else if (name == "heartbeat") {
       options.heartbeat_seconds = number_of(value, "heartbeat");
     } else if (name == "progress") {
-      const auto mode = written(value);
+      const std::string mode(text_of(value, "progress"));
       if (mode != "background" && mode != "manual") refuse("progress must be \"background\" or \"manual\", not \"" + mode + "\"");
       options.progress = mode == "manual" ? Progress::manual : Progress::background;
     } else if (name == "on_joined") {

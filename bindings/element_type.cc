@@ -84,7 +84,7 @@ std::optional<DataType> read_type(py::handle dtype) {
   try {
     numpy = py::module_::import("numpy").attr("dtype")(dtype);
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_TypeError)) throw;
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_UnicodeError)) throw;
     throw py::type_error("dtype: " + written(error.value()));
   }
   if (!numpy.attr("isnative").cast<bool>())

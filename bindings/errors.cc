@@ -105,6 +105,7 @@ py::object index_of(py::handle object, const char* name) {
   if (PyBool_Check(object.ptr()) != 0) throw not_an_int(object, name);
   auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   if (index) return index;
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
   PyErr_Clear();
   throw not_an_int(object, name);
 }
@@ -152,6 +153,14 @@ std::string_view text_of(py::handle object, const char* name) {
   PyErr_Clear();
   // Not shown: it may be a key.
   refuse(std::string(name) + " has a lone surrogate, such as U+D800; pass text of Unicode");
+}
+
+std::string file_of(py::handle object, const char* name) {
+  PyObject* converted = nullptr;
+  if (PyUnicode_FSConverter(object.ptr(), &converted) != 0) return py::reinterpret_steal<py::bytes>(converted);
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  throw py::type_error(std::string(name) + " must be a path, not a " + Py_TYPE(object.ptr())->tp_name);
 }
 
 py::handle callable_of(py::handle object, const char* name) {

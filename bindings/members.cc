@@ -39,8 +39,8 @@ struct Uneven {
   explicit Uneven(const py::tuple& entry)
       : out(entry[0], true),
         in(entry[2], false),
-        out_layout(entry[1], optional(entry, 4), item_size_of(entry[0]), "out_counts"),
-        in_layout(entry[3], optional(entry, 5), item_size_of(entry[2]), "in_counts") {}
+        out_layout(entry[1], optional(entry, 4), item_size_of(entry[0]), "out_"),
+        in_layout(entry[3], optional(entry, 5), item_size_of(entry[2]), "in_") {}
   static py::object optional(const py::tuple& entry, std::size_t at) {
     return at < entry.size() ? py::object(entry[at]) : py::object(py::none());
   }

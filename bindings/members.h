@@ -1,6 +1,7 @@
 // Collectives that several Members of a process join in one call, and the layouts of uneven ones.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -15,7 +16,8 @@ template <class Value, class Take>
 void for_entries(const py::object& members, const char* wanted, Take take) {
   if (!py::isinstance<py::dict>(members)) throw py::type_error(wanted);
   for (const auto& [who, value] : py::reinterpret_borrow<py::dict>(members)) {
-    if (!py::isinstance<Member>(who) || !py::isinstance<Value>(value)) throw py::type_error(wanted);
+    const bool is_list = std::same_as<Value, py::tuple> && py::isinstance<py::list>(value);
+    if (!py::isinstance<Member>(who) || !(is_list || py::isinstance<Value>(value))) throw py::type_error(wanted);
     take(who.template cast<Member>(), value.template cast<Value>());
   }
 }
@@ -23,15 +25,16 @@ void for_entries(const py::object& members, const char* wanted, Take take) {
 // Element counts and displacements of one side of an uneven all-to-all, in bytes.
 class LayoutArrays {
  public:
-  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const char* name)
-      : counts_(bytes_of(counts, name, item)) {
+  // `side`: what the arguments' names begin with.
+  LayoutArrays(py::handle counts, py::handle displacements, std::size_t item, const std::string& side = "")
+      : counts_(bytes_of(counts, side + "counts", item)) {
     if (displacements && !displacements.is_none()) {
-      displacements_ = bytes_of(displacements, "displacements", item);
+      displacements_ = bytes_of(displacements, side + "displacements", item);
     } else {
       std::uint64_t at = 0;
       for (const auto count : counts_) {
         displacements_.push_back(at);
-        if (count > most - at) refuse(std::string(name) + " are together more than any buffer has");
+        if (count > most - at) refuse(side + "counts are together more than any buffer has");
         at += count;
       }
     }
@@ -41,11 +44,11 @@ class LayoutArrays {
  private:
   static constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();  // bytes
 
-  static std::vector<std::uint64_t> bytes_of(py::handle elements, const char* name, std::size_t item) {
-    const Offsets given = offsets_of(elements, name);
+  static std::vector<std::uint64_t> bytes_of(py::handle elements, const std::string& name, std::size_t item) {
+    const Offsets given = offsets_of(elements, name.c_str());
     std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
     for (auto& each : bytes) {
-      if (each > most / item) refuse(std::string(name) + " has " + std::to_string(each) + ", more than any buffer has");
+      if (each > most / item) refuse(name + " has " + std::to_string(each) + ", more than any buffer has");
       each *= item;
     }
     return bytes;

@@ -174,10 +174,10 @@ struct P2P {
 
   static Complete complete_of(py::handle value) {
     if (!value) return Complete::remote;
-    const auto text = written(value);
+    const std::string_view text = text_of(value, "complete");
     if (text == "remote") return Complete::remote;
     if (text == "local") return Complete::local;
-    refuse("complete must be \"remote\" or \"local\", not \"" + text + "\"");
+    refuse("complete must be \"remote\" or \"local\", not \"" + std::string(text) + "\"");
   }
 
   // One Signature per function name, made at its first call.

@@ -165,7 +165,7 @@ void bind_reducing(Class& cls) {
             if (counts.is_none()) {
               interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline, text(algorithm)); });
             } else {
-              const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
+              const LayoutArrays layout(counts, {}, size_of(reduction.type));
               interruptible(
                   [&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline, text(algorithm)); });
             }
@@ -186,7 +186,7 @@ void bind_reducing(Class& cls) {
               const ReleasedGil nogil;
               return ordered.join(check(member_of(self).ireduce_scatter(to, from, reduction, text(algorithm))), {to, from});
             }
-            const LayoutArrays layout(counts, {}, size_of(reduction.type), "counts");
+            const LayoutArrays layout(counts, {}, size_of(reduction.type));
             const ReleasedGil nogil;
             return ordered.join(check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm))),
                                 {to, from});
@@ -253,7 +253,7 @@ void bind_spreading(Class& cls) {
            if (!uneven(counts, displacements)) {
              interruptible([&] { return member.all_gather(*to, *from, deadline, text(algorithm)); }, gil_for(to->bytes));
            } else {
-             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+             const LayoutArrays layout(counts, displacements, item_size_of(out));
              interruptible([&] { return member.all_gather_v(*to, layout.layout(), *from, deadline, text(algorithm)); });
            }
          },
@@ -272,7 +272,7 @@ void bind_spreading(Class& cls) {
               const ReleasedGil nogil;
               return ordered.join(check(member_of(self).iall_gather(to, from, text(algorithm))), {to, from});
             }
-            const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+            const LayoutArrays layout(counts, displacements, item_size_of(out));
             const ReleasedGil nogil;
             return ordered.join(check(member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm))), {to, from});
           },
@@ -330,7 +330,7 @@ void bind_rooted(Class& cls) {
                return !is_uneven ? member.gather(to, from, root, deadline) : member.gather_v(to, {}, from, root, deadline);
              });
            } else {
-             const LayoutArrays layout(counts, displacements, item_size_of(out), "counts");
+             const LayoutArrays layout(counts, displacements, item_size_of(out));
              interruptible([&] { return member.gather_v(to, layout.layout(), from, root, deadline); });
            }
          },
@@ -366,7 +366,7 @@ void bind_rooted(Class& cls) {
                 return !is_uneven ? member.scatter(to, from, root, deadline) : member.scatter_v(to, from, {}, root, deadline);
               });
             } else {
-              const LayoutArrays layout(counts, displacements, item_size_of(inp), "counts");
+              const LayoutArrays layout(counts, displacements, item_size_of(inp));
               interruptible([&] { return member.scatter_v(to, from, layout.layout(), root, deadline); });
             }
           },

@@ -86,9 +86,10 @@ void bind_topology(py::module_& module) {
           "parse", [](const Text<"text">& text) { return check(Topology::parse(text)); }, py::arg("text"),
           "Reads what str() writes. InvalidArgumentError with the line.")
       .def_static(
-          "load", [](const Text<"file">& file) { return check(Topology::load(file)); }, py::arg("file"), "Reads a file.")
+          "load", [](const py::object& file) { return check(Topology::load(file_of(file, "file"))); }, py::arg("file"),
+          "Reads a file.")
       .def(
-          "save", [](const Topology& self, const Text<"file">& file) { check(self.save(file)); }, py::arg("file"),
+          "save", [](const Topology& self, const py::object& file) { check(self.save(file_of(file, "file"))); }, py::arg("file"),
           "Writes a file that load() reads.")
       .def("add_card", add_card, py::arg("host"), py::arg("device"), py::arg("process") = py::none(), py::kw_only(),
            py::arg("name") = "", py::arg("model") = "", py::arg("pci") = "", py::arg("numa_node") = py::none(),

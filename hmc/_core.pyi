@@ -4,6 +4,7 @@ HMC's C++ core. Use the package `hmc`; this module's layout is not part of the A
 
 from __future__ import annotations
 import collections.abc
+import os
 import typing
 import numpy
 import numpy.typing
@@ -1248,7 +1249,7 @@ class Topology:
         "switch" (a PCIe switch joins them), "root" (the same PCIe root), "node" (the same NUMA node), "system" (farther), or empty: not known, or not on one host.
         """
     @staticmethod
-    def load(file: str) -> Topology:
+    def load(file: str | bytes | os.PathLike[str]) -> Topology:
         """
         Reads a file.
         """
@@ -1308,7 +1309,7 @@ class Topology:
         """
         Names of the cards nearest to a network card; none where nothing is known of it.
         """
-    def save(self, file: str) -> None:
+    def save(self, file: str | bytes | os.PathLike[str]) -> None:
         """
         Writes a file that load() reads.
         """
@@ -2175,7 +2176,7 @@ class Communicator:
         """
     def close(self, timeout: float | None = 5.0) -> None:
         """
-        Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() and grow() made from it. Idempotent.
+        Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() and grow() made from it; HmcTimeoutError then, as of Context.close(). Idempotent.
         """
     def device(self, rank: typing.SupportsIndex) -> str:
         """
