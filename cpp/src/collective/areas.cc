@@ -1,6 +1,8 @@
 #include "collective/areas.h"
 
 #include <cstring>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "collective/stream_watch.h"
@@ -16,7 +18,18 @@ constexpr std::uint64_t reduced_at_once = 512 << 10, exactly_reduced_at_once = r
 }  // namespace
 
 Areas::Areas(CollectiveBuffers buffers, std::uint64_t scratch) : buffers_(std::move(buffers)) {
-  if (scratch > 0 && !buffers_.scratch && !buffers_.staged) scratch_ = std::make_unique_for_overwrite<std::byte[]>(scratch);
+  if (scratch > 0 && !buffers_.scratch && !buffers_.staged) allocate(scratch);
+}
+
+// On the engine's thread nothing catches std::bad_alloc.
+void Areas::allocate(std::uint64_t bytes) {
+  scratch_.reset(new (std::nothrow) std::byte[bytes]);
+  if (!scratch_) lacking_ = bytes;
+}
+
+Status Areas::has_memory() const {
+  if (lacking_ == 0) return {};
+  return {Code::out_of_memory, "no memory for the " + std::to_string(lacking_) + " bytes in which parts are put together"};
 }
 
 bool Areas::wait_for_streams(const std::shared_ptr<Engine>& engine, const std::function<void(const Status&)>& then) {
@@ -36,7 +49,7 @@ void Areas::take_scratch(ScheduleRun& run) {
       return;
     }
   }
-  scratch_ = std::make_unique_for_overwrite<std::byte[]>(staged->scratch);
+  allocate(staged->scratch);
   run = ScheduleRun(staged);
   run.begin();
 }

@@ -35,6 +35,8 @@ class Areas {
  public:
   // `scratch`: bytes, in host memory unless the buffers bring some.
   Areas(CollectiveBuffers buffers, std::uint64_t scratch);
+  // Errors: out_of_memory: the scratch memory that was asked for last is not there.
+  [[nodiscard]] Status has_memory() const;
 
   // Whether what comes before is not over: then `then` is called once it is. Engine lock held.
   [[nodiscard]] bool wait_for_streams(const std::shared_ptr<Engine>& engine, const std::function<void(const Status&)>& then);
@@ -56,8 +58,11 @@ class Areas {
   void release(Engine& engine) noexcept;
 
  private:
+  void allocate(std::uint64_t bytes);
+
   CollectiveBuffers buffers_;
   std::unique_ptr<std::byte[]> scratch_;
+  std::uint64_t lacking_ = 0;  // bytes that could not be allocated
 };
 
 }  // namespace hmc

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
-#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
@@ -120,13 +119,6 @@ Status wait_for(StreamPoint& point, Deadline deadline) {
   }
 }
 
-bool all_cpus(const Group& group) {
-  for (std::uint32_t r = 0; r < group.size(); ++r) {
-    if (!group.rank(r).device.is_cpu()) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 struct BatchState::Slot {
@@ -158,7 +150,7 @@ Result<std::unique_ptr<BatchState>> BatchState::open(std::shared_ptr<Communicato
 }
 
 BatchState::BatchState(std::shared_ptr<CommunicatorState> communicator, std::shared_ptr<Slot> slot)
-    : communicator_(std::move(communicator)), slot_(std::move(slot)), packs_(all_cpus(*communicator_->group)) {}
+    : communicator_(std::move(communicator)), slot_(std::move(slot)), packs_(all_on_host(*communicator_->group)) {}
 
 BatchState::~BatchState() { close(); }
 
@@ -227,42 +219,35 @@ Result<std::vector<Launch>> BatchState::ready_launches(Deadline deadline) {
   return launches_of(std::move(calls_), packs_);
 }
 
-// The other ranks may start their part: as after any collective that is given up, the Communicator is of no use.
-void BatchState::break_group(const Status& reason) {
-  Group& group = *communicator_->group;
-  const auto lock = group.engine()->lock();
-  std::vector<std::uint32_t> ranks(group.size());
-  std::iota(ranks.begin(), ranks.end(), 0U);
-  const std::uint32_t rank = calls_.front().rank;
-  const auto sequence = group.next_sequence(rank);
-  if (sequence) group.broke(rank, *sequence, reason, ranks);
-}
-
 Result<BatchState::Started> BatchState::launch(Deadline deadline) {
   close();
   const auto& engine = communicator_->group->engine();
   if (size() == 0) return Started{{}, completed_work(engine), {}};
   Started started;
   std::vector<BatchWork::Part> parts;
-  auto ready = ready_launches(deadline);
+  Group& group = *communicator_->group;
+  const std::uint32_t first_rank = calls_.empty() ? 0 : calls_.front().rank;
+  auto ready = ready_launches(deadline);  // of no calls it does not fail
   Status failure = ready.status();
   std::vector<Launch> launches;
   if (ready) {
     launches = std::move(ready).value();
-  } else if (!calls_.empty()) {
-    break_group(failure);
+  } else {
+    break_before_start(group, first_rank, failure.with_context("batch"));
   }
   for (Launch& each : launches) {
+    const std::uint32_t rank = each.call.rank;
     auto work = start_collective(std::move(each.call));
     if (!work) {
       failure = work.status();
+      break_before_start(group, rank, failure.with_context("batch"));
       break;
     }
     started.calls.push_back(*work);
     parts.push_back({std::move(work).value(), std::move(each.results), std::move(each.views)});
   }
   for (auto& message : messages_) parts.push_back({std::move(message), {}, {}});
-  if (parts.empty()) return failure;
+  if (parts.empty()) return failure.with_context("batch");
   const auto all = std::make_shared<BatchWork>(std::move(parts), started.calls.size());
   started.all = all;
   started.not_started = failure;

@@ -70,7 +70,6 @@ class BatchState {
   Result<Started> launch(Deadline deadline);
   // Errors: device, timeout, cancelled (interrupted).
   Result<std::vector<Launch>> ready_launches(Deadline deadline);
-  void break_group(const Status& reason);
   [[nodiscard]] Status fits(const CollectiveCall& call) const;
   // What a pack copies from and to is ready after these.
   Status mark_streams(const CollectiveCall& call);

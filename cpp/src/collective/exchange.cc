@@ -31,7 +31,7 @@ Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr
   std::uint64_t total = 0;
   for (const std::uint64_t count : counts) total += count;
   std::vector<std::shared_ptr<Gathered>> data;
-  std::vector<std::shared_ptr<CollectiveWork>> works;
+  std::vector<CollectiveCall> calls;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     auto schedule = std::make_shared<const Schedule>(plan_all_gather(ranks[i], group->size(), counts));
     data.push_back(std::make_shared<Gathered>(Gathered{std::move(mine[i]), Bytes(total)}));
@@ -40,10 +40,9 @@ Result<std::vector<std::shared_ptr<Gathered>>> gather_once(const std::shared_ptr
                               {}};
     buffers.in.owner = data.back();
     buffers.out.owner = data.back();
-    HMC_ASSIGN(auto work, start_collective({group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)}));
-    works.push_back(std::move(work));
+    calls.push_back({group, ranks[i], encode_call(what), std::move(schedule), std::move(buffers)});
   }
-  HMC_TRY(finish_collectives(works, deadline));
+  HMC_TRY(run_collectives(std::move(calls), deadline));
   return data;
 }
 

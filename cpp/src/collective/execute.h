@@ -108,10 +108,15 @@ struct CollectiveCall {
   bool packable = false;                           // its blocks are equal: a batch may carry it out together with others
 };
 
-// Starts the collective of one rank. Engine lock not held. Errors: closed.
+// `rank` does not begin its next call, in which the other ranks may be: the group is broken with `reason`, as by any collective
+// that is given up. Engine lock not held.
+void break_before_start(Group& group, std::uint32_t rank, const Status& reason);
+// Starts the collective of one rank. Engine lock not held. Errors: closed; device, which breaks the group.
 Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call);
 // Carries it out. Small calls among ranks of one host make no Work if the other ranks come soon. Engine lock not held.
 Status run_collective(CollectiveCall call, Deadline deadline);
+// Carries out those of several local Members. None has begun where one of their streams cannot be marked. Engine lock not held.
+Status run_collectives(std::vector<CollectiveCall> calls, Deadline deadline);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.
 Status finish_collectives(std::span<const std::shared_ptr<CollectiveWork>> works, Deadline deadline);
 

@@ -285,15 +285,14 @@ class Measuring {
   // One collective. `views`: what a rank sends from, and receives into.
   template <class Plan, class Views>
   Status step(const Plan& plan, const Views& views) {
-    std::vector<std::shared_ptr<CollectiveWork>> works;
+    std::vector<CollectiveCall> calls;
     for (const std::uint32_t rank : group_->local()) {
       auto [in, out] = views(rank);
       CollectiveBuffers buffers{std::move(in), std::move(out)};
-      HMC_ASSIGN(auto work, start_collective({group_, rank, encode_call(CallKind::measure),
-                                              std::make_shared<const Schedule>(plan(rank)), std::move(buffers)}));
-      works.push_back(std::move(work));
+      calls.push_back(
+          {group_, rank, encode_call(CallKind::measure), std::make_shared<const Schedule>(plan(rank)), std::move(buffers)});
     }
-    return finish_collectives(works, deadline_);
+    return run_collectives(std::move(calls), deadline_);
   }
 
   [[nodiscard]] std::size_t index_of(std::uint32_t rank) const {

@@ -157,12 +157,7 @@ Status run(Result<Share> share, Deadline deadline) {
 
 Status run_shares(std::vector<Share> shares, Deadline deadline) {
   if (const auto batch = BatchState::on(*shares.front().group)) return batch->add(shares);
-  std::vector<std::shared_ptr<CollectiveWork>> works;
-  for (Share& share : shares) {
-    HMC_ASSIGN(auto work, start_collective(std::move(share)));
-    works.push_back(std::move(work));
-  }
-  return finish_collectives(works, deadline);
+  return run_collectives(std::move(shares), deadline);
 }
 
 Result<Work> as_work(Started started) {

@@ -1,5 +1,7 @@
 // Starting a collective, and waiting for it.
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "collective/execute.h"
 #include "collective/interruption.h"
@@ -8,8 +10,7 @@
 namespace hmc {
 namespace {
 
-// From here on the callers' streams are points: what they queue later may wait for the collective.
-Status mark_streams(CollectiveBuffers& buffers) {
+Status mark(CollectiveBuffers& buffers) {
   const StreamHandle in = std::exchange(buffers.in.stream, no_stream), out = std::exchange(buffers.out.stream, no_stream);
   HMC_ASSIGN(buffers.after[0], mark_stream(in, buffers.in.device));
   if (out != in || buffers.out.device != buffers.in.device) {
@@ -18,19 +19,56 @@ Status mark_streams(CollectiveBuffers& buffers) {
   return {};
 }
 
+// From here on the callers' streams are points: what they queue later may wait for the collective. A device that fails breaks the
+// group.
+Status mark_streams(CollectiveCall& call) {
+  Status marked = mark(call.buffers);
+  if (marked.ok() || marked.code() == Code::invalid_argument) return marked;  // as every refused argument: nothing has begun
+  marked = marked.with_context(name_of(kind_of(call.call)));
+  break_before_start(*call.group, call.rank, marked);
+  return marked.with_context(call.group->describe(call.rank));
+}
+
 std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
   return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
                                           std::move(call.fused));
 }
 
-}  // namespace
-
-Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
-  HMC_TRY(mark_streams(call.buffers));
+Result<std::shared_ptr<CollectiveWork>> start_marked(CollectiveCall call) {
   auto work = make_work(std::move(call));
   const auto lock = work->engine()->lock();
   HMC_TRY(work->start());
   return work;
+}
+
+}  // namespace
+
+void break_before_start(Group& group, std::uint32_t rank, const Status& reason) {
+  std::vector<std::uint32_t> ranks(group.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  const auto lock = group.engine()->lock();
+  if (const auto sequence = group.next_sequence(rank)) group.broke(rank, *sequence, reason, ranks);
+}
+
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
+  HMC_TRY(mark_streams(call));
+  return start_marked(std::move(call));
+}
+
+Status run_collectives(std::vector<CollectiveCall> calls, Deadline deadline) {
+  for (CollectiveCall& call : calls) HMC_TRY(mark_streams(call));
+  std::vector<std::shared_ptr<CollectiveWork>> works;
+  Status failure;
+  for (CollectiveCall& call : calls) {
+    auto work = start_marked(std::move(call));
+    if (!work) {
+      failure = work.status();
+      break;
+    }
+    works.push_back(std::move(work).value());
+  }
+  const Status ended = finish_collectives(works, deadline);  // with a failure as well: they use the callers' buffers
+  return failure.ok() ? ended : failure;
 }
 
 Status run_collective(CollectiveCall call, Deadline deadline) {

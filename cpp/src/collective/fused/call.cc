@@ -77,9 +77,11 @@ std::atomic<std::uint64_t>& Call::ended_on_device(Board& board) const noexcept {
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
   if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.awaits(rank, own_.sequence);
-  if (passing_ || device_work_ || !way_.in_chunks()) return needs(rank);
+  const bool in_chunks = way_.in_chunks();
+  if (passing_ || device_work_ || (!in_chunks && own_.ways == by_cpu)) return needs(rank);
   const Board& board = calls_.slots().board(rank);
-  return rank != rank_ && !is_beyond(board, own_.sequence) && !in_chunks_under(board, own_.sequence);
+  const auto announced = in_chunks ? in_chunks_under(board, own_.sequence) : in_one_shot_under(board, own_.sequence);
+  return rank != rank_ && !is_beyond(board, own_.sequence) && !announced;
 }
 
 void Call::begin_passing() {

@@ -1,0 +1,198 @@
+// Calls that a rank does not get to begin: no other rank waits for it, and nothing of the call goes on.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "collective/batch_data.h"
+#include "collective/communicator_state.h"
+#include "collective/execute.h"
+#include "collective/plan.h"
+#include "collective/with_library.h"
+
+namespace hmc {
+namespace {
+
+using namespace testing;
+
+constexpr Reduction sum{DataType::f32, ReduceOp::sum};
+constexpr std::size_t floats = 1000;
+
+// The same memory, as work on a stream of its device uses it.
+MemoryView on_stream(const OnDevice& memory, const Device& device) {
+  MemoryView view = memory.view();
+  view.stream = busy_stream(device, HMC_SIM_ROCM);  // of an idle one there is nothing to wait for
+  return view;
+}
+
+Bytes data_of(int rank) { return input(DataType::f32, floats, static_cast<std::size_t>(rank)); }
+
+// Rank 1 cannot mark its stream: both ranks learn why and in which call, and neither has another call.
+using Called = std::function<Status(const Member&, const MemoryView&, const MemoryView& another)>;
+void expect_both_told(const Called& call, int marks, const std::string& named) {
+  on_devices(
+      {"rocm:0", "rocm:1"},
+      [&](const Member& me, const Communicator& world) {
+        wait_until_mapped(me, {DataType::f32, DataType::u8});
+        check_all_reduce(me, sum, floats, false, 0);
+        HMC_ASSERT_OK(world.barrier(soon()));
+        const OnDevice memory(me.device(), data_of(me.rank()));
+        const OnDevice another(me.device(), data_of(me.rank()));
+        const MemoryView view = on_stream(memory, me.device());
+        MemoryView second = another.view();
+        second.stream = view.stream;
+        if (me.rank() == 1) let_fail(me.device(), "hipEventRecord", marks, 719);
+        SCOPED_TRACE(named);
+        const Status status = call(me, view, second);
+        EXPECT_EQ(status.code(), Code::device) << status.str();
+        EXPECT_NE(status.message().find("719"), std::string::npos) << status.str();
+        EXPECT_NE(status.message().find("rank 1 ("), std::string::npos) << status.str();
+        EXPECT_NE(status.message().find(named), std::string::npos) << status.str();
+        const Bytes before = memory.read();
+        const OnDevice next(me.device(), data_of(me.rank()));
+        EXPECT_EQ(me.all_reduce(next.view(), next.view(), sum, soon()).code(), Code::closed);
+        EXPECT_TRUE(memory.read() == before);
+      },
+      "", true);
+}
+
+TEST(FailedStarts, OfOneCallAreToldToTheOthers) {
+  expect_both_told(
+      [](const Member& me, const MemoryView& view, const MemoryView&) { return me.all_reduce(view, view, sum, soon()); }, 1,
+      "all_reduce");
+  expect_both_told([](const Member& me, const MemoryView& view, const MemoryView&) { return me.broadcast(view, 1, soon()); }, 1,
+                   "broadcast");
+  expect_both_told(
+      [](const Member& me, const MemoryView& view, const MemoryView&) {
+        const Result<Work> work = me.iall_reduce(view, view, sum);
+        return work.ok() ? work->wait(soon()) : work.status();
+      },
+      1, "all_reduce");
+}
+
+// The first of a batch has begun.
+TEST(FailedStarts, InABatchAreToldToTheOthers) {
+  for (const int marks : {1, 2}) {
+    expect_both_told(
+        [](const Member& me, const MemoryView& view, const MemoryView& second) {
+          auto batch = me.batch();
+          EXPECT_TRUE(batch.ok());
+          HMC_EXPECT_OK(me.all_reduce(view, view, sum, soon()));
+          HMC_EXPECT_OK(me.all_reduce(second, second, sum, soon()));
+          return batch->run(soon());
+        },
+        marks, "all_reduce");
+  }
+}
+
+// Small calls of a batch are copied together first.
+TEST(FailedStarts, OfABatchsCopiesAreToldToTheOthers) {
+  run_job(2, [](const testing::Process& process) {
+    simulate_vendors();
+    const Communicator world = process.init();
+    const Member me = *world.self();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    const Device device = *Device::parse("rocm:0");
+    Bytes a = data_of(me.rank()), b = data_of(me.rank());
+    const OnDevice first(device, a), second(device, b);
+    const bool fails = me.rank() == 1;
+    if (fails) {
+      for (const char* const call : {"hipMemcpyDtoHAsync", "hipMemcpyAsync", "hipMemcpyDtoH", "hipMemcpy"})
+        let_fail(device, call, 1, 719);
+    }
+    auto batch = me.batch();
+    ASSERT_TRUE(batch.ok());
+    HMC_ASSERT_OK(me.all_reduce(fails ? first.view() : view(a), fails ? first.view() : view(a), sum, soon()));
+    HMC_ASSERT_OK(me.all_reduce(fails ? second.view() : view(b), fails ? second.view() : view(b), sum, soon()));
+    const Status status = batch->run(soon());
+    EXPECT_EQ(status.code(), Code::device) << status.str();
+    EXPECT_NE(status.message().find("batch"), std::string::npos) << status.str();
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 2));
+  });
+}
+
+// Two Members of one process: the call of the first has not begun, or is over, once the call returns.
+TEST(FailedStarts, OfOneMemberLeaveTheOthersMemoryAlone) {
+  run_job(1, [](const testing::Process& process) {
+    simulate_vendors();
+    InitOptions options = process.options();
+    options.devices = {*Device::parse("rocm:0"), *Device::parse("rocm:1")};
+    const Communicator world = process.init(options);
+    ASSERT_TRUE(world.valid());
+    const auto members = world.local();
+    ASSERT_EQ(members.size(), 2U);
+    std::vector<OnDevice> memory;
+    std::vector<MemberBuffers> call;
+    for (const Member& member : members) {
+      memory.emplace_back(member.device(), data_of(member.rank()));
+      const MemoryView view = on_stream(memory.back(), member.device());
+      call.push_back({member, view, view});
+    }
+    let_fail(members[0].device(), "hipEventRecord", 2, 719);
+    const Status status = world.all_reduce(call, sum, soon());
+    EXPECT_EQ(status.code(), Code::device) << status.str();
+    EXPECT_NE(status.message().find("rank 1 ("), std::string::npos) << status.str();
+    std::vector<OnDevice> others;
+    std::vector<MemberBuffers> next;
+    for (const Member& member : members) {
+      others.emplace_back(member.device(), data_of(member.rank()));
+      next.push_back({member, others.back().view(), others.back().view()});
+    }
+    EXPECT_FALSE(world.all_reduce(next, sum, soon()).ok());
+    for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(memory[i].read() == data_of(static_cast<int>(i)));
+  });
+}
+
+// Rank 2 is late in a small call of device memory: the deadline's error names it, and none that came.
+TEST(FailedStarts, ADeadlineNamesTheRankThatIsMissing) {
+  run_job(3, [](const testing::Process& process) {
+    simulate_vendors();
+    setenv("HMC_SIM_DEVICES", "3", 1);
+    InitOptions options = process.options();
+    options.devices = {*Device::parse("rocm:" + std::to_string(process.rank))};
+    const Communicator world = process.init(options);
+    const Member me = *world.self();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    if (me.rank() != 2) {
+      const OnDevice memory(me.device(), input(DataType::f32, 100, 0));
+      const Status status = me.all_reduce(memory.view(), memory.view(), sum, Deadline::after_seconds(me.rank() == 0 ? 1 : 20));
+      EXPECT_EQ(status.code(), Code::timeout) << status.str();
+      const std::string said(status.message());
+      const auto awaited = std::min(said.find("waiting for rank "), said.find("missing: rank "));
+      ASSERT_NE(awaited, std::string::npos) << said;
+      EXPECT_NE(said.find("rank 2 (", awaited), std::string::npos) << said;
+      EXPECT_EQ(said.find(me.rank() == 0 ? "rank 1 (" : "rank 0 (", awaited), std::string::npos) << said;
+    }
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 3));
+  });
+}
+
+// A rank without memory for what it puts together.
+TEST(FailedStarts, WithoutMemoryAreToldToTheOthers) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers map memory of their own";
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "sanitizers map memory of their own";
+#endif
+#endif
+  run_job(2, [](const testing::Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    const auto& group = world.state()->group;
+    const auto rank = static_cast<std::uint32_t>(process.rank);
+    Bytes in(8), out(16);
+    auto schedule = std::make_shared<Schedule>(plan_all_gather(rank, 2, std::vector<std::uint64_t>{8, 8}));
+    if (process.rank == 1) schedule->scratch = std::uint64_t{1} << 60;
+    const Status status =
+        run_collectives({{group, rank, encode_call(CallKind::all_gather), schedule, {view(in), view(out), {}}}}, soon());
+    EXPECT_EQ(status.code(), Code::out_of_memory) << status.str();
+    EXPECT_NE(status.message().find("in which parts are put together"), std::string::npos) << status.str();
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, 2));
+  });
+}
+
+}  // namespace
+}  // namespace hmc
