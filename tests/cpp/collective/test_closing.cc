@@ -231,6 +231,35 @@ TEST(ClosingAtOnce, SaysWhatIsLostWhereARankDiesThatWasNotConnected) {
   for (const bool before : {false, true}) expect_named_by_close(true, before);
 }
 
+// The goodbye comes in the middle of the handshake.
+TEST(ClosingAtOnce, SaysWhatIsLostWhereARankClosesThatWasNotConnected) {
+  run_job(3, [](const Process& process) {
+    InitOptions options = process.options();
+    if (process.rank == 2) options.context.progress = Progress::manual;
+    const Communicator world = process.init(options);
+    if (process.rank == 2) {
+      const PeerState& other = *world.state()->group->rank(1).peer;
+      process.board[0] = 1;
+      const auto phase = [&] {
+        const auto lock = world.state()->group->engine()->lock();
+        return other.phase();
+      };
+      while (phase() == PeerPhase::idle) world.context().progress();
+      EXPECT_EQ(phase(), PeerPhase::connecting);
+      HMC_EXPECT_OK(world.close(soon()));
+    } else if (process.rank == 1) {
+      ASSERT_TRUE(process.board.wait(0, 1));
+      HMC_EXPECT_OK(world.self()->notify(2, 7, soon()));
+      EXPECT_FALSE(world.self()->wait_notify(2, 7, 1, soon()).ok());
+      const Status closed = world.close(soon());
+      EXPECT_EQ(closed.code(), Code::timeout) << closed.str();
+      EXPECT_NE(closed.message().find("what was posted to rank 2"), std::string_view::npos) << closed.str();
+      EXPECT_NE(closed.message().find(" is lost ("), std::string_view::npos) << closed.str();
+    }
+    meet(process);
+  });
+}
+
 TEST(ClosingAtOnce, SaysWhatIsLostWhereNoConnectionComesAbout) {
   run_job(3, [](const Process& process) {
     const Communicator world = process.init();

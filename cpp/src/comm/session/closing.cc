@@ -29,7 +29,7 @@ void Closing::leave() {
   const bool again = std::exchange(leaves_, true);
   if (peer_.phase() == PeerPhase::connecting && peer_.posts().has_unreported()) {
     if (!peer_.impl().closing().begun()) {  // only a Context that closes takes no new calls meanwhile
-      peer_.impl().closing().add_lost(loss());
+      lose();
     } else if (again) {
       return;
     } else {  // after the handshake leave() sends the queue, then the goodbye
@@ -52,7 +52,7 @@ void Closing::leave() {
 
 void Closing::give_up() {
   if (state_ != State::open) return;
-  peer_.impl().closing().add_lost(loss());
+  lose();
   end(Status(Code::closed, peer_.describe() + " was closed by this process before it was connected"), PeerPhase::closed);
 }
 
@@ -159,11 +159,14 @@ std::string Closing::loss(std::string_view reason) const {
          ", and what has not is lost" + why;
 }
 
+void Closing::lose(std::string_view reason) { peer_.impl().closing().add_lost(loss(reason)); }
+
 void Closing::on_replaced() {
   const auto keep = peer_.shared_from_this();
   receive_rest();
   if (state_ != State::open) return;  // the bye was in what was received
   const Status reason(Code::closed, peer_.describe() + " came back by a new connection");
+  if (peer_.phase() == PeerPhase::connecting) lose(reason.message());
   if (peer_.phase() != PeerPhase::ready || !peer_.messages().current()) return end(reason, PeerPhase::closed);
   begin(reason);
 }
@@ -180,6 +183,7 @@ void Closing::on_channel_closed(const Status& reason) {
   } else if (goodbye && peer_.phase() == PeerPhase::connecting && peer_.handshake().has_tried()) {
     peer_.fail(peer_.handshake().no_transport());  // it gave up for the same reason
   } else if (goodbye) {
+    if (peer_.phase() == PeerPhase::connecting) lose("it closed before it was connected");
     end(Status(Code::closed, peer_.describe() + " said goodbye"), PeerPhase::closed);
   } else {
     peer_.fail(Status(reason.code(), peer_.describe() + ": " + std::string(reason.message()), reason.native()));
@@ -196,7 +200,7 @@ void Closing::end(const Status& why, PeerPhase phase) {
   const bool unreached = phase == PeerPhase::lost && peer_.phase() == PeerPhase::connecting;
   const bool failed = leaves_ && !bye_after_ && phase == PeerPhase::lost && reason.code() != Code::peer_lost;
   cut_short_ = !failed && !unreached && unsent();
-  if (failed || unreached) context.closing().add_lost(loss(unreached ? reason.message() : std::string_view()));
+  if (failed || unreached) lose(unreached ? reason.message() : std::string_view());
   state_ = State::ended;
   timer_.stop();
   peer_.enter(phase, reason);

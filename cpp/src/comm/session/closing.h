@@ -66,7 +66,8 @@ class Closing {
   [[nodiscard]] bool unsent() const;
   void receive_rest();
   [[nodiscard]] bool quiet();
-  [[nodiscard]] std::string loss(std::string_view reason = {}) const;
+  [[nodiscard]] std::string loss(std::string_view reason) const;
+  void lose(std::string_view reason = {});  // what loss() says is reported by the Context's close
   void tear_down();
 
   PeerImpl& peer_;  // its phase, and all its parts: what may be in flight, and what ends with it

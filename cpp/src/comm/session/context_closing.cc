@@ -54,6 +54,7 @@ Status ContextClosing::close(Deadline deadline, bool force) {
     }
     if (!unfinished.empty()) outcome = "the Context was closed before its peers had answered: " + unfinished;
     for (const std::string& what : lost_) outcome += (outcome.empty() ? "the Context is closed, but " : "; ") + what;
+    if (more_lost_ != 0) outcome += "; and likewise " + std::to_string(more_lost_) + " times more";
     if (held && !force) {
       return Status(Code::timeout, "the Context is closed, but " + unfinished +
                                        ". Operations on it have not ended, and HMC keeps its own memory until that process goes on "
@@ -65,8 +66,12 @@ Status ContextClosing::close(Deadline deadline, bool force) {
 
 void ContextClosing::add_lost(const std::string& what) {
   if (what.empty()) return;
-  if (!begun()) log(LogLevel::warning, what);  // of a Peer: its close has returned
-  if (lost_.size() < max_losses) lost_.push_back(what);
+  if (!begun()) log(LogLevel::warning, what);  // perhaps long before the close
+  if (lost_.size() < max_losses) {
+    lost_.push_back(what);
+  } else {
+    ++more_lost_;
+  }
 }
 
 // Nothing new comes in, and what waits ends.

@@ -31,7 +31,8 @@ class ContextClosing {
 
   // Every unfinished wait: the Context ends it before its own end. Engine lock held.
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
-  // Records what was lost with a peer that this side closed (empty: nothing), for close() to report. Engine lock held.
+  // Records what was lost with a peer that this side closed or was not connected to (empty: nothing), for close() to report.
+  // Engine lock held.
   void add_lost(const std::string& what);
 
  private:
@@ -49,7 +50,8 @@ class ContextClosing {
   std::atomic<bool> begun_{false};
   std::list<WaitWork*> waits_;
   std::vector<std::string> lost_;  // the first of them
-  Status outcome_;                 // of the thread that frees everything, for the others that close
+  std::uint64_t more_lost_ = 0;
+  Status outcome_;  // of the thread that frees everything, for the others that close
 };
 
 }  // namespace hmc
