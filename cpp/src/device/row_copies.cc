@@ -47,15 +47,10 @@ class RowCopies::State final : public Completion {
                     .target_offsets = state->targets_.data(),
                     .blocks = rows.size(),
                     .block_bytes = row_bytes};
-    state->self_ = state;
-    try {
-      Status started = state->runtime_.copy(op, state.get());
-      if (!started.ok()) state->self_.reset();
-      return started;
-    } catch (...) {  // nothing was started
-      state->self_.reset();
-      throw;
-    }
+    state->self_ = state;  // for ever where an exception leaves open whether something was started
+    Status started = state->runtime_.copy(op, state.get());
+    if (!started.ok()) state->self_.reset();
+    return started;
   }
 
   void complete(Status status) noexcept override {
