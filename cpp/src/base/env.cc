@@ -41,7 +41,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_SIM_MEMORY", "1073741824", "Simulated vendors: bytes of memory per device."},
     {"HMC_SIM_PEERS", "1", "Simulated vendors: 0: no device reaches the memory of another."},
     {"HMC_SIZE", "", "Set by `hmc run`: processes of the job."},
-    {"HMC_STAGING_CHUNK_BYTES", "4194304", "Bytes of one chunk of the staging transport; 8 per peer and direction."},
+    {"HMC_STAGING_CHUNK_BYTES", "4194304", "Bytes of one chunk of the staging transport, whole pages; 8 per peer and direction."},
     {"HMC_STAGING_SHARED", "1", "0: the staging transport carries its chunks on one host too, as between hosts."},
     {"HMC_TCP_BUFFER", "0", "Socket buffer of a tcp data connection in bytes; 0: left to the kernel."},
     {"HMC_TCP_STREAMS", "2", "Data connections per peer of the tcp transport, 1 to 16."},

@@ -59,6 +59,11 @@ Status StagingEndpoint::accept(Blob peer_address) {
   geometry.slots = reader.u32();
   geometry.chunk_bytes = reader.u32();
   if (!reader.finish() || theirs != version || !geometry.valid()) return Status(Code::protocol, "malformed address of staging");
+  if (!geometry.of_whole_pages()) {
+    return Status(Code::unsupported, "the peer's staging chunks of " + std::to_string(geometry.chunk_bytes) +
+                                         " bytes are not whole pages of this host, of " + std::to_string(Geometry::page_bytes()) +
+                                         "; set HMC_STAGING_CHUNK_BYTES there to a multiple of those");
+  }
   if (!peer_address.fds.empty()) {
     HMC_TRY(server_.use_shared(geometry, std::move(peer_address.fds.front())));
   } else {

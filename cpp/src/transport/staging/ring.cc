@@ -14,7 +14,7 @@ namespace hmc::staging {
 std::uint32_t Geometry::page_bytes() noexcept { return static_cast<std::uint32_t>(sysconf(_SC_PAGESIZE)); }
 
 bool Geometry::valid() const noexcept {
-  return slots >= 2 && slots <= 64 && chunk_bytes != 0 && chunk_bytes <= (16U << 20) && chunk_bytes % page_bytes() == 0;
+  return slots >= 2 && slots <= 64 && chunk_bytes != 0 && chunk_bytes <= (16U << 20);
 }
 
 Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry, bool shared) {

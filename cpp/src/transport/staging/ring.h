@@ -21,9 +21,10 @@ struct Geometry {
   static constexpr std::uint32_t table_bytes = 64 << 10;
   [[nodiscard]] std::size_t slot_bytes() const noexcept { return std::size_t{chunk_bytes} + table_bytes; }
   [[nodiscard]] std::size_t bytes() const noexcept { return slots * slot_bytes(); }
+  [[nodiscard]] bool valid() const noexcept;
   // Chunks are of whole pages, so that what is pinned for one slot is no part of another.
   [[nodiscard]] static std::uint32_t page_bytes() noexcept;
-  [[nodiscard]] bool valid() const noexcept;
+  [[nodiscard]] bool of_whole_pages() const noexcept { return chunk_bytes % page_bytes() == 0; }
 };
 // A table entry as it lies in the slot: u64 region, u64 offset, u64 bytes.
 inline constexpr std::size_t entry_bytes = 24;
