@@ -149,10 +149,13 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   if (started.ok()) return;
   // A part of it may run: once the communicator is aborted nothing does.
   fail(started);
+  bool own_job = false;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return aborted_; });
+    changed_.wait(lock, [this] { return aborted_ || abort_is_job_; });
+    own_job = !aborted_;
   }
+  if (own_job) abort_now();
   issued->complete(started);
 }
 
@@ -211,6 +214,7 @@ void RankCommunicator::abort() {
   if (thread) {
     thread->detach();
   } else {
+    abort_is_job_ = true;
     jobs_.push_front([this] { abort_now(); });
   }
   changed_.notify_all();

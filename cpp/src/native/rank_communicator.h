@@ -84,7 +84,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   bool closing_ = false, ended_ = false;  // of the thread
   bool calling_ = false;                  // the thread is in the library, with handle_
   bool aborting_ = false, aborted_ = false;
-  Status failure_;  // the library's, the first
+  bool abort_is_job_ = false;  // of its own thread, as the system refused another one
+  Status failure_;             // the library's, the first
 };
 
 }  // namespace hmc::native
