@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "collective/early_calls.h"
+#include "collective/recent_ids.h"
 #include "collective/schedule_builder.h"
 #include "collective/schedule_cache.h"
 #include "collective/schedule_run.h"
@@ -30,6 +31,17 @@ TEST(EarlyCalls, AnotherKindIsFoundWhicheverCameFirst) {
     EXPECT_FALSE(calls.other_than(5, barrier));
     EXPECT_FALSE(calls.other_than(13, barrier));
   }
+}
+
+TEST(RecentIds, TheLastOnesAreKept) {
+  RecentIds ids;
+  const auto id = [](std::size_t i) { return 0x9e3779b97f4a7c15ULL * (i + 1); };
+  for (std::size_t i = 0; i < RecentIds::most; ++i) ids.add(id(i));
+  ids.add(id(RecentIds::most - 1));  // again: no other one goes for it
+  EXPECT_TRUE(ids.contains(id(0)));
+  ids.add(id(RecentIds::most));
+  EXPECT_FALSE(ids.contains(id(0)));
+  for (std::size_t i = 1; i <= RecentIds::most; ++i) EXPECT_TRUE(ids.contains(id(i))) << i;
 }
 
 TEST(EarlyCalls, BlockSizesDoNotMakeAnotherKind) {

@@ -92,7 +92,7 @@ void Offers::on_message(PeerState& peer, ByteSpan payload, std::vector<UniqueFd>
 }
 
 void Offers::on_group_gone(std::uint64_t group) {
-  gone_.insert(group);
+  gone_.add(group);
   std::erase_if(received_, [&](const Received& one) { return one.key.second == group; });
   context_.engine()->wake_waiters();
 }

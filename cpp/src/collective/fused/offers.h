@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "collective/fused/segment.h"
+#include "collective/recent_ids.h"
 #include "comm/context_state.h"
 #include "hmc/deadline.h"
 
@@ -51,8 +51,8 @@ class Offers {
   [[nodiscard]] std::vector<Received>::iterator find(const Key& key);
 
   ContextState& context_;
-  std::vector<Received> received_;          // the oldest first
-  std::unordered_set<std::uint64_t> gone_;  // ids of groups that this process has left
+  std::vector<Received> received_;  // the oldest first
+  RecentIds gone_;                  // groups that this process has left
 };
 
 }  // namespace fused
