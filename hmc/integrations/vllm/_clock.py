@@ -23,21 +23,27 @@ Found = TypeVar("Found")
 class RunningClock:
     """Seconds in which this process ran. Time in which it is stopped, or one thread keeps all others waiting, does not count.
 
-    Any thread.
+    ``timed``: whether anything is timed now. While nothing is, all time counts and no thread wakes. Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timed: Callable[[], bool]) -> None:
+        self._timed = timed
         self._lock = threading.Lock()
         self._ticked = time.monotonic()
         self._paused = 0.0
-        self._closed = threading.Event()
+        self._ticks = self._closed = False
+        self._woken = threading.Event()
         start_thread(self._tick_on, "hmc.vllm clock")
 
     def now(self) -> float:
         """Seconds, from an arbitrary point on. Never decreases."""
         with self._lock:
-            most = math.inf if self._closed.is_set() else self._ticked + _PAUSE
+            most = self._ticked + _PAUSE if self._ticks else math.inf
             return min(time.monotonic(), most) - self._paused
+
+    def wake(self) -> None:
+        """Something is timed from now on."""
+        self._woken.set()
 
     def patiently(self, wait: Callable[[float], Found], seconds: float, over: Callable[[], bool]) -> Found:
         """What ``wait(seconds)`` returns. Repeats one that timed out because of a pause, until ``seconds`` are over on this clock.
@@ -57,13 +63,20 @@ class RunningClock:
 
     def close(self) -> None:
         """Ends its thread: from then on all time counts. Idempotent."""
-        self._closed.set()
+        self._closed = True
+        with self._lock:
+            self._ticks = False
+        self._woken.set()
 
     def _tick_on(self) -> None:
-        while not self._closed.wait(_TICK):
+        while True:
+            self._woken.clear()
+            if self._closed:
+                return
+            timed = self._timed()
             with self._lock:
-                if self._closed.is_set():
-                    return
-                pause = time.monotonic() - self._ticked
-                self._paused += max(0.0, pause - _PAUSE)
-                self._ticked += pause
+                now = time.monotonic()
+                if self._ticks:
+                    self._paused += max(0.0, now - self._ticked - _PAUSE)
+                self._ticked, self._ticks = now, timed and not self._closed
+            self._woken.wait(_TICK if timed else None)

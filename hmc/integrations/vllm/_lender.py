@@ -63,9 +63,10 @@ class Lender:
         self._model = model
         self._seconds = seconds
         self._tally = tally or Tally()
-        self._clock = RunningClock()
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
+        self._waiting: list[tuple[Peer, Ask, float]] = []  # questions about requests that may become known
+        self._clock = RunningClock(lambda: bool(self._kept or self._waiting))
         self._ended: set[str] = set()  # not yet returned by finished()
         self._past: OrderedDict[str, str] = OrderedDict()  # why requests are kept no more
         # Questions; None: look at the waiting ones again.
@@ -83,6 +84,7 @@ class Lender:
         kept = _Kept(request, list(blocks), tokens, self._clock.now() + self._seconds, prompt)
         with self._lock:
             self._kept[request] = kept
+        self._clock.wake()
         self._asked.put(None)
 
     def finished(self) -> set[str]:
@@ -119,13 +121,13 @@ class Lender:
         self._clock.close()
 
     def _serve(self) -> None:
-        waiting: list[tuple[Peer, Ask, float]] = []
         while not self._closed:
             with contextlib.suppress(queue.Empty):
-                asked = self._asked.get(timeout=_LOOK if waiting else None)
+                asked = self._asked.get(timeout=_LOOK if self._waiting else None)
                 if asked is not None:
-                    waiting.append((*asked, self._clock.now() + _GRACE))
-            waiting = [one for one in waiting if not self._handled(*one)]
+                    self._waiting.append((*asked, self._clock.now() + _GRACE))
+                    self._clock.wake()
+            self._waiting = [one for one in self._waiting if not self._handled(*one)]
 
     def _handled(self, peer: Peer, ask: Ask, until: float) -> bool:
         try:

@@ -54,10 +54,10 @@ class Sender:
         self._seconds = seconds
         self._credits = credits
         self._tally = tally or Tally()
-        self._clock = RunningClock()
         self._layers = range(self._pools[0].layout.layers[0], sum(self._pools[0].layout.layers))
         self._changed = threading.Condition()
         self._outgoing: dict[str, Outgoing] = {}  # by transfer
+        self._clock = RunningClock(lambda: bool(self._outgoing))
         self._step: list[Outgoing] = []  # what the engine computes now
         self._early = Early()
         self._ended: set[str] = set()  # not yet returned by finished()
@@ -78,6 +78,7 @@ class Sender:
                 if one is None:
                     one = Outgoing(chunk.request, chunk.transfer, chunk.tokens, chunk.prompt)
                     self._outgoing[chunk.transfer] = one
+                    self._clock.wake()
                     self._past.pop(chunk.transfer, None)
                 elif one.request != chunk.request:
                     logger.warning(
@@ -129,6 +130,7 @@ class Sender:
             if one is None:
                 one = Outgoing(dropped.request, dropped.transfer, 0)
                 self._outgoing[dropped.transfer] = one
+                self._clock.wake()
                 for peer, ask in self._early.take(dropped.transfer):
                     if ask.what == "offer":
                         self._refuse(peer, ask, "the prefill request was aborted")
