@@ -33,11 +33,11 @@ bool in_place(const MemoryView& out, const MemoryView& in, std::uint64_t in_at) 
          static_cast<std::byte*>(out.data) + in_at == static_cast<std::byte*>(in.data);
 }
 
-Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::uint64_t in_at) {
+Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::optional<std::uint64_t> in_at) {
   if ((out.bytes > 0 && out.data == nullptr) || (in.bytes > 0 && in.data == nullptr)) {
     return {Code::invalid_argument, std::string(call) + ": a buffer of more than 0 bytes has no address"};
   }
-  if (in_place(out, in, in_at)) return {};
+  if (in_at && in_place(out, in, *in_at)) return {};
   const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(in.data);
   if (out.device == in.device && out.bytes > 0 && in.bytes > 0 && a < b + in.bytes && b < a + out.bytes) {
     return {Code::invalid_argument, std::string(call) + ": the input and the output overlap; use separate buffers"};

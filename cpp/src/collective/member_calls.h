@@ -25,9 +25,9 @@ Status check(const Communicator& communicator);
 [[nodiscard]] inline std::uint32_t rank_in(const Member& member) noexcept { return static_cast<std::uint32_t>(member.rank()); }
 // Errors: invalid_argument (no such rank).
 Status check_root(const Group& group, std::string_view call, int root);
-// The two buffers of one call, `in` beginning where byte `in_at` of `out` does if the call is in place.
+// The two buffers of one call, `in` beginning where byte `in_at` of `out` does if the call is in place; none: it never is.
 // Errors: invalid_argument (bytes without an address, an overlap that is not in place).
-Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::uint64_t in_at);
+Status check_memory(std::string_view call, const MemoryView& out, const MemoryView& in, std::optional<std::uint64_t> in_at);
 [[nodiscard]] bool in_place(const MemoryView& out, const MemoryView& in, std::uint64_t in_at) noexcept;
 
 // The algorithm that was named for a call that hands bytes on. Errors: of named_algorithm().

@@ -17,21 +17,10 @@ namespace {
 
 using Layout = Member::Layout;
 
-Status check_memory(const MemoryView& out, const MemoryView& in) {
-  if ((out.bytes > 0 && out.data == nullptr) || (in.bytes > 0 && in.data == nullptr)) {
-    return {Code::invalid_argument, "all_to_all: a buffer of more than 0 bytes has no address"};
-  }
-  const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(in.data);
-  if (out.device == in.device && out.bytes > 0 && in.bytes > 0 && a < b + in.bytes && b < a + out.bytes) {
-    return {Code::invalid_argument, "all_to_all: the input and the output overlap; use separate buffers"};
-  }
-  return {};
-}
-
 Result<Share> all_to_all_share(const Member& member, const MemoryView& out, const MemoryView& in, std::string_view algorithm) {
   HMC_TRY(check(member.state()));
   const auto& group = member.state()->group;
-  HMC_TRY(check_memory(out, in));
+  HMC_TRY(check_memory("all_to_all", out, in, {}));
   if (out.bytes != in.bytes || in.bytes % group->size() != 0) {
     return Status(Code::invalid_argument, "all_to_all among " + std::to_string(group->size()) +
                                               " ranks needs an input and an output of that many equal blocks; the input has " +
@@ -53,7 +42,7 @@ Result<Share> all_to_all_share(const Member& member, const MemoryView& out, cons
 
 Status check_all_to_all_v(const Group& group, const MemoryView& out, const Layout& out_layout, const MemoryView& in,
                           const Layout& in_layout) {
-  HMC_TRY(check_memory(out, in));
+  HMC_TRY(check_memory("all_to_all_v", out, in, {}));
   HMC_TRY(check_layout("all_to_all_v", "output", out_layout, out, group.size()));
   HMC_TRY(check_layout("all_to_all_v", "input", in_layout, in, group.size()));
   return check_disjoint("all_to_all_v", out_layout);
