@@ -20,6 +20,7 @@
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
 #include "collective/figure_cache.h"
+#include "collective/launch.h"
 #include "collective/link_figures.h"
 #include "collective/measure_plan.h"
 #include "collective/member_calls.h"
@@ -59,7 +60,9 @@ std::string place_of(const Group& group, std::uint32_t rank) {
   for (const std::string_view name : settings) {
     if (const auto value = env_text(name)) text += " " + std::string(name) + "=" + *value;
   }
-  return text.substr(0, longest_place);
+  if (text.size() <= longest_place) return text;
+  const std::string rest = " and " + std::to_string(job_hash(text));  // settings that are cut off count as well
+  return text.substr(0, longest_place - rest.size()) + rest;
 }
 
 // What a rank says before anything is measured.
@@ -124,11 +127,15 @@ class Measuring {
     HMC_ASSIGN(const auto said, gather_bytes(group_, group_->local(), std::move(mine), CallKind::measure, deadline_));
     const auto hosts = hosts_of(*group_);
     key_ = "hmc " + std::string(version()) + "\n";
+    std::vector<std::uint32_t> processes;  // in the order of their first ranks: links within one are others
     for (std::uint32_t r = 0; r < group_->size(); ++r) {
       const auto wish = decode_wish(said[r]);
       if (!wish) return malformed(r);
       refresh_ = refresh_ || wish->refresh;
-      key_ += "rank " + std::to_string(r) + " on host " + std::to_string(hosts[r]) + ": " + wish->place + "\n";
+      auto process = std::ranges::find(processes, group_->rank(r).process);
+      if (process == processes.end()) process = processes.insert(process, group_->rank(r).process);
+      key_ += "rank " + std::to_string(r) + " on host " + std::to_string(hosts[r]) + " in process " +
+              std::to_string(process - processes.begin()) + ": " + wish->place + "\n";
     }
     return {};
   }

@@ -164,11 +164,12 @@ TEST_F(Measure, TheSecondJobReadsTheCache) {
       ASSERT_TRUE(comm.barrier(soon()).ok());
     });
   }
-  // What a group depends on: another transport is another one, and so are other ranks.
-  for (const int size : {3, 2}) {
+  // What a group depends on: another transport is another one, and so are other ranks, and these ranks in fewer processes.
+  for (const int size : {3, 2, 1}) {
     run_job(size, [&](const Process& process) {
       InitOptions options = process.options();
       if (size == 3) options.context.transports = "local,tcp";
+      if (size == 1) options.devices = std::vector(3, Device::cpu());
       const Communicator comm = process.init(options);
       const auto measured = comm.measure({}, soon());
       ASSERT_TRUE(measured.ok()) << measured.status().str();
