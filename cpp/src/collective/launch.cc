@@ -260,8 +260,11 @@ Result<LaunchInfo> resolve_launch(const InitOptions& options) {
                                               ", size=" + std::to_string(options.size));
   }
   if (options.rank < 0) {
-    HMC_ASSIGN(auto info, detect_launch());
-    if (!options.rendezvous.empty()) info.rendezvous = options.rendezvous;
+    const auto env = [&](std::string_view name) {
+      return name == "HMC_RENDEZVOUS" && !options.rendezvous.empty() ? std::optional(options.rendezvous) : process_env(name);
+    };
+    HMC_ASSIGN(auto info, read_launch(env, private_directory, getppid()));
+    if (!options.rendezvous.empty()) info.rendezvous = options.rendezvous;  // of a process that no launcher started, too
     return info;
   }
   if (options.size < 1 || options.rank >= options.size) {

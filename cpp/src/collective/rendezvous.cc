@@ -21,14 +21,17 @@
 namespace hmc {
 namespace {
 
-bool listens(const std::string& path) {
+// Errors: nobody can say. A socket that this process may not look at is no dead one.
+Result<bool> listens(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  // EAGAIN: alive, with a full queue of callers.
-  return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN ||
-         errno == EINPROGRESS;
+  if (!fd) return errno_status("no socket to see whether somebody listens at the rendezvous " + path, errno);
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
+  if (errno == EAGAIN || errno == EINPROGRESS) return true;  // alive, with a full queue of callers
+  if (errno == ECONNREFUSED || errno == ENOENT) return false;
+  return errno_status("cannot see whether somebody listens at the rendezvous " + path, errno);
 }
 
 // The numeric address that packets to `target` leave from; empty if there is no route, or its name is not found in time.
@@ -85,7 +88,8 @@ Result<MeetingLink> MeetingLink::publish(const std::string& path, const std::str
       return Status(Code::invalid_argument,
                     "the rendezvous " + path + " is an existing file that is no socket; choose another path");
     }
-    if (listens(path)) {
+    HMC_ASSIGN(const bool alive, listens(path));
+    if (alive) {
       return Status(Code::invalid_argument, "another process is rank 0 of this job: it listens at the rendezvous " + path +
                                                 "; start every process with a rank of its own, or choose another rendezvous");
     }

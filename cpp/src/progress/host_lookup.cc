@@ -11,9 +11,15 @@
 #include <string>
 #include <utility>
 
+#include "hmc/interrupt.h"
 #include "progress/thread.h"
 
 namespace hmc {
+namespace {
+
+constexpr int look_ms = 50;  // between two looks for a signal
+
+}  // namespace
 
 struct HostLookup::State {
   std::string address;
@@ -52,9 +58,13 @@ Result<std::vector<SocketAddress>> resolve_tcp_until(std::string_view address, D
   HMC_ASSIGN(std::vector<SocketAddress> numeric, numeric_tcp(address, false));
   if (!numeric.empty()) return numeric;
   HMC_ASSIGN(HostLookup lookup, HostLookup::start(address));
+  Interruptible* const caller = Interruptible::current();
+  if (caller != nullptr) caller->before_waiting();
   for (;;) {
     pollfd ended{lookup.fd(), POLLIN, 0};
-    if (poll(&ended, 1, deadline.poll_timeout_ms()) > 0) return lookup.take();
+    const int left = deadline.poll_timeout_ms();
+    if (poll(&ended, 1, caller == nullptr || (left >= 0 && left < look_ms) ? left : look_ms) > 0) return lookup.take();
+    if (caller != nullptr && caller->ask()) return Status(Code::cancelled, "interrupted by a signal");
     if (deadline.passed()) {
       return Status(Code::timeout, "the host of " + std::string(address) + " could not be looked up in time: the name server " +
                                        "does not answer; use a numeric address");

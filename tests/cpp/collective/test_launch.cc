@@ -215,6 +215,28 @@ TEST(Launch, SlurmLists) {
   EXPECT_EQ(slurm_tasks_on("-2", 0), std::nullopt);
 }
 
+// Launchers that say nothing of where to meet do not have to.
+TEST(Launch, AGivenRendezvousServesEveryLauncher) {
+  using Set = std::vector<std::pair<const char*, const char*>>;
+  for (const Set& set : {Set{{"OMPI_COMM_WORLD_RANK", "1"},
+                             {"OMPI_COMM_WORLD_SIZE", "4"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+                         Set{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}, Set{{"RANK", "1"}, {"WORLD_SIZE", "4"}},
+                         Set{{"HMC_RANK", "1"}, {"HMC_SIZE", "4"}}, Set{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}}}) {
+    for (const auto& [name, value] : set) setenv(name, value, 1);
+    InitOptions options;
+    EXPECT_EQ(resolve_launch(options).status().code(), Code::invalid_argument) << set.front().first;
+    options.rendezvous = "tcp://somewhere:5099";
+    const auto info = resolve_launch(options);
+    ASSERT_TRUE(info.ok()) << set.front().first << ": " << info.status().str();
+    EXPECT_EQ(info->rank, 1);
+    EXPECT_EQ(info->size, 4);
+    EXPECT_EQ(info->rendezvous, "tcp://somewhere:5099");
+    for (const auto& [name, value] : set) unsetenv(name);
+  }
+}
+
 TEST(Launch, ExplicitOptionsComeFirst) {
   setenv("HMC_RANK", "3", 1);  // half-set, and not looked at
   InitOptions options;

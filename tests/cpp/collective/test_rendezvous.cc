@@ -11,6 +11,8 @@
 #include "base/fd.h"
 #include "collective/rendezvous.h"
 #include "held_lookup.h"
+#include "hmc/interrupt.h"
+#include "progress/host_lookup.h"
 
 namespace hmc {
 namespace {
@@ -72,6 +74,19 @@ TEST_F(Rendezvous, DeadOnesAreReplaced) {
   EXPECT_TRUE(MeetingLink::publish(folder_ + "/bare", folder_ + "/socket").ok());
 }
 
+// Somebody uses what no stream can be connected to, or what this process may not look at.
+TEST_F(Rendezvous, OnesThatNobodyCanSayAreDeadStay) {
+  const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = folder_ + "/datagrams";
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const auto link = MeetingLink::publish(path, folder_ + "/socket");
+  EXPECT_NE(link.status().message().find("cannot see whether somebody listens"), std::string_view::npos) << link.status().str();
+  EXPECT_TRUE(fs::is_socket(path));
+}
+
 TEST_F(Rendezvous, FilesThatAreNoSocketsStay) {
   std::ofstream(folder_ + "/thesis.txt") << "years of work";
   const auto link = MeetingLink::publish(folder_ + "/thesis.txt", folder_ + "/socket");
@@ -128,6 +143,20 @@ TEST(RendezvousAddress, NameLookupKeepsTheDeadline) {
   held.release();
   EXPECT_EQ(reachable_addresses(listening, rendezvous, false, Deadline::never()),
             (std::vector<std::string>{"unix:/s", "tcp://127.0.0.1:5000"}));
+}
+
+TEST(RendezvousAddress, ASignalEndsTheLookup) {
+  struct Caller final : Interruptible {
+    bool asked() override { return waiting; }
+    void before_waiting() override { waiting = true; }
+    bool waiting = false;
+  };
+  testing::HeldLookup held;
+  Caller caller;
+  const auto found = resolve_tcp_until("tcp://" + std::string(held.name) + ":7000", Deadline::never());
+  EXPECT_EQ(found.status().code(), Code::cancelled) << found.status().str();
+  EXPECT_TRUE(caller.interrupted());
+  held.release();
 }
 
 }  // namespace
