@@ -163,17 +163,18 @@ class Estimator {
     return made;
   }
 
-  // Each card has a part, of which it sends to, or receives from, every other card; the root sends or receives all of them once
-  // more.
+  // Each card has a part, of which it sends to, or receives from, every other card. The root sends or receives all of them once
+  // more, and each of the others its own.
   [[nodiscard]] Estimate flat() const {
     Estimate made;
     const double rounds = shape_.kind == CallKind::all_reduce ? 2 : 1;
     for (std::size_t i = 0; i < islands_.size(); ++i) {
       const IslandCards& island = islands_[i];
-      const double part = bytes_ / cards_, root = shape_.has_root() && i == 0 ? 1 : 0;
+      const double part = bytes_ / cards_, root = shape_.has_root() && i == 0 ? 1 : 0, other = shape_.has_root() && i != 0 ? 1 : 0;
       const double near = island.per_host - 1, far = cards_ - island.per_host;
-      const double within = (rounds + root) * part * near, across = (rounds + root) * part * far;
-      const double across_seconds = border_ > 0 ? (rounds * island.cards + root) * part * far / border_ : across / island.nic;
+      const double within = (rounds + root) * part * near, across = ((rounds + root) * far + other) * part;
+      const double across_seconds =
+          border_ > 0 ? ((rounds * island.cards + root) * far + other * island.cards) * part / border_ : across / island.nic;
       const double memory = bytes_ + 2 * (within + across);
       note(made.busiest, {island.name, island.cards, 0, within / island.inside, across_seconds, memory / island.memory});
     }

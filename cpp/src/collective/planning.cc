@@ -1,6 +1,7 @@
 #include "collective/planning.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -224,6 +225,7 @@ Result<CollectivePlan> plan_of(const EqualCall& call, const PlannedGroup& group,
     cost.rank(r).reduction = exact_rate(cost.rank(r).reduction, call.element);
   CollectivePlan plan;
   HMC_ASSIGN(plan.seconds, predict(taken.schedules, cost));
+  if (!std::isfinite(plan.seconds)) return Status(Code::invalid_argument, "plan: the figures make a time beyond all numbers");
   plan.call = name_of(call.kind);
   plan.bytes = call.bytes;
   plan.ranks = static_cast<int>(call.size);

@@ -69,13 +69,18 @@ INSTANTIATE_TEST_SUITE_P(Calls, IslandCalls, ::testing::Values("all_reduce", "re
                          [](const auto& call) { return std::string(call.param); });
 
 TEST_P(IslandCalls, NoPlanBeatsItsLowerBound) {
-  for (const int cards : {1, 2, 8, 64, 10240}) {
+  for (const auto& [cards, uneven] :
+       {std::pair{1, false}, {2, false}, {8, false}, {8, true}, {64, false}, {64, true}, {10240, false}}) {
     for (const double nic : {1 * GB, 50 * GB, 900 * GB}) {
       for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{4096}, GiB, std::uint64_t{1} << 40}) {
         for (std::size_t count = 1; count <= 4; ++count) {
           std::vector<IslandCards> islands;
           for (std::size_t i = 0; i < count; ++i)
             islands.push_back(island(std::string(1, static_cast<char>('a' + i)), cards, nic * static_cast<double>(1 + i * i)));
+          if (uneven && count > 1) {
+            islands[0].cards *= 2;
+            islands[1].cards = islands[1].per_host = 1;
+          }
           const IslandPlan plan = planned(islands, bytes, {.call = GetParam()});
           const std::string what = std::to_string(count) + " islands of " + std::to_string(cards) + ", " + std::to_string(bytes);
           EXPECT_GE(plan.seconds, plan.lower_bound * (1 - 1e-9)) << what;
