@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "progress/address.h"
 #include "transport/tcp/meeting.h"
@@ -167,7 +169,8 @@ void Dial::end(Result<UniqueFd> result) {
 
 class Arrivals::Arrival final : public FdHandler {
  public:
-  Arrival(Arrivals& owner, UniqueFd socket) : owner_(owner), shared_(owner.shared_), socket_(std::move(socket)) {}
+  Arrival(Arrivals& owner, AcceptedSocket accepted)
+      : owner_(owner), shared_(owner.shared_), socket_(std::move(accepted.fd)), source_(accepted.source) {}
   ~Arrival() { stop(); }
   void stop() {
     if (timer_ != 0) shared_->engine->cancel_timer(std::exchange(timer_, 0));
@@ -186,6 +189,7 @@ class Arrivals::Arrival final : public FdHandler {
     });
     return true;
   }
+  [[nodiscard]] Source source() const noexcept { return source_; }
   void on_ready(std::uint32_t) override {
     const ssize_t got = recv(socket_.get(), bytes_.data() + have_, bytes_.size() - have_, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -212,6 +216,7 @@ class Arrivals::Arrival final : public FdHandler {
   Arrivals& owner_;  // gone only after stop()
   std::shared_ptr<Shared> shared_;
   UniqueFd socket_;
+  const Source source_;
   Engine::TimerId timer_ = 0;
   std::array<std::byte, hello_bytes> bytes_{};
   std::size_t have_ = 0;
@@ -226,9 +231,13 @@ void Arrivals::serve(Listener& listener) {
 }
 
 void Arrivals::add(AcceptedSocket socket) {
-  if (waiting_.size() >= max_arrivals) waiting_.pop_front();
-  waiting_.push_back(std::make_unique<Arrival>(*this, std::move(socket.fd)));
-  if (!waiting_.back()->start()) waiting_.pop_back();
+  waiting_.push_back(std::make_unique<Arrival>(*this, std::move(socket)));
+  if (!waiting_.back()->start()) return waiting_.pop_back();
+  waiting_.back()->on_ready(EPOLLIN);  // most have said their hello by now, and need no place
+  if (waiting_.size() <= max_arrivals) return;
+  std::vector<Source> sources;
+  for (const auto& each : waiting_) sources.push_back(each->source());
+  drop(**std::next(waiting_.begin(), static_cast<std::ptrdiff_t>(choose_discarded(sources))));
 }
 
 void Arrivals::drop(Arrival& arrival) {

@@ -73,9 +73,8 @@ thread_local Slice scratch_slice;  // keeps its capacity
 
 bool Turns::can_fill(const Stream& stream) const noexcept {
   if (!stream.servings.queue.empty()) return true;
-  if (queue_.empty()) return false;
-  if (stream.requests.queue.size() < max_requests) return true;
-  return std::ranges::any_of(queue_, [&](const Op* op) { return op->is_put && may_send(*op); });
+  const bool room = stream.requests.queue.size() < max_requests;
+  return std::ranges::any_of(queue_, [&](const Op* op) { return op->is_put ? may_send(*op) : room; });
 }
 
 void Turns::fill(Stream& stream) {

@@ -133,6 +133,38 @@ TEST_F(Abuse, WrongTicketsAreRefused) {
   EXPECT_EQ(read_until_closed(twice), 0U) << "a ticket is good once";
 }
 
+// More than there are places, while the engine does not run: each hello is read, and its sender answered.
+TEST_F(Abuse, ManyThatArriveAtOnceAreAllAnswered) {
+  tcp::Ticket wrong = address_.tickets[0];
+  wrong[3] ^= std::byte{1};
+  std::vector<UniqueFd> many;
+  for (int i = 0; i < 200; ++i) {
+    many.push_back(dial(address_.listens.front()));
+    say(many.back(), hello(address_.link, 0, wrong));
+  }
+  for (std::size_t i = 0; i < many.size(); ++i) {
+    std::byte byte{};
+    ssize_t got = -1;
+    for (const Deadline deadline = Deadline::after_seconds(60); !deadline.passed();) {
+      honest_->poll();
+      got = recv(many[i].get(), &byte, 1, MSG_DONTWAIT);
+      if (got >= 0 || errno != EAGAIN) break;
+    }
+    EXPECT_EQ(got, 0) << "connection " << i << " was closed with its hello unread: " << std::strerror(errno);
+  }
+  good_connection();
+}
+
+// A flood of silent ones from this host costs others here a place only by chance: one of many tries gets through.
+TEST_F(Abuse, SilentOnesDoNotKeepOthersOut) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 150; ++i) {
+    silent.push_back(dial(address_.listens.front()));
+    say(silent.back(), ByteSpan(hello(address_.link, 0, {})).first(8));
+  }
+  good_connection();
+}
+
 // Listens as a peer would, and answers dials as the test says.
 class SlowPeer {
  public:
