@@ -80,12 +80,22 @@ void Dispatcher::stop() {
     thread = std::move(state_->thread);
     state_->changed.notify_one();
   }
-  if (!thread) return;
+  if (!thread) return run_here();
   if (thread->get_id() == std::this_thread::get_id()) {
     thread->detach();
   } else {
     thread->join();
   }
+}
+
+// What waits for a thread that the system has refused.
+void Dispatcher::run_here() {
+  {
+    const std::scoped_lock lock(state_->mutex);
+    if (state_->running || state_->queue.empty()) return;
+    state_->running = true;
+  }
+  run(state_);
 }
 
 void Dispatcher::abandon() noexcept {

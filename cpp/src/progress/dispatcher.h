@@ -26,6 +26,7 @@ class Dispatcher {
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
+  void run_here();
   std::shared_ptr<State> state_;
 };
 

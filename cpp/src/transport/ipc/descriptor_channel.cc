@@ -4,6 +4,9 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
+
+#include "hmc/deadline.h"
 
 namespace hmc::ipc {
 
@@ -56,8 +59,14 @@ std::optional<DescriptorChannel::Received> DescriptorChannel::receive(std::size_
 }
 
 bool DescriptorChannel::peer_stops_within(int milliseconds) const {
+  if (!theirs_) return false;
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(milliseconds));
   pollfd wanted{theirs_.get(), 0, 0};
-  return theirs_ && poll(&wanted, 1, milliseconds) == 1 && (wanted.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+  int found = 0;
+  do {
+    found = poll(&wanted, 1, deadline.poll_timeout_ms());
+  } while (found < 0 && errno == EINTR);
+  return found == 1 && (wanted.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
 }  // namespace hmc::ipc

@@ -199,7 +199,12 @@ Status RailKeeper::renew(std::size_t index, std::uint16_t life, std::uint32_t ra
   if (memory_.free_receives.size() < memory_.notes())
     return Status(Code::out_of_memory, "no room for the messages of another rail");
   HMC_ASSIGN(auto rail, Rail::renew(rails_[index], life, rank, slots + memory_.notes()));
-  HMC_TRY(post_receives(*rail, memory_.notes()));
+  const auto free = memory_.free_receives;
+  if (Status posted = post_receives(*rail, memory_.notes()); !posted.ok()) {
+    rail.reset();  // and with its queue pair what was posted
+    memory_.free_receives = free;
+    return posted;
+  }
   rails_.replace(std::move(rail));
   return {};
 }
