@@ -27,9 +27,9 @@ class HmcBackend(DelegatingCalls, torch._C._distributed_c10d.Backend):  # type: 
     supports_time_estimate = False
     _supports_time_estimate = False
 
-    def __init__(self, native: Native, seconds: float) -> None:
+    def __init__(self, native: Native) -> None:
         super().__init__(native.communicator.rank, native.communicator.size)
-        self._start_with(native, seconds)
+        self._start_with(native)
 
     @property
     def options(self) -> Any:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import hmc
 from hmc.torch._meeting import leave
+from hmc.torch._shared import Shared
 from hmc.torch._tensors import (
     Packed,
     Tensors,
@@ -42,11 +43,15 @@ class Calls:
 
     communicator: hmc.Communicator
 
-    def _start(self, communicator: hmc.Communicator, seconds: float) -> None:
-        self.communicator = communicator
-        self._seconds = seconds
+    def _start(self, shared: Shared) -> None:
+        self.communicator = shared.communicator
+        self._shared = shared
         self._coalesced: list[HmcWork] | None = None  # the Works of calls between start_coalescing() and end_coalescing()
         self._barriers = 0  # calls of monitored_barrier()
+
+    @property
+    def _seconds(self) -> float:
+        return self._shared.seconds
 
     def getBackendName(self) -> str:
         return "hmc"
@@ -55,7 +60,7 @@ class Calls:
         return "hmc"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._seconds = timeout.total_seconds()
+        self._shared.seconds = timeout.total_seconds()
 
     def shutdown(self) -> None:
         leave(self.communicator)

@@ -40,8 +40,8 @@ class DelegatingCalls(Calls):
     second; the next collective raises PeerLostError or HmcCancelledError.
     """
 
-    def _start_with(self, native: Native, seconds: float) -> None:
-        self._start(native.communicator, seconds)
+    def _start_with(self, native: Native) -> None:
+        self._start(native.shared)
         self._native = native
         self._block: Any = None  # the library's backend, once a collective of a coalesced block went to it
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import hmc
 from hmc.torch._delegation import DelegatingCalls
 from hmc.torch._native import Native
+from hmc.torch._shared import Shared
 from hmc.torch._tensors import device_types
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -29,7 +30,7 @@ class HmcProcessGroup(DelegatingCalls, dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, communicator: hmc.Communicator, timeout: timedelta, store: Any) -> None:
         # Before, Python could not write a class that is made with the store.
         super().__init__(*([store] if VERSION >= FIRST_WITH_BACKENDS else []), communicator.rank, communicator.size)
-        self._start_with(Native(communicator, store, timeout.total_seconds()), timeout.total_seconds())
+        self._start_with(Native(Shared(communicator, timeout.total_seconds()), store))
         self._group_name = self._group_desc = "undefined"
         if VERSION >= FIRST_WITH_BACKENDS:
             self._add_backend()
@@ -39,7 +40,7 @@ class HmcProcessGroup(DelegatingCalls, dist.ProcessGroup):  # type: ignore[misc]
         from hmc.torch._backend import HmcBackend
 
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        backend = HmcBackend(self._native, self._seconds)
+        backend = HmcBackend(self._native)
         self._set_default_backend(custom)
         for kind in device_types():
             self._register_backend(torch.device(kind), custom, backend)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import hmc
 from hmc.torch._callbacks import run_soon
+from hmc.torch._shared import Shared
 
 # Tag of the receives that end when a rank is lost or aborts the group; above those of torch and of monitored_barrier().
 _LOSS_TAG = 1 << 41
@@ -57,17 +58,17 @@ class Native:
     its group leave all collectives to HMC.
     """
 
-    def __init__(self, communicator: hmc.Communicator, store: Any, seconds: float) -> None:
-        self.communicator = communicator
+    def __init__(self, shared: Shared, store: Any) -> None:
+        self.shared = shared
+        self.communicator = shared.communicator
         self._store = store
-        self._seconds = seconds
         self._library = library()
         self._backend: Any = None
         self._undecided = False
         self._lost: BaseException | None = None
         self._watches: list[hmc.Work] = []
         self._closing = threading.Lock()
-        if communicator.size > 1:
+        if self.communicator.size > 1:
             named = self._said(self._library.name if self._library is not None else "")
             self._undecided = self._library is not None and len(set(named)) == 1
 
@@ -85,7 +86,6 @@ class Native:
         return self._backend
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._seconds = timeout.total_seconds()
         if self._backend is not None:
             self._backend._set_default_timeout(timeout)
 
@@ -115,7 +115,7 @@ class Native:
         """What every rank says here, in rank order."""
         own = np.frombuffer(text.encode()[:_WORDS].ljust(_WORDS, b"\0"), np.uint8)
         all_said = np.zeros(self.communicator.size * _WORDS, np.uint8)
-        self.communicator.all_gather(all_said, own, timeout=self._seconds)
+        self.communicator.all_gather(all_said, own, timeout=self.shared.seconds)
         return [bytes(row) for row in all_said.reshape(-1, _WORDS)]
 
     def _decide(self, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class Native:
         store = dist.PrefixStore("hmc/native", self._store)
         made, failure = None, ""
         try:
-            made = self._library.make(store, rank, size, timedelta(seconds=self._seconds))
+            made = self._library.make(store, rank, size, timedelta(seconds=self.shared.seconds))
         except Exception as error:
             failure = f"rank {rank}: {type(error).__name__}: {error}"
         # A rank without it would wait in HMC for ranks that wait in the library.

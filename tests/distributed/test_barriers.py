@@ -10,6 +10,7 @@ import pytest
 
 import hmc
 from hmc.torch._calls import Calls
+from hmc.torch._shared import Shared
 
 MONITORED = """
 import time
@@ -91,7 +92,7 @@ def test_a_late_message_leaves_monitored_barrier_its_timeout(monkeypatch: pytest
     monkeypatch.setattr(hmc, "wait_all", wait_all)
     calls = Calls()
     communicator: Any = _Late(rank)
-    calls._start(communicator, 1.0)
+    calls._start(Shared(communicator, 1.0))
     with pytest.raises(hmc.HmcTimeoutError, match=said):
         calls.monitored_barrier(timedelta(seconds=1))
 

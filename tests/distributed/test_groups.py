@@ -149,3 +149,42 @@ def test_the_backend_of_a_group(run_torch: Callable[..., list[str]]) -> None:
         dist.destroy_process_group()
         """
     )
+
+
+@pytest.mark.skipif(VERSION < (2, 14), reason="groups of torch have backends from 2.14 on")
+def test_the_timeout_of_a_group_is_that_of_its_backend(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import time
+        from datetime import timedelta
+        import torch.distributed._functional_collectives as functional
+        rank, size = start()
+        group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+        backend = group._get_backend(torch.device("cpu"))
+        group.set_timeout(timedelta(seconds=2))
+        assert backend.options._timeout == timedelta(seconds=2), backend.options._timeout
+        if rank == 0:
+            for call in (
+                lambda: functional.all_reduce(torch.ones(3), "sum", group).tolist(),
+                lambda: dist.ProcessGroup.allreduce(group, [torch.ones(3)]).wait(),
+            ):
+                began = time.monotonic()
+                try:
+                    call()
+                except (hmc.HmcTimeoutError, RuntimeError):
+                    assert 1.5 < time.monotonic() - began < 30
+                else:
+                    raise SystemExit("it came back")
+            store.set("timed out", "yes")
+        backend.set_timeout(timedelta(seconds=60))
+        assert backend.options._timeout == timedelta(seconds=60) and group._seconds == 60
+        if rank == 1:
+            store.wait(["timed out"], timedelta(seconds=60))
+            for _ in range(2):
+                dist.all_reduce(torch.ones(3))
+        dist.barrier()
+        dist.all_reduce(tensor := torch.ones(3))
+        assert tensor.tolist() == [size] * 3
+        dist.destroy_process_group()
+        """
+    )
