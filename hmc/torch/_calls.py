@@ -27,7 +27,7 @@ from hmc.torch._tensors import (
     reducible,
     reduction,
 )
-from hmc.torch._work import DoneWork, HmcWork, JoinedWork, ReceiveWork
+from hmc.torch._work import Block, DoneWork, HmcWork, JoinedWork, ReceiveWork
 
 # For what is under way to arrive, and for ranks of this host to let go of this one's memory.
 CLOSE_SECONDS = 30.0
@@ -46,7 +46,7 @@ class Calls:
     def _start(self, shared: Shared) -> None:
         self.communicator = shared.communicator
         self._shared = shared
-        self._coalesced: list[HmcWork] | None = None  # the Works of calls between start_coalescing() and end_coalescing()
+        self._coalesced: Block | None = None  # the Works of calls between start_coalescing() and end_coalescing()
         self._barriers = 0  # calls of monitored_barrier()
 
     @property
@@ -266,10 +266,13 @@ class Calls:
     # ---- one launch of several calls: each has its own Work, and torch wants one for all ----
 
     def start_coalescing(self, device: torch.device | None = None) -> None:
-        self._coalesced = []
+        self._coalesced = {}  # without what an exception left of a block that has no end
 
     def end_coalescing(self, device: torch.device | None = None) -> dist.Work:
-        parts, self._coalesced = self._coalesced or [], None
+        block, self._coalesced = self._coalesced or {}, None
+        parts = list(block)
+        for part in parts:
+            part.block = None
         return JoinedWork(parts, self._seconds)
 
     # Names of torch before 2.14, and those that callers still use.
@@ -317,9 +320,8 @@ class Calls:
         work = kind(works, tensors, self._seconds_of(opts), finish)
         work.keep = keep
         if self._coalesced is not None:
-            # Where torch left a block by an exception, it does not say so: what is complete is not kept for the block's end.
-            self._coalesced = [part for part in self._coalesced if not part.is_success()]
-            self._coalesced.append(work)
+            self._coalesced[work] = None
+            work.block = self._coalesced
         return work
 
 

@@ -52,6 +52,13 @@ class DelegatingCalls(Calls):
             self._block = backend
         return backend
 
+    def start_coalescing(self, device: torch.device | None = None) -> None:
+        block, self._block = self._block, None
+        super().start_coalescing(device)
+        if block is not None:
+            # An exception ended the block before it: until the library's end it would hold back what follows.
+            block._end_coalescing()
+
     def end_coalescing(self, device: torch.device | None = None) -> dist.Work:
         block, self._block = self._block, None
         joined = super().end_coalescing(device)
@@ -67,6 +74,7 @@ class DelegatingCalls(Calls):
             )
         return work
 
+    _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
 
     def set_timeout(self, timeout: timedelta) -> None:

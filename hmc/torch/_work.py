@@ -77,6 +77,7 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self._finish = finish
         self._finishing = threading.RLock() if finish is not None else None
         self._future: torch.futures.Future[Any] | None = None
+        self.block: Block | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         seconds = timeout.total_seconds() if timeout else self._seconds
@@ -85,6 +86,9 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         if error is not None:
             raise error
         self._finish_once()
+        block, self.block = self.block, None
+        if block is not None:
+            block.pop(self, None)
         return True
 
     def synchronize(self) -> None:
@@ -171,6 +175,11 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         if not self._works and deadline.stop():
             over.set_result(None)
         return future
+
+
+# The parts of a coalesced block, in order. A part leaves it when its caller has waited for it: torch does not report that an
+# exception ended a block, and the calls after it would be kept until the next block.
+Block = dict[HmcWork, None]
 
 
 class ReceiveWork(HmcWork):

@@ -187,10 +187,17 @@ def test_every_kind_of_element_moves_and_floats_of_8_and_16_bits_are_reduced(run
 
 
 COALESCED = """
-import gc, weakref
+import gc, time, weakref
 from torch.distributed.distributed_c10d import _coalescing_manager
 rank, size = start()
 world, cpu = dist.group.WORLD, torch.device("cpu")
+
+def until_complete(work):
+    until = time.monotonic() + 60
+    while not work.is_completed() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert work.is_success()
+
 for asynchronous in (False, True):
     tensors = [torch.full((n,), rank + 1.0) for n in (1, 0, 1000)]
     with _coalescing_manager(async_ops=asynchronous) as manager:
@@ -234,7 +241,20 @@ for _ in range(2):
     world.allreduce([torch.ones(3)]).wait()
 gc.collect()
 assert kept[0]() is None
+try:
+    with _coalescing_manager(device=cpu):
+        tensor = torch.ones(3)
+        kept[0] = weakref.ref(tensor)
+        left = world.allreduce([tensor])  # not waited for: kept until the next block
+        del tensor
+        raise KeyError("of the block")
+except KeyError:
+    pass
+until_complete(left)
+del left
 with _coalescing_manager(device=cpu):
+    gc.collect()
+    assert kept[0]() is None
     dist.isend(torch.full((5,), float(rank)), 1 - rank)
     dist.irecv(got.zero_(), 1 - rank)
 assert got.tolist() == [1 - rank] * 5
@@ -248,6 +268,15 @@ except hmc.InvalidArgumentError as error:
     assert "12 bytes" in str(error), error
 else:
     raise SystemExit("a short message filled the tensor")
+# What is complete before a later call is added is part of the block too.
+tensors = [torch.full((n,), rank + 1.0) for n in (1, 2, 1000)]
+world._start_coalescing(cpu)
+for tensor in tensors:
+    until_complete(world.allreduce([tensor]))
+joined = world._end_coalescing(cpu)
+for found in (joined.result(), joined.get_future().wait()):
+    assert [tensor.unique().tolist() for tensor in found] == [[3], [3], [3]], found
+    assert all(one is other for one, other in zip(joined.result(), tensors, strict=True))
 dist.destroy_process_group()
 """
 

@@ -279,3 +279,30 @@ dist.destroy_process_group()
 """,
         imports=IMPORTS,
     )
+
+
+def test_a_block_that_an_exception_ended_holds_nothing_back(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        prelude()
+        + """
+rank, size = start()
+group, cpu = dist.group.WORLD, torch.device("cpu")
+dist.all_reduce(torch.ones(1))
+Counted._start_coalescing = lambda self: taken.append("start")
+Counted._end_coalescing = lambda self: taken.append("end")
+group._start_coalescing(cpu)
+group.allreduce([torch.ones(3)]).wait()
+assert taken == ["allreduce", "start", "allreduce"], taken
+# An exception; then a block of messages alone.
+got = torch.empty(4)
+group._start_coalescing(cpu)
+assert taken[3:] == ["end"], taken
+group.send([torch.full((4,), float(rank))], 1 - rank, 0)
+group.recv([got], 1 - rank, 0)
+group._end_coalescing(cpu).wait()
+assert torch.equal(got, torch.full((4,), 1.0 - rank))
+assert taken[3:] == ["end"], taken
+dist.destroy_process_group()
+""",
+        imports=IMPORTS,
+    )
