@@ -31,8 +31,6 @@ from hmc.torch._work import Block, DoneWork, HmcWork, JoinedWork, ReceiveWork
 
 # For what is under way to arrive, and for ranks of this host to let go of this one's memory.
 CLOSE_SECONDS = 30.0
-# Tags of monitored_barrier(); those of torch are 32 bits.
-BARRIER_TAG = 1 << 40
 
 
 class Calls:
@@ -47,7 +45,6 @@ class Calls:
         self.communicator = shared.communicator
         self._shared = shared
         self._coalesced: Block | None = None  # the Works of calls between start_coalescing() and end_coalescing()
-        self._barriers = 0  # calls of monitored_barrier()
 
     @property
     def _seconds(self) -> float:
@@ -214,41 +211,15 @@ class Calls:
         return self._work([self.communicator._ibarrier(seconds)], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Returns when every rank has called it. ``timeout``: a timedelta, or torch's options that have one.
+        """Returns when every rank is in it. ``timeout``: a timedelta, or torch's options that have one.
 
-        Raises HmcTimeoutError, which at rank 0 names the ranks that did not come: all with ``wait_all_ranks``, else the first.
+        Calls match that ranks are in at the same time, also where a rank missed earlier ones. Raises HmcTimeoutError, which names
+        the ranks that did not come, on every rank that did: all of them with ``wait_all_ranks``, else the first. Where a rank died
+        or left the group, raises PeerLostError or ClosedError, then and in every later call.
         """
         given = timeout if timeout is None or isinstance(timeout, timedelta) else timeout.timeout
         seconds = given.total_seconds() if given is not None and given.total_seconds() > 0 else self._seconds
-        size, tag = self.communicator.size, BARRIER_TAG + self._barriers
-        self._barriers += 1
-        token = bytearray(1)
-        if self.communicator.rank != 0:
-            answer = self.communicator.irecv(token, 0, tag)
-            try:
-                self.communicator.send(b"\0", 0, tag, timeout=seconds)
-                # Rank 0 waits as long, from when it comes; it answers everybody or nobody.
-                answer.wait(2 * seconds)
-            except hmc.HmcTimeoutError as error:
-                _cancel(answer)
-                raise hmc.HmcTimeoutError(
-                    f"monitored_barrier: no answer from rank 0 within {2 * seconds:g} s; it did not come, or misses another rank"
-                ) from error
-            return
-        came = [self.communicator.irecv(bytearray(1), rank, tag) for rank in range(1, size)]
-        missing = []
-        try:
-            hmc.wait_all(came, seconds)
-        except hmc.HmcTimeoutError:
-            missing = [rank for rank, work in enumerate(came, 1) if not work.done]
-        if missing:
-            for rank in missing:
-                _cancel(came[rank - 1])
-            named = missing if wait_all_ranks else missing[:1]
-            ranks = ("rank " if len(named) == 1 else "ranks ") + ", ".join(map(str, named))
-            raise hmc.HmcTimeoutError(f"monitored_barrier: {ranks} did not come within {seconds:g} s")
-        for rank in range(1, size):
-            self.communicator.send(b"\0", rank, tag, timeout=seconds)
+        self._shared.monitored_barrier.wait(seconds, wait_all_ranks)
 
     # ---- messages ----
 
@@ -323,9 +294,3 @@ class Calls:
             self._coalesced[work] = None
             work.block = self._coalesced
         return work
-
-
-def _cancel(work: hmc.Work) -> None:
-    """Unless it has completed since."""
-    with contextlib.suppress(hmc.HmcError):
-        work.cancel()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import hmc
+from hmc.torch._barrier import MonitoredBarrier
 
 
 @dataclass
@@ -13,3 +14,7 @@ class Shared:
 
     communicator: hmc.Communicator
     seconds: float  # the group's timeout
+    monitored_barrier: MonitoredBarrier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.monitored_barrier = MonitoredBarrier(self.communicator)
