@@ -164,8 +164,9 @@ class Calls:
         input = one(inputs)
         if opts.rootRank != self.communicator.rank:
             return self._call("gather", (None, bare(input), opts.rootRank), [], opts)
-        packed = Packed(one(outputs))
-        check_equal(packed.blocks, input, self.communicator.size, "gather")
+        blocks = one(outputs)
+        check_equal(blocks, input, self.communicator.size, "gather")
+        packed = Packed(blocks)
         arguments = (bare(packed.flat), bare(input), opts.rootRank)
         return self._call("gather", arguments, packed.blocks, opts, packed.unload, packed)
 
@@ -177,8 +178,9 @@ class Calls:
         out = one(outputs)
         if opts.rootRank != self.communicator.rank:
             return self._call("scatter", (bare(out), None, opts.rootRank), outputs, opts)
-        packed = Packed(one(inputs))
-        check_equal(packed.blocks, out, self.communicator.size, "scatter")
+        blocks = one(inputs)
+        check_equal(blocks, out, self.communicator.size, "scatter")
+        packed = Packed(blocks)
         packed.load()
         return self._call("scatter", (bare(out), bare(packed.flat), opts.rootRank), outputs, opts, keep=packed)
 

@@ -69,6 +69,34 @@ def test_calls_between_different_types_are_refused(run_torch: Callable[..., list
     )
 
 
+def test_lists_of_a_wrong_length_are_refused(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        group, tensor = dist.group.WORLD, torch.ones(3)
+        for number in (0, 1, 3):
+            blocks = [torch.ones(3) for _ in range(number)]
+            gather, scatter = dist.GatherOptions(), dist.ScatterOptions()
+            gather.rootRank = scatter.rootRank = rank
+            calls = {
+                "gather": lambda: group.gather([blocks], [tensor], gather),
+                "scatter": lambda: group.scatter([tensor], [blocks], scatter),
+                "all_gather": lambda: group.allgather([blocks], [tensor]),
+                "reduce_scatter": lambda: group.reduce_scatter([tensor], [blocks]),
+                "all_to_all": lambda: group.alltoall(blocks, [tensor] * size),
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                except hmc.InvalidArgumentError as error:
+                    assert str(error) == f"{name}: a list of {number} tensors for {size} ranks", error
+                else:
+                    raise SystemExit(f"{name} of {number} tensors passed")
+        dist.destroy_process_group()
+        """
+    )
+
+
 def test_tensors_beyond_their_storage_are_refused(run_torch: Callable[..., list[str]]) -> None:
     """As FSDP leaves parameters that it has freed."""
     run_torch(
