@@ -35,7 +35,13 @@ def end_with_parent(parent: int) -> None:
 
 def describe_exit(code: int) -> str:
     """What became of a process, from its exit status as ``subprocess`` has it."""
-    return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # most real-time signals have no name
+        name = f"signal {-code}"
+    return f"was killed by {name}"
 
 
 def _print_failure(text: str) -> None:
