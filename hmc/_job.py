@@ -44,6 +44,15 @@ def describe_exit(code: int) -> str:
     return f"was killed by {name}"
 
 
+def _inherited() -> dict[str, str]:
+    """The environment of this process; where it is a rank of another job, without the place of that job's store."""
+    inherited = dict(os.environ)
+    if "RANK" in inherited or "HMC_RANK" in inherited:
+        for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+            inherited.pop(name, None)
+    return inherited
+
+
 def _print_failure(text: str) -> None:
     with contextlib.suppress(OSError):  # stderr is closed
         print(f"hmc run: {text}", file=sys.stderr)
@@ -88,7 +97,7 @@ class Job:
         for local_rank in range(self.processes):
             environment = {
                 **store,
-                **os.environ,
+                **_inherited(),
                 **self.environment,
                 "RANK": str(self.first_rank + local_rank),
                 "WORLD_SIZE": str(self.size or self.processes),
@@ -193,10 +202,13 @@ class Job:
             self._folder.cleanup()
 
     def _torch_store(self, rendezvous: str) -> dict[str, str]:
-        """Where the job's processes find torch's store: the port after that of the rendezvous, or one reserved on this host."""
+        """Where the job's processes find torch's store: the port beside that of the rendezvous, or one reserved on this host."""
         if rendezvous.startswith("tcp://"):
             host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
-            return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(int(port) + 1)}
+            number = int(port) if port.isdecimal() else 0
+            if not 0 < number < 1 << 16:  # hmc.init() of the processes raises the error
+                return {}
+            return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": str(number + 1 if number < (1 << 16) - 1 else number - 1)}
         self._port = reserved_port()
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.getsockname()[1])}
 
