@@ -204,7 +204,7 @@ def pieces(side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, i
 
 
 class InFlight:
-    """At most ``depth`` operations; ``add`` finishes the oldest first."""
+    """At most ``depth`` operations beside the one that ``add`` is given. ``finish`` ends an item whatever its outcome."""
 
     def __init__(self, depth: int, finish: Any) -> None:
         self._depth = depth
@@ -212,9 +212,9 @@ class InFlight:
         self._pending: deque[Any] = deque()
 
     def add(self, item: Any) -> None:
-        if len(self._pending) >= self._depth:
+        self._pending.append(item)  # first: give_up() ends it where the oldest one fails
+        if len(self._pending) > self._depth:
             self._finish(self._pending.popleft())
-        self._pending.append(item)
 
     def drain(self) -> None:
         while self._pending:
