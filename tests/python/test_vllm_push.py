@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from vllm_sides import SOURCE, chunk, pushing, wait_for
 
+import hmc
 from hmc import kv
 from hmc.integrations.vllm._outgoing import Dropped
 from hmc.integrations.vllm._params import digest_of
@@ -186,3 +187,29 @@ def test_without_an_engine_id_whichever_engine_is_there_serves() -> None:
         sides.offer([5, 6], 40, remote=sides.of("t", ""))
         sides.step(chunk(40, 40))
         assert sides.received() == DONE
+
+
+def test_a_push_that_fails_between_two_looks_is_not_loaded() -> None:
+    class Failing:
+        """Fails once its error was looked at."""
+
+        done = False
+
+        def error(self) -> Exception | None:
+            if self.done:
+                return hmc.CorruptError("the digest is another one")
+            self.done = True  # before finished() looks whether all has arrived
+            return None
+
+        def cancel(self) -> None:
+            pass
+
+    with pushing() as sides:
+        sides.receiver._asking.say = lambda *_: None  # type: ignore[method-assign]
+        sides.offer([5, 6], 40)
+        one = wait_for(lambda: next((one for one in sides.receiver._receiving.values() if not one.offering), None))
+        part = one.parts[0]
+        part.inboxes, part.next = [Failing()], one.end
+        part.layers, part.heads = sides.decode.pools[0].layout.layers, sides.decode.pools[0].layout.heads
+        assert sides.received() == ({"local t"}, {5, 6})
+        assert (sides.loaded.take() or {})["loads_failed"] == 1

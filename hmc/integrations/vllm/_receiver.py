@@ -114,10 +114,12 @@ class Receiver(Loading):
             waiting = [one for one in self._receiving.values() if not one.begun_offering and one.failure is None]
             self._renew_waiting(one.fetch.remote for one in waiting)
             for one in list(self._receiving.values()):
+                over = self._over(one)  # before the errors: an inbox that ends in between is looked at again
                 problem = self._problem(one) if one.failure is None else None
                 if problem is not None:
                     self._fail(one, problem)
-                if one.offering or not self._over(one):
+                    over = self._over(one)
+                if one.offering or not over:
                     continue
                 self._end(one)
                 finished.add(one.fetch.request)
