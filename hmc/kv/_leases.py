@@ -41,6 +41,7 @@ __all__ = ["Lease", "Leases", "lasting"]
 # Words of a lease, which its reader writes: generation of a heartbeat, its count, generation of the reader's end.
 SLOT_WORDS = 4
 SLOTS = 1024
+_MOST_MILLISECONDS = (1 << 32) - 1  # that a ticket says
 _TICK = 0.05  # seconds
 # Seconds between two looks, beyond which this process did not run: heartbeats may have arrived that were not taken.
 _PAUSE = 1.0
@@ -163,7 +164,9 @@ class Leases:
             if table is not None:
                 self._rows[rows, 1:] = table
             self._rows[rows, 0] = generation
-            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, 0, digest, np.array(blocks, np.uint32), rows)
+            lasts = max(1, min(int(seconds * 1000), _MOST_MILLISECONDS))
+            numbers = np.array(blocks, np.uint32)
+            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, 0, digest, numbers, rows, lasts)
             lease = Lease(session, ticket, seconds, peer)
             lease._leases = self
             self._held[generation] = lease

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc import layout as layouts
-from hmc._core import Peer, StreamMark
+from hmc._core import Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
 from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
-from hmc.kv._remote import END_WORD, RemotePool, drained, end_lease, finish
+from hmc.kv._remote import END_WORD, SLICE, RemotePool, drained, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._pool import Pool
 
-_HEARTBEAT = 1.0  # seconds between two
+_HEARTBEAT = 1.0  # seconds between two, at most
+_BEATS = 4  # within the time that a lease lasts without one
+_LEAST_PAUSE = 0.01  # seconds between two
+_MOST_BEATS = 8  # in flight
 _END_SECONDS = 1.0
 _MASK = (1 << 64) - 1
 
@@ -51,7 +54,11 @@ class Pull:
         self.behind = behind
         self.remote: RemotePool | None = None
         self.beats = 0
+        self.beating: list[Work] = []  # heartbeats in flight
         self.last_beat = time.monotonic()
+        # Of a ticket that does not say how long its lease lasts, as seldom as possible.
+        pause = max(_LEAST_PAUSE, ticket.milliseconds / 1000 / _BEATS) if ticket.milliseconds else _HEARTBEAT
+        self.pause = min(_HEARTBEAT, pause)  # seconds between two heartbeats
         self.bytes_read = self.bytes_converted = 0
 
     def run(self) -> None:
@@ -60,6 +67,8 @@ class Pull:
         try:
             remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
             remote.check(self.ticket)
+            if self.pause < _HEARTBEAT:  # much of a short lease may be over
+                self._write_beat(remote)
             wait_for(self.behind, lambda: self._hold(remote))
             self._move(remote)
             ended = True
@@ -116,12 +125,14 @@ class Pull:
             works, group = item
             try:
                 for work in works:
-                    finish(work, self.transfer)
+                    self._finish(work, remote)
             finally:
                 for work in works:
                     drained(work)
             if verify:
+                self._beat(remote)
                 total += cache.digest(target, self.tokens, session=session, position=self.skip, layers=group, heads=heads)
+                self._beat(remote)
 
         def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
             for work in item[0]:
@@ -145,11 +156,11 @@ class Pull:
                     for batch, nbytes in batches(self.peer, runs, self.pool.buffers, remote.buffers, reading=True):
                         works.append(self.peer.get_blocks(batch))
                         self.bytes_read += nbytes
+                        self._beat(remote)
                 except BaseException:
                     drop((works, group))
                     raise
                 flight.add((works, group))
-                self._beat(remote)
             flight.drain()
         finally:
             flight.give_up(drop)
@@ -166,9 +177,11 @@ class Pull:
             works, buffer, chunk = item
             try:
                 for work in works:
-                    finish(work, self.transfer)
+                    self._finish(work, remote)
+                self._beat(remote)
                 total += cache.write(chunk, buffer, session, self.skip + chunk.token, verify)
                 self.bytes_converted += chunk.packed.buffer_bytes
+                self._beat(remote)
             finally:
                 for work in works:
                     drained(work)
@@ -204,7 +217,6 @@ class Pull:
                     drop(item)
                     raise
                 flight.add(item)
-                self._beat(remote)
             flight.drain()
         finally:
             flight.give_up(drop)
@@ -217,17 +229,27 @@ class Pull:
             raise PeerLostError(f"pull of session {self.transfer.session!r}: the owner of its lease, {self.peer.name}, is lost")
         self._beat(remote)
 
+    def _finish(self, work: Work, remote: RemotePool) -> None:
+        """Waits for a read, and keeps the lease meanwhile."""
+        finish(work, self.transfer, lambda: self._beat(remote), min(SLICE, max(_LEAST_PAUSE, self.pause)))
+
     def _beat(self, remote: RemotePool) -> None:
-        now = time.monotonic()
-        if now - self.last_beat > _HEARTBEAT:
-            self.last_beat = now
-            self.beats += 1
-            remote.write_words(self.ticket.slot, 0, [self.ticket.generation, self.beats], self.pool.scratch)
+        """Sends a heartbeat where it is time for one."""
+        if time.monotonic() - self.last_beat > self.pause:
+            self.beating = [work for work in self.beating if not work.done]
+            if len(self.beating) < _MOST_BEATS:  # else the owner is stopped
+                self._write_beat(remote)
+
+    def _write_beat(self, remote: RemotePool) -> None:
+        self.last_beat = time.monotonic()
+        self.beats += 1
+        words = [self.ticket.generation, self.beats]
+        self.beating.append(remote.write_words(self.ticket.slot, 0, words, self.pool.scratch))
 
     def _check(
         self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int], found: int, verify: bool
     ) -> None:
-        read = remote.read_rows(rows, self.pool.scratch, self.transfer)
+        read = remote.read_rows(rows, self.pool.scratch, lambda work: self._finish(work, remote))
         if (read[:, 0] != np.uint64(self.ticket.generation)).any():
             raise self._expired()
         if not verify:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["END_WORD", "RemotePool", "Scratch", "drained", "end_lease", "finish"]
+__all__ = ["END_WORD", "SLICE", "RemotePool", "Scratch", "drained", "end_lease", "finish"]
 
 END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
+
+SLICE = 0.05  # seconds of a wait, between looks whether the transfer is cancelled
 
 _SPARE = 8
 _SPARE_LARGE = 2  # of at least 16 MiB
@@ -69,18 +72,22 @@ class Scratch:
                 buffer.close(timeout=5)
 
 
-def finish(work: Work, transfer: Transfer | None = None) -> None:
-    """Waits until an operation has ended. Where the transfer is cancelled, withdraws it, or lets it end."""
+def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = None, pause: float = SLICE) -> None:
+    """Waits until an operation has ended. Where the transfer is cancelled, withdraws it, or lets it end.
+
+    Calls ``tick`` every ``pause`` seconds meanwhile. Where that raises, the operation is still in flight.
+    """
     while True:
         try:
-            work.wait(None if transfer is None else 0.05)
+            work.wait(pause)
         except HmcTimeoutError:
             if work.done:
                 work.wait()  # it ended just now, or with a timeout of its own
                 return
-            assert transfer is not None
             if transfer._cancel.is_set() and work._withdraw():
                 transfer._check_cancelled()
+            if tick is not None:
+                tick()
         else:
             return
 
@@ -169,24 +176,28 @@ class RemotePool:
         if not fits or ticket.slot >= SLOTS or (ticket.blocks >= self.layout.blocks).any():
             raise InvalidArgumentError(f"the ticket names blocks that the pool {self.layout} does not have")
 
-    def read_rows(self, rows: Any, scratch: Scratch, transfer: Transfer) -> Any:
-        """Generations and digests of some pages: (pages, 1 + layers * heads)."""
+    def read_rows(self, rows: Any, scratch: Scratch, end: Callable[[Work], None]) -> Any:
+        """Generations and digests of some pages: (pages, 1 + layers * heads). ``end`` waits for the read."""
         nbytes = 8 * self.row_words
         buffer = scratch.take(nbytes * len(rows))
         try:
             offsets = rows.astype(np.uint64) * nbytes
             batch = self.peer.prepare_blocks([(buffer, np.arange(len(rows), dtype=np.uint64) * nbytes, self.rows, offsets)], nbytes)
-            finish(self.peer.get_blocks(batch), transfer)
+            work = self.peer.get_blocks(batch)
+            try:
+                end(work)
+            finally:
+                drained(work)
             return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), self.row_words).copy()
         finally:
             scratch.give(buffer)
 
-    def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
+    def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> Work:
         """Writes some of a slot's words. Does not wait: an owner that is stopped must hold up neither a cancel nor the end."""
-        _write_words(self.peer, self.words, slot, at, words, scratch)
+        return _write_words(self.peer, self.words, slot, at, words, scratch)
 
 
-def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: list[int], scratch: Scratch) -> None:
+def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: list[int], scratch: Scratch) -> Work:
     buffer = scratch.take(8 * len(words))
     try:
         buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
@@ -196,6 +207,7 @@ def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: li
         scratch.give(buffer)
         raise
     work.add_done_callback(lambda _: scratch.give(buffer))
+    return work
 
 
 def end_lease(peer: Peer, ticket: Ticket, scratch: Scratch, timeout: float) -> None:

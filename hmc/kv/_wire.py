@@ -66,6 +66,7 @@ class Ticket:
     digests: bool
     blocks: Any  # uint32
     rows: Any  # uint32; one per block of a lease
+    milliseconds: int = 0  # that a lease lasts without a heartbeat; 0: not said
 
     @staticmethod
     def of_inbox(pool: bytes, tag: int, tokens: int, first: int, skip: int, digests: bool, blocks: Any) -> Ticket:
@@ -79,7 +80,7 @@ class Ticket:
             _VERSION,
             self.kind | (256 if self.digests else 0),
             len(self.pool),
-            0,
+            self.milliseconds,
             self.generation,
             self.slot,
             self.tag,
@@ -99,7 +100,7 @@ class Ticket:
         data = bytes(data)
         if len(data) < _TICKET.size or data[:4] != b"HMKV":
             raise InvalidArgumentError(f"these {len(data)} bytes are no ticket of hmc.kv")
-        _, version, flags, named, zero, generation, slot, tag, tokens, first, skip, blocks, rows = _TICKET.unpack_from(data)
+        _, version, flags, named, milliseconds, generation, slot, tag, tokens, first, skip, blocks, rows = _TICKET.unpack_from(data)
         if version != _VERSION:
             raise ProtocolError(
                 f"the ticket is of version {version}, this is version {_VERSION}: use one release of HMC on both sides"
@@ -110,12 +111,19 @@ class Ticket:
         wanted_rows = blocks if kind == LEASE else 0
         at = _TICKET.size + named
         fits = blocks <= MAX_BLOCKS and rows == wanted_rows and len(data) == at + 4 * (blocks + rows)
-        if not fits or zero or tag >= _MAX_TAG or generation == 0 or max(tokens, first, skip) > MAX_TOKENS:
+        if (
+            not fits
+            or (milliseconds and kind != LEASE)
+            or tag >= _MAX_TAG
+            or generation == 0
+            or max(tokens, first, skip) > MAX_TOKENS
+        ):
             raise InvalidArgumentError(f"the ticket is damaged: {len(data)} bytes, {blocks} blocks")
         numbers = np.frombuffer(data, "<u4", blocks + rows, at)
         digests = bool(flags & 256)
         pool = data[_TICKET.size : at]
-        return Ticket(kind, pool, generation, slot, tag, tokens, first, skip, digests, numbers[:blocks], numbers[blocks:])
+        body = numbers[:blocks], numbers[blocks:]
+        return Ticket(kind, pool, generation, slot, tag, tokens, first, skip, digests, *body, milliseconds)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from kv_sides import PAIRS, drain_unread
 
 import hmc
-from hmc import _process, kv
+from hmc import _process, _workers, kv
 from hmc.kv import _receive, _remote
 from hmc.kv._blocks import Used
 from hmc.kv._wire import ACCEPTED, Record, Ticket
@@ -113,6 +113,7 @@ def test_threads_that_are_refused_leave_nothing(kv_pair: Any, monkeypatch: pytes
 
     with monkeypatch.context() as few:
         few.setattr(_process.threading, "Thread", Refused)
+        few.setattr(_workers, "_idle", [])  # threads that other tests have started
         for call in (
             lambda: d.pool.receive(to_c, [1]),
             lambda: d.pool.lease("s", [1]),

@@ -161,8 +161,8 @@ def test_a_cancelled_push_sends_no_further_layer(kv_pair: Any, monkeypatch: pyte
     push = a.pool.push(to_b, inbox.ticket, [1, 2])
     real = _push.finish
 
-    def late(work: Any, transfer: Any = None) -> None:
-        real(work)
+    def late(work: Any, transfer: Any) -> None:
+        real(work, transfer)
         push.cancel()  # when it is too late to withdraw the operation
 
     monkeypatch.setattr(_push, "finish", late)
