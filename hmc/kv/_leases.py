@@ -55,6 +55,14 @@ def lasting(seconds: float) -> float:
     return found
 
 
+def _report() -> None:
+    """Hands the current exception to threading.excepthook, whose own errors are printed, as those of a thread."""
+    try:
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+
+
 class Lease(Owned):
     """Pages of a session that a peer may read until the lease ends. Made by :meth:`Pool.lease`. Any thread."""
 
@@ -193,7 +201,7 @@ class Leases:
                 lease.reason = reason
             after()
         except Exception:  # of on_end: printed, as that of a thread, because the thread that ends a lease may be the sweeper
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            _report()
         finally:
             if ours:
                 with self._changed:
@@ -236,7 +244,10 @@ class Leases:
                     self._changed.wait()
                 if self._closed:
                     return
-            self.sweep()
+            try:
+                self.sweep()
+            except BaseException:  # such as SystemExit of on_end: the other leases still end by themselves
+                _report()
             time.sleep(_TICK)
 
     def _look(self, lease: Lease) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -83,6 +84,28 @@ def test_a_failing_callback_ends_its_lease_only(kv_pair: Any, how: str, monkeypa
     b.pool.pull(to_a, other.ticket, [0, 1]).wait(20)
     assert other.wait(20) == "read"
     assert seen == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ZeroDivisionError])
+def test_leases_expire_after_any_exception_of_a_callback(
+    kv_pair: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    seen: list[Any] = []
+
+    def hook(args: Any) -> None:
+        seen.append(args.exc_type)
+        raise ValueError("of the hook")
+
+    def fails(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, *_: seen.append(kind))
+    for _ in range(2):
+        assert a.pool.lease("s", [1], seconds=0.05, on_end=fails).wait(20) == "expired"
+    assert a.pool.lease("t", [2], seconds=0.05).wait(20) == "expired"
+    assert seen == [error, ValueError] * 2
 
 
 def test_a_peer_is_checked_before_anything_is_held(kv_pair: Any) -> None:
