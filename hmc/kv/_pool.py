@@ -140,8 +140,8 @@ class Pool(Owned):
         lost, and by ``release()`` or ``free(session)``. A pull sends a heartbeat every quarter of ``seconds``, 10 ms to 1 s apart,
         but none while it digests a layer: ``seconds`` must be longer than that, and than delays of the reader's process. Below 0.1
         a reader may lose its lease. Its pages must not change before ``on_end(lease)`` was called; the session's own blocks
-        then become free. Errors of ``on_end`` go to ``threading.excepthook``. It may close the pool; it must not wait for another
-        thread that does, which waits for it. With ``digest`` the pages are read once, here. Waits for what is
+        become free when it has returned. Errors of ``on_end`` go to ``threading.excepthook``. It may close the pool; it must not
+        wait for another thread that does, which waits for it. With ``digest`` the pages are read once, here. Waits for what is
         queued on ``stream``, which writes the pages (see :class:`Pool`), until the pool is closed or ``peer`` is lost.
 
         Raises InvalidArgumentError, OutOfMemoryError (too many leases), PeerLostError, ClosedError.
@@ -156,12 +156,14 @@ class Pool(Owned):
         known = threading.Event()
 
         def after() -> None:
-            known.wait()
-            if own:
-                self.blocks.free_used(used)
-            self.blocks.release(used)
-            if on_end is not None and lease is not None:
-                on_end(lease)
+            try:
+                known.wait()
+                if own:
+                    self.blocks.free_used(used)  # the name is free; the blocks are used until they are released
+                if on_end is not None and lease is not None:
+                    on_end(lease)
+            finally:
+                self.blocks.release(used)
 
         try:
             with self.blocks.claim(session) as used:

@@ -159,6 +159,34 @@ def test_transfers_and_leases_are_done_when_the_pool_is_closed(kv_pair: Any) -> 
     releases.join()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("way", ["read", "expired", "released", "freed"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_blocks_become_free_when_on_end_has_returned(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, way: str, fails: bool) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    all_blocks = a.pool.free_blocks
+    found: list[Any] = []
+
+    def on_end(_: Any) -> None:
+        found.append(a.pool.free_blocks)
+        found.append(a.pool.allocate("s", 1))  # another session of this name
+        if fails:
+            raise ZeroDivisionError
+
+    mine = a.pool.allocate("s", 32)
+    lease = a.pool.lease("s", seconds=0.05 if way == "expired" else 60, on_end=on_end)
+    if way == "read":
+        b.pool.pull(to_a, lease.ticket, [0, 1]).wait(20)
+    elif way != "expired":
+        lease.release() if way == "released" else a.pool.free("s")
+    lease.wait(20)
+    free, others = found
+    assert free == all_blocks - 2
+    assert not set(others) & set(mine)
+    assert a.pool.free_blocks == all_blocks - (0 if way == "freed" else 1)
+
+
 def test_the_end_of_a_lease_may_close_its_pool(kv_pair: Any) -> None:
     a, _, _, _ = kv_pair(*PAIRS[0])
     lease = a.pool.lease("s", [1], seconds=0.01, on_end=lambda _: a.pool.close(20))
