@@ -38,7 +38,7 @@ class Listener:
         self._posted: dict[Peer, Work] = {}
         self._takers: dict[tuple[Peer, int], Taker] = {}
         self._begun: dict[Peer, dict[int, None]] = {}
-        self._answers: deque[Work] = deque()
+        self._answers: dict[Peer, deque[Work]] = {}  # of posted peers, in flight
         self._closed = False
 
     def open(self, peer: Peer, generation: int, take: Taker) -> None:
@@ -82,6 +82,7 @@ class Listener:
         with self._lock:
             self._closed = True
             posted, self._posted = self._posted, {}
+            self._answers.clear()
         for work in posted.values():
             work._withdraw()
 
@@ -100,12 +101,15 @@ class Listener:
         else:
             return  # answers need no answer
         with self._lock:
-            while self._answers and self._answers[0].done:
-                self._answers.popleft()
-            if len(self._answers) >= _MOST_ANSWERS:
+            if peer not in self._posted:
+                return  # it has left
+            answers = self._answers.setdefault(peer, deque())
+            while answers and answers[0].done:
+                answers.popleft()
+            if len(answers) >= _MOST_ANSWERS:
                 return
             with contextlib.suppress(HmcError):  # a lost peer waits for nothing
-                self._answers.append(peer.isend(Record(kind, record.generation, self.tag).encode(), tag=record.answer))
+                answers.append(peer.isend(Record(kind, record.generation, self.tag).encode(), tag=record.answer))
 
     def _post(self, peer: Peer) -> None:
         words = np.zeros(RECORD_WORDS, WORDS)
@@ -135,6 +139,7 @@ class Listener:
             if error is not None:
                 del self._posted[peer]
                 self._begun.pop(peer, None)
+                self._answers.pop(peer, None)
                 for key in [key for key in self._takers if key[0] == peer]:
                     self._takers.pop(key)(error)
         if error is not None:

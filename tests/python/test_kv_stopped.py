@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from kv_process import OTHER, TEXT, this_process
 from kv_sides import PAIRS, drain_unread, expected, same
 
 import hmc
-from hmc.kv import _cache, _pull, _push, _remote
+from hmc.kv import _cache, _listener, _pull, _push, _remote
+from hmc.kv._wire import ABORT, STOP, Record
 
 BLOCKS = 64
 SOON = 20.0  # seconds; on a busy machine too
@@ -171,6 +173,45 @@ def test_a_cancelled_push_sends_no_further_layer(kv_pair: Any, monkeypatch: pyte
         with pytest.raises(hmc.HmcCancelledError):
             one.wait(SOON)
     assert inbox.layers == []
+
+
+class Unread:
+    """A peer that takes messages, and completes no send while it is stopped."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.done = False
+        self.left: Any = None  # ends the posted receive
+
+    def irecv(self, words: Any, tag: int) -> Any:
+        work = SimpleNamespace(error=lambda: hmc.PeerLostError("as a peer that has left"))
+        work.add_done_callback = lambda call: setattr(self, "left", lambda: call(work))
+        return work
+
+    def isend(self, words: Any, tag: int) -> Any:
+        self.sent.append(words)
+        return self
+
+
+def test_a_stopped_peer_holds_up_answers_to_no_other_one() -> None:
+    left: list[int] = []
+    listener = _listener.Listener(5, lambda: left.append(1))
+    stopped, other = Unread(), Unread()
+    for peer in (stopped, other):
+        listener.watch(peer)  # type: ignore[arg-type]
+    stop = Record(STOP, 7, 9)
+    for _ in range(2 * _listener._MOST_ANSWERS):
+        listener.refuse(stopped, stop)  # type: ignore[arg-type]
+    listener.refuse(other, stop)  # type: ignore[arg-type]
+    assert len(stopped.sent) == _listener._MOST_ANSWERS
+    assert [Record.decode(words).kind for words in other.sent] == [ABORT]
+    stopped.done = True
+    listener.refuse(stopped, stop)  # type: ignore[arg-type]
+    assert len(stopped.sent) == _listener._MOST_ANSWERS + 1
+    stopped.left()
+    listener.refuse(stopped, stop)  # type: ignore[arg-type]
+    assert left == [1]
+    assert list(listener._answers) == [other]
 
 
 class Stream:
