@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import threading
+import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -24,11 +26,41 @@ def _main(begun: threading.Lock, future: Future[None], run: Callable[[], None], 
     try:
         run()
     except BaseException as error:
+        del run  # the error's traceback keeps this frame
+        _clear_frames(error)
         future.set_exception(error)
     else:
         future.set_result(None)
     ended()
-    del future, ended  # the error's traceback keeps this frame: work and error would keep each other
+    del future, ended
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clears the variables in the tracebacks of an error and of its causes: they refer to the work, which keeps the error.
+
+    Those of enclosing functions stay.
+    """
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
+
+
+def _copy(error: BaseException) -> BaseException:
+    """A copy of a work's error, to raise: the traceback takes in the caller's frames, which refer to the work."""
+    try:
+        found = copy.copy(error)
+    except Exception:  # an exception type that cannot be copied
+        return error
+    if type(found) is not type(error):
+        return error
+    found.__cause__, found.__context__ = error.__cause__, error.__context__
+    found.__suppress_context__ = error.__suppress_context__
+    return found.with_traceback(error.__traceback__)
 
 
 class ThreadedWork(Owned):
@@ -46,6 +78,8 @@ class ThreadedWork(Owned):
 
     def _start(self, run: Callable[[], None], thread: str) -> None:
         """Once. ``run`` looks at ``_cancel``. OutOfMemoryError: the system refused a thread of this name.
+
+        What raises in ``run`` is no function in a function that refers to the work: the traceback would keep both.
 
         A signal's handler may raise here although the thread has started: ``_withdraw`` tells.
         """
@@ -71,11 +105,16 @@ class ThreadedWork(Owned):
         """Waits until it has ended and raises its error, or HmcTimeoutError after ``timeout`` seconds: it goes on."""
         self._check_process()
         try:
-            self._future.result(Deadline(timeout).left())
+            self._future.exception(Deadline(timeout).left())
         except (FutureTimeoutError, TimeoutError):
-            if self._future.done():
-                return self._future.result()  # it ended just now, or raised a timeout of its own
-            raise HmcTimeoutError(f"{self._described} has not ended within {timeout} s; it goes on: cancel() ends it") from None
+            if not self._future.done():  # else it ended just now
+                raise HmcTimeoutError(f"{self._described} has not ended within {timeout} s; it goes on: cancel() ends it") from None
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        """Raises a copy of the error of work that failed. Returns where it has none."""
+        if (error := self.error()) is not None:
+            raise _copy(error)
 
     def cancel(self) -> None:
         """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
@@ -90,13 +129,13 @@ class ThreadedWork(Owned):
     async def _awaited(self) -> None:
         future = asyncio.wrap_future(self._future)
         try:
-            await asyncio.shield(future)
+            await asyncio.wait([future])  # does not cancel the future, and does not raise its error here
         except asyncio.CancelledError:
-            if future.cancelled():
-                raise
             self.cancel()
             while not future.done():
-                with contextlib.suppress(asyncio.CancelledError, Exception):  # GeneratorExit: the loop was closed
-                    await asyncio.shield(future)
+                with contextlib.suppress(asyncio.CancelledError):  # GeneratorExit: the loop was closed
+                    await asyncio.wait([future])
             future.exception()  # it was seen
             raise
+        future.exception()  # CancelledError where the loop's end has cancelled the future
+        self._raise_error()

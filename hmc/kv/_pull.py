@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +30,19 @@ _END_SECONDS = 1.0
 _MASK = (1 << 64) - 1
 
 
+class _Reads(NamedTuple):
+    """Reads in flight."""
+
+    works: list[Work]
+    what: Any  # the layers that they read; a Chunk, of those that are converted
+    buffer: Any = None  # of a chunk
+
+
 class Pull:
-    """One pull, on a thread of its own."""
+    """One pull, on a thread of its own.
+
+    No function in a function refers to it, which the traceback of an error would keep: see ThreadedWork.
+    """
 
     def __init__(
         self,
@@ -59,7 +72,7 @@ class Pull:
         # Of a ticket that does not say how long its lease lasts, as seldom as possible.
         pause = max(_LEAST_PAUSE, ticket.milliseconds / 1000 / _BEATS) if ticket.milliseconds else _HEARTBEAT
         self.pause = min(_HEARTBEAT, pause)  # seconds between two heartbeats
-        self.bytes_read = self.bytes_converted = 0
+        self.bytes_read = self.bytes_converted = self.digest = 0
 
     def run(self) -> None:
         ended = False
@@ -69,7 +82,7 @@ class Pull:
             remote.check(self.ticket)
             if self.pause < _HEARTBEAT:  # much of a short lease may be over
                 self._write_beat(remote)
-            wait_for(self.behind, lambda: self._hold(remote))
+            wait_for(self.behind, partial(self._hold, remote))
             self._move(remote)
             ended = True
         except LeaseExpiredError:
@@ -117,110 +130,104 @@ class Pull:
         self._check(remote, rows, layers, heads, found, verify)
 
     def _read(self, remote: RemotePool, source: Side, layers: tuple[int, int], heads: tuple[int, int], verify: bool) -> int:
-        total = 0
-        target, cache, session = self.target, self.pool.cache, self.transfer.session
-
-        def check(item: tuple[list[Any], tuple[int, int]]) -> None:
-            nonlocal total
-            works, group = item
-            try:
-                for work in works:
-                    self._finish(work, remote)
-            finally:
-                for work in works:
-                    drained(work)
-            if verify:
-                self._beat(remote)
-                total += cache.digest(target, self.tokens, session=session, position=self.skip, layers=group, heads=heads)
-                self._beat(remote)
-
-        def drop(item: tuple[list[Any], tuple[int, int]]) -> None:
-            for work in item[0]:
-                drained(work)
-
-        flight = InFlight(2, check)
-        direct = Direct(source, target, self.tokens)
+        """Reads the layers, and returns the digest of what was read."""
+        chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
+        flight = InFlight(2, partial(self._arrived, remote, heads, verify))
+        direct = Direct(source, self.target, self.tokens)
         convert = (0, 0)  # layers without runs that are long enough
         try:
-            for group in groups(target.layout, self.tokens, layers, cache.chunk_bytes if verify else 0):
+            for group in groups(self.target.layout, self.tokens, layers, chunk_bytes):
                 self.transfer._check_cancelled()
                 runs = direct.runs(group)
                 if runs is None:
                     convert = (convert[0] if convert[1] else group[0], convert[1] + group[1])
                     continue
                 if convert[1]:
-                    total += self._convert(remote, source, convert, verify)
+                    self._convert(remote, source, convert, verify)
                     convert = (0, 0)
-                works: list[Any] = []
-                try:
-                    for batch, nbytes in batches(self.peer, runs, self.pool.buffers, remote.buffers, reading=True):
-                        works.append(self.peer.get_blocks(batch))
-                        self.bytes_read += nbytes
-                        self._beat(remote)
-                except BaseException:
-                    drop((works, group))
-                    raise
-                flight.add((works, group))
+                flight.add(self._posted(remote, runs, self.pool.buffers, group))
             flight.drain()
         finally:
-            flight.give_up(drop)
+            flight.give_up(self._drop)
         if convert[1]:
-            total += self._convert(remote, source, convert, verify)
-        return total & _MASK
+            self._convert(remote, source, convert, verify)
+        return self.digest & _MASK
 
-    def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
-        total = 0
-        scratch, cache, session = self.pool.scratch, self.pool.cache, self.transfer.session
-
-        def convert(item: tuple[Any, Any, Chunk]) -> None:
-            nonlocal total
-            works, buffer, chunk = item
-            try:
-                for work in works:
-                    self._finish(work, remote)
-                self._beat(remote)
-                total += cache.write(chunk, buffer, session, self.skip + chunk.token, verify)
-                self.bytes_converted += chunk.packed.buffer_bytes
-                self._beat(remote)
-            finally:
-                for work in works:
-                    drained(work)
-                scratch.give(buffer)
-
-        def drop(item: tuple[Any, Any, Chunk]) -> None:
-            for work in item[0]:
-                drained(work)
-            scratch.give(item[1])
-
-        flight = InFlight(1, convert)
+    def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
+        cache = self.pool.cache
+        flight = InFlight(1, partial(self._written, remote, verify))
         try:
             for chunk in chunks(self.target, source, self.tokens, layers, cache.chunk_bytes):
                 self.transfer._check_cancelled()
                 buffer = cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers)
-                works: list[Any] = []
-                item = (works, buffer, chunk)
-                packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
                 try:
                     runs = layouts.runs(
                         chunk.far.layout,
                         chunk.far.blocks,
                         chunk.packed,
-                        packed,
+                        np.arange(len(chunk.far.blocks), dtype=np.uint64),
                         chunk.tokens,
                         source_first=chunk.far.first,
                         target_first=chunk.far.first,
                     )
-                    for batch, nbytes in batches(self.peer, runs, [buffer], remote.buffers, reading=True):
-                        works.append(self.peer.get_blocks(batch))
-                        self.bytes_read += nbytes
+                    posted = self._posted(remote, runs, [buffer], chunk)
                 except BaseException:
-                    drop(item)
+                    self.pool.scratch.give(buffer)
                     raise
-                flight.add(item)
+                flight.add(posted._replace(buffer=buffer))
             flight.drain()
         finally:
-            flight.give_up(drop)
-        return total & _MASK
+            flight.give_up(self._drop)
+
+    def _posted(self, remote: RemotePool, runs: list[layouts.Runs], near: Sequence[Any], what: Any) -> _Reads:
+        """Begins to read runs. After an error nothing is in flight."""
+        reads = _Reads([], what)
+        try:
+            for batch, nbytes in batches(self.peer, runs, near, remote.buffers, reading=True):
+                reads.works.append(self.peer.get_blocks(batch))
+                self.bytes_read += nbytes
+                self._beat(remote)
+        except BaseException:
+            self._drop(reads)
+            raise
+        return reads
+
+    def _arrived(self, remote: RemotePool, heads: tuple[int, int], verify: bool, reads: _Reads) -> None:
+        """Waits for a group of layers, and digests it."""
+        self._finish_all(remote, reads)
+        if verify:
+            self._beat(remote)
+            self.digest += self.pool.cache.digest(
+                self.target, self.tokens, session=self.transfer.session, position=self.skip, layers=reads.what, heads=heads
+            )
+            self._beat(remote)
+
+    def _written(self, remote: RemotePool, verify: bool, reads: _Reads) -> None:
+        """Waits for a chunk, and converts it into the pages."""
+        chunk: Chunk = reads.what
+        try:
+            self._finish_all(remote, reads)
+            self._beat(remote)
+            position = self.skip + chunk.token
+            self.digest += self.pool.cache.write(chunk, reads.buffer, self.transfer.session, position, verify)
+            self.bytes_converted += chunk.packed.buffer_bytes
+            self._beat(remote)
+        finally:
+            self._drop(reads)
+
+    def _finish_all(self, remote: RemotePool, reads: _Reads) -> None:
+        try:
+            for work in reads.works:
+                self._finish(remote, work)
+        finally:
+            for work in reads.works:
+                drained(work)
+
+    def _drop(self, reads: _Reads) -> None:
+        for work in reads.works:
+            drained(work)
+        if reads.buffer is not None:
+            self.pool.scratch.give(reads.buffer)
 
     def _hold(self, remote: RemotePool) -> None:
         """Keeps the lease while the pages' streams have not come so far."""
@@ -229,9 +236,9 @@ class Pull:
             raise PeerLostError(f"pull of session {self.transfer.session!r}: the owner of its lease, {self.peer.name}, is lost")
         self._beat(remote)
 
-    def _finish(self, work: Work, remote: RemotePool) -> None:
+    def _finish(self, remote: RemotePool, work: Work) -> None:
         """Waits for a read, and keeps the lease meanwhile."""
-        finish(work, self.transfer, lambda: self._beat(remote), min(SLICE, max(_LEAST_PAUSE, self.pause)))
+        finish(work, self.transfer, partial(self._beat, remote), min(SLICE, max(_LEAST_PAUSE, self.pause)))
 
     def _beat(self, remote: RemotePool) -> None:
         """Sends a heartbeat where it is time for one."""
@@ -249,7 +256,7 @@ class Pull:
     def _check(
         self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int], found: int, verify: bool
     ) -> None:
-        read = remote.read_rows(rows, self.pool.scratch, lambda work: self._finish(work, remote))
+        read = remote.read_rows(rows, self.pool.scratch, partial(self._finish, remote))
         if (read[:, 0] != np.uint64(self.ticket.generation)).any():
             raise self._expired()
         if not verify:

@@ -102,8 +102,8 @@ class Push(Transfer):
                 self._credits -= 1
                 self._events.put(("layer", (layer, behind)))
                 return
-        error = self.error()
-        raise error if error is not None else InvalidArgumentError("the push has ended")
+        self._raise_error()
+        raise InvalidArgumentError("the push has ended")
 
     def close(self, timeout: float | None = None) -> None:
         """No further layers: waits until the receiver has accepted all. Raises the error of the push, or HmcTimeoutError.

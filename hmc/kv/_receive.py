@@ -84,8 +84,8 @@ class Inbox(Transfer):
                 self._news.wait(left)
             else:
                 return
-        error = self.error()
-        raise error if error is not None else ProtocolError(f"the push of session {self.session!r} ended without layer {layer}")
+        self._raise_error()
+        raise ProtocolError(f"the push of session {self.session!r} ended without layer {layer}")
 
     def _unstarted(self) -> None:
         self._pool.listener.end(self._peer, self._ticket.generation)

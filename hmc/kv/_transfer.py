@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,15 +53,6 @@ class Transfers:
 
         After an exception of a signal's handler it has not started, or it was cancelled and ends by itself.
         """
-
-        def main() -> None:
-            try:
-                run()
-            finally:
-                self._end(transfer, used)
-                self._after()
-                transfer._drained.set()
-
         self._blocks.hold(used)
         try:
             with self._lock:
@@ -68,7 +60,7 @@ class Transfers:
                     raise ClosedError("the pool is closed")
                 self._running.add(transfer)
                 self._started.add(transfer)
-            transfer._start(main, f"hmc.kv {transfer._what}")
+            transfer._start(functools.partial(self._main, transfer, run, used), f"hmc.kv {transfer._what}")
         except BaseException:
             if transfer._withdraw():
                 with self._lock:
@@ -79,6 +71,14 @@ class Transfers:
             else:
                 transfer.cancel()
             raise
+
+    def _main(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
+        try:
+            run()
+        finally:
+            self._end(transfer, used)
+            self._after()
+            transfer._drained.set()
 
     def _end(self, transfer: Transfer, used: Used) -> None:
         with self._lock:

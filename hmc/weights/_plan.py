@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,17 +129,9 @@ class Plan(Owned):
             if verify and not all(source.digested for source in self.sources):
                 raise InvalidArgumentError("a source was published with digest=False: pass verify=False, or publish with digests")
             self._pulled = None
-
-            def pulled(cancel: threading.Event) -> None:
-                found = run(self, verify, epoch, deadline, cancel)
-                for place, sink in zip(self.places, self._sinks, strict=True):
-                    if place.part.nbytes:
-                        sink.prepare(place.words(self.shadow))
-                self._pulled = found
-
             before, self._pull = self._pull, Pull()
             try:
-                self._pull._begin(pulled)
+                self._pull._begin(functools.partial(self._fill, verify, epoch, deadline))
             except BaseException:
                 if self._pull._withdraw():
                     self._pull = before
@@ -146,6 +139,14 @@ class Plan(Owned):
                     self._pull.cancel()
                 raise
             return self._pull
+
+    def _fill(self, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> None:
+        """The pull, on its thread."""
+        found = run(self, verify, epoch, deadline, cancel)
+        for place, sink in zip(self.places, self._sinks, strict=True):
+            if place.part.nbytes:
+                sink.prepare(place.words(self.shadow))
+        self._pulled = found
 
     def pulled(self) -> tuple[int, list[tuple[str, Tensor]]]:
         """What the last pull has read: its epoch, and the name and elements of each part of the target, in the target's order.

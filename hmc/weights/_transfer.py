@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -25,8 +26,7 @@ class Pull(ThreadedWork):
 
     def _begin(self, run: Callable[[threading.Event], None]) -> None:
         """Once. After an exception ``_withdraw`` tells whether it runs all the same."""
-        cancel = self._cancel
-        self._start(lambda: run(cancel), "hmc.weights pull")
+        self._start(functools.partial(run, self._cancel), "hmc.weights pull")
 
     def drained(self, timeout: float | None = None) -> None:
         """Waits until it has ended, with whatever outcome. HmcTimeoutError after ``timeout`` seconds."""

@@ -18,7 +18,7 @@ import pytest
 from weights_pair import Pair, random
 
 import hmc
-from hmc import weights
+from hmc import _workers, weights
 from hmc.weights import _cells, _moves
 from hmc.weights._digest import Grid
 
@@ -100,6 +100,7 @@ def test_a_pull_without_threads_ends_after_those_that_started(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(_workers, "_idle", [])  # threads that pulls have started
     with pytest.raises(hmc.OutOfMemoryError, match="pull' was refused"):
         plan.pull()
     monkeypatch.setattr(threading.Thread, "start", start)
@@ -181,14 +182,14 @@ def test_a_pull_that_ends_at_the_timeout_of_wait_has_its_own_outcome(pair: Pair,
     plan = pair.plan(pair.publish({"x": np.ones(3)}), {"x": np.zeros(3)})
     pull = plan.pull()
     pull.wait(20)
-    result = Future.result
+    exception = Future.exception
 
     def late(self: Any, timeout: float | None = None) -> Any:
         if timeout is not None:
             raise FutureTimeoutError
-        return result(self)
+        return exception(self)
 
-    monkeypatch.setattr(Future, "result", late)
+    monkeypatch.setattr(Future, "exception", late)
     pull.wait(0.1)
 
 
