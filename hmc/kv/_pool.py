@@ -337,7 +337,7 @@ class Pool(Owned):
         self.cache.close(deadline)
         for buffer in [self._described, self.leases.row_buffer, self.leases.word_buffer]:
             buffer.close(deadline.left())
-        self.scratch.close()
+        self.scratch.close(deadline)
         self._drained = True
 
     def __enter__(self) -> Pool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hmc._core import Context, Descriptor, Peer, RemoteBuffer, Work
+from hmc._deadline import Deadline
 from hmc.errors import HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
 from hmc.kv._leases import SLOT_WORDS, SLOTS
 from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
@@ -43,7 +44,7 @@ class Scratch:
             size *= 2
         with self._lock:
             spare = self._spare.get((device, size))
-            if spare:
+            if spare and not self._closed:
                 return spare.pop()
         return self._ctx.buffer(size, device, access="rw")
 
@@ -63,13 +64,15 @@ class Scratch:
         with self._lock:
             return sum(len(buffers) for buffers in self._spare.values())
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
+        """Closes the buffers that are not in use. HmcTimeoutError: call it again. Idempotent."""
         with self._lock:
-            spare, self._spare = self._spare, {}
             self._closed = True
-        for buffers in spare.values():
-            for buffer in buffers:
-                buffer.close(timeout=5)
+            spare = [buffer for buffers in self._spare.values() for buffer in buffers]
+        for buffer in spare:
+            buffer.close(timeout=deadline.left())
+        with self._lock:
+            self._spare = {}
 
 
 def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = None, pause: float = SLICE) -> None:

@@ -301,3 +301,33 @@ def test_closing_a_pool_ends_a_lease_behind_a_stuck_stream(kv_pair: Any, stuck: 
     b.pool.close(SOON)
     lends.join(SOON)
     assert found == [hmc.ClosedError]
+
+
+def test_closing_a_pool_closes_its_scratch_by_the_deadline(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that is stopped may hold up the end of a registration."""
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    given: list[float | None] = []
+    closed: list[int] = []
+
+    class Held:
+        device = "cpu"
+
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+        def close(self, timeout: float | None) -> None:
+            given.append(timeout)
+            if len(given) == 2:
+                raise hmc.HmcTimeoutError("a peer may still access it")
+            closed.append(self.nbytes)
+
+    for nbytes in (1 << 12, 1 << 13, 1 << 14):
+        a.pool.scratch.give(Held(nbytes))
+    with pytest.raises(hmc.HmcTimeoutError, match="may still access"):
+        a.pool.close(2)
+    a.pool.close(3)
+    a.pool.close(0)
+    assert set(closed) == {1 << 12, 1 << 13, 1 << 14}
+    assert all(timeout is not None and timeout <= 3 for timeout in given)
+    assert all(timeout is not None and timeout <= 2 for timeout in given[:2])
+    assert a.pool.scratch.spare == 0
