@@ -348,12 +348,12 @@ class Pool(Owned):
 
     # ---- for the pool's parts ----
 
-    def remote(self, peer: Peer, pool: bytes) -> RemotePool:
-        """A peer's pool, imported at the first use."""
+    def remote(self, peer: Peer, pool: bytes, check: Callable[[], None] = lambda: None) -> RemotePool:
+        """A peer's pool, imported at the first use. ``check`` raises what ends the import early."""
         with self._lock:
             found = self._remotes.get((peer, pool))
         if found is None or not found.alive:
-            found = RemotePool(peer, pool, self.scratch, timeout=10.0)
+            found = RemotePool(peer, pool, self.scratch, 10.0, check)
             with self._lock:
                 self._remotes[peer, pool] = found
             self.listener.watch(peer)

@@ -27,6 +27,7 @@ _BEATS = 4  # within the time that a lease lasts without one
 _LEAST_PAUSE = 0.01  # seconds between two
 _MOST_BEATS = 8  # in flight
 _END_SECONDS = 1.0
+_CANCELLED_END_SECONDS = 0.05
 _MASK = (1 << 64) - 1
 
 
@@ -78,7 +79,7 @@ class Pull:
         ended = False
         held = True  # the lease, as far as is known here
         try:
-            remote = self.remote = self.pool.remote(self.peer, self.ticket.pool)
+            remote = self.remote = self.pool.remote(self.peer, self.ticket.pool, self.transfer._check_cancelled)
             remote.check(self.ticket)
             if self.pause < _HEARTBEAT:  # much of a short lease may be over
                 self._write_beat(remote)
@@ -101,9 +102,10 @@ class Pull:
         self.pool.counts.add(self.transfer.session, pulls=1, tokens=self.tokens)
 
     def _give_back(self) -> None:
-        """Ends the lease. Waits only where the pool could not be imported, and then at most a second."""
+        """Ends the lease. Waits only where the pool was not imported: at most a second, hardly after a cancel."""
         if self.remote is None:
-            end_lease(self.peer, self.ticket, self.pool.scratch, _END_SECONDS)
+            seconds = _CANCELLED_END_SECONDS if self.transfer._cancel.is_set() else _END_SECONDS
+            end_lease(self.peer, self.ticket, self.pool.scratch, seconds)
         else:
             self.remote.write_words(self.ticket.slot, END_WORD, [self.ticket.generation], self.pool.scratch)
 

@@ -157,7 +157,7 @@ class Push(Transfer):
         begun = ended = absent = False
         try:
             try:
-                remote = self._pool.remote(self._peer, self._ticket.pool)
+                remote = self._pool.remote(self._peer, self._ticket.pool, self._check_cancelled)
             except (InvalidArgumentError, LeaseExpiredError):
                 absent = True
                 raise

@@ -95,13 +95,40 @@ def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = Non
             return
 
 
-def _finish_by(until: float, work: Work) -> None:
-    """Waits until an operation has ended. After ``until`` withdraws it, or lets it end, and raises HmcTimeoutError."""
-    try:
-        work.wait(max(0.0, until - time.monotonic()))
-    except HmcTimeoutError:
-        drained(work)
-        raise
+class _Importing:
+    """What ends the import of a pool early: its time is over, or ``check`` raises, which is called all the while."""
+
+    def __init__(self, peer: Peer, timeout: float, check: Callable[[], None]) -> None:
+        self.peer = peer
+        self._until = time.monotonic() + timeout
+        self._check = check
+
+    def left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def buffer(self, data: bytes) -> RemoteBuffer:
+        work = self.peer._iimport(Descriptor.parse(data), self.left())
+        self.finish(work)
+        return work._take()
+
+    def finish(self, work: Work) -> None:
+        """Waits until an operation has ended. Where it is to end early, withdraws it, or lets it end."""
+        while True:
+            try:
+                work.wait(min(SLICE, self.left()))
+            except HmcTimeoutError:
+                if work.done:
+                    work.wait()  # it ended just now, or with a timeout of its own
+                    return
+                try:
+                    self._check()
+                    if self.left() == 0:
+                        raise
+                except BaseException:
+                    drained(work)
+                    raise
+            else:
+                return
 
 
 def drained(work: Work) -> None:
@@ -111,26 +138,26 @@ def drained(work: Work) -> None:
             work.wait()
 
 
-def _described(peer: Peer, pool: bytes, timeout: float) -> RemoteBuffer:
+def _described(importing: _Importing, pool: bytes) -> RemoteBuffer:
     """The description of a peer's pool, which a ticket names."""
     try:
-        return peer.import_buffer(Descriptor.parse(pool), timeout=timeout)
+        return importing.buffer(pool)
     except ProtocolError as error:
         raise InvalidArgumentError(f"the ticket is damaged: {error}") from error
     except (StaleBufferError, InvalidArgumentError) as error:
-        raise _absent(peer) from error
+        raise _absent(importing.peer) from error
 
 
-def _description(peer: Peer, pool: bytes, scratch: Scratch, until: float) -> Description:
-    published = _described(peer, pool, max(0.0, until - time.monotonic()))
+def _description(importing: _Importing, pool: bytes, scratch: Scratch) -> Description:
+    published = _described(importing, pool)
     if published.nbytes > MAX_DESCRIPTION:
         raise ProtocolError("the peer's description of its pool is too long")
     buffer = scratch.take(published.nbytes)
     try:
-        _finish_by(until, peer.get(buffer[: published.nbytes], published))
+        importing.finish(importing.peer.get(buffer[: published.nbytes], published))
         return Description.decode(bytes(buffer.numpy()[: published.nbytes]))
     except StaleBufferError as error:  # it is being closed
-        raise _absent(peer) from error
+        raise _absent(importing.peer) from error
     finally:
         scratch.give(buffer)
 
@@ -143,20 +170,16 @@ def _absent(peer: Peer) -> LeaseExpiredError:
 
 
 class RemotePool:
-    """Layout and buffers of a peer's pool."""
+    """Layout and buffers of a peer's pool. ``check``, called while they are imported, raises what ends that early."""
 
-    def __init__(self, peer: Peer, pool: bytes, scratch: Scratch, timeout: float) -> None:
-        until = time.monotonic() + timeout
-        described = _description(peer, pool, scratch, until)
+    def __init__(self, peer: Peer, pool: bytes, scratch: Scratch, timeout: float, check: Callable[[], None]) -> None:
+        importing = _Importing(peer, timeout, check)
+        described = _description(importing, pool, scratch)
         self.peer = peer
         self.layout = described.layout
         self.row_words = 1 + self.layout.layers[1] * self.layout.heads[1]
-
-        def imported(data: bytes) -> RemoteBuffer:
-            return peer.import_buffer(Descriptor.parse(data), timeout=max(0.0, until - time.monotonic()))
-
         try:
-            self.rows, self.words, *self.buffers = [imported(data) for data in described.descriptors]
+            self.rows, self.words, *self.buffers = map(importing.buffer, described.descriptors)
         except StaleBufferError as error:
             raise _absent(peer) from error
         if any(buffer.nbytes < self.layout.buffer_bytes for buffer in self.buffers) or self.words.nbytes != SLOTS * SLOT_WORDS * 8:
@@ -215,9 +238,8 @@ def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: li
 
 def end_lease(peer: Peer, ticket: Ticket, scratch: Scratch, timeout: float) -> None:
     """Gives a lease back to a pool that was not imported: imports its words alone. Raises HmcError."""
-    until = time.monotonic() + timeout
-    data = _description(peer, ticket.pool, scratch, until).descriptors[1]
-    words = peer.import_buffer(Descriptor.parse(data), timeout=max(0.0, until - time.monotonic()))
+    importing = _Importing(peer, timeout, lambda: None)
+    words = importing.buffer(_description(importing, ticket.pool, scratch).descriptors[1])
     if ticket.slot >= SLOTS or words.nbytes != SLOTS * SLOT_WORDS * 8:
         raise ProtocolError("the peer's pool is smaller than it says")
     _write_words(peer, words, ticket.slot, END_WORD, [ticket.generation], scratch)

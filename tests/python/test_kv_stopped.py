@@ -85,14 +85,35 @@ def test_a_pull_from_a_stopped_owner_is_cancelled(mine: Any, owner: Any, name: s
     assert other.read() == {"reason": "read"}
 
 
+@pytest.mark.parametrize("end", ["cancel", "free", "close"])
+@pytest.mark.parametrize("way", ["pull", "push"])
+def test_a_transfer_that_imports_a_stopped_pool_ends_at_once(mine: Any, way: str, end: str) -> None:
+    other = mine.start(mine.text, LENDER if way == "pull" else RECEIVER, HMC_TRANSPORTS=mine.transports)
+    ticket = bytes.fromhex(other.read()["ticket"])
+    mine.pool.allocate("s", BLOCKS * 32)
+    other.kill(signal.SIGSTOP)
+    transfer = getattr(mine.pool, way)(other.peer, ticket, session="s")
+    time.sleep(0.2)
+    assert not transfer.done
+    began = time.monotonic()
+    if end == "close":
+        mine.pool.close(SOON)
+    else:
+        transfer.cancel() if end == "cancel" else mine.pool.free("s")
+    with pytest.raises(hmc.HmcCancelledError):
+        transfer.wait(SOON)
+    assert time.monotonic() - began < 5  # the import would go on for 10
+    other.kill(signal.SIGCONT)
+
+
 def test_a_push_to_a_stopped_receiver_ends_the_receive_when_it_goes_on(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = mine.start(mine.text, RECEIVER, HMC_TRANSPORTS=mine.transports)
     ticket = bytes.fromhex(other.read()["ticket"])
     mine.pool.allocate("s", BLOCKS * 32)
     real = _remote.RemotePool.__init__
 
-    def impatient(self: Any, peer: Any, pool: Any, scratch: Any, timeout: float) -> None:
-        real(self, peer, pool, scratch, 0.3)
+    def impatient(self: Any, peer: Any, pool: Any, scratch: Any, timeout: float, check: Any) -> None:
+        real(self, peer, pool, scratch, 0.3, check)
 
     monkeypatch.setattr(_remote.RemotePool, "__init__", impatient)
     other.kill(signal.SIGSTOP)
