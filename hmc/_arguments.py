@@ -9,7 +9,7 @@ from typing import Any
 
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["number", "seconds", "shown", "text", "texts", "whole", "wholes"]
+__all__ = ["flag", "number", "seconds", "shown", "text", "texts", "whole", "wholes"]
 
 # Names of types: Python's and NumPy's, which is not imported for them. Every rank, launcher and command waits for its imports.
 _BOOLS = {"bool", "bool_"}
@@ -62,6 +62,13 @@ def wholes(name: str, values: Any) -> list[int]:
     if found is None or not fits:  # says which one is wrong
         return [whole(f"{name}[{at}]", value, -_MOST) for at, value in enumerate(listed)]
     return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool of Python or NumPy: "no" is true."""
+    if type(value).__name__ not in _BOOLS:
+        raise _refused(name, "a bool", value)
+    return bool(value)
 
 
 def number(name: str, value: Any) -> float:

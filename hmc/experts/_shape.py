@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hmc._arguments import whole
+from hmc._arguments import flag, whole
 from hmc.errors import InvalidArgumentError
 from hmc.tensors import _dtypes
 
@@ -46,8 +44,7 @@ class Shape:
         ranks: int, experts: Any, hidden: Any, tokens: Any, topk: Any, dtype: Any, combine_dtype: Any, once: bool = False
     ) -> Shape:
         """Checks every argument. InvalidArgumentError names the one that is refused."""
-        if not isinstance(once, bool | np.bool_):
-            raise TypeError(f"experts.Buffer: once must be a bool, not a {type(once).__name__}")
+        once = flag("experts.Buffer: once", once)
         experts = _checked("experts", experts, _MOST_EXPERTS)
         moved = _type("dtype", dtype, DISPATCHED)
         if combine_dtype is None:
@@ -60,7 +57,7 @@ class Shape:
             min(8, experts) if topk is None else _checked("topk", topk, _MOST_TOPK),
             moved,
             _type("combine_dtype", combine_dtype, COMBINED),
-            bool(once),
+            once,
         )
         if shape.topk > shape.experts:
             raise InvalidArgumentError(f"experts.Buffer: topk is {shape.topk} of {shape.experts} experts")

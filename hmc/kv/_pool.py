@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hmc._arguments import text, whole, wholes
+from hmc._arguments import flag, text, whole, wholes
 from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
@@ -149,7 +149,7 @@ class Pool(Owned):
         self._check_open(*() if peer is None else (peer,))
         own = blocks is None
         text("session", session)
-        seconds = lasting(seconds)
+        seconds, digest = lasting(seconds), flag("digest", digest)
         if on_end is not None and not callable(on_end):
             raise TypeError(f"on_end must be callable or None, not a {type(on_end).__name__}")
         lease: Lease | None = None
@@ -251,6 +251,7 @@ class Pool(Owned):
         PeerLostError, InvalidArgumentError, HmcCancelledError. The pages then hold garbage.
         """
         self._check_open(peer)
+        verify = flag("verify", verify)
         lease = Ticket.decode(ticket, LEASE)
         skip, first = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS)
         tokens = lease.tokens - skip if tokens is None else whole("tokens", tokens, 1, MAX_TOKENS)
@@ -286,6 +287,7 @@ class Pool(Owned):
         """
         self._check_open(peer)
         text("session", session)
+        verify = flag("verify", verify)
         skip, first, deadline = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS), Deadline(timeout)
         with self.blocks.using(session) as used:
             chosen = self._chosen(used, blocks)

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hmc._arguments import whole
+from hmc._arguments import flag, whole
 from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
-from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.tensors import Tensor, view
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
@@ -121,7 +121,7 @@ class Plan(Owned):
         deadline = Deadline(timeout)
         if epoch is not None:
             epoch = whole("epoch", epoch, 0, MAX_EPOCH)
-        verify = bool(verify)
+        verify = flag("verify", verify)
         with self._lock:
             self._check_open()
             if self._pull is not None and not self._pull.done:
@@ -180,6 +180,9 @@ class Plan(Owned):
         InvalidArgumentError where no pull has succeeded since the last commit(), and for an array that was resized or moved since
         plan(): the target is then unchanged. It waits for what is queued on the current streams of torch and CuPy arrays;
         close() ends that wait with ClosedError.
+
+        Another HmcError, such as DeviceError or OutOfMemoryError, leaves elements of two epochs in the target: it is not to be used
+        until commit(), which may be called again, has copied everything. An exception of a signal's handler is raised once it has.
         """
         self._check_process()
         with self._lock:
@@ -203,6 +206,11 @@ class Plan(Owned):
                     if place.part.nbytes:
                         sink.commit(place.words(self.shadow))
                     copies.pop()
+            except HmcError as error:
+                mixed = self._mixed(place.name, len(copies), error)
+                if interrupted is not None:
+                    raise interrupted from mixed
+                raise mixed from error
             except BaseException as error:  # of a signal's handler: the other tensors would keep the old epoch
                 interrupted = error
                 repeats += 1
@@ -210,6 +218,14 @@ class Plan(Owned):
                     raise
         if interrupted is not None:
             raise interrupted
+
+    def _mixed(self, name: str, left: int, error: HmcError) -> HmcError:
+        """What commit() raises for an error of a copy: of the same type, and says what the target holds."""
+        said = (
+            f"commit: tensor {name} was not copied: {error}. The target is mixed: {left} of {len(self.places)} tensors do not hold "
+            "the pulled epoch, or in part. Do not use it before another commit(), which copies everything, has returned"
+        )
+        return type(error)(said, error.native)
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hmc._arguments import whole
+from hmc._arguments import flag, whole
 from hmc._core import ConnBuffer, Context, Memory
 from hmc._deadline import Deadline
 from hmc._process import Owned
@@ -69,7 +69,7 @@ class Publication(Owned):
         self._places: list[tuple[str, Any, int | None]] = []
         epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         try:
-            self._register(parts_of(tensors), digest)
+            self._register(parts_of(tensors), flag("digest", digest))
             self._describe(epoch)
         except BaseException:
             self._close_buffers(Deadline(5))

@@ -94,3 +94,17 @@ def test_a_lease_that_has_ended_is_not_renewed(kv_pair: Any) -> None:
     lease.release()
     with pytest.raises(hmc.LeaseExpiredError, match="released"):
         lease.renew()
+
+
+@pytest.mark.parametrize("wrong", ["no", 0, None])
+def test_flags_are_bools(kv_pair: Any, wrong: Any) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    with pytest.raises(TypeError, match="digest must be a bool, not a"):
+        a.pool.lease("s", [1], digest=wrong)
+    ticket = a.pool.lease("s", [1]).ticket
+    with pytest.raises(TypeError, match="verify must be a bool, not a"):
+        b.pool.pull(to_a, ticket, [1], verify=wrong)
+    with pytest.raises(TypeError, match="verify must be a bool, not a"):
+        b.pool.receive(to_a, [1], verify=wrong)
+    assert a.pool.counters()["leases_held"] == 1
+    b.pool.pull(to_a, ticket, [1], verify=np.bool_(True)).wait(20)

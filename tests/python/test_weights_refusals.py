@@ -255,3 +255,46 @@ def test_quantised_refusals(pair: Pair) -> None:
     for arguments in ({"block": (4, 64)}, {"shape": (8, 256), "at": (2, 0)}, {"shape": (8, 256)}, {"block": (0, 128)}):
         with pytest.raises(hmc.InvalidArgumentError, match="block"):
             weights.quantised(made, scales, dtype="float8_e4m3fn", **arguments)  # type: ignore[arg-type]
+
+
+def test_flags_are_bools(pair: Pair) -> None:
+    source, target = pair.publish({"x": np.ones(3)}), np.zeros(3)
+    plan = pair.plan(source, {"x": target})
+    for wrong in ("no", 0, None):
+        with pytest.raises(TypeError, match="verify must be a bool, not a"):
+            plan.pull(verify=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="digest must be a bool, not a"):
+            weights.publish(pair.source_ctx, {"x": target}, name="other", digest=wrong)  # type: ignore[arg-type]
+    plan.pull(verify=np.bool_(True)).wait(20)  # type: ignore[arg-type]
+    weights.publish(pair.source_ctx, {"x": target}, name="other").close()  # nothing of a refused one is left
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_copy_that_fails_says_that_the_target_is_mixed(pair: Pair, monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
+    arrays = {name: np.full(5, number + 1.0) for number, name in enumerate("xyz")}
+    targets = {name: np.zeros(5) for name in arrays}
+    plan = pair.plan(pair.publish(arrays, epoch=3), targets)
+    plan.pull().wait(20)
+    broken, calls = next(sink for place, sink in zip(plan.places, plan._sinks, strict=True) if place.name == "y"), []
+
+    def fails(_: Any) -> None:
+        calls.append(1)
+        if interrupted and len(calls) == 1:
+            raise KeyboardInterrupt
+        raise hmc.DeviceError("the device is lost", native=46)
+
+    with monkeypatch.context() as while_broken:
+        while_broken.setattr(broken, "commit", fails)
+        with pytest.raises((hmc.DeviceError, KeyboardInterrupt)) as raised:
+            plan.commit()
+        error = raised.value
+        assert type(error) is (KeyboardInterrupt if interrupted else hmc.DeviceError)
+        if not interrupted:
+            assert getattr(error, "native", 0) == 46
+        assert isinstance(error.__cause__, hmc.DeviceError)
+        said = str(error.__cause__ if interrupted else error)
+        assert "tensor y was not copied: the device is lost. The target is mixed" in said
+        assert len(calls) == (2 if interrupted else 1)
+    assert plan.epoch is None
+    assert plan.commit() == 3
+    assert all(np.array_equal(targets[name], array) for name, array in arrays.items())
