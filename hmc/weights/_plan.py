@@ -21,7 +21,7 @@ from hmc.weights._moves import Move, Place
 from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
 from hmc.weights._pull import run
-from hmc.weights._remote import Source, lookup
+from hmc.weights._remote import Source
 from hmc.weights._sinks import Sink, sink_of
 from hmc.weights._transfer import Pull
 
@@ -253,15 +253,6 @@ class Plan(Owned):
         self.close()
 
 
-def _loopback(publication: Publication) -> Source:
-    """A publication of this process as a source, by a connection of its Context to itself."""
-    publication.check_open()
-    if publication.loopback is None:
-        ctx = publication.ctx
-        publication.loopback = lookup(ctx, ctx.connect(ctx.addresses[0], timeout=30), publication.name, timeout=30)
-    return publication.loopback
-
-
 def plan(sources: Source | Publication | Sequence[Source | Publication], target: Mapping[str, Any]) -> Plan:
     """Plans how ``target`` is filled from one or more sources, whatever the shardings of both.
 
@@ -279,7 +270,7 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     found = []
     for one in given:
         if isinstance(one, Publication):
-            one = _loopback(one)
+            one = one.loopback.source(one)
         if not isinstance(one, Source):
             raise InvalidArgumentError(f"a {type(one).__name__} is no source: pass what lookup() or publish() returned")
         found.append(one)

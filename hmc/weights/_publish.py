@@ -20,7 +20,7 @@ from hmc.weights._cells import TASK_BYTES
 from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, address_of, is_dense, parts_of, plain
-from hmc.weights._remote import Source
+from hmc.weights._remote import Source, lookup
 from hmc.weights._sinks import Quantised
 
 __all__ = ["Publication", "publish"]
@@ -63,7 +63,7 @@ class Publication(Owned):
         self._mutex = threading.RLock()  # of the state's words, and of _closed; a signal's handler may close()
         self._closing = threading.RLock()
         self._closed = False
-        self.loopback: Source | None = None  # for plans in this process
+        self.loopback = Loopback()  # for plans in this process
         self._buffers: list[ConnBuffer] = []
         self._shards: list[Shard] = []
         self._places: list[tuple[str, Any, int | None]] = []
@@ -209,6 +209,23 @@ class Publication(Owned):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Loopback:
+    """A publication as a source for plans of its process, by one connection of its Context to itself. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: Source | None = None
+
+    def source(self, publication: Publication) -> Source:
+        """Connects where there is no living connection. Raises ClosedError for a publication that is closed."""
+        publication.check_open()
+        with self._lock:
+            if self._found is None or not self._found.peer.alive:
+                ctx = publication.ctx
+                self._found = lookup(ctx, ctx.connect(ctx.addresses[0], timeout=30), publication.name, timeout=30)
+            return self._found
 
 
 def publish(ctx: Context, tensors: Mapping[str, Any], epoch: int = 0, name: str = "weights", digest: bool = True) -> Publication:

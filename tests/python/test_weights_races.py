@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import _workers, weights
-from hmc.weights import _cells, _moves
+from hmc.weights import _cells, _moves, _publish
 from hmc.weights._digest import Grid
 
 
@@ -191,6 +192,43 @@ def test_a_pull_that_ends_at_the_timeout_of_wait_has_its_own_outcome(pair: Pair,
 
     monkeypatch.setattr(Future, "exception", late)
     pull.wait(0.1)
+
+
+def test_plans_of_several_threads_share_one_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, made = _publish.lookup, []
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        made.append(1)
+        time.sleep(0.2)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(_publish, "lookup", slow)
+    array = random((20, 33), np.uint16)
+    targets = [np.zeros_like(array) for _ in range(4)]
+    with weights.publish(pair.ctx, {"x": array}, epoch=4) as source:
+
+        def fill(target: Any) -> None:
+            with weights.plan(source, {"x": target}) as plan:
+                plan.pull().wait(20)
+                plan.commit()
+
+        threads = [threading.Thread(target=fill, args=(target,)) for target in targets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(made) == 1
+    assert all(np.array_equal(target, array) for target in targets)
+
+
+def test_a_plan_of_this_process_connects_again_where_its_peer_is_lost(pair: Pair) -> None:
+    array, target = random((20, 33), np.uint16), np.zeros((20, 33), np.uint16)
+    with weights.publish(pair.ctx, {"x": array}) as source:
+        source.loopback._found = SimpleNamespace(peer=SimpleNamespace(alive=False))  # type: ignore[assignment]
+        with weights.plan(source, {"x": target}) as plan:
+            plan.pull().wait(20)
+            plan.commit()
+    assert np.array_equal(target, array)
 
 
 def test_a_cancelled_lookup_without_a_timeout_leaves_no_thread(pair: Pair) -> None:
