@@ -212,7 +212,8 @@ class Dispatch(Call):
             for area in self._areas:
                 area.repeat(sources, targets)
         for rank in gone:
-            self._areas[0].clear(handle._received.rows_of(rank))
+            for area in self._areas:
+                area.clear(handle._received.rows_of(rank))
             handle._received.lose(rank)
         handle._partners = ranks
         handle._missing = set(range(shape.ranks)) - set(ranks)
