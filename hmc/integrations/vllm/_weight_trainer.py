@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 import hmc
 from hmc import weights
-from hmc.errors import InvalidArgumentError
+from hmc.errors import HmcError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightSource
@@ -40,6 +40,15 @@ class HMCTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]  # vLLM is not 
 
 def _together() -> bool:
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+
+def _failures(failure: BaseException | None) -> list[str]:
+    """What each rank says that has failed. Every rank calls it."""
+    if not _together():
+        return []
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, None if failure is None else f"{type(failure).__name__}: {failure}")
+    return [f"rank {rank} raised {one}" for rank, one in enumerate(said) if one is not None]
 
 
 def _copied(source: Any, into: Mapping[str, Any]) -> None:
@@ -125,16 +134,29 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
         ``epoch``: a number for them; default one more than the last. The tensors are digested now: they may have changed since the
         last call, and must not change until this one returns.
 
-        At rank 0 it raises what the client raises; the engine then keeps its weights, and it may be called again.
+        At rank 0 it raises what the client raises, and HmcError where another rank could not publish. That rank raises its own
+        error. The engine then keeps its weights, and every rank may call it again.
         """
         wanted = self.epoch + 1 if epoch is None else epoch
+        failure: BaseException | None = None
         try:
             self._publish(wanted)
+        except BaseException as error:  # an interrupt too: the other ranks wait for this one
+            failure = error
+        try:
+            failed = _failures(failure)
+            if failed:
+                self.epoch = wanted  # on every rank: the next one is the same for all
+            if failure is not None:
+                raise failure
             if self.is_sender:
+                if failed:
+                    raise HmcError(f"weights of epoch {wanted} were not sent: {'; '.join(failed)}. Call it again on every rank")
                 self.client.start_weight_update()
                 self.client.update_weights({"epoch": wanted})
                 self.client.finish_weight_update()
         finally:
+            failure = None  # its traceback refers to this frame
             if _together():
                 dist.barrier()
 

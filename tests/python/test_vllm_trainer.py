@@ -1,0 +1,119 @@
+"""The trainer's side of vLLM's weight transfer, without vLLM and torch: ranks are threads, and one of them cannot publish."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hmc
+
+RANK = threading.local()
+
+
+class Group:
+    """torch.distributed of two ranks, which are threads."""
+
+    def __init__(self) -> None:
+        self._meet = threading.Barrier(2, timeout=20)
+        self._said: list[Any] = [None, None]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_world_size(self) -> int:
+        return 2
+
+    def all_gather_object(self, into: list[Any], mine: Any) -> None:
+        self._said[RANK.number] = mine
+        self._meet.wait()
+        into[:] = self._said
+        self._meet.wait()
+
+    def barrier(self) -> None:
+        self._meet.wait()
+
+
+class Engine:
+    """The client of vLLM, and the base of its engine."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    torch, group = ModuleType("torch"), Group()
+    torch.distributed = group  # type: ignore[attr-defined]
+    base = SimpleNamespace(TrainerInitInfo=object, TrainerWeightTransferEngine=Engine)
+    fakes = {"torch": torch, "torch.distributed": group, "vllm": SimpleNamespace(), "vllm.distributed": SimpleNamespace()}
+    fakes |= {"vllm.distributed.weight_transfer": SimpleNamespace(), "vllm.distributed.weight_transfer.base": base}
+    name = "hmc.integrations.vllm._weight_trainer"
+    with monkeypatch.context() as here:
+        here.delitem(sys.modules, name, raising=False)
+        for module, fake in fakes.items():
+            here.setitem(sys.modules, module, fake)
+        yield __import__(name, fromlist=["x"])
+        sys.modules.pop(name)
+
+
+class Client:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def init_weight_transfer_engine(self, info: Any) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def update_weights(self, info: Any) -> None:
+        self.calls.append(info["epoch"])
+
+    def finish_weight_update(self) -> None:
+        self.calls.append("finish")
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_the_engine_is_not_asked_where_a_rank_cannot_publish(trainer: Any, broken: int) -> None:
+    client, errors = Client(), [[], []]  # type: ignore[var-annotated]
+    epochs: list[int] = [0, 0]
+
+    def rank(number: int) -> None:
+        RANK.number = number
+        source = {f"x{number}": np.ones(4)}
+        info = trainer.HMCTrainerInitInfo()
+        made = trainer.HMCTrainerWeightTransferEngine(client=client, source=source, is_sender=number == 0, info=info)
+        publish = made._publish
+
+        def fails(epoch: int) -> None:
+            raise hmc.InvalidArgumentError("its array was resized")
+
+        for attempt in range(2):
+            made._publish = fails if number == broken and attempt == 0 else publish
+            try:
+                made.send_weights()
+            except hmc.HmcError as error:
+                errors[number].append(error)
+        epochs[number] = made._publication.epoch
+        made.shutdown()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [len(one) for one in errors] == ([1, 0] if broken == 0 else [1, 1])
+    assert isinstance(errors[broken][0], hmc.InvalidArgumentError)
+    if broken == 1:
+        assert "rank 1 raised InvalidArgumentError: its array was resized" in str(errors[0][0])
+    assert client.calls == ["start", 2, "finish"]  # of the second attempt, whose epoch is the same on both
+    assert epochs == [2, 2]
