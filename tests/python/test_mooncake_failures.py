@@ -12,6 +12,7 @@ import pytest
 from mooncake_process import SIZE, Mine, contents, this_process
 from ports import free_port
 
+import hmc
 from hmc.errors import ProtocolError
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake.engine import TransferEngine, TransferNotify, Write
@@ -210,11 +211,33 @@ def test_an_engine_is_dead_in_a_forked_child(mine: Mine) -> None:
             mine.engine.transfer_sync_write(other.session, mine.address, other.address, 9),
             mine.engine.register_memory(mine.address, 5),
         ]
+        codes += [
+            mine.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""),
+            mine.engine.send_probe(other.session),
+            mine.engine.warmup_efa_segment(other.session),
+            mine.engine.unregister_memory(mine.address),
+            mine.engine.free_managed_buffer(mine.address, 5),
+            mine.engine.write_bytes_to_buffer(mine.address, b"12345", 5),
+            mine.engine.transfer_check_status(1),
+            mine.engine.get_batch_transfer_status([1]),
+        ]
+        codes = [0 if code == -1 else 1 for code in codes]
+        codes += [mine.engine.allocate_managed_buffer(5), mine.engine.get_first_buffer_address(other.session)]
+        codes.append(mine.engine.transfer_submit_write(other.session, mine.address, other.address, 9))
+        for call in (
+            mine.engine.get_rpc_port,
+            mine.engine.get_notifies,
+            lambda: mine.engine.read_bytes_from_buffer(mine.address, 5),
+        ):
+            try:
+                codes.append(2 if call() else 3)
+            except hmc.ClosedError:
+                codes.append(0)
         fresh = TransferEngine()
         codes.append(fresh.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""))
         codes.append(fresh.register_memory(mine.address, SIZE))
         codes.append(fresh.transfer_sync_write(other.session, mine.address + 5, other.address + 5, 20))
-        os._exit(0 if codes == [-1, -1, 0, 0, 0] else 1)
+        os._exit(next((at + 1 for at, code in enumerate(codes) if code), 0))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert mine.engine.transfer_sync_write(other.session, mine.address + 25, other.address + 25, 5) == 0
     expected = contents(7)

@@ -1,9 +1,11 @@
-"""An engine of the Mooncake drop-in that is stopped: timeouts, and memory that it may still access."""
+"""Engines of the Mooncake drop-in that are stopped, and hosts that refuse what an engine requires."""
 
 from __future__ import annotations
 
+import errno
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,10 @@ from mooncake_process import SIZE, contents, this_process
 
 import hmc
 from hmc.integrations._shared import memory
+from hmc.integrations.mooncake import _endpoint
 from hmc.integrations.mooncake._transfer import TIMED_OUT, Transfer
 from hmc.integrations.mooncake._types import TransferOpcode
+from hmc.integrations.mooncake.engine import TransferEngine
 
 
 def test_a_stopped_engine_is_an_error_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +114,30 @@ def test_memory_beside_a_stopped_engine_is_unregistered_once_that_goes_on(monkey
         assert engine.transfer_sync_write(other.session, mine.address, other.address, SIZE) == 0
         assert np.array_equal(read, contents(5))
         assert engine.unregister_memory(address) == -3
+
+
+@pytest.mark.parametrize("name", ["hardlink_to", "unlink", "glob"])
+def test_errors_of_the_system_are_codes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with this_process() as mine:
+        other = mine.start()
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        engine = TransferEngine()
+        with monkeypatch.context() as full:
+            full.setattr(Path, name, fails)
+            if name == "glob":
+                assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, 5) == -1
+            else:
+                assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+        assert mine.engine.transfer_sync_write(other.session, mine.address, other.address, 5) == 0
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+
+
+def test_an_engine_without_a_descriptor_left_is_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(_endpoint.socket, "socket", fails)
+    assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1

@@ -6,6 +6,7 @@ listens on its private Unix socket only, and the port is a number that stands fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -63,6 +64,17 @@ def _link(port: int) -> str:
     return f"-mc{os.stat('/proc/self/ns/net').st_ino:x}-{port}.sock"
 
 
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Errors of the system as TransportError."""
+    try:
+        yield
+    except HmcError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        raise TransportError(f"{what}: {error}", error.errno or 0) from error
+
+
 def _split(name: str) -> tuple[str, int]:
     host, _, port = name.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
@@ -102,14 +114,23 @@ class Endpoint:
         if self._keyed:
             self.ctx, self.port = self._listening()
         else:
-            self._reservation = _reserved()
-            self.port = int(self._reservation.getsockname()[1])
-            self.ctx = self._context()
-            link = Path(self._folder(), f"{os.getpid()}{_link(self.port)}")
-            link.unlink(missing_ok=True)
-            link.hardlink_to(self._own_socket())  # a socket too, so that HMC removes it once the process is dead
-            weakref.finalize(self, _remove, link, os.getpid())
+            with _translated("the engine cannot be made reachable on this host"):
+                self._reservation = _reserved()
+                self.port = int(self._reservation.getsockname()[1])
+                self.ctx = self._context()
+                try:
+                    self._make_link()
+                except BaseException:
+                    self.ctx.close(timeout=0)
+                    raise
         self.memory = Registrations(self.ctx, self._registered)
+
+    def _make_link(self) -> None:
+        """Names this engine's socket by its port."""
+        link = Path(self._folder(), f"{os.getpid()}{_link(self.port)}")
+        link.unlink(missing_ok=True)
+        link.hardlink_to(self._own_socket())  # a socket too, so that HMC removes it once the process is dead
+        weakref.finalize(self, _remove, link, os.getpid())
 
     def session(self, name: str) -> Session:
         """The connected engine of that name, "host:port". Connects, in at most 10 s. Raises HmcError, Refused."""
@@ -182,8 +203,9 @@ class Endpoint:
 
     def _connect_here(self, name: str, port: int) -> Peer:
         reasons = []
-        # More than one where a process was killed, whose link is still there.
-        for link in sorted(self._folder().glob(f"*{_link(port)}")):
+        with _translated(f"engine {name} cannot be looked up"):
+            links = sorted(self._folder().glob(f"*{_link(port)}"))
+        for link in links:  # more than one where a process was killed, whose link is still there
             try:
                 return self.ctx.connect(f"unix:{link}", timeout=CONNECT_SECONDS)
             except HmcError as error:

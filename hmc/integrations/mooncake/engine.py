@@ -32,9 +32,10 @@ SUPPORT_EFA = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL = False
 
 
 class TransferEngine(MemoryCalls, AsyncCalls):
-    """Mooncake's TransferEngine on HMC. Any thread; dead in a forked child.
+    """Mooncake's TransferEngine on HMC. Any thread.
 
-    Calls return 0 or a negative code, and log the reason to Python's logger ``mooncake.engine``.
+    Calls return 0 or a negative code, and log the reason to Python's logger ``mooncake.engine``. In a forked child calls that
+    return a code return -1, those that return an address or the number of a transfer 0, and the others raise ClosedError.
     Arguments of a wrong type raise TypeError.
     """
 
@@ -49,10 +50,12 @@ class TransferEngine(MemoryCalls, AsyncCalls):
         """The notifications that arrived since the last call, in order for each sender."""
         return self._ready().notifies()
 
+    @failing_with()
     def send_probe(self, peer_server_name: str) -> int:
         """Asks an engine for an answer. Returns 0, or -102 where none comes within 10 s."""
+        endpoint = self._ready()
         try:
-            self._ready().session(arguments.text("peer_server_name", peer_server_name)).refresh()
+            endpoint.session(arguments.text("peer_server_name", peer_server_name)).refresh()
         except (HmcError, Refused) as error:
             logger.warning("send_probe: %s", error)
             return UNREACHABLE
