@@ -59,6 +59,9 @@ class _Inlet:
 class Receiver:
     """Takes the messages of every peer as they arrive, so that no sender waits for the program. Any thread.
 
+    Notifications stay until take(), without a bound: programs of NIXL and Mooncake may take them late, and a sender does not expect
+    to wait or to lose one. A bound would also hold up the messages of these libraries behind them, such as metadata.
+
     Refers to no Context but by its peers, until they end: a Context refers to it.
     """
 
