@@ -164,9 +164,15 @@ def test_threads_share_an_agent_while_registrations_come_and_go(mine: Mine) -> N
         except BaseException as error:
             problems.append(error)
 
+    rounds: list[int] = []
+
     def churn() -> None:
-        while not ended.is_set():
-            agent.deregister_memory(agent.register_memory([(mine.address, SIZE, 0, "")], "DRAM"))
+        try:
+            while not ended.is_set():
+                agent.deregister_memory(agent.register_memory([(mine.address, SIZE, 0, "")], "DRAM"))
+                rounds.append(1)
+        except BaseException as error:
+            problems.append(error)
 
     threads = [threading.Thread(target=work, args=(one,)) for one in range(4)]
     churning = threading.Thread(target=churn)
@@ -177,6 +183,7 @@ def test_threads_share_an_agent_while_registrations_come_and_go(mine: Mine) -> N
     ended.set()
     churning.join(20)
     assert not problems
+    assert len(rounds) >= 10
     assert sorted(other.notifs(240)) == sorted([("mine", b"%d" % one) for one in range(4)] * 60)
 
 
