@@ -101,7 +101,7 @@ void ShmEndpoint::after_move(Operation& op) {
   if (op.ended()) {
     const std::unique_ptr<Operation> owned = operations_.remove(op);
     if (!owned->failure.ok()) {
-      if (owned->done == nullptr) operations_.failed_late(owned->failure);
+      if (owned->done == nullptr) operations_.failed_late(*owned);
     } else if (!owned->signal.empty() && !signals_.attach(owned->signal)) {
       shared_->engine->kick();
     }

@@ -35,6 +35,13 @@ std::unique_ptr<Operation> Operations::remove(const Operation& operation) noexce
   return owned;
 }
 
+void Operations::failed_late(const Operation& put) {
+  const auto covers = [&put](const Flush& flush) { return flush.before > put.number; };
+  const auto flush = std::ranges::find_if(flushes_, covers);
+  Status& report = flush == flushes_.end() ? late_failure_ : flush->failure;
+  if (report.ok()) report = put.failure;
+}
+
 void Operations::end_flushes() {
   if (flushes_.empty()) return;
   std::uint64_t oldest_put = std::numeric_limits<std::uint64_t>::max();
@@ -44,9 +51,9 @@ void Operations::end_flushes() {
     break;
   }
   while (!flushes_.empty() && flushes_.front().before <= oldest_put) {
-    Completion* done = flushes_.front().done;
+    Flush ended = std::move(flushes_.front());
     flushes_.pop_front();
-    done->complete(std::exchange(late_failure_, {}));
+    ended.done->complete(std::move(ended.failure));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "base/completion.h"
 #include "transport/shm/operation.h"
@@ -30,25 +31,24 @@ class Operations {
   std::unique_ptr<Operation> remove(const Operation& operation) noexcept;
 
   // Completes `done` once every put posted before it has ended: call end_flushes() then.
-  void flush(Completion* done) { flushes_.push_back({last_number_ + 1, done}); }
+  void flush(Completion* done) { flushes_.push_back({last_number_ + 1, done, std::exchange(late_failure_, {})}); }
   void end_flushes();
-  // Of a put that was reported done at level local: the next flush reports it.
-  void failed_late(const Status& failure) {
-    if (late_failure_.ok()) late_failure_ = failure;
-  }
+  // A put that was complete at level local has failed: the oldest flush that covers it reports that, else the next one.
+  void failed_late(const Operation& put);
   void end_all(const Status& reason);
 
  private:
   struct Flush {
     std::uint64_t before;
     Completion* done;
+    Status failure;  // of a put that it covers
   };
 
   std::map<std::uint64_t, std::unique_ptr<Operation>> pending_;  // by number
   std::uint64_t last_number_ = 0;
   std::uint64_t last_served_ = 0;
   std::deque<Flush> flushes_;
-  Status late_failure_;
+  Status late_failure_;  // of a put that no flush covered yet
 };
 
 }  // namespace hmc::shm
