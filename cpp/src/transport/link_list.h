@@ -9,8 +9,7 @@
 
 namespace hmc {
 
-// Link: closed() says that its endpoint is gone, busy() that poll() is to turn it; for any_has_work(), has_work() that something of
-// its own is under way. Engine lock held throughout.
+// Link: closed() says that its endpoint is gone, busy() that poll() is to turn it. Engine lock held throughout.
 template <class Link>
 class LinkList {
  public:
@@ -40,8 +39,8 @@ class LinkList {
   }
 
   // For links that are polled without work of their own.
-  [[nodiscard]] bool any_has_work() const {
-    return std::ranges::any_of(links_, [](const auto& link) { return link->has_work(); });
+  [[nodiscard]] bool any_unsent() const {
+    return std::ranges::any_of(links_, [](const auto& link) { return link->has_unsent(); });
   }
 
   // For links that wait for events each by themselves.

@@ -181,10 +181,10 @@ class Endpoint {
   // with `cancelled`. unsupported: too late; it will complete by itself.
   virtual Status cancel(Completion* done) = 0;
   // The peer has ended its side, or its process is dead: delivers every signal of it that has arrived, also those behind the one
-  // that a waiter waits for.
-  virtual void receive_rest() {}
+  // that a waiter waits for. Bounded, for the peer may go on sending. A signal may end the endpoint.
+  virtual void receive_rest() = 0;
   // Signals that were accepted have not left this side. Destruction may discard them.
-  [[nodiscard]] virtual bool has_unsent() const { return false; }
+  [[nodiscard]] virtual bool has_unsent() const = 0;
 };
 
 // A connection to a program that is not HMC, which writes and reads registered memory through it. Destruction closes it: nothing

@@ -78,6 +78,8 @@ class ScarceEndpoint final : public Endpoint {
   Status signal(ByteSpan head, ByteSpan body) override { return inner_->signal(head, body); }
   Status flush(Completion* done) override { return inner_->flush(done); }
   Status cancel(Completion*) override { return {Code::unsupported, "it completes by itself"}; }
+  void receive_rest() override { inner_->receive_rest(); }
+  [[nodiscard]] bool has_unsent() const override { return inner_->has_unsent(); }
 
  private:
   Status post(const TransferOp& op, Completion* done, bool is_put) {

@@ -104,6 +104,30 @@ TEST_P(ConformanceClosing, FromWithinCallbacks) {
   }
 }
 
+// A peer that did not run while the other side sent and ended finds what was sent together with the end.
+TEST_P(ConformanceClosing, WhatHasLeftIsReceivedAtTheEnd) {
+  HMC_PAIR_OR_SKIP();
+  if (pair->loops_back()) GTEST_SKIP() << "both ends are one";
+  constexpr unsigned signals = 8;
+  for (unsigned i = 0; i < signals; ++i) HMC_ASSERT_OK(send_signal(pair->a(), pattern(40 + i, i)));
+  const auto unsent = [&] {
+    const auto lock = pair->a().lock();
+    return pair->a().endpoint->has_unsent();
+  };
+  const Deadline deadline = Deadline::after_seconds(100);
+  while (unsent()) {
+    ASSERT_FALSE(deadline.passed());
+    if (!pair->a().node->poll()) sched_yield();
+  }
+  ASSERT_TRUE(pair->b().sink.signals.empty());
+  {
+    const auto lock = pair->b().lock();
+    pair->b().endpoint->receive_rest();
+  }
+  ASSERT_EQ(pair->b().sink.signals.size(), signals);
+  for (unsigned i = 0; i < signals; ++i) EXPECT_EQ(pair->b().sink.signals[i], pattern(40 + i, i));
+}
+
 // Many endpoints between the same two nodes: each carries its own signals and bytes, some close midway.
 TEST_P(ConformanceClosing, ManyLinks) {
   HMC_PAIR_OR_SKIP();

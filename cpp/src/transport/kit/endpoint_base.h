@@ -87,9 +87,8 @@ class EndpointBase : public std::enable_shared_from_this<EndpointBase> {
   Status failure_;
 };
 
-// The endpoint that comm holds. Its destruction closes. T: an EndpointBase with address(), connect(), import_region() and signal(),
-// and with describe(), put_short(), receive_rest() (or poll(), until nothing moves) and has_unsent() (or has_work()) where it has
-// more than the default.
+// The endpoint that comm holds. Its destruction closes. T: an EndpointBase with address(), connect(), import_region(), signal(),
+// receive_rest() and has_unsent(), and with describe() and put_short() where it has more than the default.
 template <class T>
 class Handle final : public Endpoint {
  public:
@@ -111,21 +110,12 @@ class Handle final : public Endpoint {
   Status signal(ByteSpan head, ByteSpan body) override { return base_->signal(head, body); }
   Status flush(Completion* done) override { return base_->flush(done); }
   Status cancel(Completion* done) override { return base_->cancel(done); }
+  // Without a default: a transport that says nothing here loses what a peer sent last.
   void receive_rest() override {
-    if constexpr (requires { base_->receive_rest(); }) {
-      base_->receive_rest();
-    } else if constexpr (requires { base_->poll(); }) {
-      constexpr int most = 1024;  // polls, each of which the wire's library bounds
-      const std::shared_ptr<T> keep = base_;
-      for (int i = 0; i < most && keep->busy() && keep->poll(); ++i) {
-      }
-    }
+    const std::shared_ptr<T> keep = base_;  // a signal may destroy this
+    keep->receive_rest();
   }
-  [[nodiscard]] bool has_unsent() const override {
-    if constexpr (requires { base_->has_unsent(); }) return base_->has_unsent();
-    if constexpr (requires { base_->has_work(); }) return base_->has_work();
-    return Endpoint::has_unsent();
-  }
+  [[nodiscard]] bool has_unsent() const override { return base_->has_unsent(); }
 
  private:
   const std::shared_ptr<T> base_;

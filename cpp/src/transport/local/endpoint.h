@@ -23,6 +23,9 @@ class LocalEndpoint final : public kit::EndpointBase {
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported);
   Status signal(ByteSpan head, ByteSpan body);
+  // Both sides are this object and end together: no signal is left of a peer that has ended, or for one that lives on.
+  void receive_rest() {}
+  [[nodiscard]] static bool has_unsent() { return false; }
 
   [[nodiscard]] bool busy() const noexcept { return ready() && (!ring_.empty() || !waiting_.empty() || !operations_.empty()); }
   bool poll(std::size_t& budget);

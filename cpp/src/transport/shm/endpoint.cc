@@ -62,18 +62,15 @@ Status ShmEndpoint::connect(const Blob& peer_address, Completion* done) {
   signals_.connect(in_, key_, out_, info.key, doorbell_);
   bulk_.connect(in_, out_, doorbell_);
   ready_ = true;
+  failure_ = {};
   shared_->engine->kick();  // the peer may have sent before we connected, and nobody rang
   done->complete({});
   return {};
 }
 
-Status ShmEndpoint::not_ready() const {
-  return failure_.ok() ? Status(Code::invalid_argument, "the shm endpoint is not connected yet") : failure_;
-}
-
 Status ShmEndpoint::signal(ByteSpan head, ByteSpan body) {
   if (!ready_) [[unlikely]]
-    return not_ready();
+    return failure_;
   return signals_.post(head, body);
 }
 

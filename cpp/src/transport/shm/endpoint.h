@@ -36,6 +36,8 @@ class ShmEndpoint {
   Status flush(Completion* done);
   Status cancel(Completion* done);
   void receive_rest();
+  // What the ring holds has left: the ring outlives this process.
+  [[nodiscard]] bool has_unsent() const noexcept { return signals_.holds_back(); }
   // Ends pending operations with `closed`. The sink is not called any more.
   void close();
 
@@ -54,7 +56,6 @@ class ShmEndpoint {
   ShmEndpoint(std::shared_ptr<Shared> shared, int pid, EndpointSink& sink) noexcept
       : shared_(std::move(shared)), pid_(pid), sink_(&sink), bulk_(shared_->regions) {}
 
-  Status not_ready() const;
   void fail(const Status& reason);
   bool drain_bulk(std::size_t& budget);
 
@@ -70,7 +71,7 @@ class ShmEndpoint {
   bool ready_ = false;
   bool closed_ = false;
   bool serve_first_ = false;
-  Status failure_;
+  Status failure_{Code::invalid_argument, "the shm endpoint is not connected yet"};  // unless ready: why nothing can be posted
   std::uint64_t key_ = 0;
   ChannelMemory in_;
   ChannelMemory out_;

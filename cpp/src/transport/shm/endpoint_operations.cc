@@ -18,7 +18,7 @@ constexpr int turns_per_poll = 64;
 
 Status ShmEndpoint::post(const TransferOp& transfer, Completion* done, bool is_put) {
   if (!ready_) [[unlikely]]
-    return not_ready();
+    return failure_;
   HMC_ASSIGN(const std::size_t bytes, check_runs(transfer.runs));
   const ByteSpan signal = is_put ? transfer.signal : ByteSpan();
   if (is_put) {
@@ -114,7 +114,7 @@ void ShmEndpoint::after_move(Operation& op) {
 
 Status ShmEndpoint::flush(Completion* done) {
   if (!ready_) [[unlikely]]
-    return not_ready();
+    return failure_;
   operations_.flush(done);
   operations_.end_flushes();
   return {};

@@ -38,8 +38,9 @@ class Signals {
   }
   // Sends an accepted one, or queues it: false, then send_waiting() is needed.
   bool attach(ByteSpan signal);
-  bool send_waiting();  // true if any went, or post() is worth another call
-  [[nodiscard]] bool waits() const noexcept { return !waiting_.empty() || blocked_; }
+  bool send_waiting();                                                          // true if any went, or post() is worth another call
+  [[nodiscard]] bool holds_back() const noexcept { return !waiting_.empty(); }  // accepted ones
+  [[nodiscard]] bool waits() const noexcept { return holds_back() || blocked_; }
   [[nodiscard]] bool can_send();
   // Nothing is sent or delivered any more.
   void clear() noexcept {

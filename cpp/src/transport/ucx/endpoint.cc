@@ -55,13 +55,13 @@ Status UcxEndpoint::connect(const Blob& peer_address, Completion* done) {
 void UcxEndpoint::maybe_connected() {
   if (!connecting() || !channel_.heard()) return;
   engine_->cancel_timer(patience_);
-  const std::vector<std::string> lanes = worker_->context().lanes(worker_->endpoint());
-  transfers_.ways[0] = std::ranges::any_of(lanes, writes_memory);
+  const std::vector<std::string> names = worker_->context().lanes(worker_->endpoint());
+  transfers_.ways[0] = std::ranges::any_of(names, writes_memory);
   for (const MemoryKind kind : {MemoryKind::cuda, MemoryKind::rocm}) {
-    transfers_.ways[static_cast<std::size_t>(kind)] = std::ranges::find(lanes, sharing_transport(kind)) != lanes.end();
+    transfers_.ways[static_cast<std::size_t>(kind)] = std::ranges::find(names, sharing_transport(kind)) != names.end();
   }
-  if (worker_->context().long_segments(lanes)) requests_.piece = max_piece;
-  lanes_ = joined(lanes);
+  if (worker_->context().long_segments(names)) requests_.piece = max_piece;
+  lanes = joined(names);
   connected({});
 }
 
@@ -71,7 +71,7 @@ Result<std::unique_ptr<RemoteRegion>> UcxEndpoint::import_region(const Blob& exp
   if (!ready()) return not_ready();
   const bool direct = transfers_.direct(key.kind);
   if (key.kind != MemoryKind::host && !direct) {
-    return Status(Code::unsupported, "UCX (" + lanes_ + ") has no way for memory of devices to this peer");
+    return Status(Code::unsupported, "UCX (" + lanes + ") has no way for memory of devices to this peer");
   }
   return UcxRemoteRegion::create(key, worker_, direct);
 }
@@ -138,6 +138,13 @@ void UcxEndpoint::stop() {
   transfers_.stop();
   channel_.stop();
   server_.stop();
+}
+
+// What has come is found by UCX's progress alone.
+void UcxEndpoint::receive_rest() {
+  constexpr int most = 1024;  // polls, each of which UCX bounds
+  for (int i = 0; i < most && busy() && poll(); ++i) {
+  }
 }
 
 bool UcxEndpoint::poll() {

@@ -24,6 +24,12 @@ class UcxEndpoint final : public kit::EndpointBase {
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported);
   Status signal(ByteSpan head, ByteSpan body);
+  void receive_rest();
+  // Or something else was begun here, or is being served, that has not ended: UCX does not say which of it is on its way.
+  [[nodiscard]] bool has_unsent() const noexcept {
+    return worker_->is_open() &&
+           (!operations_.empty() || !waiting_.empty() || !server_.empty() || requests_.any_message() || worker_->has_news());
+  }
 
   // ---- of the transport ----
   // UCX's progress wants to be called.
@@ -31,13 +37,7 @@ class UcxEndpoint final : public kit::EndpointBase {
   bool poll();
   // Copies of devices, and their streams, wake nobody.
   bool arm() { return !worker_->is_open() || (!due() && !transfers_.uses_devices() && worker_->arm()); }
-  // Something was begun here or is being served that has not ended.
-  [[nodiscard]] bool has_work() const noexcept {
-    return worker_->is_open() &&
-           (!operations_.empty() || !waiting_.empty() || !server_.empty() || requests_.any_message() || worker_->has_news());
-  }
-  // UCX's transports that carry it; once connected.
-  [[nodiscard]] const std::string& lanes() const noexcept { return lanes_; }
+  std::string lanes;  // UCX's transports that carry it; once connected
 
   // ---- of the worker ----
   [[nodiscard]] std::uint64_t token() const noexcept { return channel_.token; }
@@ -77,7 +77,6 @@ class UcxEndpoint final : public kit::EndpointBase {
   Server server_;
   bool advancing_ = false;
   Engine::TimerId patience_ = 0;
-  std::string lanes_;
 };
 
 }  // namespace hmc::ucx

@@ -72,7 +72,7 @@ class UcxTransport final : public Transport {
     const auto known = by_peer_.find(theirs->id);
     const auto link = known == by_peer_.end() ? nullptr : known->second.lock();
     result.detail =
-        (link && !link->lanes().empty() ? link->lanes() + " of " : "") + "UCX " + context_->api().version() + ", not encrypted";
+        (link && !link->lanes.empty() ? link->lanes + " of " : "") + "UCX " + context_->api().version() + ", not encrypted";
     result.reason = "was named; UCX chooses the way";
     if (device) {
       const double known_rate = link_bandwidth(local, remote);
@@ -114,7 +114,7 @@ class UcxTransport final : public Transport {
   }
 
   bool arm() override { return endpoints_.arm() && native_->arm(); }
-  [[nodiscard]] bool busy() const override { return endpoints_.any_has_work(); }
+  [[nodiscard]] bool busy() const override { return endpoints_.any_unsent(); }
 
  private:
   // Between two devices, or a device and the CPU. Empty: it can.

@@ -94,19 +94,34 @@ void CompletionQueues::destroy(std::unique_ptr<Queue> queue) const {
   if (queue && !engine_.forked()) api_.destroy_cq(queue->handle);
 }
 
-bool CompletionQueues::poll(const std::function<void(const ibv_wc&)>& handle) {
-  if (!early_.empty()) {
-    const std::vector<ibv_wc> found = std::exchange(early_, {});
-    for (const ibv_wc& one : found) handle(one);
-    return true;
+bool CompletionQueues::hand_over(const Handle& handle) {
+  const bool any = next_ != found_.size();
+  while (next_ != found_.size()) {
+    const ibv_wc one = found_[next_++];  // a handler may bring in others
+    handle(one);
   }
+  found_.clear();
+  next_ = 0;
+  return any;
+}
+
+int CompletionQueues::hand_over(const Queue& queue, const Handle& handle) {
+  std::array<ibv_wc, poll_batch> batch;
+  const int count = ibv_poll_cq(queue.handle, poll_batch, batch.data());
+  if (count <= 0) return 0;
+  found_.assign(batch.begin(), batch.begin() + count);
+  next_ = 0;
+  hand_over(handle);
+  return count;
+}
+
+bool CompletionQueues::poll(const Handle& handle) {
+  if (hand_over(handle)) return true;
   bool any = false;
-  std::array<ibv_wc, poll_batch> found;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     Queue& queue = *queues_[i];
     for (int batch = 0; batch < batches_per_poll; ++batch) {
-      const int count = ibv_poll_cq(queue.handle, poll_batch, found.data());
-      for (int k = 0; k < count; ++k) handle(found[static_cast<std::size_t>(k)]);
+      const int count = hand_over(queue, handle);
       any = any || count > 0;
       if (count == poll_batch) continue;
       // Empty: those that left have left nothing behind.
@@ -117,18 +132,26 @@ bool CompletionQueues::poll(const std::function<void(const ibv_wc&)>& handle) {
   return any;
 }
 
+void CompletionQueues::drain(const Handle& handle) {
+  hand_over(handle);
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    int left = std::max(queues_[i]->handle->cqe, poll_batch);
+    for (int count = poll_batch; count == poll_batch && left > 0; left -= count) count = hand_over(*queues_[i], handle);
+  }
+}
+
 bool CompletionQueues::arm() {
-  if (!early_.empty()) return false;
+  if (!found_.empty()) return false;
   for (const auto& queue : queues_) {
     if (ibv_req_notify_cq(queue->handle, 0) != 0) return false;
   }
   // What came before the request makes no event.
-  std::array<ibv_wc, poll_batch> found;
+  std::array<ibv_wc, poll_batch> batch;
   for (const auto& queue : queues_) {
-    const int count = ibv_poll_cq(queue->handle, poll_batch, found.data());
-    if (count > 0) early_.insert(early_.end(), found.begin(), found.begin() + count);
+    const int count = ibv_poll_cq(queue->handle, poll_batch, batch.data());
+    if (count > 0) found_.insert(found_.end(), batch.begin(), batch.begin() + count);
   }
-  return early_.empty();
+  return found_.empty();
 }
 
 void CompletionQueues::on_ready(std::uint32_t /*events*/) {

@@ -37,8 +37,12 @@ class CompletionQueues final : private FdHandler {
   [[nodiscard]] Result<std::unique_ptr<Queue>> create_private(unsigned entries) const;
   void destroy(std::unique_ptr<Queue> queue) const;
 
-  // Hands over what has completed. `handle` may destroy endpoints. True if there was anything.
-  bool poll(const std::function<void(const ibv_wc&)>& handle);
+  using Handle = std::function<void(const ibv_wc&)>;
+  // Hands over what has completed, as much as a poll does. `handle` may destroy endpoints, and call drain(). True if there was
+  // anything.
+  bool poll(const Handle& handle);
+  // Hands over all that has completed, at most what the queues hold.
+  void drain(const Handle& handle);
   // Asks for an event at the next completion. False: there are some already.
   bool arm();
 
@@ -46,6 +50,9 @@ class CompletionQueues final : private FdHandler {
   void on_ready(std::uint32_t events) override;
   Status watch();
   Status add(unsigned entries);
+  // Takes what fits into a batch out of a queue, and hands it over. Returns how many that were.
+  int hand_over(const Queue& queue, const Handle& handle);
+  bool hand_over(const Handle& handle);
 
   const Api& api_;
   Engine& engine_;
@@ -55,7 +62,10 @@ class CompletionQueues final : private FdHandler {
   int usual_ = 0;  // entries of a queue
   int most_ = 0;
   std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<ibv_wc> early_;  // found while arming
+  // Taken out of the queues and not handed over: those from `next_` on, in order. Kept here, so that a drain() within a handler
+  // passes on what comes before what it finds itself.
+  std::vector<ibv_wc> found_;
+  std::size_t next_ = 0;
   bool watched_ = false;
 };
 

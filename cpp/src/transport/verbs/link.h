@@ -32,6 +32,9 @@ class Link final : public kit::EndpointBase, private RailOwner {
   Status connect(const Blob& peer_address, Completion* done);
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported);
   Status signal(ByteSpan head, ByteSpan body);
+  void receive_rest();
+  // Also what the peer's card has not acknowledged: with its queue pair's end it is sent no more.
+  [[nodiscard]] bool has_unsent() const;
 
   // ---- of the transport ----
   void on_completion(const ibv_wc& completion);
@@ -58,7 +61,6 @@ class Link final : public kit::EndpointBase, private RailOwner {
   Status start(kit::Operation& operation) override;
   bool send(ByteSpan signal, std::uint64_t put) override;
   bool post_signal(ByteSpan head, ByteSpan body);
-  bool submit(Rail& rail, Batch& batch);
 
   // link_complete.cc
   void on_sent(Rail& rail, const ibv_wc& completion);
@@ -66,8 +68,7 @@ class Link final : public kit::EndpointBase, private RailOwner {
   void restart_outbound(Rail& rail);
   void on_gone(Rail& rail) override;
   void on_received(Rail& rail, const ibv_wc& completion);
-  bool take_message(unsigned slot, std::size_t bytes);
-  bool take_immediate(std::uint32_t immediate);
+  bool take(unsigned slot, const ibv_wc& completion);
 
   std::shared_ptr<Shared> shared_;
   std::uint32_t number_ = 0;

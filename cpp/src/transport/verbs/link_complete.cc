@@ -18,6 +18,25 @@ void Link::on_completion(const ibv_wc& completion) {
   if (rail.up()) on_sent(rail, completion);
 }
 
+void Shared::take(const ibv_wc& completion) {
+  const auto place = links.find(Rail::link_of(completion.wr_id));
+  const std::shared_ptr<Link> link = place == links.end() ? nullptr : place->second.lock();
+  if (!link) return;
+  link->on_completion(completion);
+  if (link->waiting_turn) return;
+  link->waiting_turn = true;
+  turns.push_back(link);
+}
+
+// The queues are those of all links of a card: what is found for others is theirs, as in a poll.
+void Link::receive_rest() {
+  const auto keep = shared_from_this();
+  for (std::size_t i = 0; i < rails_.size() && ready(); ++i) {
+    rails_[i].nic.queues().drain([shared = shared_.get()](const ibv_wc& completion) { shared->take(completion); });
+  }
+  engine_->kick();  // what the links answer is for the next poll
+}
+
 // The completion of a work request is that of all before it. It means that the peer's card has acknowledged, so that:
 // - Complete::local: the card reads the source no more.
 // - Complete::remote: the bytes have been handed to the peer's memory system, in order and before everything that follows on this
@@ -130,16 +149,25 @@ void Link::on_received(Rail& rail, const ibv_wc& completion) {
   const bool good = completion.status == IBV_WC_SUCCESS;
   if (good) {
     keeper_.on_answer(rail);
-    // What a write with an immediate has taken is the slot's turn, not its memory.
-    const bool immediate = completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
-    if (!(immediate ? take_immediate(ntohl(completion.imm_data)) : take_message(*slot, completion.byte_len))) return;
+    if (!take(*slot, completion)) return;
   }
   keeper_.on_receive_done(rail, *slot, good);
 }
 
 // False: the link is over.
-bool Link::take_message(unsigned slot, std::size_t bytes) {
-  const ByteSpan message(outbox_.memory.receive_slot(slot), std::min(bytes, slot_bytes));
+bool Link::take(unsigned slot, const ibv_wc& completion) {
+  // What a write with an immediate has taken is the slot's turn, not its memory.
+  if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+    const ByteSpan signal = heads_heard_.expand(ntohl(completion.imm_data));
+    if (signal.empty()) {
+      fail(Status(Code::protocol, "the peer sent a signal whose head it has not told"));
+      return false;
+    }
+    outbox_.credit.consume();
+    sink_->on_signal(signal);
+    return ready();
+  }
+  const ByteSpan message(outbox_.memory.receive_slot(slot), std::min<std::size_t>(completion.byte_len, slot_bytes));
   MessageHead head;
   const bool known = decode_head(message, head) && head.rail < rails_.size();
   if (!known || !outbox_.credit.on_told(head.consumed)) {
@@ -157,18 +185,6 @@ bool Link::take_message(unsigned slot, std::size_t bytes) {
   }
   // In place: nothing can be written there until the slot is posted again.
   sink_->on_signal(body);
-  return ready();
-}
-
-// False: the link is over.
-bool Link::take_immediate(std::uint32_t immediate) {
-  const ByteSpan signal = heads_heard_.expand(immediate);
-  if (signal.empty()) {
-    fail(Status(Code::protocol, "the peer sent a signal whose head it has not told"));
-    return false;
-  }
-  outbox_.credit.consume();
-  sink_->on_signal(signal);
   return ready();
 }
 

@@ -69,7 +69,7 @@ bool Link::post_signal(ByteSpan head, ByteSpan body) {
     return false;
   Batch batch;
   outbox_.add_message(*rail, batch, {MessageKind::signal}, 0, head, body);
-  submit(*rail, batch);
+  keeper_.submit(*rail, batch);
   return true;
 }
 
@@ -91,18 +91,16 @@ void Link::advance() {
       } else if (!rail.live() && rail.out.probe && !outbox_.memory.free_sends.empty()) {
         outbox_.fill_probe(rail, batch);
       }
-      posted = (batch.count != 0 && submit(rail, batch)) || posted;
+      posted = (batch.count != 0 && keeper_.submit(rail, batch)) || posted;
     }
   }
   advancing_ = false;
 }
 
-// False: it did not go; the rail has failed, perhaps the link.
-bool Link::submit(Rail& rail, Batch& batch) {
-  const Status submitted = rail.submit(batch);
-  if (submitted.ok()) keeper_.watch();
-  if (!submitted.ok()) keeper_.lose(rail, submitted);
-  return submitted.ok();
+bool Link::has_unsent() const {
+  if (!ready()) return false;
+  const auto holds = [](const auto& rail) { return rail->out.holds_signal(); };
+  return !waiting_.empty() || !outbox_.resend.empty() || std::ranges::any_of(rails_, holds);
 }
 
 }  // namespace hmc::verbs

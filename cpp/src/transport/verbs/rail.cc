@@ -31,6 +31,14 @@ std::size_t SendQueue::piece_bytes() const noexcept {
   return std::min(std::max(window_of(rate_.rate()) / 4, least), max_message_);
 }
 
+bool SendQueue::holds_signal() const noexcept {
+  const auto carries = [](const Record& one) { return one.ordinal != 0; };
+  for (std::uint32_t at = oldest; at != next; at = (at + 1) & sequence_mask) {
+    if (carries(records_[at % depth])) return true;
+  }
+  return std::ranges::any_of(again, carries);
+}
+
 Record SendQueue::retire(bool executed) {
   const Record one = record(oldest);
   oldest = (oldest + 1) & sequence_mask;

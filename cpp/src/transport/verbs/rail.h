@@ -61,6 +61,8 @@ class SendQueue {
   std::uint32_t oldest = 0, next = 0;  // sequences of work requests
 
   [[nodiscard]] bool waits() const noexcept { return probe || !again.empty() || !settles.empty() || !to_announce.empty(); }
+  // A signal that has not been executed, as far as is known here.
+  [[nodiscard]] bool holds_signal() const noexcept;
   [[nodiscard]] unsigned posted() const noexcept { return (next - oldest) & sequence_mask; }
   [[nodiscard]] bool full() const noexcept { return posted() == depth; }
   [[nodiscard]] Record& record(std::uint32_t sequence) noexcept { return records_[sequence % depth]; }

@@ -125,6 +125,13 @@ void RailKeeper::on_receive_done(Rail& rail, unsigned slot, bool good) {
   if (!status.ok()) lose(rail, status);
 }
 
+bool RailKeeper::submit(Rail& rail, Batch& batch) {
+  const Status submitted = rail.submit(batch);
+  if (submitted.ok()) watch();
+  if (!submitted.ok()) lose(rail, submitted);
+  return submitted.ok();
+}
+
 // ---- how a rail is left ----
 
 void RailKeeper::lose(Rail& rail, const Status& reason) {
@@ -250,7 +257,8 @@ void RailKeeper::join(Rail& rail) {
 
 // ---- a card that neither finishes nor fails what it was given ----
 
-void RailKeeper::set_watch() {
+void RailKeeper::watch() {
+  if (watch_timer_ != 0) return;
   watch_timer_ = shared_.engine->at(Deadline::after_seconds(shared_.silence_seconds / looks), [this] {
     watch_timer_ = 0;
     look();

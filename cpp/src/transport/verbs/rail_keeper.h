@@ -53,6 +53,8 @@ class RailKeeper {
   Status connect(const Address& peer);
   void stop();
 
+  // Posts work, and watches the rails until a look finds none. False: it did not go; the rail has failed, perhaps the link.
+  bool submit(Rail& rail, Batch& batch);
   // The rail has failed.
   void lose(Rail& rail, const Status& reason);
   // The requester's queue pair of a rail starts over after an access error, all that was posted to it having come back.
@@ -64,10 +66,6 @@ class RailKeeper {
   // Something has come back over a rail.
   void on_answer(Rail& rail) {
     if (rail.state == Rail::State::joining) join(rail);
-  }
-  // Work has been posted: watches the rails until a look finds none.
-  void watch() {
-    if (watch_timer_ == 0) set_watch();
   }
 
  private:
@@ -81,7 +79,7 @@ class RailKeeper {
   Status renew(std::size_t index, std::uint16_t life, std::uint32_t rank);
   bool on_offer(const MessageHead& head, ByteSpan body);
   void join(Rail& rail);
-  void set_watch();
+  void watch();
   void look();
 
   const Shared& shared_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "progress/engine.h"
 #include "transport/verbs/queue_pair.h"
@@ -25,6 +26,10 @@ struct Shared {
   std::unordered_map<std::uint32_t, std::weak_ptr<Link>> links;  // by number, which their work requests carry
   std::uint32_t last_number = 0;
   std::size_t held = 0;  // operations that wait for a stream of a device
+  // Links with completions since they last advanced. The transport empties it.
+  std::vector<std::shared_ptr<Link>> turns;
+  // Hands a completion to its link, if that lives. A callback may destroy endpoints, or make more.
+  void take(const ibv_wc& completion);
 };
 
 }  // namespace hmc::verbs

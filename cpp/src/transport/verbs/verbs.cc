@@ -32,6 +32,7 @@ class VerbsTransport final : public Transport {
   explicit VerbsTransport(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {
     for (const auto& nic : *shared_->nics) domain_.ports.push_back(nic->info());
   }
+  ~VerbsTransport() override { shared_->turns.clear(); }  // which own what they are owned by
 
   [[nodiscard]] std::string_view name() const noexcept override { return "verbs"; }
 
@@ -125,9 +126,9 @@ class VerbsTransport final : public Transport {
     if (shared_->links.empty()) return false;
     bool moved = false;
     for (const auto& nic : *shared_->nics) {
-      moved = nic->queues().poll([this](const ibv_wc& completion) { handle(completion); }) || moved;
+      moved = nic->queues().poll([this](const ibv_wc& completion) { shared_->take(completion); }) || moved;
     }
-    advancing_.swap(turns_);
+    advancing_.swap(shared_->turns);
     for (const auto& link : advancing_) {
       link->waiting_turn = false;
       link->advance();
@@ -168,20 +169,9 @@ class VerbsTransport final : public Transport {
     return moved;
   }
 
-  // Callbacks may destroy the endpoint, or make more.
-  void handle(const ibv_wc& completion) {
-    const auto place = shared_->links.find(verbs::Rail::link_of(completion.wr_id));
-    const std::shared_ptr<Link> link = place == shared_->links.end() ? nullptr : place->second.lock();
-    if (!link) return;
-    link->on_completion(completion);
-    if (link->waiting_turn) return;
-    link->waiting_turn = true;
-    turns_.push_back(link);
-  }
-
   std::shared_ptr<Shared> shared_;
   verbs::Domain domain_;
-  std::vector<std::shared_ptr<Link>> turns_, advancing_;
+  std::vector<std::shared_ptr<Link>> advancing_;
 };
 
 Result<std::unique_ptr<Transport>> create_verbs_transport(const TransportEnvironment& environment) {

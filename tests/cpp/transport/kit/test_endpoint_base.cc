@@ -30,6 +30,8 @@ class FakeEndpoint final : public kit::EndpointBase {
   Status connect(const Blob&, Completion* done) { return begin_connect(done); }
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob&) { return Status(Code::unsupported, "none"); }
   Status signal(ByteSpan, ByteSpan) { return {}; }
+  void receive_rest() {}
+  [[nodiscard]] bool has_unsent() const { return false; }
 
   using EndpointBase::connected;
   using EndpointBase::fail;
