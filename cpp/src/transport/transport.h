@@ -149,7 +149,9 @@ class EndpointSink {
   // The same for a signal that the peer can still write to: what is decided by its bytes is copied first. False: it was left alone,
   // and a copy goes to on_signal().
   virtual bool on_signal_in_place(ByteSpan /*signal*/) { return false; }
-  virtual void on_failed(const Status& reason) = 0;  // once; every pending operation has been completed with it before
+  // Once; every pending operation has been completed with it before. Never from within a post or connect(): transports that build
+  // on others, which post in the middle of an operation of theirs, end all of them here.
+  virtual void on_failed(const Status& reason) = 0;
 
  protected:
   ~EndpointSink() = default;
@@ -157,6 +159,7 @@ class EndpointSink {
 
 // One connection to one peer. Creation is symmetric: both sides make one, exchange address() over control, and connect().
 // A post that returns an error was not accepted and never completes; would_block means: no room now, post again after a poll.
+// One that finds the connection broken returns that, too, or is accepted and fails: the sink learns the reason afterwards.
 // Destruction closes: pending operations complete with `closed` first.
 class Endpoint {
  public:

@@ -70,6 +70,7 @@ class Move {
     op.signal = signal;
     op.after = after;
     const auto lock = side_->lock();
+    const Posting posting(side_->sink);
     return is_put ? side_->endpoint->put(op, &done) : side_->endpoint->get(op, &done);
   }
   Side* side_;

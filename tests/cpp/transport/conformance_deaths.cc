@@ -96,6 +96,44 @@ TEST_P(ConformanceDeaths, StoppedThenKilled) {
   }
 }
 
+// Posts may be what finds the death. The sink learns of it, and not from within them (TestSink).
+TEST_P(ConformanceDeaths, PostsMayFindTheDeath) {
+  set(GetParam().far_value);
+  RemotePeer peer(*GetParam().factory, false, false);
+  set(GetParam().value);
+  HMC_PAIR_OR_SKIP();
+  if (pair->loops_back()) GTEST_SKIP() << "reaches only its own process";
+  {
+    Node& node = *pair->a().node;
+    constexpr std::size_t size = 5000;
+    const Area inbox(node, RemotePeer::bytes, false);
+    const Area local(node, size, false);
+    RemoteLink link;
+    HMC_ASSERT_OK(link.connect(node, peer.socket.get(), peer.pid(), inbox));
+    peer.kill();
+    std::vector<std::unique_ptr<Transfer>> puts;
+    const auto post = [&](unsigned i) {
+      if (i % 8 != 0) return send_signal(link.side, pattern(1000, i));
+      puts.push_back(std::make_unique<Transfer>(link.side, local, *link.region));
+      const Status posted = puts.back()->put();
+      if (!posted.ok()) puts.pop_back();
+      return posted;
+    };
+    for (unsigned i = 0; i < 2000 && link.side.sink.failure.ok(); ++i) {
+      const Status posted = post(i);
+      EXPECT_TRUE(posted.ok() || posted.code() == Code::would_block || posted.code() == Code::stale) << posted.str();
+      if (!posted.ok() || i % 64 == 63) pair->poll();
+    }
+    const Status& failure = link.side.sink.failure;
+    EXPECT_TRUE(failure.ok() || failure.code() == Code::peer_lost) << failure.str();
+    link.side.close();
+    for (const auto& put : puts) EXPECT_EQ(put->done.count(), 1);
+    HMC_ASSERT_OK(send_signal(pair->a(), pattern(100, 1)));
+    ASSERT_TRUE(pair->until([&] { return pair->b().sink.signals.size() == 1; }));
+  }
+  pair.reset();
+}
+
 // Whole bytes between two processes, both ways at once.
 TEST_P(ConformanceDeaths, LivingPeersBytes) {
   for (const bool shareable : {false, true}) {

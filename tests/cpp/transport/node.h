@@ -44,11 +44,26 @@ class TestSink final : public EndpointSink {
   }
   void on_failed(const Status& reason) override {
     EXPECT_TRUE(failure.ok()) << "on_failed came twice";
+    EXPECT_FALSE(posting) << "on_failed came from within a post";
     failure = reason;
   }
   std::function<void(ByteSpan)> handler;
   std::vector<Bytes> signals;
   Status failure;
+  bool posting = false;
+};
+
+// While it lives, something is being posted at the sink's endpoint. Engine lock held.
+class Posting {
+ public:
+  explicit Posting(TestSink& sink) noexcept : sink_(sink), before_(std::exchange(sink.posting, true)) {}
+  Posting(const Posting&) = delete;
+  Posting& operator=(const Posting&) = delete;
+  ~Posting() { sink_.posting = before_; }
+
+ private:
+  TestSink& sink_;
+  const bool before_;
 };
 
 // One Context's worth below comm: engine, listener and one transport.

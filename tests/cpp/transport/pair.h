@@ -224,12 +224,14 @@ class Transfer {
     for (const Run& run : runs_) op.bytes += run.count * run.block;
     op.level = level_;
     op.signal = signal_;
+    const Posting posting(side_->sink);
     const Status status = is_put ? side_->endpoint->put(op, &done) : side_->endpoint->get(op, &done);
     posted_ = posted_ || status.ok();
     return status;
   }
   Status cancel() {
     const auto lock = side_->lock();
+    const Posting posting(side_->sink);
     return side_->endpoint->cancel(&done);
   }
 
@@ -251,6 +253,7 @@ class Transfer {
 
 inline Status send_signal(Side& side, ByteSpan head, ByteSpan body = {}) {
   const auto lock = side.lock();
+  const Posting posting(side.sink);
   return side.endpoint->signal(head, body);
 }
 

@@ -80,7 +80,7 @@ Result<Blob> IpcEndpoint::describe(LocalRegion& region) {
   auto exported = region.exported();
   const DeviceSpan& span = region.view().span;
   if (exported.ok() || span.device.is_cpu() || exported.status().code() == Code::invalid_argument) return exported;
-  if (stopped()) return Status(Code::closed, "the ipc endpoint is closed");
+  if (stopped()) return not_ready();
   const auto held = hold(span);
   if (held.status().code() == Code::would_block) return held.status();
   if (!held.ok()) {

@@ -6,6 +6,7 @@
 namespace hmc::kit {
 
 Status EndpointBase::not_ready() const {
+  if (state_ == State::failing) return Status(Code::would_block, std::string(failure_.message()));
   if (!failure_.ok()) return failure_;
   if (closed()) return Status(Code::closed, "the " + std::string(traits_.name) + " endpoint is closed");
   return Status(Code::invalid_argument, "the " + std::string(traits_.name) + " endpoint is not connected yet");
@@ -63,7 +64,7 @@ Status EndpointBase::post(const TransferOp& transfer, Completion* done, bool is_
 void EndpointBase::finish(Operation& operation) {
   OperationTable::Ended ended = operations_.take(operation);
   if (!operation.signal.empty() && operation.failure.ok()) attach(operation.signal, 0);
-  if (!ready() && operation.failure.ok()) operation.failure = not_ready();  // sending it showed the loss
+  if (!ready() && operation.failure.ok()) operation.failure = failure_.ok() ? not_ready() : failure_;  // sending it showed the loss
   operations_.complete(std::move(ended));
 }
 
@@ -120,9 +121,15 @@ void EndpointBase::fail(const Status& reason) {
   const auto keep = shared_from_this();
   const bool was_ready = ready();
   failure_ = reason;
-  state_ = State::failed;
+  state_ = was_ready ? State::failing : State::failed;
   end_all(reason);
-  if (was_ready && !closed()) sink_->on_failed(reason);
+  if (state_ != State::failing) return;
+  engine_->defer([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || self->state_ != State::failing) return;
+    self->state_ = State::failed;
+    self->sink_->on_failed(self->failure_);
+  });
 }
 
 void EndpointBase::close() {

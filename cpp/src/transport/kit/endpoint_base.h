@@ -55,9 +55,10 @@ class EndpointBase : public std::enable_shared_from_this<EndpointBase> {
 
   // ---- what it uses ----
   [[nodiscard]] bool ready() const noexcept { return state_ == State::ready; }
-  [[nodiscard]] bool stopped() const noexcept { return state_ == State::failed || state_ == State::closed; }
+  [[nodiscard]] bool stopped() const noexcept { return state_ != State::open && state_ != State::ready; }
   [[nodiscard]] bool connecting() const noexcept { return connecting_ != nullptr; }
-  [[nodiscard]] Status not_ready() const;  // why
+  // Why nothing can be posted. would_block until the sink knows of a failure: afterwards its owner posts to another connection.
+  [[nodiscard]] Status not_ready() const;
   [[nodiscard]] Status check_signal(std::size_t bytes) const;
   // The wire is being connected, which connected() ends. Errors: it was connected before, or closed.
   Status begin_connect(Completion* done);
@@ -67,7 +68,8 @@ class EndpointBase : public std::enable_shared_from_this<EndpointBase> {
   void finish(Operation& operation);
   void attach(ByteSpan signal, std::uint64_t put);  // sends it or queues it
   bool send_waiting();                              // true if any went
-  // The connection is lost: ends everything pending with `reason`.
+  // The connection is lost: ends everything pending with `reason`. The sink learns of it outside the current call chain, in which
+  // a post may be. Callable from anywhere.
   void fail(const Status& reason);
 
   const std::shared_ptr<Engine> engine_;
@@ -76,7 +78,13 @@ class EndpointBase : public std::enable_shared_from_this<EndpointBase> {
   ActiveMessageQueue waiting_;  // attached signals that met a full wire
 
  private:
-  enum class State : std::uint8_t { open, ready, failed, closed };
+  enum class State : std::uint8_t {
+    open,
+    ready,
+    failing,  // and the sink does not know yet
+    failed,
+    closed,
+  };
 
   Status post(const TransferOp& op, Completion* done, bool is_put);
   void end_all(const Status& reason);

@@ -84,7 +84,9 @@ void StagingEndpoint::on_carrier_ready() {
   };
   const Rings rings{exported(ring_region_.get()), exported(server_.mirror_region())};
   if (rings.own.empty() && rings.mirror.empty()) return;
-  if (const Status sent = carrier().signal_own(encode(rings)); !sent.ok()) fail(sent);
+  if (const Status sent = carrier().signal_own(encode(rings)); !sent.ok()) {
+    fail(Status(sent.code() == Code::would_block ? Code::transport : sent.code(), std::string(sent.message()), sent.native()));
+  }
 }
 
 Status StagingEndpoint::on_rings(const Rings& rings) {

@@ -68,7 +68,7 @@ void UcxEndpoint::maybe_connected() {
 Result<std::unique_ptr<RemoteRegion>> UcxEndpoint::import_region(const Blob& exported) {
   HMC_ASSIGN(const RegionKey key, decode_region(exported.bytes));
   if (!exported.fds.empty()) return Status(Code::protocol, "malformed ucx region");
-  if (!ready()) return not_ready();
+  if (!ready()) return Status(Code::transport, "a ucx region is imported over a connection, and this one is not connected");
   const bool direct = transfers_.direct(key.kind);
   if (key.kind != MemoryKind::host && !direct) {
     return Status(Code::unsupported, "UCX (" + lanes + ") has no way for memory of devices to this peer");

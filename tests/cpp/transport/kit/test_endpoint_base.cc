@@ -29,7 +29,10 @@ class FakeEndpoint final : public kit::EndpointBase {
   Result<Blob> address() { return Blob{}; }
   Status connect(const Blob&, Completion* done) { return begin_connect(done); }
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob&) { return Status(Code::unsupported, "none"); }
-  Status signal(ByteSpan, ByteSpan) { return {}; }
+  Status signal(ByteSpan, ByteSpan) {
+    if (breaks) fail(Status(Code::peer_lost, "gone"));
+    return ready() ? Status() : not_ready();
+  }
   void receive_rest() {}
   [[nodiscard]] bool has_unsent() const { return false; }
 
@@ -42,13 +45,17 @@ class FakeEndpoint final : public kit::EndpointBase {
 
   bool takes = true;    // runs
   bool accepts = true;  // operations
+  bool breaks = false;  // within a post
   std::size_t room = 1000;
   std::vector<Bytes> sent;
   int stops = 0;
 
  private:
   Status check(const Run&, bool) const override { return takes ? Status() : Status(Code::invalid_argument, "not that run"); }
-  Status start(Operation&) override { return accepts ? Status() : Status(Code::unsupported, "not that operation"); }
+  Status start(Operation&) override {
+    if (breaks) fail(Status(Code::peer_lost, "gone"));
+    return accepts ? Status() : Status(Code::unsupported, "not that operation");
+  }
   bool send(ByteSpan signal, std::uint64_t) override {
     if (room == 0) return false;
     --room;
@@ -82,7 +89,16 @@ class EndpointBaseTest : public ::testing::Test {
     op.runs = {runs.back().get(), 1};
     op.bytes = block;
     op.signal = signal;
+    const Posting posting(sink);
     return handle->put(op, &done);
+  }
+  Status signal() {
+    const Posting posting(sink);
+    return handle->signal(pattern(9, 1), {});
+  }
+  void poll() {
+    const auto lock = engine->lock();
+    engine->poll_once();
   }
 
   std::shared_ptr<Engine> engine;
@@ -125,6 +141,7 @@ TEST_F(EndpointBaseTest, NothingIsPostedBeforeOrAfterTheConnection) {
   EXPECT_EQ(done.count(), 1);
   EXPECT_EQ(done.status().code(), Code::closed);
   base->fail(Status(Code::peer_lost, "gone"));
+  poll();
   EXPECT_EQ(put(done).code(), Code::peer_lost);
   EXPECT_EQ(handle->flush(&done).code(), Code::peer_lost);
 }
@@ -194,6 +211,7 @@ TEST_F(EndpointBaseTest, CallbackOfAFailureMayDestroyTheEndpoint) {
   base.reset();  // nothing but the handle holds it
   done[1].then = [&] { handle.reset(); };
   raw->fail(Status(Code::peer_lost, "gone"));
+  poll();
   for (const Done& each : done) {
     EXPECT_EQ(each.count(), 1);
     EXPECT_EQ(each.status().code(), Code::peer_lost);
@@ -207,10 +225,50 @@ TEST_F(EndpointBaseTest, FailureEndsOperationsBeforeTheSinkLearnsOfIt) {
   done.then = [&] { HMC_EXPECT_OK(Status(sink.failure)); };
   base->fail(Status(Code::peer_lost, "gone"));
   base->fail(Status(Code::protocol, "again"));
+  poll();
   EXPECT_EQ(sink.failure.code(), Code::peer_lost);
   EXPECT_EQ(base->stops, 1);
   handle.reset();
   EXPECT_EQ(base->stops, 2);
+}
+
+// Who posts may be in the middle of an operation that the sink would end.
+TEST_F(EndpointBaseTest, AFailureWithinAPostIsReportedAfterIt) {
+  for (const bool by_signal : {false, true}) {
+    Done before, within, refused;
+    HMC_ASSERT_OK(put(before));
+    base->breaks = true;
+    if (by_signal) {
+      EXPECT_EQ(signal().code(), Code::would_block);
+      within.complete(Status(Code::peer_lost, "not posted"));
+    } else {
+      HMC_EXPECT_OK(put(within));
+    }
+    for (const Done* done : {&before, &within}) {
+      EXPECT_EQ(done->count(), 1);
+      EXPECT_EQ(done->status().code(), Code::peer_lost);
+    }
+    HMC_EXPECT_OK(Status(sink.failure));
+    // Not lost for good: its owner posts it elsewhere once it knows.
+    EXPECT_EQ(put(refused).code(), Code::would_block);
+    EXPECT_EQ(signal().code(), Code::would_block);
+    EXPECT_EQ(handle->flush(&refused).code(), Code::would_block);
+    EXPECT_EQ(refused.count(), 0);
+    poll();
+    EXPECT_EQ(sink.failure.code(), Code::peer_lost);
+    EXPECT_EQ(put(refused).code(), Code::peer_lost);
+    EXPECT_EQ(signal().code(), Code::peer_lost);
+    TearDown();
+    sink.failure = {};
+    SetUp();
+  }
+}
+
+TEST_F(EndpointBaseTest, AnEndpointThatIsClosedMeanwhileReportsNoFailure) {
+  base->fail(Status(Code::peer_lost, "gone"));
+  handle.reset();
+  poll();
+  HMC_EXPECT_OK(Status(sink.failure));
 }
 
 TEST_F(EndpointBaseTest, CallbackMayPostAgain) {
