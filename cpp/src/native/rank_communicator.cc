@@ -67,7 +67,7 @@ void RankCommunicator::work() {
       lock.lock();
     }
   }
-  const Handle left = aborting_ ? nullptr : std::exchange(handle_, nullptr);
+  const Handle left = aborts() ? nullptr : std::exchange(handle_, nullptr);
   lock.unlock();
   if (left != nullptr) {
     static_cast<void>(queue_->on_device([&] {
@@ -111,7 +111,7 @@ void RankCommunicator::join(const UniqueId& id, const std::function<void(const S
   bool unwanted = false;
   {
     const std::scoped_lock lock(mutex_);
-    unwanted = aborting_;
+    unwanted = aborts();
     if (!unwanted) handle_ = made;
   }
   if (!unwanted) return connected({});
@@ -128,7 +128,7 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   Handle handle = nullptr;
   {
     const std::scoped_lock lock(mutex_);
-    unwanted = aborting_;
+    unwanted = aborts();
     if (!unwanted) ++pending_;
     calling_ = !unwanted;
     handle = handle_;
@@ -152,8 +152,8 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   bool own_job = false;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return aborted_ || abort_is_job_; });
-    own_job = !aborted_;
+    changed_.wait(lock, [this] { return abort_ == Abort::done || abort_ == Abort::is_job; });
+    own_job = abort_ == Abort::is_job;
   }
   if (own_job) abort_now();
   issued->complete(started);
@@ -180,7 +180,7 @@ void RankCommunicator::look_for_errors() {
   Handle handle = nullptr;
   {
     const std::scoped_lock lock(mutex_);
-    if (handle_ == nullptr || aborting_) return;
+    if (handle_ == nullptr || aborts()) return;
     calling_ = true;
     handle = handle_;
   }
@@ -200,7 +200,8 @@ void RankCommunicator::look_for_errors() {
 void RankCommunicator::fail(const Status& why) {
   {
     const std::scoped_lock lock(mutex_);
-    if (std::exchange(aborting_, true)) return;  // that is why
+    if (aborts()) return;  // that is why
+    abort_ = Abort::begun;
     failure_ = why;
   }
   if (why.code() != Code::closed) library_.avoid(why);
@@ -209,12 +210,13 @@ void RankCommunicator::fail(const Status& why) {
 
 void RankCommunicator::abort() {
   const std::scoped_lock lock(mutex_);
-  if (std::exchange(aborting_, true)) return;
+  if (aborts()) return;
+  abort_ = Abort::begun;
   const auto thread = start_thread("hmc-ccl-abort", [self = shared_from_this()] { self->abort_now(); });
   if (thread) {
     thread->detach();
   } else {
-    abort_is_job_ = true;
+    abort_ = Abort::is_job;
     jobs_.push_front([this] { abort_now(); });
   }
   changed_.notify_all();
@@ -229,7 +231,7 @@ void RankCommunicator::abort_now() {
     library_.calls().abort(handle);
     lock.lock();
   }
-  aborted_ = true;
+  abort_ = Abort::done;
   changed_.notify_all();
 }
 
@@ -242,7 +244,7 @@ void RankCommunicator::issued_ended() noexcept {
 Status RankCommunicator::outcome(const Status& of_device) {
   const std::scoped_lock lock(mutex_);
   if (!failure_.ok()) return failure_;
-  if (aborting_) return aborted_status();
+  if (aborts()) return aborted_status();
   // "Unsupported" would send this rank alone another way.
   return of_device.code() == Code::unsupported ? Status(Code::device, std::string(of_device.message())) : of_device;
 }

@@ -61,6 +61,13 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
  private:
   class Issued;
   using Job = std::function<void()>;
+  enum class Abort : std::uint8_t {
+    no,
+    begun,
+    is_job,  // of its own thread, as the system refused another one
+    done,
+  };
+  [[nodiscard]] bool aborts() const noexcept { return abort_ != Abort::no; }
   void add(Job job);
   void work();
   void join(const UniqueId& id, const std::function<void(const Status&)>& connected);
@@ -83,9 +90,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   std::uint32_t pending_ = 0;             // calls that the device carries out
   bool closing_ = false, ended_ = false;  // of the thread
   bool calling_ = false;                  // the thread is in the library, with handle_
-  bool aborting_ = false, aborted_ = false;
-  bool abort_is_job_ = false;  // of its own thread, as the system refused another one
-  Status failure_;             // the library's, the first
+  Abort abort_ = Abort::no;
+  Status failure_;  // the library's, the first
 };
 
 }  // namespace hmc::native

@@ -223,7 +223,7 @@ TEST(Launch, AGivenRendezvousServesEveryLauncher) {
                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
                          Set{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}, Set{{"RANK", "1"}, {"WORLD_SIZE", "4"}},
-                         Set{{"HMC_RANK", "1"}, {"HMC_SIZE", "4"}}, Set{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}}}) {
+                         Set{{"HMC_RANK", "1"}, {"HMC_SIZE", "4"}}}) {
     for (const auto& [name, value] : set) setenv(name, value, 1);
     InitOptions options;
     EXPECT_EQ(resolve_launch(options).status().code(), Code::invalid_argument) << set.front().first;
