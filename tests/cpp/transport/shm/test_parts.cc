@@ -199,8 +199,12 @@ TEST_F(ShmOperations, FlushWaitsForEarlierPutsOnly) {
   add(true, later);
   operations_.end_flushes();
   EXPECT_EQ(flush.count, 0);
-  operations_.failed_late(Status(Code::stale, "first"));
-  operations_.failed_late(Status(Code::closed, "second"));
+  for (const Code code : {Code::stale, Code::closed}) {  // the first counts
+    Operation failed;
+    failed.number = first.number;
+    failed.failure = Status(code, "late");
+    operations_.failed_late(failed);
+  }
   EXPECT_EQ(operations_.remove(first)->done, &put);
   operations_.end_flushes();
   EXPECT_EQ(flush.count, 1);
