@@ -26,13 +26,14 @@ def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def stopped_by_signals(job: Job) -> Iterator[None]:
-    """Stops the job before this process ends by a signal: SIGTERM, SIGHUP, SIGQUIT, Ctrl-C."""
+    """Stops the job before this process ends by a signal: SIGTERM, SIGHUP, SIGQUIT, Ctrl-C. Ignored ones (``nohup``) stay so."""
 
     def on_signal(number: int, _frame: object) -> None:
         job.stop()
         raise SystemExit(128 + number)
 
-    old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:

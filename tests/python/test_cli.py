@@ -348,8 +348,8 @@ def test_the_ranks_end_with_the_command(number: signal.Signals, tmp_path: Path) 
     script = tmp_path / "sleeps.py"
     script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n")
     command = [*HMC, "run", "-n", "3", "--no-prefix", str(script)]
-    # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
-    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    # What runs in the background of a shell, or under nohup, is started with signals ignored, and hands that on.
+    listen = partial(signal.signal, signal.SIGINT if number == signal.SIGKILL else number, signal.SIG_DFL)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         assert process.stdout
         assert process.stderr

@@ -1,0 +1,39 @@
+"""`hmc run`: signals that its parent ignores, options that cannot be, and output of the ranks as they wrote it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+from commands import HMC
+
+# Prints a line, and ends once the file is there.
+WAITS = """
+import sys, time
+from pathlib import Path
+print("started", flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM], ids=lambda n: n.name)
+def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
+    script, go = tmp_path / "waits.py", tmp_path / "go"
+    script.write_text(WAITS)
+    command = [*HMC, "run", "-n", "1", str(script), str(go)]
+    ignore = partial(signal.signal, number, signal.SIG_IGN)  # as nohup does
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ignore) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "[0] started\n"
+            process.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            go.touch()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
