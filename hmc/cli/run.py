@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import signal
 import sys
@@ -22,6 +23,12 @@ def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
     if script.endswith(".py"):
         return [sys.executable, script, *arguments]
     return [script, *arguments]
+
+
+def _is_rendezvous(text: str) -> bool:
+    """Whether ranks would take it: "unix:/path", "tcp://host:port", "tcp://[ipv6]:port"."""
+    match = re.fullmatch(r"unix:.+|tcp://(?:\[[^\[\]]+\]|[^\[\]]+):([0-9]{1,5})", text)
+    return match is not None and (match[1] is None or 1 <= int(match[1]) <= 65535)
 
 
 @contextlib.contextmanager
@@ -51,6 +58,9 @@ def run_command(options: argparse.Namespace) -> int:
         return 2
     if options.nodes > 1 and not options.rendezvous.startswith("tcp://"):
         print("hmc run: --nodes needs --rendezvous tcp://HOST:PORT, an address of the first host", file=sys.stderr)
+        return 2
+    if options.rendezvous and not _is_rendezvous(options.rendezvous):
+        print(f"hmc run: --rendezvous {options.rendezvous}: give tcp://HOST:PORT, with a port from 1 to 65535", file=sys.stderr)
         return 2
     if options.nodes > 1 and "HMC_JOB_KEY" not in os.environ:
         print(

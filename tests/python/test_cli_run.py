@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands import HMC
+from commands import HMC, run_hmc
 
 # Prints a line, and ends once the file is there.
 WAITS = """
@@ -37,3 +37,20 @@ def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path)
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    "rendezvous",
+    ["tcp://localhost", "tcp://:1234", "tcp://h:0", "tcp://h:65536", "tcp://h:port", "tcp://h:-1", "tcp://[]:1", "h:1234", "unix:"],
+)
+def test_a_malformed_rendezvous_is_one_line(rendezvous: str) -> None:
+    result = run_hmc("run", "--rendezvous", rendezvous, "true")
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"hmc run: --rendezvous {rendezvous}: ")
+
+
+@pytest.mark.parametrize("rendezvous", ["tcp://localhost:1234", "tcp://[::1]:1", "unix:/tmp/x"])
+def test_a_rendezvous_reaches_the_ranks(rendezvous: str) -> None:
+    result = run_hmc("run", "-n", "1", "--no-prefix", "--rendezvous", rendezvous, "printenv", "HMC_RENDEZVOUS")
+    assert (result.returncode, result.stdout, result.stderr) == (0, rendezvous + "\n", "")
