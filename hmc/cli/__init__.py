@@ -114,7 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
     run.add_argument("--simulate", **simulate)
     run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
-    run.add_argument("--grace", type=float, default=5.0, help="seconds the others get when one process fails (default 5)")
+    run.add_argument(
+        "--grace", type=seconds, default=5.0, help="seconds the others get when one process fails, or such as 500ms (default 5)"
+    )
     run.add_argument("-m", nargs=argparse.REMAINDER, dest="module", metavar="MODULE ...", help="run a module, with its arguments")
     run.add_argument("script", nargs="?", default="", help="a Python file or a program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")

@@ -54,3 +54,19 @@ def test_a_malformed_rendezvous_is_one_line(rendezvous: str) -> None:
 def test_a_rendezvous_reaches_the_ranks(rendezvous: str) -> None:
     result = run_hmc("run", "-n", "1", "--no-prefix", "--rendezvous", rendezvous, "printenv", "HMC_RENDEZVOUS")
     assert (result.returncode, result.stdout, result.stderr) == (0, rendezvous + "\n", "")
+
+
+@pytest.mark.parametrize("grace", ["nan", "-1", "inf", "-inf", "9" * 400, "soon", ""], ids=lambda text: text[:9])
+def test_a_grace_that_is_no_time_is_refused(grace: str) -> None:
+    result = run_hmc("run", f"--grace={grace}", "true")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--grace" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("grace", ["0", "0.25", "250ms"])
+def test_a_grace_is_seconds_or_has_a_unit(grace: str, tmp_path: Path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text("import os, sys, time\nif os.environ['HMC_RANK'] == '1':\n    sys.exit(4)\ntime.sleep(60)\n")
+    result = run_hmc("run", "-n", "2", "--grace", grace, str(script))
+    assert result.returncode == 4
+    assert f"rank 0 had not ended {'0' if grace == '0' else '0.25'} s later" in result.stderr
