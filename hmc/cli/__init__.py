@@ -95,7 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     topo.add_argument("--devices", default="", help="cards to ask, e.g. 'cuda:0,cuda:1,cpu'; default: all of this host")
     topo.add_argument("--simulate", **simulate)
     topo.add_argument("--file", default="", help="show this written topology; no card is asked")
-    topo.add_argument("--save", type=_file, default="", metavar="FILE", help="write the topology, for hmc.Topology.load")
+    topo.add_argument(
+        "--save",
+        type=_file,
+        default="",
+        metavar="FILE",
+        help="write the topology, for hmc.Topology.load; - prints it in place of the text",
+    )
     topo.add_argument(
         "--picture", type=_picture, default="", metavar="FILE", help="draw hosts, cards, links and paths (.png or .svg)"
     )

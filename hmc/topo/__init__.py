@@ -21,8 +21,11 @@ def run_topo(options: argparse.Namespace) -> int:
     """Prints, and draws and saves where asked. Exit status 1 when a process failed, 2 for wrong usage."""
     import hmc
 
+    alone = "-" in (options.json, options.save)  # data on standard output
     paths: list[list[dict[str, Any]]] = []
     try:
+        if options.json == options.save == "-":
+            raise ValueError("--save and --json both write to standard output; give one of them a file")
         if options.file:
             topology = hmc.Topology.load(options.file)
         else:
@@ -39,11 +42,17 @@ def run_topo(options: argparse.Namespace) -> int:
         return 2
     if options.json:
         write_json(as_data(topology, paths), options.json)
-    out = sys.stderr if options.json == "-" else sys.stdout
-    if options.json != "-":
+    if not alone:
         show(topology, paths)
-    if options.save:
-        topology.save(options.save)
+    out = sys.stderr if alone else sys.stdout
+    if options.save == "-":
+        sys.stdout.write(str(topology))
+    elif options.save:
+        try:
+            topology.save(options.save)
+        except hmc.HmcError as error:
+            print(f"hmc topo: {error}", file=sys.stderr)
+            return 2
         print(f"topology: {options.save}", file=out)
     if options.picture:
         from hmc.topo.picture import draw

@@ -1,0 +1,40 @@
+"""What the `hmc` command writes: to files that cannot be written, to readers that left, in encodings that lack a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commands import run_hmc
+
+import hmc
+
+
+def topology_file(folder: Path, model: str = "") -> str:
+    file = folder / "cards.topo"
+    file.write_text(f'hmc-topology 1\nhost h\ncard c host=h device=cpu model="{model}"\n')
+    return str(file)
+
+
+def test_a_topology_that_cannot_be_saved_is_one_line(tmp_path: Path) -> None:
+    result = run_hmc("topo", "--file", topology_file(tmp_path), "--save", "/dev/full")
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("hmc topo: ")
+    assert "/dev/full" in line
+
+
+def test_a_topology_is_saved_to_standard_output_alone(tmp_path: Path) -> None:
+    file = topology_file(tmp_path)
+    result = run_hmc("topo", "--file", file, "--save", "-", "--json", "data.json", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == str(hmc.Topology.load(file))
+    assert not (tmp_path / "-").exists()
+    assert (tmp_path / "data.json").exists()
+
+
+def test_a_topology_and_json_do_not_share_standard_output(tmp_path: Path) -> None:
+    result = run_hmc("topo", "--file", topology_file(tmp_path), "--save", "-", "--json")
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert "--save" in line
+    assert "--json" in line
