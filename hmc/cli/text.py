@@ -26,7 +26,8 @@ def paragraph(text: str, first: str = "", rest: str = "") -> str:
 def entry(label: str, text: str, column: int) -> str:
     """A row of a list: ``label``, then ``text`` from ``column`` on, wrapped below itself."""
     first = f"  {label}".ljust(column - 1) + " "
-    if not text or len(text.split()[0]) > width() - column:  # the first word does not fit beside the label
+    words = text.split()
+    if not words or len(words[0]) > width() - column:  # the first word does not fit beside the label
         return f"{first.rstrip()}\n{paragraph(text, ' ' * 6, ' ' * column)}".rstrip()
     return paragraph(text, first, " " * column)
 

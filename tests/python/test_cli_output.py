@@ -38,3 +38,9 @@ def test_a_topology_and_json_do_not_share_standard_output(tmp_path: Path) -> Non
     [line] = result.stderr.splitlines()
     assert "--save" in line
     assert "--json" in line
+
+
+def test_a_card_whose_model_is_blank_is_shown(tmp_path: Path) -> None:
+    result = run_hmc("topo", "--file", topology_file(tmp_path, " "))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["host h", "  c"]
