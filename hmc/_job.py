@@ -66,6 +66,7 @@ class Job:
     fails, the others get ``grace`` seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then
     killed. Killed, this process takes the others with it; a command with ``ties_itself`` calls :func:`end_with_parent` by itself.
     ``report`` gets a line for every process that failed. ``descriptors`` are what each process inherits, by local rank.
+    ``encoding`` of the lines that ``output`` gets: that of the locale; "latin-1" has a character for every byte.
     """
 
     command: Sequence[str]
@@ -79,6 +80,7 @@ class Job:
     report: Callable[[str], None] = _print_failure
     descriptors: Sequence[Sequence[int]] = ()
     ties_itself: bool = False
+    encoding: str | None = None
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -118,6 +120,7 @@ class Job:
                 stdout=piped,
                 stderr=subprocess.STDOUT if self.output else None,
                 text=True,
+                encoding=self.encoding,
                 errors="backslashreplace",
                 start_new_session=True,
                 pass_fds=self.descriptors[local_rank] if self.descriptors else (),

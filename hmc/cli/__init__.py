@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import re
 import sys
@@ -197,6 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Closed by the caller (`hmc info >&-`).
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a caller may have put another one there
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     options = parser.parse_args(argv)
     if options.version:

@@ -18,6 +18,9 @@ from hmc.cli.devices import simulation
 
 __all__ = ["run_command", "stopped_by_signals"]
 
+# Has a character for every byte: what the ranks print is passed on as it is, whatever its encoding and that of the output.
+BYTES = "latin-1"
+
 
 def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
     if script.endswith(".py"):
@@ -83,8 +86,8 @@ def run_command(options: argparse.Namespace) -> int:
             # The last line of a process that was killed has no end; the next one is another rank's.
             line = f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n"
         with lock:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            sys.stdout.buffer.write(line.encode(BYTES))
+            sys.stdout.buffer.flush()
 
     job = Job(
         command=command,
@@ -95,6 +98,7 @@ def run_command(options: argparse.Namespace) -> int:
         environment=simulation(options.simulate, options.processes),
         grace=options.grace,
         output=show,
+        encoding=BYTES,
     )
     with stopped_by_signals(job):
         try:

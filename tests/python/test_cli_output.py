@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
-from commands import run_hmc
+import pytest
+from commands import HMC, run_hmc
 
 import hmc
 
@@ -44,3 +47,11 @@ def test_a_card_whose_model_is_blank_is_shown(tmp_path: Path) -> None:
     result = run_hmc("topo", "--file", topology_file(tmp_path, " "))
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines() == ["host h", "  c"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_characters_that_the_output_cannot_encode_are_escaped(encoding: str) -> None:
+    environment = {**os.environb, b"HMC_CACHE": b"/tmp/\xff", b"PYTHONIOENCODING": encoding.encode()}
+    result = subprocess.run([*HMC, "info"], capture_output=True, timeout=60, check=False, env=environment)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert rb"/tmp/\udcff" in result.stdout

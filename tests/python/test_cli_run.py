@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from functools import partial
@@ -70,3 +71,10 @@ def test_a_grace_is_seconds_or_has_a_unit(grace: str, tmp_path: Path) -> None:
     result = run_hmc("run", "-n", "2", "--grace", grace, str(script))
     assert result.returncode == 4
     assert f"rank 0 had not ended {'0' if grace == '0' else '0.25'} s later" in result.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_bytes_that_ranks_print_are_forwarded_unchanged(encoding: str) -> None:
+    command = [*HMC, "run", "-n", "1", "printf", r"\303\251 \377\n\302\205\n"]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"[0] \xc3\xa9 \xff\n[0] \xc2\x85\n", b"")
