@@ -6,13 +6,13 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hmc.cli.devices import vendor_list
+from hmc.cli.options import count, picture, size, writable_file
 from hmc.cli.plan import island_list, rate, rate_list, seconds
 from hmc.testing import VENDORS
 
@@ -21,46 +21,6 @@ __all__ = ["main"]
 
 def _package_folder(*parts: str) -> str:
     return str(Path(__file__).resolve().parent.parent.joinpath(*parts))
-
-
-def _file(text: str) -> str:
-    """A file to write: refused before the work is done, not after. "-" is standard output."""
-    if text in ("", "-"):
-        return text
-    file = Path(text).resolve()
-    if not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
-    if file.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
-    return text
-
-
-def _count(smallest: int, largest: int = 1 << 20) -> Callable[[str], int]:
-    """A whole number from ``smallest`` to ``largest``."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,9}", text) or not smallest <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text[:32]!r} is not a whole number from {smallest} to {largest}")
-        return int(text)
-
-    return parse
-
-
-def _size(text: str) -> int:
-    from hmc.bench.sizes import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _picture(text: str) -> str:
-    if text and Path(text).suffix not in {".png", ".svg"}:
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png or .svg")
-    return _file(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     }
 
     as_json: dict[str, Any] = {
-        "type": _file,
+        "type": writable_file,
         "nargs": "?",
         "const": "-",
         "default": "",
@@ -98,13 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     topo.add_argument("--file", default="", help="show this written topology; no card is asked")
     topo.add_argument(
         "--save",
-        type=_file,
+        type=writable_file,
         default="",
         metavar="FILE",
         help="write the topology, for hmc.Topology.load; - prints it in place of the text",
     )
     topo.add_argument(
-        "--picture", type=_picture, default="", metavar="FILE", help="draw hosts, cards, links and paths (.png or .svg)"
+        "--picture", type=picture, default="", metavar="FILE", help="draw hosts, cards, links and paths (.png or .svg)"
     )
     topo.add_argument("--json", **as_json)
 
@@ -115,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("keygen", help="print a fresh job key (for HMC_JOB_KEY or key=)")
 
     run = commands.add_parser("run", help="start N processes of a script as one job")
-    run.add_argument("-n", "--processes", type=_count(1), default=2, metavar="N", help="processes on this host (default 2)")
-    run.add_argument("--nodes", type=_count(1), default=1, help="hosts in the job (default 1)")
-    run.add_argument("--node-rank", type=_count(0), default=0, help="this host's number, 0 to nodes - 1 (default 0)")
+    run.add_argument("-n", "--processes", type=count(1), default=2, metavar="N", help="processes on this host (default 2)")
+    run.add_argument("--nodes", type=count(1), default=1, help="hosts in the job (default 1)")
+    run.add_argument("--node-rank", type=count(0), default=0, help="this host's number, 0 to nodes - 1 (default 0)")
     run.add_argument("--rendezvous", default="", help="tcp://HOST:PORT where process 0 listens; needed with --nodes > 1")
     run.add_argument("--simulate", **simulate)
     run.add_argument("--no-prefix", action="store_true", help="do not put [rank] before each line of output")
@@ -130,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="how a collective would be carried out and how long it should take, without a job")
     plan.add_argument("call", nargs="?", default="all_reduce", metavar="CALL", help="all_reduce (default), broadcast, barrier, ...")
-    plan.add_argument("--bytes", type=_size, help="of the largest array of a rank, with K, M, G (default 1G)")
-    plan.add_argument("--ranks", type=_count(1, 256), default=8, help="ranks, all alike (default 8, at most 256)")
+    plan.add_argument("--bytes", type=size, help="of the largest array of a rank, with K, M, G (default 1G)")
+    plan.add_argument("--ranks", type=count(1, 256), default=8, help="ranks, all alike (default 8, at most 256)")
     plan.add_argument("--latency", type=seconds, default=1e-5, help="of a message one way (default 10us)")
     plan.add_argument("--bandwidth", type=rate, default=50e9, help="of a link, bytes per second with K, M, G (default 50G)")
     plan.add_argument("--injection", type=rate, default=0.0, help="of all links of a rank together (default: that of a link)")
@@ -157,11 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="the main job on real work: KV cache, activations, experts, every byte checked")
     demo.add_argument(
         "--ranks",
-        type=_count(2),
+        type=count(2),
         help="processes, each in the role of a card (at least 2; default 4, or 2 to --train on few cores)",
     )
     demo.add_argument(
-        "--tokens", type=_count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
+        "--tokens", type=count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
     )
     other = demo.add_mutually_exclusive_group()
     other.add_argument("--train", action="store_true", help="train a model on two islands of different vendor and speed instead")
@@ -172,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--devices", default="", help="memory of the ranks, cycling, e.g. 'cuda:0,cpu'; default: accelerators")
     demo.add_argument("--simulate", **simulate)
     demo.add_argument("--transports", default="", help="as HMC_TRANSPORTS: shm, tcp, ^shm, ...")
-    demo.add_argument("--picture", type=_picture, default="hmc-demo.png", help="where the picture goes, .png or .svg; '' for none")
+    demo.add_argument("--picture", type=picture, help="where the picture goes, .png or .svg (default hmc-demo.png); '' for none")
     demo.add_argument("--json", **as_json)
 
     bench = commands.add_parser("bench", help="speed of this machine, against memcpy and a raw shared flag in the same run")
@@ -180,16 +140,16 @@ def _parser() -> argparse.ArgumentParser:
         "--operations", default="send,put,get,blocks", help="comma-separated: send, put, get, stream, rate, blocks, alltoall"
     )
     bench.add_argument(
-        "--ranks", type=_count(2), default=2, help="processes for alltoall; the other operations take two (default 2)"
+        "--ranks", type=count(2), default=2, help="processes for alltoall; the other operations take two (default 2)"
     )
     bench.add_argument("--sizes", default="", help="comma-separated bytes, with K, M, G; default 8 to 256M")
     bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")
     bench.add_argument("--simulate", **simulate)
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
     bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
-    bench.add_argument("--repeat", type=_count(1), default=5, help="samples per point, the median is reported (default 5)")
+    bench.add_argument("--repeat", type=count(1), default=5, help="samples per point, the median is reported (default 5)")
     bench.add_argument("--json", **as_json)
-    bench.add_argument("--plot", type=_picture, default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
+    bench.add_argument("--plot", type=picture, default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")
     return parser
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hmc.cli.devices import check_transports, place_ranks, simulation
+from hmc.cli.options import demo_picture
 from hmc.cli.ranks import Ranks
 from hmc.cli.text import mib, write_json
 from hmc.demo.results import Results
@@ -27,6 +28,7 @@ def run_demo(options: argparse.Namespace) -> int:
     rounds = 2 if options.quick else 3
     ranks = options.ranks or RANKS
     try:
+        picture = demo_picture(options.picture)
         check_transports([options.transports])
         places = place_ranks(options.devices, ranks, options.simulate)
     except ValueError as error:
@@ -48,10 +50,10 @@ def run_demo(options: argparse.Namespace) -> int:
         screen.table()
     if options.json:
         write_json(asdict(results), options.json)
-    if options.picture and results.moved:
+    if picture and results.moved:
         from hmc.demo.picture import draw
 
-        screen.text(draw(results, options.picture))
+        screen.text(draw(results, picture))
     return _verdict(results, status, screen)
 
 

@@ -55,3 +55,13 @@ def test_characters_that_the_output_cannot_encode_are_escaped(encoding: str) -> 
     result = subprocess.run([*HMC, "info"], capture_output=True, timeout=60, check=False, env=environment)
     assert (result.returncode, result.stderr) == (0, b"")
     assert rb"/tmp/\udcff" in result.stdout
+
+
+@pytest.mark.parametrize("more", [[], ["--train"]], ids=["", "train"])
+def test_a_default_picture_that_cannot_be_written_is_refused_before_the_work(more: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hmc-demo.png").mkdir()
+    result = run_hmc("demo", "--quick", *more, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("hmc demo: hmc-demo.png is a folder; ")
+    assert "--picture" in line

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hmc.cli.devices import check_transports, find_places, place_ranks, simulation
+from hmc.cli.options import demo_picture
 from hmc.cli.ranks import Ranks
 from hmc.cli.text import write_json
 from hmc.demo.train.model import BATCH
@@ -33,6 +34,7 @@ def run_training(options: argparse.Namespace) -> int:
     notice = ""
     simulate = options.simulate
     try:
+        picture = demo_picture(options.picture)
         check_transports([options.transports])
         if not simulate and not options.devices and len(_vendors([place.name for place in find_places({})]) - {"cpu"}) != 2:
             simulate = ["cuda", "rocm"]
@@ -70,10 +72,10 @@ def run_training(options: argparse.Namespace) -> int:
     screen.report()
     if options.json:
         write_json(training.data(), options.json)
-    if options.picture:
+    if picture:
         from hmc.demo.train.picture import draw
 
-        screen.text(draw(training, options.picture))
+        screen.text(draw(training, picture))
     wrong = [text for text, good in training.checks() if not good]
     for text in wrong:
         print(f"FAILED: {text}", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""Values of options: numbers, sizes, and files that can be written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["count", "demo_picture", "picture", "size", "writable_file"]
+
+DEMO_PICTURE = "hmc-demo.png"
+
+
+def writable_file(text: str) -> str:
+    """A file to write: refused before the work is done, not after. "-" is standard output."""
+    if text in ("", "-"):
+        return text
+    file = Path(text).resolve()
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
+    return text
+
+
+def picture(text: str) -> str:
+    """A file to draw, .png or .svg; empty for none."""
+    if text and Path(text).suffix not in {".png", ".svg"}:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png or .svg")
+    return writable_file(text)
+
+
+def demo_picture(asked: str | None) -> str:
+    """The file of a demo that draws one; empty for none. ``asked`` is the value of ``--picture``, None where it was not given.
+
+    Raises:
+        ValueError: the default file cannot be written.
+    """
+    if asked is not None:
+        return asked
+    try:
+        return picture(DEMO_PICTURE)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{error}; name another file by --picture, or '' for none") from None
+
+
+def count(smallest: int, largest: int = 1 << 20) -> Callable[[str], int]:
+    """A whole number from ``smallest`` to ``largest``."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,9}", text) or not smallest <= int(text) <= largest:
+            raise argparse.ArgumentTypeError(f"{text[:32]!r} is not a whole number from {smallest} to {largest}")
+        return int(text)
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Bytes of "64K"."""
+    from hmc.bench.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
