@@ -1,0 +1,14 @@
+"""`hmc bench`: sizes below those of its own messages."""
+
+from __future__ import annotations
+
+import json
+
+from commands import run_hmc
+
+
+def test_puts_smaller_than_a_notified_one_are_measured() -> None:
+    result = run_hmc("bench", "--operations", "put", "--sizes", "4", "--repeat", "1", "--json")
+    assert result.returncode == 0, result.stderr
+    found = [(point["hmc-bench"], point["size"]) for point in json.loads(result.stdout)]
+    assert found == [("raw flag", 8), ("memcpy", 4), ("put", 4), ("put+notify", 8)]
