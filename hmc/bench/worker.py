@@ -40,7 +40,7 @@ class Bench:
         """Prints one result, from rank 0 only. ``seconds`` per operation, one way."""
         if self.comm.rank == 0:
             path = self.comm.path(1, self.device, self.target)
-            messages = path.messages if operation in ("send", "alltoall") else ""
+            messages = path.messages if operation in ("send", "rate", "alltoall") else ""
             print(
                 json.dumps(
                     {"hmc-bench": operation, "transport": messages or path.transport, "asked": self.task["transport"], "size": size,

@@ -1,4 +1,4 @@
-"""`hmc bench`: sizes below those of its own messages."""
+"""`hmc bench`: sizes below those of its own messages, and the paths that its results name."""
 
 from __future__ import annotations
 
@@ -12,3 +12,23 @@ def test_puts_smaller_than_a_notified_one_are_measured() -> None:
     assert result.returncode == 0, result.stderr
     found = [(point["hmc-bench"], point["size"]) for point in json.loads(result.stdout)]
     assert found == [("raw flag", 8), ("memcpy", 4), ("put", 4), ("put+notify", 8)]
+
+
+def test_messages_are_labelled_with_the_path_of_messages() -> None:
+    arguments = [
+        "--operations",
+        "send,rate,put",
+        "--sizes",
+        "64K",
+        "--repeat",
+        "1",
+        "--simulate",
+        "cuda",
+        "--devices",
+        "cuda:0,cpu",
+        "--json",
+    ]
+    result = run_hmc("bench", *arguments)
+    assert result.returncode == 0, result.stderr
+    path = {point["hmc-bench"]: point["transport"] for point in json.loads(result.stdout)}
+    assert path["rate"] == path["send"] != path["put"], path
