@@ -17,12 +17,19 @@ def writable_file(text: str) -> str:
     """A file to write: refused before the work is done, not after. "-" is standard output."""
     if text in ("", "-"):
         return text
-    file = Path(text).resolve()
-    if not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
-    if file.is_dir():
+    file = os.path.realpath(text)
+    folder = os.path.dirname(file)
+    if not os.path.isdir(folder):
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    if os.path.isdir(file):
         raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    try:
+        os.stat(text)
+    except FileNotFoundError:
+        file = folder  # where it will be made
+    except OSError as error:  # a loop of links, a long name
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from None
+    if not os.access(file, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
     return text
 

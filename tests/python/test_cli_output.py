@@ -65,3 +65,12 @@ def test_a_default_picture_that_cannot_be_written_is_refused_before_the_work(mor
     [line] = result.stderr.splitlines()
     assert line.startswith("hmc demo: hmc-demo.png is a folder; ")
     assert "--picture" in line
+
+
+@pytest.mark.parametrize("file", ["loop", "loop/x.json", "x" * 300, "file/x.json"], ids=lambda name: name[:12])
+def test_a_file_that_the_system_refuses_is_one_line_before_the_work(file: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    result = run_hmc("info", "--json", file, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].startswith("hmc info: error: argument --json: ")
