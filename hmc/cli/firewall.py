@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,12 +17,15 @@ OPEN = (
     "the first one on that of the rendezvous"
 )
 
+TIMEOUT = 10  # seconds
+
 
 def _said(*command: str) -> str | None:
-    """What a command prints; None where it cannot be run by this user."""
-    if shutil.which(command[0]) is None:
+    """What a command prints; None where it is missing, takes long, or cannot be run by this user."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     return done.stdout if done.returncode == 0 else None
 
 

@@ -241,6 +241,17 @@ def test_firewalls_are_found_by_their_rules(tmp_path: Path, monkeypatch: pytest.
     assert level == "ok" or "port 7000" in found.found
 
 
+@pytest.mark.parametrize("nft", ["#!/bin/sh\nexec /bin/sleep 60\n", "no program", ""], ids=["slow", "broken", "absent"])
+def test_a_firewall_that_does_not_show_its_rules_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nft: str) -> None:
+    if nft:
+        (tmp_path / "nft").write_text(nft)
+        (tmp_path / "nft").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("hmc.cli.firewall.TIMEOUT", 0.2, raising=False)
+    found = firewall(tmp_path, tmp_path)
+    assert (found.level, "not shown" in found.found) == ("ok", True)
+
+
 def test_firewalls_are_found_by_their_services(tmp_path: Path) -> None:
     (tmp_path / "ufw").mkdir()
     (tmp_path / "ufw" / "ufw.conf").write_text("# /etc/ufw/ufw.conf\nENABLED=no\n")
