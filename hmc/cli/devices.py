@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -121,10 +122,15 @@ def check_transports(choices: Sequence[str]) -> None:
 def _apart(environment: dict[str, str], *arguments: str) -> list[Any]:
     """What this file prints. In a process of its own: it sees that environment, and takes the vendors' contexts with it."""
     command = [sys.executable, __file__, *arguments]
-    result = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=False)
+    both = {**os.environ, **environment}
+    result = subprocess.run(command, env=both, stdout=subprocess.PIPE, text=True, errors="backslashreplace", check=False)
     if result.returncode != 0:
         raise ValueError(f"the process that looks for devices ended with status {result.returncode}")
-    answer: list[Any] = json.loads(result.stdout)
+    last = "".join(result.stdout.splitlines()[-1:])  # before it others may print, such as hooks of Python's start
+    try:
+        answer: list[Any] = json.loads(last)
+    except ValueError:
+        raise ValueError(f"the process that looks for devices printed {last[:80]!r} in place of a list of them") from None
     return answer
 
 
@@ -148,4 +154,8 @@ def _tell_refused(choices: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_tell_refused(sys.argv[1:]) if sys.argv[1:] else _tell_devices()))
+    # What the vendors' libraries print goes to standard error; the answer alone to standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    with contextlib.suppress(OSError):  # standard error is closed
+        os.dup2(2, 1)
+    print(json.dumps(_tell_refused(sys.argv[1:]) if sys.argv[1:] else _tell_devices()), file=answers, flush=True)

@@ -74,3 +74,27 @@ def test_a_file_that_the_system_refuses_is_one_line_before_the_work(file: str, t
     result = run_hmc("info", "--json", file, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith("hmc info: error: argument --json: ")
+
+
+def chatty(folder: Path, then: str) -> dict[str, str]:
+    """An environment in which the process that looks for devices prints a line of its own, then does that."""
+    (folder / "sitecustomize.py").write_text(
+        f"import atexit, os, sys\nif 'devices.py' in ' '.join(sys.orig_argv):\n    os.write(1, b'driver 1.0\\n')\n    {then}\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+
+
+def test_a_vendor_library_that_prints_does_not_disturb(tmp_path: Path) -> None:
+    environment = chatty(tmp_path, "atexit.register(os.write, 1, b'goodbye from the driver')")
+    result = run_hmc("topo", "--devices", "cpu", environment=environment)
+    assert result.returncode == 0, result.stderr
+    assert "goodbye" not in result.stdout
+    assert "goodbye from the driver" in result.stderr
+
+
+def test_what_is_printed_in_place_of_devices_is_named(tmp_path: Path) -> None:
+    result = run_hmc("topo", "--devices", "cpu", environment=chatty(tmp_path, "os._exit(0)"))
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert "looks for devices" in line
+    assert "'driver 1.0'" in line
