@@ -44,6 +44,15 @@ def test_tokens_are_those_of_one_engine(tmp_path: Path, transports: str) -> None
     assert result.stdout.count("good: ") == len(found["checks"]) == 5
 
 
+def test_every_engine_takes_the_transports_that_were_asked_for(tmp_path: Path) -> None:
+    # With those of the environment the engine that is killed would not reach the others.
+    arguments = [*QUICK, "--transports", "tcp", "--json", "serve.json"]
+    result = run_hmc(*arguments, cwd=tmp_path, environment={"HMC_TRANSPORTS": "shm"})
+    assert "rank 2" not in result.stderr
+    [lost] = json.loads((tmp_path / "serve.json").read_text())["lost"]
+    assert "signal 9" in lost["error"]
+
+
 def test_other_tokens_are_found(tmp_path: Path) -> None:
     # One of the prefill ranks computes otherwise.
     (tmp_path / "sitecustomize.py").write_text(

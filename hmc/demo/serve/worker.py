@@ -127,11 +127,11 @@ class Decode:
         for array in self.pages.arrays:
             array[block] = 0
 
-    def outlive(self, number: int, length: int) -> None:
+    def outlive(self, number: int, length: int, transports: str) -> None:
         """Loses the engine that computes a session, and computes the session itself."""
         name, prompt, pool = f"session {number}", prompt_of(number, length), self.pages.pool
         free = pool.free_blocks
-        command = [sys.executable, __file__, "other", self.comm.context.addresses[0], str(number), str(length)]
+        command = [sys.executable, __file__, "other", self.comm.context.addresses[0], str(number), str(length), transports]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HMC_RANK")}
         other = subprocess.Popen(
             command,
@@ -170,9 +170,9 @@ class Decode:
         )  # fmt: skip
 
 
-def other(address: str, number: int, length: int) -> None:
+def other(address: str, number: int, length: int, transports: str) -> None:
     """A prefill engine of another make: pushes a layer, and is killed in the next one."""
-    with hmc.Context() as ctx:
+    with hmc.Context(transports=transports or None) as ctx:
         peer = ctx.connect(address, timeout=TIMEOUT)
         pages = Pages(ctx, OTHER)
         blocks = pages.pool.allocate("its own", length)
@@ -195,7 +195,7 @@ def _received(comm: hmc.Communicator, rank: int, number: int) -> Any:
 def main() -> None:
     """Whether the tokens are right is the parent's to say."""
     if sys.argv[1] == "other":
-        other(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        other(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
         return
     prompts, transports = [int(length) for length in sys.argv[1].split(",")], sys.argv[2]
     with hmc.init(transports=transports or None) as comm:
@@ -209,7 +209,7 @@ def main() -> None:
         for number, length in enumerate(prompts):
             decode.serve(number, length)
         comm.barrier(timeout=TIMEOUT)
-        decode.outlive(len(prompts), max(prompts))
+        decode.outlive(len(prompts), max(prompts), transports)
         decode.close()
 
 
