@@ -161,8 +161,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a caller may have put another one there
             stream.reconfigure(errors="backslashreplace")
-    parser = _parser()
-    options = parser.parse_args(argv)
+    command, status = "hmc", 0
+    try:
+        try:
+            parser = _parser()
+            options = parser.parse_args(argv)
+            command = f"hmc {options.command}" if options.command else "hmc"
+            status = _dispatch(options, parser)
+        finally:  # also of --help, which exits
+            sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone. What is still buffered would raise again when the interpreter flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return status or 1
+    except OSError as error:  # a file that cannot be read or written
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # as above
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{command}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return status or 2
+
+
+def _dispatch(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.version:
         from hmc import __version__
 
@@ -177,25 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 2
-    status = 0
-    try:
-        status = _dispatch(options)
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader has gone. What is still buffered would raise again when the interpreter flushes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return status or 1
-    except OSError as error:  # a file that cannot be read or written
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # as above
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"hmc {options.command}: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
-        return status or 2
-
-
-def _dispatch(options: argparse.Namespace) -> int:
     if options.command == "info":
         from hmc.cli.info import show_info
 

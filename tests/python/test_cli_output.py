@@ -98,3 +98,41 @@ def test_what_is_printed_in_place_of_devices_is_named(tmp_path: Path) -> None:
     [line] = result.stderr.splitlines()
     assert "looks for devices" in line
     assert "'driver 1.0'" in line
+
+
+def run_into(output: int, arguments: list[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+    """The `hmc` command whose standard output is a descriptor, which is closed here."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with os.fdopen(output, "wb") as file:
+        return subprocess.run(
+            [*HMC, *arguments], stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=environment
+        )
+
+
+PRINTING = [["info"], ["--version"], ["--includedir"], ["--cmakedir"], ["--help"], ["run", "--help"]]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_reader_that_left_is_no_traceback(arguments: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = run_into(writing, arguments, unbuffered)
+    ignored = unbuffered and "--help" in arguments  # argparse ignores errors of its writes
+    assert (result.returncode, result.stderr) == (0 if ignored else 1, "")
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    result = run_into(os.open("/dev/full", os.O_WRONLY), arguments, "")
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("hmc info: " if arguments == ["info"] else "hmc: ")
+    assert "No space left" in line
+
+
+def test_a_closed_output_is_no_traceback(tmp_path: Path) -> None:
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        command = f"{' '.join(HMC)} info {closed}"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), closed
