@@ -34,10 +34,20 @@ def test_info_says_what_a_device_can_do() -> None:
     assert "simulated; IPC handles, virtual memory, dma-buf" in shown
 
 
-def test_doctor_checks() -> None:
-    result = run_hmc("doctor")
-    assert result.returncode in (0, 1), result.stderr
-    assert "shared memory" in result.stdout.lower() or "/dev/shm" in result.stdout
+@pytest.mark.parametrize(("key", "mark"), [("k" * 32, "ok"), ("short", "PROBLEM")])
+def test_doctor_prints_every_finding_with_its_level_and_its_fix(key: str, mark: str) -> None:
+    environment = {"HMC_JOB_KEY": key, "COLUMNS": "1000"}
+    result = run_hmc("doctor", environment=environment)
+    assert result.returncode == (mark == "PROBLEM"), result.stderr
+    [line] = [line for line in result.stdout.splitlines() if " transfer: " in line]
+    assert line.split()[0] == mark
+    shown = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    rows = json.loads(run_hmc("doctor", "--json", environment=environment).stdout)
+    lines = [[f"{shown[row['level']]} {row['name']}:", *([f"fix: {row['fix']}"] if row["fix"] else [])] for row in rows]
+    printed = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert len(printed) == sum(map(len, lines))
+    for text, line in zip((text for row in lines for text in row), printed, strict=True):
+        assert line.startswith(text)
 
 
 @pytest.mark.parametrize(
