@@ -15,6 +15,7 @@ from hmc.cli.text import paragraph, write_json
 
 __all__ = ["run_bench"]
 
+BLOCKS = "4096x16K"
 OPERATIONS = ("send", "put", "get", "stream", "rate", "blocks", "alltoall")
 
 
@@ -35,7 +36,9 @@ def run_bench(options: argparse.Namespace) -> int:
     places: list[Place] = []
     try:
         sizes = parse_sizes(options.sizes)
-        blocks = parse_blocks(options.blocks)
+        if options.blocks and "blocks" not in operations:
+            raise ValueError("--blocks belongs to the operation blocks; add it to --operations, or leave out --blocks")
+        blocks = parse_blocks(options.blocks or BLOCKS)
         check_transports(transports)
         if options.devices or options.simulate:
             places = place_ranks(options.devices, options.ranks, options.simulate)

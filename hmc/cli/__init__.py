@@ -91,13 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="how a collective would be carried out and how long it should take, without a job")
     plan.add_argument("call", nargs="?", default="all_reduce", metavar="CALL", help="all_reduce (default), broadcast, barrier, ...")
     plan.add_argument("--bytes", type=size, help="of the largest array of a rank, with K, M, G (default 1G)")
-    plan.add_argument("--ranks", type=count(1, 256), default=8, help="ranks, all alike (default 8, at most 256)")
+    plan.add_argument("--ranks", type=count(1, 256), help="ranks, all alike (default 8, at most 256)")
     plan.add_argument("--latency", type=seconds, default=1e-5, help="of a message one way (default 10us)")
-    plan.add_argument("--bandwidth", type=rate, default=50e9, help="of a link, bytes per second with K, M, G (default 50G)")
-    plan.add_argument("--injection", type=rate, default=0.0, help="of all links of a rank together (default: that of a link)")
+    plan.add_argument("--bandwidth", type=rate, help="of a link, bytes per second with K, M, G (default 50G)")
+    plan.add_argument("--injection", type=rate, help="of all links of a rank together (default: that of a link)")
     plan.add_argument("--algorithm", help="one that the call can be carried out by, as a plan lists them (default: HMC chooses)")
     plan.add_argument("--exact", action="store_true", help="sums that are rounded once, in any order of the ranks")
-    plan.add_argument("--reduction", type=rate, default=10e9, help="bytes of inputs per second that a rank reduces (default 10G)")
+    plan.add_argument("--reduction", type=rate, help="bytes of inputs per second that a rank reduces (default 10G)")
     plan.add_argument(
         "--islands", type=island_list, default=[], metavar="LIST", help="the call over islands of cards, such as 8xH200,8xMI325X"
     )
@@ -120,9 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         type=count(2),
         help="processes, each in the role of a card (at least 2; default 4, or 2 to --train on few cores)",
     )
-    demo.add_argument(
-        "--tokens", type=count(16), default=1024, help="prompt length per prefill card (default 1024: 128 MiB of KV cache)"
-    )
+    demo.add_argument("--tokens", type=count(16), help="prompt length per prefill card (default 1024: 128 MiB of KV cache)")
     other = demo.add_mutually_exclusive_group()
     other.add_argument("--train", action="store_true", help="train a model on two islands of different vendor and speed instead")
     other.add_argument(
@@ -146,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--devices", default="", help="memory of each rank, e.g. 'cuda:0,cuda:1' or 'cuda:0,cpu'; default: cpu")
     bench.add_argument("--simulate", **simulate)
     bench.add_argument("--transports", default="", help="one run per entry, e.g. 'shm,tcp'; default: the best path")
-    bench.add_argument("--blocks", default="4096x16K", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K")
+    bench.add_argument("--blocks", help="block counts and sizes for `blocks`, e.g. 4096x16K,16384x4K (default 4096x16K)")
     bench.add_argument("--repeat", type=count(1), default=5, help="samples per point, the median is reported (default 5)")
     bench.add_argument("--json", **as_json)
     bench.add_argument("--plot", type=picture, default="", metavar="FILE", help="draw bandwidth and latency (.png or .svg)")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["island_list", "rate", "rate_list", "run_plan", "seconds"]
 
+RANKS, BANDWIDTH, REDUCTION = 8, 50e9, 10e9
+# Options that a plan over islands does not take.
+FLAT = ("ranks", "bandwidth", "injection", "reduction", "algorithm", "exact", "export")
+
 _RATES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -128,11 +132,11 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     plan = hmc.plan_collective(
         options.call,
         _bytes(options),
-        options.ranks,
+        options.ranks or RANKS,
         latency=options.latency,
-        bandwidth=options.bandwidth,
-        injection=options.injection,
-        reduction=options.reduction,
+        bandwidth=options.bandwidth or BANDWIDTH,
+        injection=options.injection or 0.0,  # that of a link
+        reduction=options.reduction or REDUCTION,
         algorithm=options.algorithm,
         exact=options.exact,
     )
@@ -144,8 +148,11 @@ def _plan_flat(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _plan_islands(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import hmc
 
-    if options.algorithm or options.exact or options.export:
-        raise ValueError("--algorithm, --exact and --export do not belong to --islands")
+    given = [name for name in FLAT if getattr(options, name)]
+    if given:
+        raise ValueError(
+            f"--islands takes cards and their links from its table; leave out {', '.join(f'--{name}' for name in given)}"
+        )
     islands = [_island(count, model) for count, model in options.islands]
     plan = hmc.plan_islands(_bytes(options), islands, call=options.call, border=options.border, nic_latency=options.latency)
     text = str(plan)

@@ -20,14 +20,17 @@ __all__ = ["run_demo"]
 
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 4
+TOKENS, QUICK_TOKENS = 1024, 128
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Starts the ranks, shows progress, prints the table, draws the picture. Exit status 1 if a check or a process failed."""
-    tokens = 128 if options.quick else options.tokens
+    tokens = QUICK_TOKENS if options.quick else options.tokens or TOKENS
     rounds = 2 if options.quick else 3
     ranks = options.ranks or RANKS
     try:
+        if options.quick and options.tokens:
+            raise ValueError(f"--quick takes a prompt of {QUICK_TOKENS} tokens; leave out --tokens or --quick")
         picture = demo_picture(options.picture)
         check_transports([options.transports])
         places = place_ranks(options.devices, ranks, options.simulate)

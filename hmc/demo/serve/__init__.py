@@ -25,10 +25,10 @@ NOTICED = 1.0  # seconds in which a death must be an error
 
 def run_serving(options: argparse.Namespace) -> int:
     """Starts the engines, prints the table and the checks. Exit status 1 if tokens differ or a process failed."""
-    given = [name for name in ("ranks", "devices", "simulate") if getattr(options, name)]
+    given = [name for name in ("ranks", "tokens", "devices", "simulate", "picture") if getattr(options, name)]
     try:
         if given:
-            raise ValueError(f"--serve has engines of its own, on the CPU; leave out --{given[0]}")
+            raise ValueError(f"--serve has engines and prompts of its own, on the CPU, and draws nothing; leave out --{given[0]}")
         check_transports([options.transports])
     except ValueError as error:
         print(f"hmc demo: {error}", file=sys.stderr)

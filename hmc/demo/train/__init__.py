@@ -34,6 +34,8 @@ def run_training(options: argparse.Namespace) -> int:
     notice = ""
     simulate = options.simulate
     try:
+        if options.tokens:
+            raise ValueError("--train has no prompts; leave out --tokens")
         picture = demo_picture(options.picture)
         check_transports([options.transports])
         if not simulate and not options.devices and len(_vendors([place.name for place in find_places({})]) - {"cpu"}) != 2:
