@@ -13,9 +13,7 @@ namespace hmc::staging {
 
 std::uint32_t Geometry::page_bytes() noexcept { return static_cast<std::uint32_t>(sysconf(_SC_PAGESIZE)); }
 
-bool Geometry::valid() const noexcept {
-  return slots >= 2 && slots <= 64 && chunk_bytes != 0 && chunk_bytes <= (16U << 20);
-}
+bool Geometry::valid() const noexcept { return slots >= 2 && slots <= 64 && chunk_bytes != 0 && chunk_bytes <= (16U << 20); }
 
 Result<std::unique_ptr<Ring>> Ring::allocate(const Geometry& geometry, bool shared) {
   auto pages = shared ? SharedPages::create("hmc-staging", geometry.bytes()) : SharedPages::unshared(geometry.bytes());
