@@ -65,7 +65,7 @@ def wholes(name: str, values: Any) -> list[int]:
 
 
 def flag(name: str, value: Any) -> bool:
-    """A bool of Python or NumPy: "no" is true."""
+    """A bool of Python or NumPy: others are refused, since "no" would count as true."""
     if type(value).__name__ not in _BOOLS:
         raise _refused(name, "a bool", value)
     return bool(value)

@@ -56,8 +56,10 @@ def _copy(error: BaseException) -> BaseException:
         found = copy.copy(error)
     except Exception:  # an exception type that cannot be copied
         return error
-    if type(found) is not type(error):
+    if type(found) is not type(error) or str(found) != str(error):  # one that makes its text of its arguments
         return error
+    if notes := getattr(error, "__notes__", None):
+        found.__notes__ = list(notes)
     found.__cause__, found.__context__ = error.__cause__, error.__context__
     found.__suppress_context__ = error.__suppress_context__
     return found.with_traceback(error.__traceback__)

@@ -18,7 +18,7 @@ from hmc.cli.devices import simulation
 
 __all__ = ["run_command", "stopped_by_signals"]
 
-# Has a character for every byte: what the ranks print is passed on as it is, whatever its encoding and that of the output.
+# Has a character for every byte: lines that the ranks print are passed on whatever their encoding and that of the output.
 BYTES = "latin-1"
 
 

@@ -172,7 +172,7 @@ class Leases:
             if table is not None:
                 self._rows[rows, 1:] = table
             self._rows[rows, 0] = generation
-            lasts = max(1, min(int(seconds * 1000), _MOST_MILLISECONDS))
+            lasts = max(1, int(min(seconds * 1000, _MOST_MILLISECONDS)))  # of infinity, too
             numbers = np.array(blocks, np.uint32)
             ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, 0, digest, numbers, rows, lasts)
             lease = Lease(session, ticket, seconds, peer)

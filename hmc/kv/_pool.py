@@ -106,11 +106,12 @@ class Pool(Owned):
         Readers get LeaseExpiredError. Blocks that a transfer may still write become free when it has drained.
         """
         self._check_process()
-        self.leases.end_of(text("session", session), "released")
-        for transfer in self.transfers.running:
-            if transfer.session == session:
-                transfer.cancel()
-        self.blocks.free(session)
+        text("session", session)
+        running = [transfer for transfer in self.transfers.running if transfer.session == session]
+        self.blocks.free(session)  # first: an on_end() may begin another session of that name
+        self.leases.end_of(session, "released")
+        for transfer in running:
+            transfer.cancel()
 
     @property
     def free_blocks(self) -> int:

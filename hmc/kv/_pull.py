@@ -27,7 +27,6 @@ _BEATS = 4  # within the time that a lease lasts without one
 _LEAST_PAUSE = 0.01  # seconds between two
 _MOST_BEATS = 8  # in flight
 _END_SECONDS = 1.0
-_CANCELLED_END_SECONDS = 0.05
 _MASK = (1 << 64) - 1
 
 
@@ -102,10 +101,9 @@ class Pull:
         self.pool.counts.add(self.transfer.session, pulls=1, tokens=self.tokens)
 
     def _give_back(self) -> None:
-        """Ends the lease. Waits only where the pool was not imported: at most a second, hardly after a cancel."""
+        """Ends the lease. Waits only where the pool was not imported, and then at most a second."""
         if self.remote is None:
-            seconds = _CANCELLED_END_SECONDS if self.transfer._cancel.is_set() else _END_SECONDS
-            end_lease(self.peer, self.ticket, self.pool.scratch, seconds)
+            end_lease(self.peer, self.ticket, self.pool.scratch, _END_SECONDS)
         else:
             self.remote.write_words(self.ticket.slot, END_WORD, [self.ticket.generation], self.pool.scratch)
 

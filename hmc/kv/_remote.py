@@ -100,6 +100,7 @@ class _Importing:
 
     def __init__(self, peer: Peer, timeout: float, check: Callable[[], None]) -> None:
         self.peer = peer
+        self._timeout = timeout
         self._until = time.monotonic() + timeout
         self._check = check
 
@@ -107,7 +108,7 @@ class _Importing:
         return max(0.0, self._until - time.monotonic())
 
     def buffer(self, data: bytes) -> RemoteBuffer:
-        work = self.peer._iimport(Descriptor.parse(data), self.left())
+        work = self.peer._iimport(Descriptor.parse(data), None)  # finish() keeps the time, and says whose it was
         self.finish(work)
         return work._take()
 
@@ -123,7 +124,9 @@ class _Importing:
                 try:
                     self._check()
                     if self.left() == 0:
-                        raise
+                        raise HmcTimeoutError(
+                            f"{self.peer.name} did not answer the import of its pool within {self._timeout:g} s; is it stopped?"
+                        ) from None
                 except BaseException:
                     drained(work)
                     raise

@@ -215,7 +215,7 @@ class Loopback:
     """A publication as a source for plans of its process, by one connection of its Context to itself. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may plan, too
         self._found: Source | None = None
 
     def source(self, publication: Publication) -> Source:

@@ -196,7 +196,12 @@ Status BatchState::fits(const CollectiveCall& call) const {
 
 Status BatchState::add(std::span<CollectiveCall> shares) {
   for (const CollectiveCall& share : shares) HMC_TRY(fits(share));
-  for (const CollectiveCall& share : shares) HMC_TRY(mark_streams(share));
+  for (const CollectiveCall& share : shares) {
+    const Status marked = mark_streams(share);
+    if (marked.code() == Code::device)
+      break_before_start(*share.group, share.rank, marked.with_context("batch"));  // the batch may never run
+    HMC_TRY(marked);
+  }
   for (const CollectiveCall& share : shares) {
     read_.add(share.buffers.in);
     written_.add(share.buffers.out);
@@ -226,13 +231,14 @@ Result<BatchState::Started> BatchState::launch(Deadline deadline) {
   Started started;
   std::vector<BatchWork::Part> parts;
   Group& group = *communicator_->group;
-  const std::uint32_t first_rank = calls_.empty() ? 0 : calls_.front().rank;
-  auto ready = ready_launches(deadline);  // of no calls it does not fail
+  const bool has_calls = !calls_.empty();
+  const std::uint32_t first_rank = has_calls ? calls_.front().rank : 0;
+  auto ready = ready_launches(deadline);
   Status failure = ready.status();
   std::vector<Launch> launches;
   if (ready) {
     launches = std::move(ready).value();
-  } else {
+  } else if (has_calls) {
     break_before_start(group, first_rank, failure.with_context("batch"));
   }
   for (Launch& each : launches) {

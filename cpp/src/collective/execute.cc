@@ -66,9 +66,7 @@ Status CollectiveWork::start(std::optional<std::uint64_t> announced) {
   group_->running().add(*this);
   accepted();
   run_.begin();
-  if (const Status memory = areas_.has_memory(); !memory.ok()) {
-    fail(memory);
-  } else if (announced) {
+  if (announced) {
     start_fused(true);
   } else {
     if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
@@ -117,10 +115,8 @@ void CollectiveWork::advance() {
     ++fences_;
     return;
   }
-  if (areas_.buffers().staged && !failing_) {
-    areas_.take_scratch(run_);
-    if (const Status memory = areas_.has_memory(); !memory.ok()) return fail(memory);
-  }
+  if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
+  if (const Status memory = areas_.has_memory(); !memory.ok() && !failing_) return fail(memory);
   posting_ = true;
   while (run_.has_ready() && !failing_ && !withdrawal_.reason.pending()) post(run_.take_ready());
   posting_ = false;

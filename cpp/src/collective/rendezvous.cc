@@ -21,7 +21,7 @@
 namespace hmc {
 namespace {
 
-// Errors: nobody can say. A socket that this process may not look at is no dead one.
+// Errors: it cannot be seen. A socket that this process may not connect to may be in use.
 Result<bool> listens(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

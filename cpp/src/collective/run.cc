@@ -23,7 +23,8 @@ Status mark(CollectiveBuffers& buffers) {
 // group.
 Status mark_streams(CollectiveCall& call) {
   Status marked = mark(call.buffers);
-  if (marked.ok() || marked.code() == Code::invalid_argument) return marked;  // as every refused argument: nothing has begun
+  const bool refused = marked.code() == Code::invalid_argument || marked.code() == Code::unsupported;
+  if (marked.ok() || refused) return marked;  // as every argument that is refused: nothing has begun
   marked = marked.with_context(name_of(kind_of(call.call)));
   break_before_start(*call.group, call.rank, marked);
   return marked.with_context(call.group->describe(call.rank));
@@ -32,13 +33,6 @@ Status mark_streams(CollectiveCall& call) {
 std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
   return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
                                           std::move(call.fused));
-}
-
-Result<std::shared_ptr<CollectiveWork>> start_marked(CollectiveCall call) {
-  auto work = make_work(std::move(call));
-  const auto lock = work->engine()->lock();
-  HMC_TRY(work->start());
-  return work;
 }
 
 }  // namespace
@@ -52,20 +46,28 @@ void break_before_start(Group& group, std::uint32_t rank, const Status& reason) 
 
 Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
   HMC_TRY(mark_streams(call));
-  return start_marked(std::move(call));
+  auto work = make_work(std::move(call));
+  const auto lock = work->engine()->lock();
+  HMC_TRY(work->start());
+  return work;
 }
 
 Status run_collectives(std::vector<CollectiveCall> calls, Deadline deadline) {
   for (CollectiveCall& call : calls) HMC_TRY(mark_streams(call));
   std::vector<std::shared_ptr<CollectiveWork>> works;
+  for (CollectiveCall& call : calls) works.push_back(make_work(std::move(call)));
   Status failure;
-  for (CollectiveCall& call : calls) {
-    auto work = start_marked(std::move(call));
-    if (!work) {
-      failure = work.status();
-      break;
+  if (!works.empty()) {
+    const auto lock = works.front()->engine()->lock();
+    std::size_t started = 0;
+    while (started < works.size() && failure.ok()) {
+      failure = works[started]->start();
+      if (failure.ok()) ++started;
     }
-    works.push_back(std::move(work).value());
+    works.resize(started);
+    for (const auto& work : works) {
+      if (!failure.ok()) work->fail(failure);
+    }
   }
   const Status ended = finish_collectives(works, deadline);  // with a failure as well: they use the callers' buffers
   return failure.ok() ? ended : failure;

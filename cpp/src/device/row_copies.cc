@@ -47,7 +47,7 @@ class RowCopies::State final : public Completion {
                     .target_offsets = state->targets_.data(),
                     .blocks = rows.size(),
                     .block_bytes = row_bytes};
-    state->self_ = state;  // for ever where an exception leaves open whether something was started
+    state->self_ = state;  // kept for ever after an exception: something may have been started
     Status started = state->runtime_.copy(op, state.get());
     if (!started.ok()) state->self_.reset();
     return started;

@@ -95,7 +95,8 @@ void Dispatcher::run_here() {
     if (state_->running || state_->queue.empty()) return;
     state_->running = true;
   }
-  run(state_);
+  const auto state = state_;  // a callback may end this
+  run(state);
 }
 
 void Dispatcher::abandon() noexcept {

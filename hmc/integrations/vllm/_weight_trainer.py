@@ -134,8 +134,8 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
         ``epoch``: a number for them; default one more than the last. The tensors are digested now: they may have changed since the
         last call, and must not change until this one returns.
 
-        At rank 0 it raises what the client raises, and HmcError where another rank could not publish. That rank raises its own
-        error. The engine then keeps its weights, and every rank may call it again.
+        At rank 0 it raises what the client raises. A rank that could not publish raises its own error, and all others HmcError: the
+        engine then keeps its weights, and every rank may call it again.
         """
         wanted = self.epoch + 1 if epoch is None else epoch
         failure: BaseException | None = None
@@ -149,9 +149,9 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
                 self.epoch = wanted  # on every rank: the next one is the same for all
             if failure is not None:
                 raise failure
+            if failed:
+                raise HmcError(f"weights of epoch {wanted} were not sent: {'; '.join(failed)}. Call it again on every rank")
             if self.is_sender:
-                if failed:
-                    raise HmcError(f"weights of epoch {wanted} were not sent: {'; '.join(failed)}. Call it again on every rank")
                 self.client.start_weight_update()
                 self.client.update_weights({"epoch": wanted})
                 self.client.finish_weight_update()

@@ -28,7 +28,7 @@ Bytes data_of(int rank) { return input(DataType::f32, floats, static_cast<std::s
 
 // Rank 1 cannot mark its stream: both ranks learn why and in which call, and neither has another call.
 using Called = std::function<Status(const Member&, const MemoryView&, const MemoryView& another)>;
-void expect_both_told(const Called& call, int marks, const std::string& named) {
+void expect_both_ended(const Called& call, int marks, const std::string& named) {
   on_devices(
       {"rocm:0", "rocm:1"},
       [&](const Member& me, const Communicator& world) {
@@ -55,13 +55,13 @@ void expect_both_told(const Called& call, int marks, const std::string& named) {
       "", true);
 }
 
-TEST(FailedStarts, OfOneCallAreToldToTheOthers) {
-  expect_both_told(
+TEST(FailedStarts, OfOneCallEndOnEveryRank) {
+  expect_both_ended(
       [](const Member& me, const MemoryView& view, const MemoryView&) { return me.all_reduce(view, view, sum, soon()); }, 1,
       "all_reduce");
-  expect_both_told([](const Member& me, const MemoryView& view, const MemoryView&) { return me.broadcast(view, 1, soon()); }, 1,
+  expect_both_ended([](const Member& me, const MemoryView& view, const MemoryView&) { return me.broadcast(view, 1, soon()); }, 1,
                    "broadcast");
-  expect_both_told(
+  expect_both_ended(
       [](const Member& me, const MemoryView& view, const MemoryView&) {
         const Result<Work> work = me.iall_reduce(view, view, sum);
         return work.ok() ? work->wait(soon()) : work.status();
@@ -70,9 +70,9 @@ TEST(FailedStarts, OfOneCallAreToldToTheOthers) {
 }
 
 // The first of a batch has begun.
-TEST(FailedStarts, InABatchAreToldToTheOthers) {
+TEST(FailedStarts, InABatchEndOnEveryRank) {
   for (const int marks : {1, 2}) {
-    expect_both_told(
+    expect_both_ended(
         [](const Member& me, const MemoryView& view, const MemoryView& second) {
           auto batch = me.batch();
           EXPECT_TRUE(batch.ok());
@@ -85,7 +85,7 @@ TEST(FailedStarts, InABatchAreToldToTheOthers) {
 }
 
 // Small calls of a batch are copied together first.
-TEST(FailedStarts, OfABatchsCopiesAreToldToTheOthers) {
+TEST(FailedStarts, OfABatchsCopiesEndOnEveryRank) {
   run_job(2, [](const testing::Process& process) {
     simulate_vendors();
     const Communicator world = process.init();
@@ -155,7 +155,9 @@ TEST(FailedStarts, ADeadlineNamesTheRankThatIsMissing) {
     HMC_ASSERT_OK(world.barrier(soon()));
     if (me.rank() != 2) {
       const OnDevice memory(me.device(), input(DataType::f32, 100, 0));
-      const Status status = me.all_reduce(memory.view(), memory.view(), sum, Deadline::after_seconds(me.rank() == 0 ? 1 : 20));
+      process.board[1].fetch_add(1);
+      EXPECT_TRUE(process.board.wait(1, 2));
+      const Status status = me.all_reduce(memory.view(), memory.view(), sum, Deadline::after_seconds(me.rank() == 0 ? 3 : 20));
       EXPECT_EQ(status.code(), Code::timeout) << status.str();
       const std::string said(status.message());
       const auto awaited = std::min(said.find("waiting for rank "), said.find("missing: rank "));
@@ -169,7 +171,7 @@ TEST(FailedStarts, ADeadlineNamesTheRankThatIsMissing) {
 }
 
 // A rank without memory for what it puts together.
-TEST(FailedStarts, WithoutMemoryAreToldToTheOthers) {
+TEST(FailedStarts, WithoutMemoryEndOnEveryRank) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers map memory of their own";
 #elif defined(__has_feature)

@@ -75,7 +75,7 @@ TEST_F(Rendezvous, DeadOnesAreReplaced) {
 }
 
 // Somebody uses what no stream can be connected to, or what this process may not look at.
-TEST_F(Rendezvous, OnesThatNobodyCanSayAreDeadStay) {
+TEST_F(Rendezvous, OnesThatMayBeInUseStay) {
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

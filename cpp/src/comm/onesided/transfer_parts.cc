@@ -84,10 +84,8 @@ Result<TransferParts::Posting> TransferParts::post_batch() {
       --slot.operations;
       --open_;
       part.posted = false;
-      if (single) {
-        posted_ = false;
-        notify_.detach();
-      }
+      posted_ = std::ranges::any_of(parts_, &Part::posted);
+      if (single) notify_.detach();
       return status.code() == Code::would_block ? Result<Posting>(Posting::no_room) : status;
     }
     if (single) notify_.posted_on(slot);

@@ -158,7 +158,7 @@ void ShmEndpoint::disarm() noexcept {
 }
 
 void ShmEndpoint::fail(const Status& reason) {
-  if (failure_.ok()) failure_ = reason;
+  if (failure_.ok() || failure_.code() == Code::invalid_argument) failure_ = reason;  // it was connected, or never
   ready_ = false;
   // Now, not with the last reference: a failed endpoint may live as long as its Context, and descriptors are few.
   doorbell_.close(*shared_->engine);

@@ -96,7 +96,7 @@ Status DeviceMemory::trusted(Way way, Nic& nic, const Device& device) {
   const Status tried = try_out(way, nic, device);
   log(LogLevel::info, nic.name() + (tried.ok() ? " reaches memory of " : " was tried with memory of ") + device.str() +
                           (way == Way::dma_buf ? " by a dma-buf" : " by its address") + (tried.ok() ? "" : ": " + tried.str()));
-  if (tried.code() != Code::out_of_memory) tried_.emplace(key, tried);  // a lack that may be over the next time
+  if (tried.code() != Code::out_of_memory) tried_.emplace(key, tried);  // memory may be free the next time
   return tried;
 }
 

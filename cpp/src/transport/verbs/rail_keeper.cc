@@ -208,7 +208,7 @@ Status RailKeeper::renew(std::size_t index, std::uint16_t life, std::uint32_t ra
   HMC_ASSIGN(auto rail, Rail::renew(rails_[index], life, rank, slots + memory_.notes()));
   const auto free = memory_.free_receives;
   if (Status posted = post_receives(*rail, memory_.notes()); !posted.ok()) {
-    rail.reset();  // and with its queue pair what was posted
+    rail.reset();  // its queue pair ends, and with it what was posted
     memory_.free_receives = free;
     return posted;
   }

@@ -123,7 +123,10 @@ class VerbsTransport final : public Transport {
   }
 
   bool poll() override {
-    if (shared_->links.empty()) return false;
+    if (shared_->links.empty()) {
+      shared_->turns.clear();  // of links that have closed since
+      return false;
+    }
     bool moved = false;
     for (const auto& nic : *shared_->nics) {
       moved = nic->queues().poll([this](const ibv_wc& completion) { shared_->take(completion); }) || moved;
