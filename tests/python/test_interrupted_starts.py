@@ -15,6 +15,7 @@ from kv_sides import PAIRS
 from weights_pair import Pair, random
 
 import hmc
+from hmc import _workers
 from hmc.kv import _pull, _transfer
 from hmc.weights import _plan
 
@@ -47,6 +48,13 @@ class Starts:
         for thread in self.threads:
             thread.join(60)
             assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def none_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each transfer starts a thread of its own."""
+    monkeypatch.setattr(_workers, "_idle", [])
+    monkeypatch.setattr(_workers, "_MOST_KEPT", 0)
 
 
 @pytest.fixture
