@@ -58,8 +58,8 @@ def _copy(error: BaseException) -> BaseException:
         return error
     if type(found) is not type(error) or str(found) != str(error):  # one that makes its text of its arguments
         return error
-    if notes := getattr(error, "__notes__", None):
-        found.__notes__ = list(notes)
+    if "__notes__" in found.__dict__:  # the original's list, from Python 3.11 on
+        found.__dict__["__notes__"] = list(found.__dict__["__notes__"])
     found.__cause__, found.__context__ = error.__cause__, error.__context__
     found.__suppress_context__ = error.__suppress_context__
     return found.with_traceback(error.__traceback__)

@@ -118,7 +118,7 @@ def test_a_push_to_a_stopped_receiver_ends_the_receive_when_it_goes_on(mine: Any
     monkeypatch.setattr(_remote.RemotePool, "__init__", impatient)
     other.kill(signal.SIGSTOP)
     push = mine.pool.push(other.peer, ticket, session="s")
-    with pytest.raises(hmc.HmcTimeoutError, match="did not answer the import of its pool within 0.3 s"):
+    with pytest.raises(hmc.HmcTimeoutError, match=r"did not answer the import of its pool within 0\.3 s"):
         push.wait(SOON)
     mine.pool.free("s")
     assert mine.pool.free_blocks == BLOCKS

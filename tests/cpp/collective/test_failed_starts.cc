@@ -60,7 +60,7 @@ TEST(FailedStarts, OfOneCallEndOnEveryRank) {
       [](const Member& me, const MemoryView& view, const MemoryView&) { return me.all_reduce(view, view, sum, soon()); }, 1,
       "all_reduce");
   expect_both_ended([](const Member& me, const MemoryView& view, const MemoryView&) { return me.broadcast(view, 1, soon()); }, 1,
-                   "broadcast");
+                    "broadcast");
   expect_both_ended(
       [](const Member& me, const MemoryView& view, const MemoryView&) {
         const Result<Work> work = me.iall_reduce(view, view, sum);
