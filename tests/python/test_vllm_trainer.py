@@ -111,9 +111,8 @@ def test_the_engine_is_not_asked_where_a_rank_cannot_publish(trainer: Any, broke
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [len(one) for one in errors] == ([1, 0] if broken == 0 else [1, 1])
+    assert [len(one) for one in errors] == [1, 1]
     assert isinstance(errors[broken][0], hmc.InvalidArgumentError)
-    if broken == 1:
-        assert "rank 1 raised InvalidArgumentError: its array was resized" in str(errors[0][0])
+    assert f"rank {broken} raised InvalidArgumentError: its array was resized" in str(errors[1 - broken][0])
     assert client.calls == ["start", 2, "finish"]  # of the second attempt, whose epoch is the same on both
     assert epochs == [2, 2]
