@@ -153,9 +153,13 @@ def _tell_refused(choices: Sequence[str]) -> list[str]:
     return refused
 
 
-if __name__ == "__main__":
-    # What the vendors' libraries print goes to standard error; the answer alone to standard output.
+def _answer(choices: Sequence[str]) -> None:
+    """What the vendors' libraries print goes to standard error; the answer alone to standard output."""
     answers = os.fdopen(os.dup(1), "w")
     with contextlib.suppress(OSError):  # standard error is closed
         os.dup2(2, 1)
-    print(json.dumps(_tell_refused(sys.argv[1:]) if sys.argv[1:] else _tell_devices()), file=answers, flush=True)
+    print(json.dumps(_tell_refused(choices) if choices else _tell_devices()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1:])
