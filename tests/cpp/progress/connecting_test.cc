@@ -34,6 +34,13 @@ using hmc::testing::HeldLookup;
 
 class ConnectingTest : public ::testing::Test {
  protected:
+  // Has that port of 127.0.0.2 refuse connections. False: another program has it.
+  bool refuses_elsewhere(const std::string& port) {
+    const SocketAddress there = numeric_tcp("tcp://127.0.0.2:" + port, true).value().front();
+    refusing_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));  // bound, and does not listen
+    if (bind(refusing_.get(), there.get(), there.size) != 0) refusing_.reset();
+    return static_cast<bool>(refusing_);
+  }
   // A listening socket on 127.0.0.1; its port as text.
   std::string listen_there() {
     SocketAddress any = numeric_tcp("tcp://127.0.0.1:0", true).value().front();
@@ -50,6 +57,7 @@ class ConnectingTest : public ::testing::Test {
   }
 
   UniqueFd listening_;
+  UniqueFd refusing_;
 };
 
 constexpr int patience = 60'000;  // milliseconds
@@ -88,7 +96,9 @@ TEST_F(ConnectingTest, AnAddressThatRefusesLateIsFollowedByTheNext) {
   for (const bool nobody_listens : {false, true}) {
     HeldLookup held(true);
     held.release();
-    const std::string port = listen_there();
+    std::string port = listen_there();
+    for (int tries = 0; !refuses_elsewhere(port) && tries < 20; ++tries) port = listen_there();
+    ASSERT_TRUE(refusing_);
     if (nobody_listens) listening_.reset();
     auto connecting = Connecting::start("tcp://" + std::string(held.name) + ":" + port);
     HMC_ASSERT_OK(connecting.status());
