@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from engines import Engine, free_port, save_llama, transfer
 
+PATIENT = {"kv_lease_duration": 180.0}  # on a busy machine decode asks late
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,7 +28,7 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
         block: int, role: str = "kv_both", port: int | None = None, extra: dict[str, Any] | None = None, **more: Any
     ) -> Engine:
         assert sum(engine.process.poll() is None for engine in engines) < 2, "two engines run already"
-        config = transfer(role, free_port() if port is None else port, kv_connector_extra_config=extra or {})
+        config = transfer(role, free_port() if port is None else port, kv_connector_extra_config={**PATIENT, **(extra or {})})
         engines.append(Engine(model, folder / f"{len(engines)}.log", block, config, **more))
         return engines[-1]
 
