@@ -204,7 +204,7 @@ def pieces(side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, i
 
 
 class InFlight:
-    """At most ``depth`` operations beside the one that ``add`` is given. ``finish`` ends an item whatever its outcome."""
+    """Operations in flight: ``add`` finishes the oldest of more than ``depth``. ``finish`` leaves nothing of an item in flight."""
 
     def __init__(self, depth: int, finish: Any) -> None:
         self._depth = depth

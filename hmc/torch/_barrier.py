@@ -63,9 +63,9 @@ class _Receive:
 class MonitoredBarrier:
     """The calls of one group, one at a time.
 
-    Calls match that ranks are in at the same time: a rank that missed some takes part in the next one. So each call of a rank has
-    a number of its own, which its answer repeats, and a rank that gives up says so: rank 0 takes nobody for waiting who is not,
-    and no rank takes an answer to an earlier call for one to this call.
+    Calls match that ranks are in at the same time: a rank that missed some takes part in the next one. Each rank numbers its calls.
+    An answer repeats the number, so that no rank mistakes it for the answer to a later call. A rank that gives up sends that to
+    rank 0, which then no longer counts it as waiting.
     """
 
     def __init__(self, communicator: hmc.Communicator) -> None:

@@ -152,8 +152,8 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   bool own_job = false;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return abort_ == Abort::done || abort_ == Abort::is_job; });
-    own_job = abort_ == Abort::is_job;
+    changed_.wait(lock, [this] { return abort_ == Abort::done || abort_ == Abort::queued; });
+    own_job = abort_ == Abort::queued;
   }
   if (own_job) abort_now();
   issued->complete(started);
@@ -216,7 +216,7 @@ void RankCommunicator::abort() {
   if (thread) {
     thread->detach();
   } else {
-    abort_ = Abort::is_job;
+    abort_ = Abort::queued;
     jobs_.push_front([this] { abort_now(); });
   }
   changed_.notify_all();

@@ -64,7 +64,7 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   enum class Abort : std::uint8_t {
     no,
     begun,
-    is_job,  // of its own thread, as the system refused another one
+    queued,  // for the thread that calls the library, as the system refused another one
     done,
   };
   [[nodiscard]] bool aborts() const noexcept { return abort_ != Abort::no; }

@@ -231,7 +231,7 @@ TEST(ClosingAtOnce, SaysWhatIsLostWhereARankDiesThatWasNotConnected) {
   for (const bool before : {false, true}) expect_named_by_close(true, before);
 }
 
-// The goodbye comes in the middle of the handshake.
+// The rank closes in the middle of the handshake.
 TEST(ClosingAtOnce, SaysWhatIsLostWhereARankClosesThatWasNotConnected) {
   run_job(3, [](const Process& process) {
     InitOptions options = process.options();
