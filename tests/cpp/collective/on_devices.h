@@ -74,12 +74,12 @@ inline void wait_until_ready(const Device& device, DataType type, std::size_t ra
 }
 
 // Likewise, for kernels over mapped memory.
-inline void wait_until_mapped(const Member& me, const std::vector<DataType>& types) {
-  const auto runtime = runtime_for(me.device());
+inline void wait_until_mapped(const Device& device, const std::vector<DataType>& types) {
+  const auto runtime = runtime_for(device);
   ASSERT_TRUE(runtime.ok());
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (const DataType type : types) {
-    while (!(*runtime)->compute().prepare_exchange(me.device().index(), type).ok()) {
+    while (!(*runtime)->compute().prepare_exchange(device.index(), type).ok()) {
       ASSERT_LT(std::chrono::steady_clock::now(), until);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -61,7 +61,7 @@ TEST(MappedCalls, EveryPathOfAllReduce) {
     on_four_devices(devices, [](const Member& me, const Communicator& world) {
       for (const DataType type : {DataType::f32, DataType::bf16, DataType::u8})
         wait_until_ready(me.device(), type, static_cast<std::size_t>(me.size()));
-      testing::wait_until_mapped(me, {DataType::f32, DataType::bf16, DataType::u8});
+      testing::wait_until_mapped(me.device(), {DataType::f32, DataType::bf16, DataType::u8});
       HMC_ASSERT_OK(world.barrier(soon()));
       const std::uint64_t before = mapped_calls(world);
       std::uint64_t calls = 0;
@@ -159,7 +159,7 @@ TEST(MappedCalls, WithoutPeerAccessAllUseMessages) {
 TEST(MappedCalls, TwoGroupsAtATime) {
   on_devices({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     // No kernel is loaded while that of the other group runs: a call that finds it running for long goes by messages.
-    testing::wait_until_mapped(me, {DataType::f32, DataType::i32});
+    testing::wait_until_mapped(me.device(), {DataType::f32, DataType::i32});
     const std::vector<int> colors{0}, keys{me.rank()};
     const auto second = world.split(colors, keys, soon());
     ASSERT_TRUE(second.ok()) << second.status().str();
@@ -229,7 +229,7 @@ void while_a_kernel_waits(const std::function<void(const Member&, const Communic
         ASSERT_TRUE(world.valid());
         const Member me = *world.self();
         wait_until_ready(me.device(), DataType::f32, 2);
-        testing::wait_until_mapped(me, {DataType::f32});
+        testing::wait_until_mapped(me.device(), {DataType::f32});
         HMC_ASSERT_OK(world.barrier(soon()));
         check_all_reduce(me, sum_of_f32, 1000, false, 0);
         EXPECT_EQ(mapped_calls(world), 1U);

@@ -34,7 +34,7 @@ Bytes given_by_rank(std::size_t rank, std::size_t bytes, std::size_t salt) {
 void on_four(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body) {
   setenv("HMC_SIM_DEVICES", "4", 1);
   on_devices(devices, [&](const Member& me, const Communicator& world) {
-    testing::wait_until_mapped(me, {DataType::u8, DataType::u16, DataType::u32, DataType::u64, DataType::i32});
+    testing::wait_until_mapped(me.device(), {DataType::u8, DataType::u16, DataType::u32, DataType::u64, DataType::i32});
     HMC_ASSERT_OK(world.barrier(soon()));
     body(me, world);
   });
@@ -313,7 +313,7 @@ void while_a_call_waits(int ranks,
         ASSERT_TRUE(world.valid());
         const Member me = *world.self();
         testing::wait_until_ready(me.device(), DataType::i32, static_cast<std::size_t>(ranks));
-        testing::wait_until_mapped(me, {DataType::i32});
+        testing::wait_until_mapped(me.device(), {DataType::i32});
         HMC_ASSERT_OK(world.barrier(soon()));
         testing::check_all_reduce(me, sum, 100, false, 0);
         body(process, me, world, process.rank == 0 ? testing::busy_stream(me.device(), HMC_SIM_ROCM) : no_stream);

@@ -233,7 +233,7 @@ TEST(NativeCalls, TwoGroupsAtATime) {
 // The library's work comes after what is queued on the caller's stream.
 TEST(NativeCalls, ComesAfterTheCallersStream) {
   with_library({"rocm:0", "rocm:1"}, [](const Member& me, const Communicator& world) {
-    testing::wait_until_mapped(me, {DataType::f32});
+    testing::wait_until_mapped(me.device(), {DataType::f32});
     HMC_ASSERT_OK(world.barrier(soon()));
     void* const library = dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD);
     const auto call = [&](const char* name) {
