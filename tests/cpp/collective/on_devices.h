@@ -4,9 +4,11 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -86,8 +88,14 @@ inline void wait_until_mapped(const Device& device, const std::vector<DataType>&
   }
 }
 
-// A stream of a simulated HIP's device that is busy for a while.
-inline StreamHandle busy_stream(const Device& device, const char* simulator) {
+// When a stream of busy_stream() becomes idle.
+struct Busy {
+  std::chrono::milliseconds longest{700};
+  std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);
+};
+
+// A stream of a simulated HIP's device that is busy for as long as `busy` says.
+inline StreamHandle busy_stream(const Device& device, const char* simulator, const Busy& busy = {}) {
   const auto call = [library = dlopen(simulator, RTLD_NOW | RTLD_NOLOAD)](const char* name) {
     void* const found = dlsym(library, name);
     EXPECT_NE(found, nullptr) << name;
@@ -96,8 +104,12 @@ inline StreamHandle busy_stream(const Device& device, const char* simulator) {
   void* stream = nullptr;
   EXPECT_EQ(reinterpret_cast<int (*)(int)>(call("hipSetDevice"))(device.index()), 0);
   EXPECT_EQ(reinterpret_cast<int (*)(void**, unsigned)>(call("hipStreamCreateWithFlags"))(&stream, 1), 0);
-  const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(700)); };
-  EXPECT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, nullptr), 0);
+  const auto pause = [](void* given) {
+    const std::unique_ptr<Busy> until(static_cast<Busy*>(given));
+    const auto latest = std::chrono::steady_clock::now() + until->longest;
+    while (!*until->over && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_EQ(reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(call("hipLaunchHostFunc"))(stream, pause, new Busy(busy)), 0);
   return reinterpret_cast<StreamHandle>(stream);
 }
 
