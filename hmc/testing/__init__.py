@@ -27,6 +27,7 @@ LIBRARIES = {
     "cuda": "HMC_NCCL_LIBRARY",
     "rocm": "HMC_RCCL_LIBRARY",
     "hygon": "HMC_DTK_RCCL_LIBRARY",
+    "mlu": "HMC_CNCL_LIBRARY",
     "musa": "HMC_MCCL_LIBRARY",
 }
 
@@ -49,7 +50,7 @@ def library(vendor: str) -> str:
 def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dict[str, str]:
     """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
 
-    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL) carry out the
+    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL, CNCL) carry out the
     calls that name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
     """
     chosen = vendors or tuple(VENDORS)

@@ -45,7 +45,7 @@ folds = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.max
 tried = 0
 for dtype in ("float64", "float32", "float16", "int64", "int32", "int8", "uint64", "uint32", "uint8"):
     for op, fold in folds.items():
-        if dtype[0] == "f" and op in ("min", "max"):
+        if dtype[0] == "f" and (op in ("min", "max") or (VENDOR == "mlu" and dtype == "float64")):
             continue  # not by the library
         for count in (1, 3, 1001):
             want = given(0, count * n, dtype)
@@ -76,7 +76,7 @@ print("tried")
 """
 
 
-@pytest.mark.parametrize(("vendor", "ranks"), [("cuda", 2), ("rocm", 3), ("hygon", 3), ("musa", 2)])
+@pytest.mark.parametrize(("vendor", "ranks"), [("cuda", 2), ("rocm", 3), ("hygon", 3), ("musa", 2), ("mlu", 2)])
 def test_every_call_type_and_operation(run_job: Callable[..., str], vendor: str, ranks: int) -> None:
     assert job(run_job, vendor, MATRIX, ranks).count("tried") == ranks
 

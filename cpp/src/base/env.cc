@@ -15,6 +15,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors of a device that copy scattered blocks; 0: all. Over PCIe at most 16."},
     {"HMC_CACHE", "", "Folder of figures of links that were measured, or `off`; unset: hmc in $XDG_CACHE_HOME or ~/.cache."},
     {"HMC_CHECK_MEMORY", "1", "0: allocate host memory without a look at how much there is."},
+    {"HMC_CNCL_LIBRARY", "", "Path of Cambricon's CNCL (libcncl.so), as HMC_NCCL_LIBRARY."},
     {"HMC_CUDA_LIBRARY", "", "Path of NVIDIA's driver library (libcuda.so.1) to use and no other, or `off`."},
     {"HMC_DTK_RCCL_LIBRARY", "", "Path of the RCCL of Hygon's DTK (librccl.so.1), as HMC_NCCL_LIBRARY."},
     {"HMC_FUSED", "1", "0: collectives among the ranks of one host go by messages, not over memory that they share."},

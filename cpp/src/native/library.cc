@@ -10,16 +10,18 @@ namespace hmc::native {
 namespace {
 
 constexpr std::array<std::string_view, 2> nccl_versions{"2", ""}, rccl_versions{"1", ""};
-constexpr std::array<std::string_view, 2> mccl_versions{"2", ""};
-constexpr std::array<std::string_view, 1> rocm_folders{"/opt/rocm/lib"}, musa_folders{"/usr/local/musa/lib"};
+constexpr std::array<std::string_view, 2> mccl_versions{"2", ""}, cncl_versions{"1", ""};
+constexpr std::array<std::string_view, 1> rocm_folders{"/opt/rocm/lib"}, musa_folders{"/usr/local/musa/lib"},
+    mlu_folders{"/usr/local/neuware/lib64"};
 constexpr std::array<std::string_view, 2> dtk_folders{"/opt/dtk/lib", "/opt/dtk/rccl/lib"};
 constexpr std::array<std::string_view, 0> no_folders{};
 
 constexpr std::array rows{
-    Row{"cuda", "NCCL", "nccl", {"HMC_NCCL_LIBRARY", "libnccl.so", nccl_versions, no_folders}},
-    Row{"rocm", "RCCL", "nccl", {"HMC_RCCL_LIBRARY", "librccl.so", rccl_versions, rocm_folders}},
-    Row{"hygon", "DTK's RCCL", "nccl", {"HMC_DTK_RCCL_LIBRARY", "librccl.so", rccl_versions, dtk_folders}},
-    Row{"musa", "MCCL", "mccl", {"HMC_MCCL_LIBRARY", "libmccl.so", mccl_versions, musa_folders}},
+    Row{"cuda", "NCCL", nccl_api, "nccl", {"HMC_NCCL_LIBRARY", "libnccl.so", nccl_versions, no_folders}},
+    Row{"rocm", "RCCL", nccl_api, "nccl", {"HMC_RCCL_LIBRARY", "librccl.so", rccl_versions, rocm_folders}},
+    Row{"hygon", "DTK's RCCL", nccl_api, "nccl", {"HMC_DTK_RCCL_LIBRARY", "librccl.so", rccl_versions, dtk_folders}},
+    Row{"musa", "MCCL", nccl_api, "mccl", {"HMC_MCCL_LIBRARY", "libmccl.so", mccl_versions, musa_folders}},
+    Row{"mlu", "CNCL", cncl_api, "cncl", {"HMC_CNCL_LIBRARY", "libcncl.so", cncl_versions, mlu_folders}},
 };
 
 std::string version_text(int version) {
@@ -60,23 +62,12 @@ Status Library::open() {
 Status Library::open_locked() {
   HMC_TRY(library_.open());
   HMC_TRY(check_provenance());
-  std::string missing;
-  const auto load = [&](auto& function, const char* name, bool required) {
-    library_.load(function, std::string(row_.prefix) + name);
-    if (required && function == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(row_.prefix) + name;
-  };
-#define HMC_LOAD_REQUIRED(member, name, ...) load(calls_.member, #name, true);
-#define HMC_LOAD_OPTIONAL(member, name, ...) load(calls_.member, #name, false);
-  HMC_NCCL_CALLS(HMC_LOAD_REQUIRED)
-  HMC_NCCL_OPTIONAL_CALLS(HMC_LOAD_OPTIONAL)
-#undef HMC_LOAD_REQUIRED
-#undef HMC_LOAD_OPTIONAL
-  if (!missing.empty()) return {Code::unsupported, library_.path() + " has no " + missing};
-  if (const int code = calls_.version(&version_); code != nccl::success)
-    return failure("it does not say its version", code, nullptr);
-  if (version_ < nccl::oldest_version) {
+  HMC_TRY(api_->load(library_));
+  const int code = api_->version(&version_);
+  if (api_->meaning(code) != Meaning::success) return failure("it does not say its version", code, nullptr);
+  if (version_ < api_->oldest_version()) {
     return {Code::unsupported, library_.path() + " is " + std::string(row_.name) + " " + version_text(version_) + "; it takes " +
-                                   version_text(nccl::oldest_version) + " or later"};
+                                   version_text(api_->oldest_version()) + " or later"};
   }
   return {};
 }
@@ -108,65 +99,9 @@ std::string Library::describe() const {
 }
 
 Status Library::failure(std::string_view what, int code, Handle handle) const {
-  std::string text = describe() + ": " + std::string(what) + ": " + calls_.error_string(code);
-  const char* const last = calls_.last_error == nullptr ? nullptr : calls_.last_error(handle);
-  if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
+  std::string text = describe() + ": " + std::string(what) + ": " + api_->describe(code, handle);
   // A peer's death is known by other ways soon, and then it is the reason.
-  return {code == nccl::remote_error ? Code::closed : Code::device, std::move(text), code};
-}
-
-std::optional<int> type_number(DataType type) noexcept {
-  switch (type) {
-    case DataType::f64:
-      return nccl::f64;
-    case DataType::f32:
-      return nccl::f32;
-    case DataType::f16:
-      return nccl::f16;
-    case DataType::bf16:
-      return nccl::bf16;
-    case DataType::i64:
-      return nccl::i64;
-    case DataType::i32:
-      return nccl::i32;
-    case DataType::i8:
-      return nccl::i8;
-    case DataType::u64:
-      return nccl::u64;
-    case DataType::u32:
-      return nccl::u32;
-    case DataType::u8:
-      return nccl::u8;
-    case DataType::f8_e4m3fn:
-    case DataType::f8_e4m3fnuz:
-    case DataType::f8_e5m2:
-    case DataType::i16:
-    case DataType::u16:
-      break;
-  }
-  return std::nullopt;
-}
-
-std::optional<int> op_number(ReduceOp op, DataType type) noexcept {
-  const bool floating = is_floating(type);
-  switch (op) {
-    case ReduceOp::sum:
-      return nccl::sum;
-    case ReduceOp::product:
-      return nccl::product;
-    case ReduceOp::min:
-      return floating ? std::nullopt : std::optional(nccl::min);
-    case ReduceOp::max:
-      return floating ? std::nullopt : std::optional(nccl::max);
-    case ReduceOp::avg:
-      return floating ? std::optional(nccl::avg) : std::nullopt;
-    case ReduceOp::band:
-    case ReduceOp::bor:
-    case ReduceOp::bxor:
-    case ReduceOp::premul_sum:
-      break;
-  }
-  return std::nullopt;
+  return {api_->meaning(code) == Meaning::peer_failed ? Code::closed : Code::device, std::move(text), code};
 }
 
 }  // namespace hmc::native

@@ -1,7 +1,7 @@
-// Library: a vendor's collective library with NCCL's ABI, opened at first use. One per vendor and process.
+// Library: a vendor's collective library, opened at first use. One per vendor and process.
 #pragma once
 
-#include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -9,15 +9,15 @@
 
 #include "device/library.h"
 #include "hmc/device.h"
-#include "hmc/reduce.h"
 #include "hmc/status.h"
-#include "native/nccl_api.h"
+#include "native/api.h"
 
 namespace hmc::native {
 
 struct Row {
   std::string_view vendor;  // whose devices: "cuda"
   std::string_view name;    // "NCCL"
+  std::unique_ptr<Api> (*api)(std::string_view prefix);
   std::string_view prefix;  // of its functions
   LibraryRow library;
 };
@@ -25,14 +25,14 @@ struct Row {
 // Any thread, no engine lock needed but where it says so.
 class Library {
  public:
-  explicit Library(const Row& row) noexcept : row_(row), library_(row.library) {}
+  explicit Library(const Row& row) : row_(row), library_(row.library), api_(row.api(row.prefix)) {}
 
   // Opens it unless it is open; again where the process has loaded one since. It takes a library as real as the vendor's runtime,
   // which is opened too: no hardware's with simulated devices. Engine lock not held. Errors: unsupported, with the reason; why it
   // is avoided.
   Status open();
-  // Once open() was ok.
-  [[nodiscard]] const NcclFunctions& calls() const noexcept { return calls_; }
+  // Its functions once open() was ok; what it takes at any time.
+  [[nodiscard]] const Api& api() const noexcept { return *api_; }
   [[nodiscard]] int version() const noexcept { return version_; }  // as the library numbers it: 22703
   // Calls of this process that have not begun do without it: it failed, as `why` says. The first reason stays.
   void avoid(const Status& why);
@@ -51,7 +51,7 @@ class Library {
   const Row row_;
   mutable std::mutex opening_;  // held while it opens
   VendorLibrary library_;
-  NcclFunctions calls_;
+  const std::unique_ptr<Api> api_;
   int version_ = 0;
   mutable std::mutex mutex_;        // of what follows
   std::optional<Status> standing_;  // once it was tried
@@ -60,10 +60,5 @@ class Library {
 
 // Null: HMC knows no such library of that vendor.
 [[nodiscard]] Library* library_of(std::string_view vendor) noexcept;
-
-// The library's numbers. nullopt: it has no such type, or its results would not be those that Reduction promises: min and max of
-// floating types lose NaNs, and averages of integers round otherwise.
-[[nodiscard]] std::optional<int> type_number(DataType type) noexcept;
-[[nodiscard]] std::optional<int> op_number(ReduceOp op, DataType type) noexcept;
 
 }  // namespace hmc::native

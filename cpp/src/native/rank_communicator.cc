@@ -37,7 +37,7 @@ class RankCommunicator::Issued final : public Completion {
 Result<std::shared_ptr<RankCommunicator>> RankCommunicator::make(Library& library, const Device& device, int rank, int ranks) {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   HMC_ASSIGN(auto queue, runtime->streams().open_queue(device.index()));
-  const auto made = std::make_shared<RankCommunicator>(library, std::move(queue), rank, ranks);
+  const auto made = std::make_shared<RankCommunicator>(library, std::move(queue), Place{rank, ranks, device.index()});
   const auto thread = start_thread("hmc-ccl", [made] { made->work(); });
   if (!thread) return Status(Code::out_of_memory, "the system refuses a thread that calls " + std::string(library.name()));
   thread->detach();
@@ -71,7 +71,7 @@ void RankCommunicator::work() {
   lock.unlock();
   if (left != nullptr) {
     static_cast<void>(queue_->on_device([&] {
-      library_.calls().destroy(left);
+      library_.api().leave(left);
       return Status();
     }));
   }
@@ -83,7 +83,8 @@ void RankCommunicator::work() {
 void RankCommunicator::connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected) {
   add([this, publish = std::move(publish), connected = std::move(connected)] {
     UniqueId id;
-    if (const int code = library_.calls().unique_id(&id); code != nccl::success) {
+    const Api& api = library_.api();
+    if (const int code = api.make_id(&id); api.meaning(code) != Meaning::success) {
       const Status why = library_.failure("it makes no number for a communicator", code, nullptr);
       fail(why);
       return connected(why);
@@ -100,8 +101,8 @@ void RankCommunicator::connect(const UniqueId& id, std::function<void(const Stat
 void RankCommunicator::join(const UniqueId& id, const std::function<void(const Status&)>& connected) {
   Handle made = nullptr;
   const Status joined = queue_->on_device([&]() -> Status {
-    const int code = library_.calls().connect(&made, ranks_, id, rank_);
-    if (code == nccl::success) return {};
+    const int code = library_.api().join(&made, id, place_);
+    if (library_.api().meaning(code) == Meaning::success) return {};
     return library_.failure("it makes no communicator", code, nullptr);
   });
   if (!joined.ok()) {
@@ -115,7 +116,7 @@ void RankCommunicator::join(const UniqueId& id, const std::function<void(const S
     if (!unwanted) handle_ = made;
   }
   if (!unwanted) return connected({});
-  library_.calls().abort(made);
+  library_.api().abort(made);
   connected(aborted_status());
 }
 
@@ -136,8 +137,9 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   if (unwanted) return done->complete(outcome({}));
   auto* const issued = new Issued(shared_from_this(), done);
   const auto queue = [&](StreamHandle stream) -> Status {
-    const int code = call.count == 0 ? nccl::success : call_library(call, handle, reinterpret_cast<Stream>(stream));
-    if (code == nccl::success || code == nccl::in_progress) return {};
+    if (call.count == 0) return {};
+    const int code = library_.api().start(call, handle, reinterpret_cast<Stream>(stream));
+    if (!fails(code)) return {};
     return library_.failure("it does not start a collective", code, handle);
   };
   const Status started = queue_->run({after[0].get(), after[1].get()}, queue, issued);
@@ -159,21 +161,9 @@ void RankCommunicator::issue(const Call& call, const Points& after, Completion* 
   issued->complete(started);
 }
 
-int RankCommunicator::call_library(const Call& call, Handle handle, Stream stream) const {
-  const NcclFunctions& calls = library_.calls();
-  switch (call.kind) {
-    case Kind::all_reduce:
-      return calls.all_reduce(call.input, call.output, call.count, call.type, call.op, handle, stream);
-    case Kind::reduce_scatter:
-      return calls.reduce_scatter(call.input, call.output, call.count, call.type, call.op, handle, stream);
-    case Kind::all_gather:
-      return calls.all_gather(call.input, call.output, call.count, call.type, handle, stream);
-    case Kind::broadcast:
-      return calls.broadcast(call.input, call.output, call.count, call.type, call.root, handle, stream);
-    case Kind::reduce:
-      return calls.reduce(call.input, call.output, call.count, call.type, call.op, call.root, handle, stream);
-  }
-  return nccl::success;
+bool RankCommunicator::fails(int code) const noexcept {
+  const Meaning meaning = library_.api().meaning(code);
+  return meaning != Meaning::success && meaning != Meaning::in_progress;
 }
 
 void RankCommunicator::look_for_errors() {
@@ -184,11 +174,9 @@ void RankCommunicator::look_for_errors() {
     calling_ = true;
     handle = handle_;
   }
-  int code = nccl::success;
-  const int asked = library_.calls().async_error(handle, &code);
-  if (asked != nccl::success) code = asked;
+  const int code = library_.api().asynchronous_error(handle);
   Status why;
-  if (code != nccl::success && code != nccl::in_progress) why = library_.failure("it failed in a collective", code, handle);
+  if (fails(code)) why = library_.failure("it failed in a collective", code, handle);
   {
     const std::scoped_lock lock(mutex_);
     calling_ = false;
@@ -228,7 +216,7 @@ void RankCommunicator::abort_now() {
   const Handle handle = std::exchange(handle_, nullptr);
   if (handle != nullptr) {  // else join() aborts what it gets
     lock.unlock();
-    library_.calls().abort(handle);
+    library_.api().abort(handle);
     lock.lock();
   }
   abort_ = Abort::done;

@@ -16,23 +16,9 @@
 #include "base/completion.h"
 #include "device/runtime.h"
 #include "hmc/deadline.h"
-#include "hmc/reduce.h"
 #include "native/library.h"
 
 namespace hmc::native {
-
-enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce };
-
-// A collective of equal blocks, as the library has it.
-struct Call {
-  Kind kind = Kind::all_reduce;
-  int type = nccl::u8;    // the library's number
-  int op = nccl::sum;     // likewise, of calls that reduce
-  std::size_t count = 0;  // elements: of a rank's block where there are blocks, else of a buffer
-  int root = 0;
-  const void* input = nullptr;
-  void* output = nullptr;
-};
 
 // Any thread, engine lock held or not, unless it says otherwise. Callbacks come on the thread, without a lock.
 class RankCommunicator final : public std::enable_shared_from_this<RankCommunicator> {
@@ -42,8 +28,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   // `library` is open. Engine lock not held. Ended by close(). Errors: of DeviceStreams::open_queue(), out_of_memory (no thread).
   static Result<std::shared_ptr<RankCommunicator>> make(Library& library, const Device& device, int rank, int ranks);
   // Use make().
-  RankCommunicator(Library& library, std::unique_ptr<DeviceQueue> queue, int rank, int ranks)
-      : library_(library), queue_(std::move(queue)), rank_(rank), ranks_(ranks) {}
+  RankCommunicator(Library& library, std::unique_ptr<DeviceQueue> queue, const Place& place)
+      : library_(library), queue_(std::move(queue)), place_(place) {}
 
   // Joins the communicator of that number, which rank 0 makes and publishes. Once. The other ranks have to join it too
   // before `connected` is called. An error that is not a peer's makes the process avoid the library.
@@ -72,8 +58,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   void work();
   void join(const UniqueId& id, const std::function<void(const Status&)>& connected);
   void issue(const Call& call, const Points& after, Completion* done);
-  int call_library(const Call& call, Handle handle, Stream stream) const;
   void look_for_errors();
+  [[nodiscard]] bool fails(int code) const noexcept;
   void fail(const Status& why);
   void abort_now();
   void issued_ended() noexcept;
@@ -82,7 +68,7 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
 
   Library& library_;
   const std::unique_ptr<DeviceQueue> queue_;
-  const int rank_, ranks_;
+  const Place place_;
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<Job> jobs_;

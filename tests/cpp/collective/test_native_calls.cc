@@ -1,6 +1,7 @@
 // Collectives by the vendor's library, on simulated devices with a simulated library.
 #include "collective/native/calls.h"
 #include "collective/with_library.h"
+#include "native/library.h"
 
 namespace hmc {
 namespace {
@@ -12,18 +13,19 @@ using testing::input;
 using testing::library_calls;
 using testing::OnDevice;
 using testing::soon;
+using testing::sum_of_f32;
 using testing::vendors_library;
 using testing::with_library;
 
-const Reduction sum_of_f32{DataType::f32, ReduceOp::sum};
+const std::array several{Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}, Devices{"mlu:3", "mlu:0"}};
 
-std::vector<Reduction> library_reductions() {
+std::vector<Reduction> library_reductions(std::string_view vendor) {
+  const native::Api& api = native::library_of(vendor)->api();
   std::vector<Reduction> all;
   for (std::size_t type = 0; type < data_types; ++type) {
     for (std::size_t op = 0; op < reduce_ops; ++op) {
       const Reduction each{static_cast<DataType>(type), static_cast<ReduceOp>(op)};
-      if (check_reduction(each).ok() && native::type_number(each.type) && native::op_number(each.op, each.type))
-        all.push_back(each);
+      if (check_reduction(each).ok() && api.reduces(each.type, each.op)) all.push_back(each);
     }
   }
   return all;
@@ -94,11 +96,12 @@ void check_spreads(const Member& me, std::size_t bytes) {
 }
 
 TEST(NativeCalls, EveryTypeAndOperation) {
-  ASSERT_EQ(library_reductions().size(), 36U);
-  for (const Devices& devices : {Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}}) {
+  ASSERT_EQ(library_reductions("cuda").size(), 36U);
+  ASSERT_EQ(library_reductions("mlu").size(), 38U);
+  for (const Devices& devices : several) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
-      for (const Reduction& reduction : library_reductions()) {
+      for (const Reduction& reduction : library_reductions(me.device().vendor())) {
         testing::wait_until_ready(me.device(), reduction.type, static_cast<std::size_t>(me.size()));
         for (const std::size_t count : testing::swept<std::size_t>({1, 1003}, {1003})) {
           check_reductions(me, reduction, count);
@@ -111,7 +114,7 @@ TEST(NativeCalls, EveryTypeAndOperation) {
 }
 
 TEST(NativeCalls, EverySize) {
-  for (const Devices& devices : {Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}}) {
+  for (const Devices& devices : several) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
       for (const std::size_t count : testing::swept<std::size_t>({0, 1, 4095, 70'001, 1'000'003}, {0, 70'001})) {

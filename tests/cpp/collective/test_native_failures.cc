@@ -5,40 +5,23 @@ namespace hmc {
 namespace {
 
 using testing::Bytes;
+using testing::check_gathered;
+using testing::check_sum;
 using testing::Devices;
 using testing::Environment;
 using testing::expected;
 using testing::input;
 using testing::let_fail;
 using testing::library_calls;
+using testing::names;
 using testing::OnDevice;
 using testing::soon;
+using testing::sum_of_f32;
 using testing::vendors_library;
 using testing::with_library;
 
 constexpr int hangs = 7, system_error = 2, internal_error = 3, remote_error = 6;
-const Reduction sum_of_f32{DataType::f32, ReduceOp::sum};
 const Devices two{"cuda:0", "cuda:1"};
-
-bool names(const Status& status, std::string_view text) { return status.message().find(text) != std::string_view::npos; }
-
-void check_sum(const Member& me, std::size_t count, std::string_view algorithm) {
-  const OnDevice memory(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
-  HMC_ASSERT_OK(me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), algorithm));
-  ASSERT_TRUE(memory.read() == expected(sum_of_f32, count, static_cast<std::size_t>(me.size())));
-}
-
-void check_gathered(const Member& me, std::size_t bytes) {
-  const OnDevice in(me.device(), input(DataType::u8, bytes, static_cast<std::size_t>(me.rank())));
-  const OnDevice out(me.device(), Bytes(bytes * static_cast<std::size_t>(me.size())));
-  HMC_ASSERT_OK(me.all_gather(out.view(), in.view(), soon()));
-  Bytes all;
-  for (int r = 0; r < me.size(); ++r) {
-    const Bytes each = input(DataType::u8, bytes, static_cast<std::size_t>(r));
-    all.insert(all.end(), each.begin(), each.end());
-  }
-  ASSERT_TRUE(out.read() == all);
-}
 
 // The library is named, and cannot carry the call out.
 void check_refused(const Member& me) {

@@ -7,12 +7,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "collective/on_devices.h"
 
 namespace hmc::testing {
 
 inline constexpr const char* vendors_library = "vendor's library";
+constexpr Reduction sum_of_f32{DataType::f32, ReduceOp::sum};
 
 // Variables of the environment, for as long as this lives.
 class Environment {
@@ -35,7 +37,10 @@ class Environment {
 };
 
 inline std::map<std::string, std::string> simulated_libraries() {
-  return {{"HMC_NCCL_LIBRARY", HMC_SIM_CUDA}, {"HMC_RCCL_LIBRARY", HMC_SIM_ROCM}, {"HMC_SIM_DEVICES", "4"}};
+  return {{"HMC_NCCL_LIBRARY", HMC_SIM_CUDA},
+          {"HMC_RCCL_LIBRARY", HMC_SIM_ROCM},
+          {"HMC_CNCL_LIBRARY", HMC_SIM_MLU},
+          {"HMC_SIM_DEVICES", "4"}};
 }
 
 inline void with_library(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body,
@@ -50,13 +55,34 @@ inline void with_library(const Devices& devices, const std::function<void(const 
 
 inline std::uint64_t library_calls(const Communicator& world) { return world.context().counters()["native.count"]; }
 
-// Of the simulated library of `device`: the nth call of `call` from now returns `code`, see cpp/sim/ccl.cc.
+// Of the simulated library of `device`: the nth call of `call` from now returns `code`, see cpp/sim/ccl_comm.h.
 inline void let_fail(const Device& device, const char* call, int nth, int code) {
-  void* const library = dlopen(device.vendor() == "cuda" ? HMC_SIM_CUDA : HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD);
+  const std::map<std::string_view, const char*> files{{"cuda", HMC_SIM_CUDA}, {"rocm", HMC_SIM_ROCM}, {"mlu", HMC_SIM_MLU}};
+  void* const library = dlopen(files.at(device.vendor()), RTLD_NOW | RTLD_NOLOAD);
   ASSERT_NE(library, nullptr);
   void* const fail = dlsym(library, "hmcsim_fail");
   ASSERT_NE(fail, nullptr);
   ASSERT_EQ(reinterpret_cast<int (*)(const char*, int, int)>(fail)(call, nth, code), 0);
+}
+
+inline bool names(const Status& status, std::string_view text) { return status.message().find(text) != std::string_view::npos; }
+
+inline void check_sum(const Member& me, std::size_t count, std::string_view algorithm) {
+  const OnDevice memory(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
+  HMC_ASSERT_OK(me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), algorithm));
+  ASSERT_TRUE(memory.read() == expected(sum_of_f32, count, static_cast<std::size_t>(me.size())));
+}
+
+inline void check_gathered(const Member& me, std::size_t bytes) {
+  const OnDevice in(me.device(), input(DataType::u8, bytes, static_cast<std::size_t>(me.rank())));
+  const OnDevice out(me.device(), Bytes(bytes * static_cast<std::size_t>(me.size())));
+  HMC_ASSERT_OK(me.all_gather(out.view(), in.view(), soon()));
+  Bytes all;
+  for (int r = 0; r < me.size(); ++r) {
+    const Bytes each = input(DataType::u8, bytes, static_cast<std::size_t>(r));
+    all.insert(all.end(), each.begin(), each.end());
+  }
+  ASSERT_TRUE(out.read() == all);
 }
 
 }  // namespace hmc::testing

@@ -62,7 +62,7 @@ struct NativeOffer {
   std::atomic<std::uint32_t> bytes;   // of `offer`
   std::atomic<std::uint32_t> has_id;  // 1: `id` is there. Of rank 0
   std::atomic<std::uint64_t> agreed;  // the sequence, plus one, of the last call that the rank knows all to make by the library
-  std::byte id[128];                  // this and what follows is not changed once it is there
+  std::byte id[136];                  // this and what follows is not changed once it is there
   std::byte offer[most_bytes];
 };
 

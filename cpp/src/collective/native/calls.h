@@ -11,7 +11,7 @@
 namespace hmc::native {
 
 // One rank's call. nullopt: the library has none for it: memory of the CPU or of two devices, exact sums, types and operations that
-// it does not have (library.h), a buffer that is not aligned to its elements. `bytes`: of a rank's block where there are blocks,
+// it does not have (api.h), a buffer that is not aligned to its elements. `bytes`: of a rank's block where there are blocks,
 // else of a buffer. `root`: of calls that have one.
 [[nodiscard]] std::optional<Call> reduction_call(Kind kind, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
                                                  std::uint64_t bytes, std::uint32_t root = 0) noexcept;

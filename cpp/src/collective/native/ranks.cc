@@ -49,6 +49,10 @@ void Ranks::use(const fused::Slots& slots) {
     if (group_.rank(r).device.vendor() != group_.rank(0).device.vendor()) return;
   }
   library_ = library_of(group_.rank(0).device.vendor());
+  if (library_ == nullptr || library_->api().takes_several_ranks() || group_.local().size() == 1) return;
+  const std::scoped_lock lock(mutex_);
+  refused_ = Status(Code::unsupported, std::string(library_->name()) + " takes one rank of a process in a group, and " +
+                                           group_.describe(group_.local().front()) + " has others of its process beside it");
 }
 
 Status Ranks::obstacle() const {
