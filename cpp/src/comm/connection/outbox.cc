@@ -23,7 +23,7 @@ void Outbox::keep(ByteSpan head, ByteSpan body) {
 }
 
 bool Outbox::received(std::uint64_t total) {
-  if (total > kept_ || total < received_) return false;
+  if (total > kept_) return false;
   for (; received_ < total; ++received_) begin_ += length_bytes + length_at(begin_);
   if (at_ < begin_) at_ = begin_;
   // Moved down once more is free than used, so that each byte moves at most once on average.

@@ -14,7 +14,8 @@ class Outbox {
   // More is not kept: the peer acknowledges long before, or does not read.
   [[nodiscard]] bool full() const noexcept { return bytes_.size() - begin_ >= max_bytes; }
   void keep(ByteSpan head, ByteSpan body);
-  // The peer has received `total` of all that were ever kept. False: it cannot have.
+  // The peer has received `total` of all that were ever kept. Fewer than it has acknowledged already: the word came late, and
+  // changes nothing. False: it cannot have.
   [[nodiscard]] bool received(std::uint64_t total);
   [[nodiscard]] std::uint64_t kept() const noexcept { return kept_; }  // ever
   // Kept, and not acknowledged by the peer.
