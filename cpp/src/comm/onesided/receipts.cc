@@ -69,7 +69,7 @@ void Receipts::mark(EndpointSlot& slot) {
 }
 
 bool Receipts::on_marked(std::uint64_t number) {
-  if (marked_ == nullptr || number != number_) return false;
+  if (marked_ == nullptr || number != number_) return std::erase(given_up_, number) != 0;
   marked_ = nullptr;
   over();
   return true;
@@ -78,6 +78,7 @@ bool Receipts::on_marked(std::uint64_t number) {
 void Receipts::on_slot_failed(const EndpointSlot& slot) {
   if (marked_ != &slot) return;
   marked_ = nullptr;
+  given_up_.push_back(number_);
   over();
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "comm/connection/endpoint_slot.h"
 
@@ -20,7 +21,7 @@ class Receipts {
   // As complete() would answer, where nothing needs to be asked.
   [[nodiscard]] bool outstanding() const;
 
-  // The peer has received the mark of that number. False: none is waited for.
+  // The peer has received the mark of that number. False: it was not sent.
   [[nodiscard]] bool on_marked(std::uint64_t number);
   void on_slot_failed(const EndpointSlot& slot);
 
@@ -34,6 +35,8 @@ class Receipts {
   bool flushing_ = false;
   EndpointSlot* marked_ = nullptr;  // whose mark is on its way
   std::uint64_t number_ = 0;        // of that mark
+  // Of marks whose connection failed first. Their answers come over the control channel, and so may still come.
+  std::vector<std::uint64_t> given_up_;
 };
 
 }  // namespace hmc
