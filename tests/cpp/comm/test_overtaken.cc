@@ -112,5 +112,47 @@ TEST(Overtaken, TheReceiptOfAConnectionThatFailedBreaksNothing) {
   EXPECT_FALSE(inside(two.ab).posts().receipts().on_marked(0)) << "never sent";
 }
 
+// Puts `source` at level local, and drops the RemoteBuffer: the flush that this takes is in flight.
+void put_and_drop(const TwoContexts& two, const ConnBuffer& source, const ConnBuffer& target) {
+  auto importing = *two.ab.iimport(*target.descriptor(), soon());
+  ASSERT_TRUE(two.drive([&] { return importing.done(); }));
+  auto remote = importing.take();
+  ASSERT_TRUE(remote.ok()) << remote.status().str();
+  const auto put = *two.ab.put(source, *remote, {Notify(), Complete::local});
+  ASSERT_TRUE(two.drive([&] { return put.done(); }));
+  HMC_ASSERT_OK(put.status());
+  remote = RemoteBuffer();
+  importing = {};
+  ASSERT_TRUE(engine_of(two.ab).drive(soon(), [&] { return inside(two.ab).imports().flushing(); }));
+}
+
+TEST(DroppedImports, AFenceWaitsForTheirPuts) {
+  const TwoContexts two("swift,tcp", Progress::background, Progress::manual, true);  // puts of a go by swift, messages by tcp
+  const auto source = *two.a.buffer(lengthy(8 << 20)), target = *two.b.buffer(source.size());
+  for (std::uint64_t round = 1; round < 4; ++round) {
+    fill_pattern(span_of(source), round);
+    put_and_drop(two, source, target);
+    ASSERT_NE(slot_of(two.ab, "swift"), nullptr);
+    HMC_ASSERT_OK(two.ab.fence());
+    HMC_ASSERT_OK(two.ab.notify(round));
+    {
+      const auto lock = engine_of(two.ab).lock();
+      EXPECT_TRUE(two.ab.state()->fenced()) << "the other side has not moved since";
+    }
+    HMC_ASSERT_OK(two.ba.wait_notify(round, 1, soon()));
+    EXPECT_EQ(first_mismatch(span_of(target), round), -1);
+  }
+}
+
+TEST(DroppedImports, ThePeerIsLostWithTheirPuts) {
+  const TwoContexts two("tcp", Progress::background, Progress::manual);
+  const auto source = *two.a.buffer(lengthy(8 << 20)), target = *two.b.buffer(source.size());
+  put_and_drop(two, source, target);
+  ASSERT_GT(cut_data_connections(), 0);
+  const auto is_over = [&] { return counter(two.a, "endpoints.failed.tcp") != 0; };
+  for (const auto limit = soon(); !is_over() && !limit.passed();) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(two.ab.notify(1).code(), Code::peer_lost);
+}
+
 }  // namespace
 }  // namespace hmc

@@ -77,6 +77,7 @@ struct RemoteImport {
     bool preparing = false;        // one thread is at it; others wait
     bool withdrawn = false;        // the owner wants it back: for no operation that has not begun
     bool draining = false;         // withdrawn, and what was begun is being flushed
+    bool flushed = false;          // its record is retiring, and what was begun has been flushed
     [[nodiscard]] bool prepared_for(const Device& local) const noexcept {
       return std::find(prepared.begin(), prepared.end(), local) != prepared.end();
     }

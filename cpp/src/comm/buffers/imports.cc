@@ -1,6 +1,7 @@
 #include "comm/buffers/imports.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/onesided/transfer.h"
 #include "comm/peer_impl.h"
@@ -136,20 +137,7 @@ void Imports::retire(const std::shared_ptr<RemoteImport>& record) {
 void Imports::settle(const std::shared_ptr<RemoteImport>& record) {
   if (!record->retiring || record->operations != 0 || record->flushing) return;
   const auto keep = record;
-  if (peer_.carries()) {
-    for (auto& entry : keep->entries) {
-      if (!entry.slot->unflushed || entry.slot->state != EndpointSlot::State::ready) continue;
-      keep->flushing = true;
-      entry.slot->unflushed = false;
-      const bool started = when_flushed(*entry.slot, [this, keep](const Status&) {
-        keep->flushing = false;
-        settle(keep);
-        peer_.operation_over();
-      });
-      if (started) return;
-      keep->flushing = false;
-    }
-  }
+  if (peer_.carries() && flush(keep)) return;
   for (auto& entry : keep->entries) {
     entry.region.reset();
     if (entry.request != 0 && !keep->acknowledge) release(entry.request);
@@ -161,6 +149,26 @@ void Imports::settle(const std::shared_ptr<RemoteImport>& record) {
     if (other->acknowledge && other->buffer_id == keep->buffer_id && other->generation == keep->generation) return;
   }
   static_cast<void>(peer_.send_control(wire::revoked, encode(wire::BufferName{keep->buffer_id, keep->generation})));
+}
+
+// A flush that is in flight may have begun before the last puts here.
+bool Imports::flush(const std::shared_ptr<RemoteImport>& record) {
+  for (const RemoteImport::Entry& entry : record->entries) {
+    EndpointSlot& slot = *entry.slot;
+    if (entry.flushed || slot.state != EndpointSlot::State::ready || (!slot.unflushed && slot.flushes == 0)) continue;
+    const bool unflushed = std::exchange(slot.unflushed, false);
+    record->flushing = true;
+    const auto on_end = [this, record, at = &slot, unflushed](const Status& status) {
+      record->flushing = false;
+      at->unflushed = at->unflushed || (unflushed && !status.ok());  // its connection is ending
+      for (auto& each : record->entries) each.flushed = each.flushed || each.slot == at;
+      settle(record);
+    };
+    if (when_flushed(slot, on_end)) return true;
+    record->flushing = false;
+    slot.unflushed = unflushed;
+  }
+  return false;
 }
 
 bool Imports::flushing() const noexcept {

@@ -65,6 +65,8 @@ class Imports {
 
  private:
   std::shared_ptr<Request> take(std::uint64_t id, bool lookup);
+  // True: the record is settled once its puts that completed locally are flushed.
+  bool flush(const std::shared_ptr<RemoteImport>& record);
   void drop_withdrawn(RemoteImport& record, const RemoteRegion* region);
   void release(std::uint64_t request);
 

@@ -31,19 +31,28 @@ std::string EndpointSlot::trouble() const {
 bool when_flushed(EndpointSlot& slot, std::function<void(const Status&)> action) {
   class Flush final : public Completion {
    public:
-    Flush(std::shared_ptr<PeerState> peer, std::function<void(const Status&)> action)
-        : peer_(std::move(peer)), action_(std::move(action)) {}
+    Flush(EndpointSlot& slot, std::function<void(const Status&)> action)
+        : peer_(slot.peer().shared_from_this()), slot_(slot), action_(std::move(action)) {
+      ++slot_.flushes;
+    }
+    ~Flush() { --slot_.flushes; }
     void complete(Status status) noexcept override {
-      const std::unique_ptr<Flush> self(this);
-      action_(status);
+      PeerImpl& peer = slot_.peer();
+      const auto keep = peer_;
+      {
+        const std::unique_ptr<Flush> self(this);
+        action_(status);
+      }
+      if (peer.carries()) peer.impl().peers().pump_soon(peer);  // a fence or a goodbye may have waited for it
     }
 
    private:
-    std::shared_ptr<PeerState> peer_;  // owns what the action is about
-    std::function<void(const Status&)> action_;
+    const std::shared_ptr<PeerState> peer_;  // owns the slot, and what the action is about
+    EndpointSlot& slot_;
+    const std::function<void(const Status&)> action_;
   };
   if (slot.state != EndpointSlot::State::ready) return false;
-  auto made = std::make_unique<Flush>(slot.peer().shared_from_this(), std::move(action));
+  auto made = std::make_unique<Flush>(slot, std::move(action));
   if (!slot.endpoint->flush(made.get()).ok()) return false;
   static_cast<void>(made.release());  // deletes itself, perhaps has done so
   return true;

@@ -52,6 +52,7 @@ class EndpointSlot final : public EndpointSink, public Completion {
   Status failure;
   std::uint32_t operations = 0;                 // one-sided ones of comm, posted and not complete
   bool unflushed = false;                       // puts completed at level local since the last flush
+  std::uint32_t flushes = 0;                    // in flight
   bool notified = false;                        // notifications, or ends of messages, went by it since the last mark (Receipts)
   std::uint64_t credit_out = 0, credit_in = 0;  // cost of payload notifications that went and came with puts
 

@@ -21,7 +21,7 @@ bool Receipts::complete() {
     if (!quiet) return false;
     if (!is_ready(*slot)) continue;
     if (slot->unflushed) flush(*slot);
-    if (flushing_ || slot->unflushed || slot->operations != 0) {
+    if (slot->flushes != 0 || slot->unflushed || slot->operations != 0) {
       quiet = false;
     } else if (unmarked(*slot)) {
       mark(*slot);
@@ -33,7 +33,7 @@ bool Receipts::complete() {
 
 bool Receipts::outstanding() const {
   return flushing_ || marked_ != nullptr || std::ranges::any_of(peer_.connections().all(), [this](const auto& slot) {
-           return is_ready(*slot) && (slot->operations != 0 || slot->unflushed || unmarked(*slot));
+           return is_ready(*slot) && (slot->operations != 0 || slot->unflushed || slot->flushes != 0 || unmarked(*slot));
          });
 }
 

@@ -151,7 +151,7 @@ std::string Closing::loss(std::string_view reason) const {
   std::string why = reason.empty() ? "" : " (" + std::string(reason) + ")";
   for (const auto& slot : peer_.connections().all()) {
     if (slot->state != EndpointSlot::State::ready && !slot->closing) continue;
-    sent = sent || slot->unflushed || slot->notified;
+    sent = sent || slot->unflushed || slot->flushes != 0 || slot->notified;
     if (slot->closing) why += " (" + slot->transport().name + ": " + std::string(slot->failure.message()) + ")";
   }
   if (!queued && !sent) return {};
