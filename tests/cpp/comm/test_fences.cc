@@ -2,6 +2,7 @@
 #include <functional>
 #include <thread>
 
+#include "comm/onesided/notify.h"
 #include "ways.h"
 
 namespace hmc {
@@ -157,6 +158,29 @@ TEST_P(Fences, TimedOutAndCancelledSendsAreNotSent) {
   EXPECT_EQ(pair.ba.recv(view(got), any_tag, soon(0.02)).status().code(), Code::timeout);
   HMC_EXPECT_OK(pair.ab.send(view(kept), 7, soon()));  // no fence is left
   EXPECT_EQ(pair.ba.recv(view(got), 7, soon())->bytes, kept.size());
+}
+
+// The peer takes nothing: only the end of what the fence waits for releases it.
+TEST_P(Fences, IsReleasedWhenWhatItWaitsForIsCancelled) {
+  const WayPair pair(GetParam());
+  const auto source = *pair.a.buffer(100), target = *pair.b.buffer(100);
+  const auto remote = *pair.ab.import(*target.descriptor());
+  const auto payload = pattern(max_notify_payload, 1);
+  const Notify notification(std::span<const std::byte>{payload});
+  for (std::uint64_t left = notify_window; left >= notify_cost(payload.size()); left -= notify_cost(payload.size()))
+    HMC_ASSERT_OK(pair.ab.notify(notification));
+  HMC_ASSERT_OK(pair.ab.inotify(1)->wait(soon()));  // all those are out
+  for (const bool by_deadline : {false, true}) {
+    const auto held = *pair.ab.inotify(notification, by_deadline ? soon(0.05) : Deadline::never());
+    HMC_ASSERT_OK(pair.ab.fence());
+    fill_pattern(span_of(source), by_deadline ? 2 : 3);
+    const auto put = *pair.ab.put(source, remote);
+    ASSERT_FALSE(held.done() && !by_deadline);
+    if (!by_deadline) HMC_ASSERT_OK(held.cancel());
+    HMC_ASSERT_OK(put.wait(soon(20)));
+    EXPECT_EQ(held.status().code(), by_deadline ? Code::timeout : Code::cancelled);
+    EXPECT_EQ(first_mismatch(span_of(target), by_deadline ? 2 : 3), -1);
+  }
 }
 
 TEST_P(Fences, OnePeerDoesNotHoldUpAnother) {

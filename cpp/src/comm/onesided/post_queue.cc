@@ -37,7 +37,9 @@ void PostQueue::add_first(std::shared_ptr<PendingOp> op) {
 
 bool PostQueue::remove(const PendingOp* op) {
   const auto is_it = [op](const auto& p) { return p.get() == op; };
-  return pending_.remove_if(is_it) != 0 || credit_wait_.remove_if(is_it) != 0;
+  if (pending_.remove_if(is_it) == 0 && credit_wait_.remove_if(is_it) == 0) return false;
+  if (peer_.carries()) peer_.impl().peers().pump_soon(peer_);  // what waited behind it
+  return true;
 }
 
 bool PostQueue::has_unreported() const noexcept {
