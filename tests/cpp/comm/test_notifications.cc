@@ -3,6 +3,9 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/context_state.h"
+#include "comm/onesided/notifier.h"
+#include "comm/session/rank_scopes.h"
 #include "support.h"
 
 namespace hmc {
@@ -121,6 +124,27 @@ TEST_P(Notifications, CancelOfAHeldBackPut) {
   auto expected = pattern(64, 8);
   expected[0] = span_of(source)[0];
   EXPECT_TRUE(same_bytes(span_of(target), expected));
+}
+
+// Those that come after a Communicator was closed here are discarded, and hold no credit.
+TEST_P(Notifications, LateOnesOfAClosedGroupHoldNothingUp) {
+  constexpr std::uint32_t scope = 77;
+  {
+    const auto lock = pair_.b.state()->engine()->lock();
+    pair_.b.state()->scopes().add(scope, {pair_.ba.state(), pair_.b.state()->self()});
+    pair_.b.state()->scopes().remove(scope);
+  }
+  Notifier& notifier = pair_.a.state()->notifier();
+  const auto payload = pattern(max_notify_payload, 1);
+  for (std::uint64_t i = 0; i < 3000; ++i) {
+    HMC_ASSERT_OK(notifier.notify(pair_.ab.state(), as_payload(payload), {scope, 0, 1}, soon()));
+    HMC_ASSERT_OK(notifier.notify(pair_.ab.state(), i, {scope, 0, 1}, soon()));
+  }
+  HMC_ASSERT_OK(pair_.ab.inotify(as_payload(payload))->wait(soon(20)));
+  HMC_ASSERT_OK(pair_.ab.notify(1));
+  HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
+  EXPECT_EQ(pair_.ba.notifications(soon())->size(), 1U);
+  EXPECT_EQ(testing::counter(pair_.b, "notifications.discarded"), 6000U);
 }
 
 TEST_P(Notifications, ManyBeforeAnybodyWaits) {

@@ -286,6 +286,14 @@ void NotifyTable::drop_scope(std::uint32_t scope) {
 }
 
 void NotifyTable::remove_waiter(PayloadWaiter& waiter) { std::erase(waiters_, &waiter); }
+void NotifyTable::discard_late(NotifySlot& slot, std::size_t payload_bytes) {
+  ++discarded_;
+  if (payload_bytes == 0) return;
+  const std::uint64_t cost = notify_cost(payload_bytes);
+  slot.queued_cost_ += cost;
+  slot.consumed(cost);
+}
+
 
 void NotifyTable::set_ready() noexcept {
   for (PayloadWaiter* waiter : waiters_) waiter->ready.store(1, std::memory_order_release);

@@ -139,6 +139,8 @@ class NotifyTable {
   // Takes the payloads for `envelope` from `slot`, or from any peer of the scope when null.
   std::vector<Notification> take(NotifySlot* slot, const Envelope& envelope);
   void drop_scope(std::uint32_t scope);
+  // One that comes after that, with `payload_bytes` (0: a counted id): its sender gets the credit.
+  void discard_late(NotifySlot& slot, std::size_t payload_bytes);
 
   // The same in two steps, for a caller that may return them.
   TakenPayloads take_out(NotifySlot* slot, const Envelope& envelope);
@@ -178,7 +180,8 @@ class NotifyTable {
   void remove_taker(Taker& taker) noexcept;
 
   [[nodiscard]] static const Status& ended(const NotifySlot& slot) noexcept { return slot.ended_; }
-  // Notifications of departed peers that were discarded unread, and the bytes of those that are kept.
+  // Notifications that were discarded unread: of departed peers, and late ones of closed Communicators. And the bytes of departed
+  // peers' that are kept.
   [[nodiscard]] std::uint64_t discarded() const noexcept { return discarded_; }
   [[nodiscard]] std::uint64_t departed_bytes() const noexcept;
 

@@ -142,16 +142,19 @@ bool PeerInput::on_signal_in_place(EndpointSlot& slot, ByteSpan signal) {
 
 void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool attached) {
   NotifySlot& notifications = *peer_.notify_slot();
+  NotifyTable& table = peer_.impl().notifier().table();
+  const bool late = peer_.impl().scopes().is_over(m.envelope.scope);  // of a Communicator that is closed here
   switch (m.kind) {
     case NotifyKind::counted:
+      if (late) return table.discard_late(notifications, 0);
       if (!notifications.raise(m.envelope, m.number)) {
         peer_.broken("more than " + std::to_string(max_counted_ids) + " different notification ids that nobody has waited for");
       }
       return;
     case NotifyKind::payload:
       if (attached) slot.credit_in += notify_cost(m.payload.size());
-      if (!peer_.impl().notifier().table().queue(notifications, m.envelope, m.payload))
-        peer_.broken("more payload notifications than its credit");
+      if (late) return table.discard_late(notifications, m.payload.size());
+      if (!table.queue(notifications, m.envelope, m.payload)) peer_.broken("more payload notifications than its credit");
       return;
     case NotifyKind::credit:
       if (!notifications.acknowledge(m.number)) return peer_.broken("an impossible notification credit");
