@@ -276,6 +276,12 @@ TEST_P(OneSided, RefusesWhatCannotBe) {
   EXPECT_EQ(code(pair_.ab.put_blocks(*reading)), Code::invalid_argument);
   HMC_EXPECT_OK(pair_.ab.get_blocks(*reading)->wait(soon()));
   EXPECT_EQ(code(pair_.ab.put_blocks(BlockBatch())), Code::invalid_argument);
+  const auto self = *pair_.a.connect(pair_.a.addresses().front(), soon());
+  const auto writing = blocks(inside, inside, 40, remote);
+  ASSERT_TRUE(writing.ok());
+  EXPECT_EQ(code(self.put_blocks(*writing)), Code::invalid_argument);  // of another peer
+  EXPECT_EQ(code(self.get_blocks(*writing)), Code::invalid_argument);
+  EXPECT_EQ(code(Peer().put_blocks(*writing)), Code::invalid_argument);
   HMC_EXPECT_OK(source.close(soon()));
   EXPECT_EQ(code(pair_.ab.put(source, remote)), Code::closed);
 }

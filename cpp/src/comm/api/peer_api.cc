@@ -30,6 +30,14 @@ Status check_owner(const std::shared_ptr<PeerState>& state, const RemoteBuffer& 
   return {};
 }
 
+Status check_owner(const std::shared_ptr<PeerState>& state, const BlockBatch& batch) {
+  if (!state) return no_peer();
+  if (batch.valid() && batch.state()->peer.get() != state.get()) {
+    return Status(Code::invalid_argument, "the BlockBatch was prepared for another peer than the one that the call is made on");
+  }
+  return {};
+}
+
 template <class Handle = Work>
 Result<Handle> to_work(Result<std::shared_ptr<WorkState>> made) {
   if (!made.ok()) return made.status();
@@ -94,12 +102,12 @@ Result<BlockBatch> Peer::prepare_blocks(std::span<const BlockPair> pairs, std::s
 }
 
 Result<Work> Peer::put_blocks(const BlockBatch& batch, const PutOptions& options) const {
-  if (!state_) return no_peer();
+  HMC_TRY(check_owner(state_, batch));
   return to_work(impl(state_).impl().transfers().put_blocks(batch, options, {}));
 }
 
 Result<Work> Peer::get_blocks(const BlockBatch& batch, StreamHandle stream) const {
-  if (!state_) return no_peer();
+  HMC_TRY(check_owner(state_, batch));
   return to_work(impl(state_).impl().transfers().get_blocks(batch, stream));
 }
 
