@@ -168,6 +168,23 @@ TEST_P(Notifications, SeveralWaitersOnOneId) {
   EXPECT_EQ(pair_.ba.wait_notify(3, 1, soon(0)).code(), Code::timeout);
 }
 
+// A rank that nothing was sent to yet, and that is dead.
+TEST(IdlePeer, IsConnectedByAWaitForPayloads) {
+  const Context context = make_context();
+  Notifier& notifier = context.state()->notifier();
+  for (const std::uint64_t id : {2U, 3U}) {
+    std::shared_ptr<PeerState> dead;
+    {
+      const auto lock = context.state()->engine()->lock();
+      dead = context.state()->expect_peer({1, id}, {"unix:/nonexistent"}, "rank 1");
+    }
+    const Envelope to{7, 0, 1};
+    const Status end = id == 2 ? notifier.notifications(dead, to, soon(20)).status()
+                               : notifier.inotifications(dead, to, soon(20)).value()->wait(soon());
+    EXPECT_EQ(end.code(), Code::peer_lost) << end.str();
+  }
+}
+
 TEST_P(Notifications, WhatCameBeforeTheGoodbyeIsStillThere) {
   HMC_ASSERT_OK(pair_.ab.notify(1));
   HMC_ASSERT_OK(pair_.ab.notify(as_payload(pattern(8, 8))));

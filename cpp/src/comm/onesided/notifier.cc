@@ -218,6 +218,7 @@ Result<std::vector<Notification>> Notifier::notifications(const std::shared_ptr<
     table_.add_waiter(waiter);
     lock.unlock();
     over = !context_.engine()->drive_flag(deadline, waiter.ready);  // the deadline passed, or this thread was interrupted
+    if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();  // as for wait_notify()
     lock = context_.engine()->lock();
     table_.remove_waiter(waiter);
   }
@@ -248,6 +249,7 @@ Result<std::shared_ptr<WorkState>> Notifier::inotifications(const std::shared_pt
   const auto work = std::make_shared<NotificationsWait>(context_, slot, envelope);
   work->start(deadline);
   return std::shared_ptr<WorkState>(work);
+  if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();
 }
 
 Result<std::shared_ptr<WorkState>> Notifier::inotify(const std::shared_ptr<PeerState>& state, const Notify& notify,
