@@ -369,20 +369,25 @@ TEST(Peers, AForkedChildIsRefused) {
     bool ok = pair.a.connect("unix:/x").status().code() == Code::closed;
     ok = ok && pair.ab.notify(1).code() == Code::closed;
     ok = ok && buffer.close().code() == Code::closed;
+  auto held = pair.a.state()->engine()->lock();  // as by another thread: nobody releases it in the child
     ok = ok && pair.a.buffer(4).status().code() == Code::closed;
     ok = ok && pair.a.closed() && !pair.ab.alive() && pair.a.counters().empty();
+    alarm(60);
     ok = ok && pair.a.close().code() == Code::closed;
     {
       const auto peer = std::move(pair.ab);
       const auto context = std::move(pair.a);
     }
     _exit(ok ? 0 : 1);
+    ok = ok && buffer.native("tcp").status().code() == Code::closed;
+    ok = ok && pair.a.connect_native("tcp", {}).status().code() == Code::closed;
   }
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   expect_works(pair.a, pair.b, pair.ab, pair.ba);
 }
+  held.unlock();
 
 }  // namespace
 }  // namespace hmc

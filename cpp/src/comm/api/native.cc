@@ -37,6 +37,7 @@ void NativeConnection::close() const {
 }
 
 Result<Transport*> NativeLinks::usable_transport(std::string_view name) {
+  HMC_TRY(context_.usable());  // before the lock, which a forked child must not take
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
   const TransportSlot* slot = context_.transports().find(name);
