@@ -18,7 +18,7 @@
 namespace hmc {
 namespace {
 
-// Each attempt leaves a record behind until the peer ends.
+// Each attempt leaves a record behind until the peer ends. Holds for both sides: a peer that counts further is refused.
 constexpr std::uint32_t max_attempts = 256;
 // For an endpoint that is still closing when its retry is due.
 constexpr double closing_pause_seconds = 0.02;
@@ -84,6 +84,7 @@ void Connections::connect_self(EndpointSlot& slot) {
 }
 
 void Connections::on_address(const wire::Address& address, std::vector<UniqueFd> fds) {
+  if (address.attempt >= max_attempts) return peer_.broken("the address of an attempt beyond the last");
   MessageConnection& messages = peer_.messages();
   EndpointSlot* slot = find(address.transport);
   // A side that closes makes only those connections that its own operations wait for: also a message that it has announced, for
@@ -140,6 +141,7 @@ void Connections::send_note(const EndpointSlot& slot, const Status& status) {
 }
 
 void Connections::on_note(const wire::EndpointNote& note, bool ready) {
+  if (note.attempt >= max_attempts) return peer_.broken("a note about an attempt beyond the last");
   EndpointSlot* slot = find(note.transport);
   if (slot == nullptr && !ready) {
     // It could not even make its end. The slot is kept, so that this side does not wait for an answer to an address of its own.

@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,7 +22,7 @@ class GroupEvents {
   // Called when a peer is lost or closed, after its operations ended.
   void watch_peers(PeerWatcher watcher);
 
-  // A peer that sends more messages than are held without a handler fails.
+  // A peer that sends more than is held for it without a handler fails.
   void deliver(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void peer_gone(PeerState& peer, const Status& reason) const;
   void end();
@@ -33,9 +34,17 @@ class GroupEvents {
     Bytes payload;
     std::vector<UniqueFd> fds;
   };
+  // What is held of one peer.
+  struct Held {
+    std::size_t messages = 0;
+    std::size_t bytes = 0;
+  };
+  // Null: the peer is beyond its limits.
+  [[nodiscard]] Held* room_for(PeerState& peer, std::size_t bytes);
 
   MessageHandler handler_;
   std::deque<HeldMessage> held_;  // came before the handler was set
+  std::map<std::weak_ptr<PeerState>, Held, std::owner_less<>> held_of_;
   std::vector<PeerWatcher> watchers_;
 };
 
