@@ -37,9 +37,8 @@ Status WaitWork::cancel_locked() {
 
 Status WaitWork::withdraw_locked() {
   if (!done()) return cancel_locked();
-  if (!status().ok() || withdrawn_) return {Code::invalid_argument, "the operation is already complete"};
+  if (!status().ok() || withdrawn_ || !put_back()) return {Code::invalid_argument, "the operation is already complete"};
   withdrawn_ = true;
-  put_back();
   engine()->wake_waiters();
   return {};
 }

@@ -33,8 +33,8 @@ class WaitWork : public WorkState {
   virtual void leave() noexcept = 0;
   [[nodiscard]] virtual Status too_late() const = 0;
   virtual void expire() { end(too_late()); }
-  // It completed: returns what it consumed.
-  virtual void put_back() {}
+  // It completed: returns what it consumed. False: nothing of it can be returned (any more).
+  virtual bool put_back() { return false; }
   void released() noexcept override;
   // The Context while it is open; null once closed.
   [[nodiscard]] std::shared_ptr<ContextImpl> context() const { return weak_context_.lock(); }

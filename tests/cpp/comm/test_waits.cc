@@ -112,6 +112,24 @@ TEST_P(Waits, WithdrawReturnsWhatWasConsumed) {
   EXPECT_EQ(got[1].payload, second);
 }
 
+// What was sent, or found, is not taken back.
+TEST_P(Waits, WhatConsumedNothingIsNotWithdrawnOnceComplete) {
+  const auto raised = *pair_.ab.inotify(9);
+  HMC_ASSERT_OK(raised.wait(soon()));
+  EXPECT_EQ(raised.withdraw().code(), Code::invalid_argument);
+  HMC_ASSERT_OK(pair_.ba.wait_notify(9, 1, soon()));
+  const auto target = *pair_.b.buffer(64);
+  const auto imported = *pair_.ab.iimport(*target.descriptor(), soon());
+  HMC_ASSERT_OK(imported.wait(soon()));
+  EXPECT_EQ(imported.withdraw().code(), Code::invalid_argument);
+  EXPECT_TRUE(imported.take().ok());
+  HMC_ASSERT_OK(pair_.ab.notify(as_payload(pattern(7, 7))));
+  const auto payloads = *pair_.ba.inotifications(soon());
+  HMC_ASSERT_OK(payloads.wait(soon()));
+  EXPECT_EQ(payloads.take()->size(), 1U);
+  EXPECT_EQ(payloads.withdraw().code(), Code::invalid_argument) << "taken before";
+}
+
 TEST_P(Waits, WithdrawnPayloadsKeepTheirCredit) {
   const auto bytes = pattern(max_notify_payload, 9);
   constexpr std::size_t count = 5000;  // several windows

@@ -46,7 +46,10 @@ class NotifyWait final : public WaitWork {
 
  private:
   void leave() noexcept override { slot_->cancel(envelope_, id_, waiter_); }
-  void put_back() override { slot_->give_back(envelope_, id_, count_); }
+  bool put_back() override {
+    slot_->give_back(envelope_, id_, count_);
+    return true;
+  }
   [[nodiscard]] Status too_late() const override { return not_raised_in_time(*peer_, id_, count_); }
 
   const std::shared_ptr<PeerImpl> peer_;
@@ -86,9 +89,10 @@ class NotificationsWait final : public ResultWork<std::vector<Notification>>, pr
   void leave() noexcept override { table_.remove_taker(*this); }
   void expire() override { end({}); }  // an empty list
   [[nodiscard]] Status too_late() const override { return {}; }
-  void put_back() override {
+  bool put_back() override {
+    if (std::exchange(fetched_, true)) return false;
     if (!taken_.payloads.empty() && context()) table_.put_back(std::exchange(taken_, {}));
-    fetched_ = true;
+    return true;
   }
   std::optional<std::vector<Notification>> take_locked() override {
     if (std::exchange(fetched_, true)) return std::nullopt;

@@ -84,9 +84,11 @@ class AcceptWait final : public ResultWork<Peer> {
   void leave() noexcept override {
     if (std::exchange(waiting_, false)) joins_->waits_.erase(place_);
   }
-  void put_back() override {
-    if (const auto owner = context(); owner && peer_) give_back(*owner, std::exchange(peer_, nullptr));
-    peer_ = nullptr;
+  bool put_back() override {
+    if (!peer_) return false;
+    const auto peer = std::exchange(peer_, nullptr);
+    if (const auto owner = context()) give_back(*owner, peer);
+    return true;
   }
   [[nodiscard]] Status too_late() const override { return accept_too_late(); }
   std::optional<Peer> take_locked() override {
