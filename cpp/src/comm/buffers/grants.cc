@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t max_grants = 1 << 18;
 constexpr std::size_t max_lookups = 1024;
 
+Status closed_meanwhile() { return {Code::stale, "buffer was closed while it was being imported"}; }
+
 }  // namespace
 
 void Grants::answer(MessageType type, std::uint64_t request, const Status& status, Bytes bytes, std::vector<UniqueFd> fds) {
@@ -27,7 +29,7 @@ void Grants::answer(MessageType type, std::uint64_t request, const Status& statu
 void Grants::on_import(const wire::Import& m) {
   const auto refuse = [&](const Status& status) { answer(wire::imported, m.request, status); };
   if (granted_.contains(m.request)) return peer_.broken("an import number twice");
-  if (granted_.size() >= max_grants)
+  if (granted_.size() + registering_ >= max_grants)
     return refuse(Status(Code::out_of_memory, "more than " + std::to_string(max_grants) + " imports held by one peer"));
   if (peer_.phase() == PeerPhase::closed) return refuse(peer_.failure());
   auto resolved = peer_.impl().exports().resolve(m);
@@ -42,22 +44,24 @@ void Grants::on_import(const wire::Import& m) {
   const Status begun = peer_.impl().regions().worker().run(
       [this, keep = peer_.shared_from_this(), m, exposure, transport, held = exposure->registration]() mutable {
         ContextImpl& context = peer_.impl();
-        auto region = context.regions().make(*held, *transport, Deadline::never());
+        auto made = context.regions().make(*held, *transport, Deadline::never());
         const auto lock = context.engine()->lock();
+        const auto region = std::move(made);  // a region ends with the lock held
         const auto registration = held;
         context.engine()->retire(std::move(held));  // perhaps the last reference to user memory
+        --registering_;
         if (peer_.phase() != PeerPhase::ready) return;
         if (!region.ok()) return answer(wire::imported, m.request, region.status());
-        LocalRegion& kept = registration->add(transport, std::move(*region));
-        finish_import(m, exposure, kept);
+        if (exposure->closed.load()) return answer(wire::imported, m.request, closed_meanwhile());
+        finish_import(m, exposure, registration->add(transport, *region));
         context.engine()->kick();
       });
+  if (begun.ok()) ++registering_;
   if (begun.code() == Code::out_of_memory) refuse(begun);
 }
 
 void Grants::finish_import(const wire::Import& m, const std::shared_ptr<Exposure>& exposure, LocalRegion& region) {
-  if (exposure->closed.load())
-    return answer(wire::imported, m.request, Status(Code::stale, "buffer was closed while it was being imported"));
+  if (exposure->closed.load()) return answer(wire::imported, m.request, closed_meanwhile());
   auto blob = region.exported();
   if (!blob.ok()) return answer(wire::imported, m.request, blob.status());
   if (!granted_.emplace(m.request, Grant{exposure, &region}).second) return peer_.broken("an import number twice");

@@ -55,6 +55,7 @@ class Grants {
 
   PeerImpl& peer_;                                          // its control channel, phase, endpoints and Context
   std::unordered_map<std::uint64_t, Grant> granted_;        // by the peer's request
+  std::size_t registering_ = 0;                             // imports that wait for a registration
   std::unordered_map<std::uint64_t, std::string> lookups_;  // by the peer's request
 };
 

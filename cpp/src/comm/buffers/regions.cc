@@ -60,6 +60,10 @@ Status Regions::ensure(Registration& registration, Transport& transport, Deadlin
   }
   HMC_ASSIGN(auto region, make(registration, transport, deadline));
   const auto lock = context_.engine()->lock();
+  if (registration.users == 0) {
+    region.reset();  // a region ends with the lock held
+    return Status(Code::closed, "the ConnBuffer was closed meanwhile; register the memory again");
+  }
   registration.add(&transport, std::move(region));
   context_.counters().add("registrations", 1);
   return {};
