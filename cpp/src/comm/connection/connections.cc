@@ -256,7 +256,9 @@ void Connections::quarantine(EndpointSlot& slot, bool in_use) {
 void Connections::retry_at(EndpointSlot& slot, Deadline when) {
   slot.retry.start(when, [this, &slot] {
     const auto keep = peer_.shared_from_this();
-    if (peer_.phase() != PeerPhase::ready || find(slot.transport().name) != &slot) return;
+    if (find(slot.transport().name) != &slot) return;
+    // Of a side that closes: what waits for the connection asks again, and ends.
+    if (peer_.phase() != PeerPhase::ready) return peer_.routes().changed();
     if (slot.closing) return retry_at(slot, Deadline::after_seconds(closing_pause_seconds));
     reopen(slot);
     peer_.messages().choose_if_none();
