@@ -143,6 +143,8 @@ class SendOperation final : public Operation, public PendingOp {
   // Waits among the peer's one-sided operations until the fences there are released. Sends that follow do too.
   void wait_behind_fence();
   [[nodiscard]] bool behind_fence() const noexcept { return behind_fence_; }
+  // True at the first call: the announcement is to be asked back, once.
+  [[nodiscard]] bool ask_back() noexcept { return !std::exchange(asked_back_, true); }
   void leave_fence() noexcept;
   Outcome post() override;
   void abandon(const Status& reason) override;
@@ -153,6 +155,7 @@ class SendOperation final : public Operation, public PendingOp {
 
  private:
   bool behind_fence_ = false;
+  bool asked_back_ = false;
 };
 
 // Into memory of any device. An error: nothing was written.

@@ -102,7 +102,7 @@ Status Sends::cancel(SendOperation& send) {
     send.complete(Status(Code::cancelled, send.describe() + " was cancelled before anything was sent"));
     return {};
   }
-  if (send.stage == Stage::announced) lanes_.emit(lane, encode(Withdraw{send.id, false}));
+  if (send.stage == Stage::announced && send.ask_back()) lanes_.emit(lane, encode(Withdraw{send.id, false}));
   return Status(Code::unsupported, send.describe() + " is announced to the peer: it ends when the peer has received or refused it");
 }
 
