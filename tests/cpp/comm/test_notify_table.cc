@@ -103,6 +103,20 @@ TEST(NotifyTable, PayloadsByScopeSourceAndWindow) {
   table.remove_peer(slot, Status(Code::closed, "left"));
 }
 
+TEST(NotifyTable, WaitsForWhatADepartedPeerNeverRaisedLeaveNothing) {
+  auto table = make_table();
+  const auto slot = table.add_peer();
+  ASSERT_TRUE(slot->raise({}, 7));
+  table.remove_peer(slot, Status(Code::closed, "left"));
+  const std::uint64_t before = table.departed_bytes();
+  for (std::uint64_t id = 0; id < 2000; ++id) {
+    NotifyWaiter waiter;
+    slot->wait({}, 1000 + id, 1, waiter);
+    EXPECT_EQ(waiter.status.code(), Code::closed);
+  }
+  EXPECT_LE(table.departed_bytes(), before + 64 * 300);
+}
+
 TEST(NotifyTable, CreditNeverRunsBackwards) {
   NotifySlot slot;
   EXPECT_TRUE(slot.has_credit(notify_window));

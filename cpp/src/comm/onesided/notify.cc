@@ -75,6 +75,7 @@ bool NotifySlot::consume(const Envelope& envelope, std::uint64_t id, std::uint64
 void NotifySlot::wait(const Envelope& envelope, std::uint64_t id, std::uint64_t count, NotifyWaiter& waiter) {
   Entry& e = entry(envelope, id);
   if (!ended_.ok() && (e.first != nullptr || e.count < count)) {
+    settle(envelope, id);
     waiter.finish(ended_);
     return;
   }
@@ -285,7 +286,6 @@ void NotifyTable::drop_scope(std::uint32_t scope) {
   set_ready();  // who waits for a payload asks again whether one may come
 }
 
-void NotifyTable::remove_waiter(PayloadWaiter& waiter) { std::erase(waiters_, &waiter); }
 void NotifyTable::discard_late(NotifySlot& slot, std::size_t payload_bytes) {
   ++discarded_;
   if (payload_bytes == 0) return;
@@ -294,6 +294,7 @@ void NotifyTable::discard_late(NotifySlot& slot, std::size_t payload_bytes) {
   slot.consumed(cost);
 }
 
+void NotifyTable::remove_waiter(PayloadWaiter& waiter) { std::erase(waiters_, &waiter); }
 
 void NotifyTable::set_ready() noexcept {
   for (PayloadWaiter* waiter : waiters_) waiter->ready.store(1, std::memory_order_release);
