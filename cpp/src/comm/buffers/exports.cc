@@ -137,6 +137,7 @@ Status Exports::close(const std::shared_ptr<Exposure>& exposure, Deadline deadli
   }
   if (context_.engine()->drive(deadline, quiet)) return {};
   const auto lock = context_.engine()->lock();
+  if (quiet()) return {};
   std::string who;
   for (const auto& [peer, imports] : exposure->importers) who += (who.empty() ? "" : ", ") + peer->describe();
   if (who.empty() && exposure->local_operations != 0)

@@ -79,6 +79,7 @@ Result<std::shared_ptr<WorkState>> MessengerImpl::isend(const Target& to, std::i
 Result<std::shared_ptr<WorkState>> MessengerImpl::irecv(const Target& from, std::int64_t tag, const MemoryView& view) {
   HMC_TRY(context_.usable());
   const Engine::Lock lock = engine()->lock();
+  HMC_TRY(context_.usable());  // the end of the Context ends what was posted before it
   return receives_.post(from, tag, view);
 }
 

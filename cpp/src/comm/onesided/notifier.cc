@@ -156,8 +156,8 @@ Status Notifier::notify(const std::shared_ptr<PeerState>& state, const Notify& n
       return peer.posts().size() < max_waiting_notifies || context_.closing().begun() || peer.phase() == PeerPhase::lost ||
              peer.phase() == PeerPhase::closed || context_.scopes().is_over(envelope.scope);
     });
-    if (!room) return no_room_for_notify(peer);
     lock = context_.engine()->lock();
+    if (!room) return no_room_for_notify(peer);
     HMC_TRY(context_.usable());
     HMC_TRY(context_.scopes().open(envelope.scope));
     if (peer.phase() == PeerPhase::lost || peer.phase() == PeerPhase::closed)
@@ -218,11 +218,11 @@ Result<std::vector<Notification>> Notifier::notifications(const std::shared_ptr<
     if (slot != nullptr) HMC_TRY(NotifyTable::ended(*slot));
     if (slot == nullptr) HMC_TRY(context_.scopes().senders_left(envelope.scope, envelope.dst));
     if (over) return taken;
+    if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();  // as for wait_notify()
     waiter.ready.store(0);
     table_.add_waiter(waiter);
     lock.unlock();
     over = !context_.engine()->drive_flag(deadline, waiter.ready);  // the deadline passed, or this thread was interrupted
-    if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();  // as for wait_notify()
     lock = context_.engine()->lock();
     table_.remove_waiter(waiter);
   }
@@ -249,11 +249,11 @@ Result<std::shared_ptr<WorkState>> Notifier::inotifications(const std::shared_pt
   const auto lock = context_.engine()->lock();
   HMC_TRY(context_.usable());
   HMC_TRY(context_.scopes().open(envelope.scope));
+  if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();
   const auto slot = state ? static_cast<PeerImpl&>(*state).notify_slot() : nullptr;
   const auto work = std::make_shared<NotificationsWait>(context_, slot, envelope);
   work->start(deadline);
   return std::shared_ptr<WorkState>(work);
-  if (state && state->phase() == PeerPhase::idle) static_cast<PeerImpl&>(*state).handshake().connect();
 }
 
 Result<std::shared_ptr<WorkState>> Notifier::inotify(const std::shared_ptr<PeerState>& state, const Notify& notify,

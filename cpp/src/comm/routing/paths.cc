@@ -56,6 +56,7 @@ Result<Path> path_to(const std::shared_ptr<PeerImpl>& peer, const Device& source
     }
     if (!context.engine()->drive(deadline, [&] { return peer->routes().epoch() != epoch; })) {
       HMC_TRY(context.usable());
+      const auto lock = context.engine()->lock();
       return Status(Code::timeout, "no path to " + peer->describe() + " was ready in time");
     }
   }
