@@ -35,7 +35,7 @@ struct ContextOptions {
   std::string name;              // what peers see; default "host:pid"
   std::string transports;        // "shm,tcp" allows only these, "^shm" all but; empty: HMC_TRANSPORTS, else all
   bool direct_only = false;      // policy="direct": a staged path is an error
-  double heartbeat_seconds = 5;  // silence after which a peer on another host is lost; at least 0.1
+  double heartbeat_seconds = 5;  // silence after which a peer on another host is lost; 0.1 to 3600
   Progress progress = Progress::background;
   std::function<void(const Peer&)> on_joined;               // dispatcher thread
   std::function<void(const Peer&, const Status&)> on_left;  // dispatcher thread; ok when it said goodbye, peer_lost when it died

@@ -39,8 +39,9 @@ ContextImpl::~ContextImpl() = default;
 
 Result<std::shared_ptr<ContextImpl>> ContextImpl::create(const ContextOptions& options) {
   ContextOptions checked = options;
-  if (!(checked.heartbeat_seconds >= 0.1) || checked.heartbeat_seconds > 1e6) {
-    return Status(Code::invalid_argument, "heartbeat_seconds is " + std::to_string(checked.heartbeat_seconds) + "; at least 0.1");
+  if (!(checked.heartbeat_seconds >= 0.1 && checked.heartbeat_seconds <= 3600)) {
+    return Status(Code::invalid_argument,
+                  "heartbeat_seconds is " + std::to_string(checked.heartbeat_seconds) + "; give 0.1 to 3600 seconds");
   }
   if (checked.name.size() > max_context_name) {
     return Status(Code::invalid_argument, "a name of " + std::to_string(checked.name.size()) + " bytes; at most 255");

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -80,8 +81,12 @@ TEST(Peers, ConnectErrors) {
   ASSERT_FALSE(open.ok());
   EXPECT_EQ(open.status().code(), Code::authentication) << open.status().str();
   options = {};
-  options.heartbeat_seconds = 0.01;
-  EXPECT_EQ(Context::create(options).status().code(), Code::invalid_argument);
+  for (const double seconds : {0.01, 3601.0, 1e9, std::nan("")}) {
+    options.heartbeat_seconds = seconds;
+    const Status refused = Context::create(options).status();
+    EXPECT_EQ(refused.code(), Code::invalid_argument);
+    EXPECT_NE(refused.message().find("0.1 to 3600"), std::string_view::npos) << refused.str();
+  }
   options = {};
   options.name = std::string(256, 'n');
   EXPECT_EQ(Context::create(options).status().code(), Code::invalid_argument);
@@ -364,30 +369,30 @@ TEST(Peers, GarbageDoesNotDisturbOthers) {
 TEST(Peers, AForkedChildIsRefused) {
   Pair pair;
   const auto buffer = *pair.a.buffer(10);
+  auto held = pair.a.state()->engine()->lock();  // as by another thread: nobody releases it in the child
   const pid_t child = fork();
   if (child == 0) {
+    alarm(60);
     bool ok = pair.a.connect("unix:/x").status().code() == Code::closed;
     ok = ok && pair.ab.notify(1).code() == Code::closed;
     ok = ok && buffer.close().code() == Code::closed;
-  auto held = pair.a.state()->engine()->lock();  // as by another thread: nobody releases it in the child
     ok = ok && pair.a.buffer(4).status().code() == Code::closed;
     ok = ok && pair.a.closed() && !pair.ab.alive() && pair.a.counters().empty();
-    alarm(60);
     ok = ok && pair.a.close().code() == Code::closed;
+    ok = ok && buffer.native("tcp").status().code() == Code::closed;
+    ok = ok && pair.a.connect_native("tcp", {}).status().code() == Code::closed;
     {
       const auto peer = std::move(pair.ab);
       const auto context = std::move(pair.a);
     }
     _exit(ok ? 0 : 1);
-    ok = ok && buffer.native("tcp").status().code() == Code::closed;
-    ok = ok && pair.a.connect_native("tcp", {}).status().code() == Code::closed;
   }
+  held.unlock();
   int status = -1;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   expect_works(pair.a, pair.b, pair.ab, pair.ba);
 }
-  held.unlock();
 
 }  // namespace
 }  // namespace hmc
