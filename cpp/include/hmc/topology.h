@@ -62,7 +62,7 @@ struct HMC_API Topology {
   static Topology discover();
 
   // Errors: invalid_argument naming what is wrong: a name that is missing, used twice or points nowhere, a process that brings
-  // cards of two hosts, a process number without cards below the highest one.
+  // cards of two hosts, a process number without cards below the highest one, a bandwidth that is negative or not finite.
   [[nodiscard]] Status check() const;
   // Cards that take part, in the order of their ranks: by process, and as listed within one.
   [[nodiscard]] std::vector<const TopologyCard*> members() const;

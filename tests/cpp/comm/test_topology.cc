@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "comm/topology/discover.h"
 #include "hmc/topology.h"
@@ -34,6 +35,18 @@ TEST(Topology, TextReadsBackTheSame) {
   ASSERT_TRUE(again.ok()) << again.status().str();
   EXPECT_EQ(*again, topology);
   EXPECT_EQ(again->str(), topology.str());
+}
+
+TEST(Topology, BandwidthsThatAreNoRateAreRefused) {
+  for (const double bandwidth : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    for (int which = 0; which < 3; ++which) {
+      Topology topology = two_hosts();
+      (which == 0   ? topology.cards[1].host_bandwidth
+       : which == 1 ? topology.nics[0].bandwidth
+                    : topology.links[0].bandwidth) = bandwidth;
+      EXPECT_EQ(topology.check().code(), Code::invalid_argument) << topology.str();
+    }
+  }
 }
 
 TEST(Topology, RanksGoByProcessThenByOrder) {

@@ -2,6 +2,7 @@
 #include "hmc/topology.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -9,6 +10,9 @@ namespace hmc {
 namespace {
 
 Status wrong(std::string what) { return {Code::invalid_argument, "topology: " + std::move(what)}; }
+
+// So that its text reads back the same.
+bool is_rate(double bandwidth) { return std::isfinite(bandwidth) && bandwidth >= 0; }
 
 // How many of the root and the bridges below it lead to both.
 std::size_t shared_bridges(std::string_view a, std::string_view b) {
@@ -36,6 +40,7 @@ Status Topology::check() const {
     if (card.name.empty()) return wrong("a card (" + card.device.str() + ") without a name");
     if (!known_cards.insert(card.name).second) return wrong("card \"" + card.name + "\" is there twice");
     if (!known_hosts.contains(card.host)) return wrong("card \"" + card.name + "\" is in no listed host (\"" + card.host + "\")");
+    if (!is_rate(card.host_bandwidth)) return wrong("card \"" + card.name + "\" has a bandwidth that is no rate");
     if (card.process < -1) return wrong("card \"" + card.name + "\" is of process " + std::to_string(card.process));
     if (card.process < 0) continue;
     const auto [at, fresh] = host_of_process.emplace(card.process, card.host);
@@ -56,12 +61,15 @@ Status Topology::check() const {
     if (nic.name.empty()) return wrong("a network card without a name");
     if (!known_hosts.contains(nic.host))
       return wrong("network card \"" + nic.name + "\" is in no listed host (\"" + nic.host + "\")");
+    if (!is_rate(nic.bandwidth)) return wrong("network card \"" + nic.name + "\" has a bandwidth that is no rate");
     if (!known_nics.insert({nic.host, nic.name}).second) return wrong("network card \"" + nic.name + "\" is there twice");
   }
   for (const auto& each : links) {
     for (const auto& end : {each.a, each.b}) {
       if (!known_cards.contains(end)) return wrong("a link ends at \"" + end + "\", which is no listed card");
     }
+    if (!is_rate(each.bandwidth))
+      return wrong("the link from \"" + each.a + "\" to \"" + each.b + "\" has a bandwidth that is no rate");
     if (each.a == each.b) return wrong("a link joins \"" + each.a + "\" to itself");
     if (!known_links.insert(std::minmax<std::string_view>(each.a, each.b)).second) {
       return wrong("the link from \"" + each.a + "\" to \"" + each.b + "\" is there twice");
