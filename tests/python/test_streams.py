@@ -166,6 +166,46 @@ with hmc.init() as comm:
     )
 
 
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_a_message_that_came_whole_outlives_its_sender(run_script: Callable[..., str], vendor: str) -> None:
+    run_script(
+        CALLER
+        + f"vendor = {vendor!r}"
+        + """
+import subprocess, sys
+
+SENDER = '''
+import sys, hmc
+ctx = hmc.Context(transports="tcp")
+peer = ctx.connect(sys.argv[1], timeout=30)
+peer.send(bytes([5]) * 100, tag=1, timeout=30)
+peer.notify(1)
+sys.stdin.read()
+'''
+with hmc.Context(transports="tcp") as ctx:
+    sender = subprocess.Popen([sys.executable, "-c", SENDER, ctx.addresses[0]], stdin=subprocess.PIPE)
+    peer = ctx.accept(timeout=30)
+    buf = ctx.buffer(100, device=vendor + ":0")
+    buf.memory.fill(1)
+    caller = Caller(vendor)
+    caller.hold()
+    work = peer.irecv(buf, tag=1, stream=caller.stream)
+    peer.wait_notify(1, timeout=30)
+    sender.kill()
+    sender.wait()
+    while peer.alive:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert not work.done and (read(buf) == 1).all()
+    caller.gate.set()
+    work.wait(30)
+    assert (read(buf) == 5).all()
+    sender.stdin.close()
+""",
+        hmc.testing.environment(),
+    )
+
+
 def test_streams_that_cannot_be_are_refused(run_job: Callable[..., str]) -> None:
     run_job(
         """

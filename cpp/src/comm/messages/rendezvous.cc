@@ -377,8 +377,12 @@ void Rendezvous::end(const PeerState* peer, const Status& reason) {
     auto transfers = std::move(lane.transfers);
     lane.transfers.clear();
     for (const auto& operation : transfers) operation->part_done(reason);
-    for (const auto& unrouted : std::exchange(lane.unrouted, {})) {
-      if (!unrouted.operation->sending) unrouted.operation->complete(reason.with_context(unrouted.operation->describe()));
+    for (auto& unrouted : std::exchange(lane.unrouted, {})) {
+      if (peer != nullptr && std::holds_alternative<Bytes>(unrouted.said)) {  // it is here, and waits for a stream alone
+        lane.unrouted.push_back(std::move(unrouted));
+      } else if (!unrouted.operation->sending) {
+        unrouted.operation->complete(reason.with_context(unrouted.operation->describe()));
+      }
     }
   }
   for (const auto& operation : operations_.of(peer)) operation->fail(reason.with_context(operation->describe()));
