@@ -294,7 +294,7 @@ void Connections::closed(EndpointSlot& slot) {
   if (slot.connected.here) {
     const Status& why = slot.failure;
     const wire::EndpointNote note{slot.transport().name, slot.attempt(), why.code(), std::string(why.message())};
-    const wire::Stopped stopped{note, peer_.messages().received(), slot.credit_in};
+    const wire::Stopped stopped{note, peer_.messages().received(), slot.credit.in};
     static_cast<void>(peer_.send_control(wire::stopped, encode(stopped)));
   }
   peer_.messages().choose_if_none();
@@ -310,12 +310,12 @@ void Connections::on_stopped(const wire::Stopped& m) {
   }
   EndpointSlot* slot = find(m.endpoint.transport, m.endpoint.attempt);
   if (slot == nullptr || slot->peer_stopped) return peer_.broken("the end of a connection that it does not have");
-  if (!peer_.messages().on_acknowledged(m.signals) || m.credit > slot->credit_out)
+  if (!peer_.messages().on_acknowledged(m.signals) || m.credit > slot->credit.out)
     return peer_.broken("a count of what was never sent");
   slot->peer_stopped = true;
   // Puts that failed took their notifications with them, or not: only the peer knows.
-  peer_.notify_slot()->refund(slot->credit_out - m.credit);
-  slot->credit_out = 0;
+  peer_.notify_slot()->refund(slot->credit.out - m.credit);
+  slot->credit.out = 0;
   if (slot->state != EndpointSlot::State::failed) {
     const Code code = m.endpoint.code == Code::ok ? Code::transport : m.endpoint.code;
     failed(*slot, Status(code, "the peer reports: " + m.endpoint.message), true);

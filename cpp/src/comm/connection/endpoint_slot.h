@@ -50,11 +50,13 @@ class EndpointSlot final : public EndpointSink, public Completion {
     bool here = false, there = false;
   } connected;
   Status failure;
-  std::uint32_t operations = 0;                 // one-sided ones of comm, posted and not complete
-  bool unflushed = false;                       // puts completed at level local since the last flush
-  std::uint32_t flushes = 0;                    // in flight
-  bool notified = false;                        // notifications, or ends of messages, went by it since the last mark (Receipts)
-  std::uint64_t credit_out = 0, credit_in = 0;  // cost of payload notifications that went and came with puts
+  std::uint32_t operations = 0;  // one-sided ones of comm, posted and not complete
+  bool unflushed = false;        // puts completed at level local since the last flush
+  std::uint32_t flushes = 0;     // in flight
+  bool notified = false;         // notifications, or ends of messages, went by it since the last mark (Receipts)
+  struct {
+    std::uint64_t out = 0, in = 0;
+  } credit;  // cost of payload notifications that went and came with puts
 
   // ---- its end and what follows ----
   [[nodiscard]] std::string trouble() const;  // why it is not used now

@@ -54,12 +54,12 @@ void TransferNotify::count_on(EndpointSlot& slot) {
   slot.notified = true;
   if (encoded_.cost() == 0) return;
   peer_.notify_slot()->spend(encoded_.cost());
-  slot.credit_out += encoded_.cost();
+  slot.credit.out += encoded_.cost();
 }
 
 void TransferNotify::recall(EndpointSlot& slot) {
   if (sent_ && encoded_.cost() != 0) {
-    slot.credit_out -= encoded_.cost();
+    slot.credit.out -= encoded_.cost();
     peer_.notify_slot()->refund(encoded_.cost());
   }
   sent_ = false;

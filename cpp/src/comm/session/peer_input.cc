@@ -152,7 +152,7 @@ void PeerInput::on_notification(EndpointSlot& slot, const NotifySignal& m, bool 
       }
       return;
     case NotifyKind::payload:
-      if (attached) slot.credit_in += notify_cost(m.payload.size());
+      if (attached) slot.credit.in += notify_cost(m.payload.size());
       if (late) return table.discard_late(notifications, m.payload.size());
       if (!table.queue(notifications, m.envelope, m.payload)) peer_.broken("more payload notifications than its credit");
       return;
