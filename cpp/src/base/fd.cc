@@ -29,13 +29,6 @@ void untrack(int fd) noexcept {
   if (fd >= 0 && fd < tracked_fds) owned_fds[static_cast<std::size_t>(fd) / 64].fetch_and(~(1ULL << (fd % 64)));
 }
 
-// True if `fd` was still ours: after a fork the child's handler has closed it, and the number may be somebody else's by now.
-bool claim_for_close(int fd) noexcept {
-  if (fd >= tracked_fds) return true;
-  const std::uint64_t bit = 1ULL << (fd % 64);
-  return (owned_fds[static_cast<std::size_t>(fd) / 64].fetch_and(~bit) & bit) != 0;
-}
-
 void in_child() noexcept {
   epoch.fetch_add(1);
   for (std::size_t word = 0; word < owned_fds.size(); ++word) {
@@ -55,19 +48,23 @@ void install_fork_handler() {
   static_cast<void>(installed);
 }
 
-UniqueFd::UniqueFd(int fd) noexcept : fd_(fd) { track(fd); }
+UniqueFd::UniqueFd(int fd) noexcept : fd_(fd), epoch_(fork_epoch()) { track(fd); }
+
+// The handler of a fork has closed the descriptors that it knows.
+bool UniqueFd::is_open() const noexcept { return fd_ >= 0 && (epoch_ == fork_epoch() || fd_ >= tracked_fds); }
 
 int UniqueFd::release() noexcept {
+  if (!is_open()) fd_ = -1;
   untrack(fd_);
   return std::exchange(fd_, -1);
 }
 
 void UniqueFd::reset() noexcept {
-  if (fd_ >= 0 && claim_for_close(fd_)) close(fd_);
-  fd_ = -1;
+  const int fd = release();
+  if (fd >= 0) close(fd);
 }
 
-UniqueFd UniqueFd::duplicate() const noexcept { return UniqueFd(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
+UniqueFd UniqueFd::duplicate() const noexcept { return UniqueFd(fcntl(is_open() ? fd_ : -1, F_DUPFD_CLOEXEC, 0)); }
 
 UniqueFd make_memfd(const char* name, unsigned flags) noexcept {
   constexpr unsigned noexec_seal = 0x0008;  // MFD_NOEXEC_SEAL: required where vm.memfd_noexec is 2, unknown before Linux 6.3

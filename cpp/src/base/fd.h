@@ -1,4 +1,5 @@
-// UniqueFd: owner of one descriptor. Every live one is known to the fork handler, which closes them in the child.
+// UniqueFd: owner of one descriptor. Every live one is known to the fork handler, which closes them in the child: there an owner
+// made before the fork owns nothing, and its number may be another descriptor's.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,12 @@ class UniqueFd {
  public:
   UniqueFd() noexcept = default;
   explicit UniqueFd(int fd) noexcept;  // takes ownership; -1 for none
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), epoch_(other.epoch_) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     if (this != &other) {
       reset();
       fd_ = std::exchange(other.fd_, -1);
+      epoch_ = other.epoch_;
     }
     return *this;
   }
@@ -22,12 +24,15 @@ class UniqueFd {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  [[nodiscard]] int release() noexcept;  // the fork handler forgets it too
+  [[nodiscard]] int release() noexcept;  // the fork handler forgets it too; -1 for one that the handler has closed
   void reset() noexcept;
   [[nodiscard]] UniqueFd duplicate() const noexcept;  // close-on-exec; empty on failure (errno says why)
 
  private:
+  [[nodiscard]] bool is_open() const noexcept;
+
   int fd_ = -1;
+  std::uint32_t epoch_ = 0;  // fork_epoch() when it was made
 };
 
 // Anonymous shared memory, close-on-exec and sealable, with the MFD_* `flags` besides; empty on failure (errno says why).

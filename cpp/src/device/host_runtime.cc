@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "base/available_memory.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "base/wire.h"
 #include "device/runtime.h"
@@ -38,6 +39,7 @@ class HostAllocation final : public Allocation {
   [[nodiscard]] Result<Blob> export_handle(HandleKind kind) const override {
     if (!fd_) return Status(Code::unsupported, "this memory is private: the system refused shared memory (memfd_create)");
     if (kind != HandleKind::memfd) return Status(Code::unsupported, "host memory is shared by memfd only");
+    if (fork_epoch() != epoch_) return forked_status();
     Blob blob;
     WireWriter(blob.bytes).u64(mapped_).u64(0);
     blob.fds.push_back(fd_.duplicate());
@@ -50,6 +52,7 @@ class HostAllocation final : public Allocation {
   void* data_;
   std::size_t mapped_;
   std::size_t bytes_;
+  const std::uint32_t epoch_ = fork_epoch();
 };
 
 // Maps `length` bytes of `fd` (-1: private memory) at a multiple of `alignment`. Address or MAP_FAILED.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -251,6 +252,32 @@ TEST(Fork, ChildLosesOurDescriptorsAndKnowsIt) {
 }
 
 TEST(Env, ReadsNowAndClamps) {
+TEST(Fork, OwnersFromBeforeLeaveTheNumbersToNewOnes) {
+  install_fork_handler();
+  const int number = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  UniqueFd reset(number), moved, released(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int second = released.get();
+  const pid_t child = fork();
+  if (child == 0) {
+    const UniqueFd mine(open("/dev/null", O_RDONLY | O_CLOEXEC)), other(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const bool reused = mine.get() == number && other.get() == second;
+    const bool refused = !reset.duplicate() && errno == EBADF && released.release() == -1;
+    moved = std::move(reset);
+    moved.reset();
+    const auto is_open = [](const UniqueFd& fd) { return fcntl(fd.get(), F_GETFD) != -1; };
+    // What the child owns is still known to be: a child of its own loses it.
+    const pid_t grandchild = fork();
+    if (grandchild == 0) _exit(is_open(mine) || is_open(other) ? 1 : 0);
+    int status = -1;
+    waitpid(grandchild, &status, 0);
+    _exit(reused && refused && is_open(mine) && is_open(other) && status == 0 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(fcntl(number, F_GETFD), -1);
+}
+
   setenv("HMC_TCP_STREAMS", "99", 1);
   EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 16);
   setenv("HMC_TCP_STREAMS", "x1", 1);

@@ -8,6 +8,7 @@
 
 #include "device/runtime.h"
 #include "hmc/device.h"
+#include "base/fork.h"
 #include "hmc/memory.h"
 #include "memory/block.h"
 #include "testing.h"
@@ -198,6 +199,53 @@ TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
 TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
   MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
   Blob blob;
+// Its descriptor is closed there, and the number may be another's.
+TEST(Memory, AForkedChildSharesNothingOfItsParents) {
+  install_fork_handler();
+  const auto memory = Memory::allocate(4096).value();
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto mine = Memory::allocate(4096);
+    const bool refused = memory.block()->export_handle(HandleKind::memfd).status().code() == Code::closed;
+    _exit(refused && mine.ok() && mine->block()->export_handle(HandleKind::memfd).ok() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(memory.block()->export_handle(HandleKind::memfd).ok());
+}
+
+// The child of a thread that forks while another one is at it: nothing there waits for the other's locks.
+TEST(Memory, AForkedChildNamesDevicesAndAllocates) {
+#ifdef HMC_TEST_SANITIZED
+  GTEST_SKIP() << "a sanitizer's own locks are held at a fork, too";
+#endif
+  install_fork_handler();
+  const auto memory = Memory::allocate(1 << 20).value();
+  const Device named = Device::parse("cuda:1").value();
+  std::atomic<bool> ends{false};
+  std::thread busy([&] {
+    while (!ends.load()) {
+      for (int i = 0; i < 50; ++i) EXPECT_EQ(named.vendor(), "cuda");
+      EXPECT_TRUE(Memory::wrap(memory.data(), 100, Device::cpu())->shareable());
+    }
+  });
+  for (int i = 0; i < 50 && !HasFailure(); ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      const auto mine = Memory::allocate(1 << 20);
+      const bool known = mine.ok() && Memory::wrap(mine->data(), 100, Device::cpu())->shareable();
+      _exit(known && Device::parse("rocm:1").ok() && named.str() == "cuda:1" ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  ends.store(true);
+  busy.join();
+}
+
   blob.bytes.resize(16);
   const std::uint64_t size = 4096;
   std::memcpy(blob.bytes.data(), &size, sizeof size);
