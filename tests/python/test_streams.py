@@ -206,6 +206,40 @@ with hmc.Context(transports="tcp") as ctx:
     )
 
 
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_a_joined_stream_does_not_wait_for_callbacks(run_job: Callable[..., str], vendor: str) -> None:
+    job(
+        run_job,
+        vendor,
+        "cpu",
+        """
+with hmc.init() as comm:
+    if comm.rank == 0:
+        buf = comm.buffer(8, device=vendor + ":0")
+        caller = Caller(vendor)
+        passed, results = threading.Event(), []
+        first, second = (comm.irecv(np.zeros(8, np.uint8), 1, tag=tag) for tag in (1, 2))
+        second.join(caller.stream, device=vendor + ":0")
+        # A callback that waits for what stands behind the stream.
+        first.add_done_callback(lambda _: results.append(passed.wait(30)))
+        comm.barrier(timeout=30)
+        first.wait(30)
+        comm.barrier(timeout=30)
+        second.wait(30)
+        caller.synchronize()
+        passed.set()
+        while not results:
+            time.sleep(0.001)
+        assert results == [True]
+    else:
+        for tag in (1, 2):
+            comm.barrier(timeout=30)
+            comm.send(np.ones(8, np.uint8), 0, tag=tag, timeout=30)
+    comm.barrier(timeout=60)
+""",
+    )
+
+
 def test_streams_that_cannot_be_are_refused(run_job: Callable[..., str]) -> None:
     run_job(
         """

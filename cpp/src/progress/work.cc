@@ -49,7 +49,8 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   }
   const auto gate = std::make_shared<StreamGate>();
   HMC_TRY(runtime->streams().hold(device.index(), stream, gate));
-  state_->then([gate](const Status&) { gate->open(); });
+  // No callback: those run one after the other, and one of them may wait for this very stream.
+  locked(*engine, [&] { state_->on_complete_locked([gate](const Status&) { gate->open(); }); });
   return {};
 }
 
