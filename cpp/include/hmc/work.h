@@ -56,7 +56,7 @@ class HMC_API Work {
 
   // Makes `stream` of `device` wait until the Work is complete, with whatever outcome: what is queued on it afterwards sees the
   // data. Waits no longer than to learn who carries a collective of device memory out: milliseconds, and in a group's first one up
-  // to 10 s. Errors: unsupported (a device without streams), device.
+  // to 10 s. Errors: unsupported (a device without streams), device, closed (in a child of fork()).
   Status join(const Device& device, StreamHandle stream) const;
 
   [[nodiscard]] const std::shared_ptr<WorkState>& state() const noexcept { return state_; }

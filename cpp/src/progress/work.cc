@@ -42,7 +42,8 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   HMC_ASSIGN(DeviceRuntime * runtime, runtime_for(device));
   if (done()) return {};
   const std::shared_ptr<Engine>& engine = state_->engine();
-  if (const auto order = locked(*engine, [&] { return state_->device_order(); }); order && !engine->forked()) {
+  if (engine->forked()) return forked_status();
+  if (const auto order = locked(*engine, [&] { return state_->device_order(); })) {
     const auto patience = locked(*engine, [&] { return order->patience(); });
     static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
     if (locked(*engine, [&] { return order->order(device, stream); })) return {};

@@ -68,5 +68,27 @@ TEST_P(ForkTest, ChildIsRefusedAndEndsQuietly) {
   EXPECT_TRUE(waiter.get().ok());
 }
 
+TEST_P(ForkTest, ChildIsRefusedWhateverTheLock) {
+  auto state = pending();
+  const Work work(state);
+  pid_t child = -1;
+  {
+    const auto held = engine_->lock();
+    child = fork();
+    if (child == 0) {
+      alarm(60);
+      const bool refused = work.join(Device::cpu(), default_stream).code() == Code::closed &&
+                           work.cancel().code() == Code::closed && work.withdraw().code() == Code::closed &&
+                           work.wait().code() == Code::closed;
+      work.then([](const Status&) {});
+      _exit(refused ? 0 : 1);
+    }
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  complete(*state);
+}
+
 }  // namespace
 }  // namespace hmc
