@@ -1,11 +1,12 @@
 #include "device/kernel_compiler.h"
 
 #include <map>
-#include <system_error>
-#include <thread>
+#include <memory>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 namespace hmc {
 namespace {
@@ -14,29 +15,33 @@ namespace {
 class Builders {
  public:
   ~Builders() {
-    for (auto& [number, thread] : threads_) thread.join();
+    for (auto& [number, thread] : threads_) {
+      if (epoch_ == fork_epoch()) {
+        thread->join();
+      } else {
+        static_cast<void>(thread.release());  // it exists in the parent only
+      }
+    }
   }
   // The thread's number; 0: the system gives no thread.
-  template <class Function>
-  std::uint64_t start(Function&& function) {
+  std::uint64_t start(std::function<void()> function) {
     const std::scoped_lock lock(mutex_);
-    try {
-      threads_.emplace(last_ + 1, std::thread(std::forward<Function>(function)));
-    } catch (const std::system_error&) {
-      return 0;
-    }
-    return ++last_;
+    auto thread = start_thread("hmc-compile", std::move(function));
+    if (!thread) return 0;
+    threads_.emplace(++last_, std::move(thread));
+    return last_;
   }
   // Of a thread that has done its work.
   void join(std::uint64_t number) {
     const std::scoped_lock lock(mutex_);
-    if (auto found = threads_.extract(number)) found.mapped().join();
+    if (auto found = threads_.extract(number)) found.mapped()->join();
   }
 
  private:
   std::mutex mutex_;
   std::uint64_t last_ = 0;
-  std::map<std::uint64_t, std::thread> threads_;
+  std::map<std::uint64_t, std::unique_ptr<std::thread>> threads_;
+  const std::uint32_t epoch_ = fork_epoch();
 };
 
 Builders& builders() {

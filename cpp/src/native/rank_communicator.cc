@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "progress/thread.h"
+#include "base/thread.h"
 
 namespace hmc::native {
 namespace {

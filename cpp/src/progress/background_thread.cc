@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "progress/thread.h"
+#include "base/thread.h"
 #include "progress/watch.h"
 
 namespace hmc {

@@ -10,7 +10,7 @@
 
 #include "base/fork.h"
 #include "base/log.h"
-#include "progress/thread.h"
+#include "base/thread.h"
 
 namespace hmc {
 

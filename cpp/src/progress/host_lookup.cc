@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "base/thread.h"
 #include "hmc/interrupt.h"
-#include "progress/thread.h"
 
 namespace hmc {
 namespace {

@@ -3,13 +3,9 @@
 // it is never held up by them.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "hmc/status.h"
 
@@ -17,25 +13,23 @@ namespace hmc {
 
 class Worker {
  public:
-  Worker() = default;
+  Worker();
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Any thread, any lock. Errors: out_of_memory (the system gives no thread), closed (after stop()); the task then runs nowhere.
+  // Any thread, any lock. Errors: out_of_memory (the system gives no thread), closed (after stop(), and in a forked child); the
+  // task then runs nowhere.
   [[nodiscard]] Status run(std::function<void()> task);
   // Runs out what is queued and joins. Not from the worker itself, no lock held. Idempotent.
   void stop();
 
  private:
-  void loop();
+  struct State;
+  static void loop(State& state);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
-  std::unique_ptr<std::thread> thread_;
-  bool stopped_ = false;
-  std::uint32_t fork_epoch_ = 0;
+  std::unique_ptr<State> state_;
+  const std::uint32_t fork_epoch_;
 };
 
 }  // namespace hmc

@@ -1,9 +1,16 @@
 // Worker: tasks run in order; a system that gives no thread is an error, not a task that waits for ever.
 #include "progress/worker.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <future>
+#include <memory>
+#include <thread>
 #include <vector>
 
+#include "base/fork.h"
 #include "testing.h"
 
 namespace hmc {
@@ -27,6 +34,26 @@ TEST(Worker, WithoutAThreadNothingIsPromised) {
   EXPECT_EQ(result.get(), (std::vector<int>{1, 2, 3}));
   worker.stop();
   EXPECT_EQ(worker.run([] {}).code(), Code::closed);
+}
+
+TEST(Worker, AForkedChildIsRefusedAndEnds) {
+  install_fork_handler();
+  auto worker = std::make_unique<Worker>();
+  std::promise<void> ran;
+  HMC_ASSERT_OK(worker->run([&] { ran.set_value(); }));
+  ran.get_future().wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // its thread sleeps by now
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    const bool refused = worker->run([] {}).code() == Code::closed;
+    worker->stop();
+    worker.reset();
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

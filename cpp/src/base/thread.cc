@@ -1,9 +1,9 @@
-#include "progress/thread.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <signal.h>
 
-#include <system_error>
+#include <exception>
 #include <utility>
 
 namespace hmc {
@@ -17,7 +17,7 @@ std::unique_ptr<std::thread> start_thread(const char* name, std::function<void()
   try {
     thread = std::make_unique<std::thread>(std::move(body));
     pthread_setname_np(thread->native_handle(), name);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for one
     thread.reset();
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
