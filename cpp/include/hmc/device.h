@@ -13,7 +13,7 @@
 
 namespace hmc {
 
-// One memory owner. A small value: vendors are an open set, interned to a number for the life of the process.
+// One memory owner. A small value: vendors are an open set, which this build numbers.
 // Thread rules: immutable value.
 class HMC_API Device {
  public:
@@ -47,7 +47,7 @@ class HMC_API StreamMark {
  public:
   // Errors: unsupported (the CPU has no streams), device.
   static Result<StreamMark> of(const Device& device, StreamHandle stream);
-  // Whether that work is over. Errors: device.
+  // Whether that work is over. Errors: device, closed (in a child of fork()).
   [[nodiscard]] Result<bool> reached() const;
 
  private:

@@ -44,8 +44,9 @@ class Pin final : public HostPin {
   Pin(AcceleratorDevices& devices, PinnedRanges& ranges, int device, void* data, std::shared_ptr<const void> pages) noexcept
       : devices_(devices), ranges_(ranges), device_(device), data_(data), pages_(std::move(pages)) {}
   ~Pin() override {
+    if (devices_.forked()) return;
     ranges_.remove(data_);
-    if (!devices_.forked()) devices_.release(device_, {data_, ReleasedMemory::Kind::pinned, std::move(pages_)});
+    devices_.release(device_, {data_, ReleasedMemory::Kind::pinned, std::move(pages_)});
   }
 
  private:

@@ -7,6 +7,7 @@
 namespace hmc {
 
 Result<bool> AcceleratorPoint::reached() {
+  if (devices_.forked()) return forked_status();
   const int code = devices_.calls().streams->query(event_);
   const VendorCodes& codes = devices_.calls().traits.codes;
   if (code == codes.not_ready[0] || code == codes.not_ready[1]) return false;

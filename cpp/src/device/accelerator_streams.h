@@ -20,6 +20,7 @@ class AcceleratorPoint final : public StreamPoint {
       : devices_(devices), device_(device), event_(event) {}
   // A wait that was queued keeps what the event stood for; the event may be recorded anew.
   ~AcceleratorPoint() override {
+    if (devices_.forked()) return;  // the mutex may be held for ever there
     const std::scoped_lock lock(device_.mutex);
     device_.free_events.push_back(event_);
   }

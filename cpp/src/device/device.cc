@@ -1,33 +1,21 @@
 #include "hmc/device.h"
 
 #include <charconv>
-#include <deque>
-#include <mutex>
+#include <optional>
 
 #include "device/runtime.h"
 
 namespace hmc {
 namespace {
 
-// Vendors seen in this process, by number; a deque keeps the text in place. The CPU is number 0.
-struct Vendors {
-  std::mutex mutex;
-  std::deque<std::string> names{"cpu"};
-};
-
-Vendors& vendors() {
-  static Vendors* const instance = new Vendors;  // never destroyed: devices may be printed during exit
-  return *instance;
-}
-
-std::uint16_t intern(std::string_view name) {
-  Vendors& v = vendors();
-  const std::scoped_lock lock(v.mutex);
-  for (std::size_t i = 0; i < v.names.size(); ++i) {
-    if (v.names[i] == name) return static_cast<std::uint16_t>(i);
+// A vendor's number is its place in the table of runtimes, which begins with the CPU. No lock: another thread might hold one at a
+// fork(), and the child names devices too.
+std::optional<std::uint16_t> number_of(std::string_view vendor) noexcept {
+  const auto all = device_runtimes();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i]->vendor == vendor) return static_cast<std::uint16_t>(i);
   }
-  v.names.emplace_back(name);
-  return static_cast<std::uint16_t>(v.names.size() - 1);
+  return std::nullopt;
 }
 
 Status malformed(std::string_view text) {
@@ -50,28 +38,21 @@ Result<Device> Device::parse(std::string_view text) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
     if (digits.empty() || error != std::errc() || end != digits.data() + digits.size()) return malformed(text);
   }
-  // Only vendors with a runtime compiled in have devices; this also bounds the interned names.
-  bool known = false;
-  for (const auto* factory : device_runtimes()) known = known || factory->vendor == name;
-  if (!known) {
+  const auto vendor = number_of(name);
+  if (!vendor) {  // only vendors with a runtime compiled in have devices
     std::string have;
     for (const auto* factory : device_runtimes()) have += (have.empty() ? "" : ", ") + std::string(factory->vendor);
     return Status(Code::invalid_argument,
                   "device vendor \"" + std::string(name) + "\" is not known to this build (known: " + have + ")");
   }
   Device device;
-  device.vendor_ = intern(name);
+  device.vendor_ = *vendor;
   device.index_ = index;
   if (device.is_cpu() && index != 0) return malformed(text);
   return device;
 }
 
-std::string_view Device::vendor() const noexcept {
-  if (vendor_ == 0) return "cpu";
-  Vendors& v = vendors();
-  const std::scoped_lock lock(v.mutex);
-  return v.names[vendor_];
-}
+std::string_view Device::vendor() const noexcept { return device_runtimes()[vendor_]->vendor; }
 
 std::string Device::str() const {
   if (is_cpu()) return "cpu";

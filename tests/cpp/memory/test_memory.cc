@@ -4,7 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "device/runtime.h"
 #include "hmc/device.h"
@@ -244,6 +246,9 @@ TEST(Memory, AForkedChildNamesDevicesAndAllocates) {
   }
   ends.store(true);
   busy.join();
+TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
+  MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
+  Blob blob;
 }
 
   blob.bytes.resize(16);
@@ -255,6 +260,19 @@ TEST(Memory, AForkedChildNamesDevicesAndAllocates) {
   ASSERT_EQ(ftruncate(blob.fds[0].get(), 1024), 0);
   ASSERT_EQ(fcntl(blob.fds[0].get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+TEST(Memory, HandlesOfNoBytesOrNotToBeWrittenAreRefused) {
+  MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
+  Blob blob;
+  blob.bytes.resize(16);
+  blob.fds.emplace_back(memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(blob.fds[0].get(), 4096), 0);
+  ASSERT_EQ(fcntl(blob.fds[0].get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_WRITE), 0);
+  EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+  const std::uint64_t size = 4096;
+  std::memcpy(blob.bytes.data(), &size, sizeof size);
+  EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+}
+
 }
 
 TEST(Memory, TinyMemlockSaysWhichLimit) {
