@@ -25,10 +25,8 @@ class OwnedMemory final : public Allocation {
 }  // namespace
 
 std::optional<PointerInfo> Accelerator::classify(const void* data, std::size_t) {
-  const VendorCalls& calls = devices_.calls();
-  if (!devices_.is_open() && (!calls.runtime->resident() || !devices_.open().ok())) return std::nullopt;
   VendorPointer found;
-  if (!calls.memory->classify(data, found)) return std::nullopt;
+  if (!devices_.open_resident() || !devices_.calls().memory->classify(data, found)) return std::nullopt;
   auto owner = Device::parse(devices_.name(found.index));
   if (!owner.ok()) return std::nullopt;
   return PointerInfo{*owner, found.base, found.bytes, found.id};

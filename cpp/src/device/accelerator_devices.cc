@@ -17,6 +17,18 @@ bool exchanges(const AcceleratorDevice& device) {
   return std::ranges::any_of(device.exchange_streams, [](const CopyStream& stream) { return !stream.pending.empty(); });
 }
 
+int release_now(const VendorCalls& calls, const ReleasedMemory& memory) {
+  switch (memory.kind) {
+    case ReleasedMemory::Kind::own:
+      return calls.memory->release(memory.data);
+    case ReleasedMemory::Kind::mapped:
+      return calls.handles->ipc_close(memory.data);
+    case ReleasedMemory::Kind::pinned:
+      return calls.memory->unpin(memory.data);
+  }
+  return 0;
+}
+
 }  // namespace
 
 bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || device.issuing.load() != 0 || exchanges(device); }
@@ -32,7 +44,16 @@ Status AcceleratorDevices::failure(const std::string& what, int code) const {
 Status AcceleratorDevices::open() {
   if (is_open()) return forked() ? forked_status() : Status();
   const std::scoped_lock lock(mutex_);
-  if (open_.load(std::memory_order_relaxed)) return {};
+  return open_.load(std::memory_order_relaxed) ? Status() : open_locked();
+}
+
+bool AcceleratorDevices::open_resident() {
+  if (is_open()) return !forked();
+  const std::scoped_lock lock(mutex_);
+  return open_.load(std::memory_order_relaxed) || (calls_.runtime->resident() && open_locked().ok());
+}
+
+Status AcceleratorDevices::open_locked() {
   HMC_TRY(calls_.runtime->open());
   int count = 0;
   const int code = calls_.devices->count(count);
@@ -190,23 +211,11 @@ void AcceleratorDevices::release_of(std::mutex& mutex, std::vector<ReleasedMemor
   for (const ReleasedMemory& memory : freed) {
     // Of another device a vendor would make a context, which takes memory of it.
     const DeviceScope scope(*calls_.devices, memory.index);
-    const int code = scope.code() == 0 ? release_now(memory) : scope.code();
+    const int code = scope.code() == 0 ? release_now(calls_, memory) : scope.code();
     // Pages that are still pinned stay mapped for ever: devices would read them for what comes to their address.
     if (code != 0 && memory.pages) static_cast<void>(new std::shared_ptr<const void>(memory.pages));
   }
   kept_.fetch_sub(freed.size());
-}
-
-int AcceleratorDevices::release_now(const ReleasedMemory& memory) const {
-  switch (memory.kind) {
-    case ReleasedMemory::Kind::own:
-      return calls_.memory->release(memory.data);
-    case ReleasedMemory::Kind::mapped:
-      return calls_.handles->ipc_close(memory.data);
-    case ReleasedMemory::Kind::pinned:
-      return calls_.memory->unpin(memory.data);
-  }
-  return 0;
 }
 
 bool AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed) {

@@ -72,6 +72,9 @@ class AcceleratorDevices {
   // Opens the vendor's library unless it is open. Nothing else of the vendor is called before that.
   Status open();
   [[nodiscard]] bool is_open() const noexcept { return open_.load(std::memory_order_acquire); }
+  // Opens it where memory of the vendor may exist in this process. False: there is none. A thread that comes while another one
+  // opens waits for that: the memory that it asks about may be the vendor's.
+  bool open_resident();
   // A vendor's runtime does not survive a fork: nothing of it is called in the child, not even to free.
   [[nodiscard]] bool forked() const noexcept { return fork_epoch_ != fork_epoch(); }
   RuntimeInfo enumerate();
@@ -118,7 +121,7 @@ class AcceleratorDevices {
  private:
   // Frees all of `kept`, which is under `mutex`, unless something waits on devices [first, last).
   void release_of(std::mutex& mutex, std::vector<ReleasedMemory>& kept, std::size_t first, std::size_t last);
-  [[nodiscard]] int release_now(const ReleasedMemory& memory) const;
+  Status open_locked();  // with mutex_ held, and not open
   [[nodiscard]] Status check_cards(int count) const;
 
   const std::string vendor_;

@@ -31,7 +31,8 @@ class VendorLibrary {
   // Opens it unless it is open. Errors: unsupported, with everything that was tried.
   Status open();
   [[nodiscard]] bool is_open() const noexcept { return handle_ != nullptr; }
-  // Cheap enough for every pointer that is classified: could this process hold memory of the vendor? Loads nothing.
+  // Cheap enough for every pointer that is classified: could this process hold memory of the vendor? Loads nothing. Not while
+  // another thread is in here or in open().
   [[nodiscard]] bool resident();
   // Null when the library has no such symbol (an older version).
   [[nodiscard]] void* symbol(const std::string& name) const noexcept;

@@ -100,7 +100,8 @@ class VendorRuntime {
   // Opens the library, looks up what is needed and initialises; once, under the owner's lock. Nothing else of the vendor may be
   // called before. Errors: unsupported with the reason.
   virtual Status open() = 0;
-  // Whether memory of this vendor can exist in the process: cheap, loads nothing; may be called before open().
+  // Whether memory of this vendor can exist in the process: cheap, loads nothing; may be called before open(), under the owner's
+  // lock.
   virtual bool resident() = 0;
   [[nodiscard]] virtual std::string library() const = 0;     // its path
   [[nodiscard]] virtual std::string provenance() const = 0;  // "hardware", "simulated", "facade"
