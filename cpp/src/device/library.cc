@@ -74,8 +74,10 @@ bool VendorLibrary::try_open(const std::string& path, int extra_flags) {
   }
   const char* error = dlerror();
   const std::string_view why = error == nullptr ? "" : error;
-  // That a file is not there needs no telling for every place; that one is there and does not load does.
-  if (why.find("No such file") == std::string_view::npos) tried_ += (tried_.empty() ? "" : "; ") + std::string(why);
+  // That a file is not there needs no telling for every place; that one is there and does not load does, also where a file is
+  // missing that it needs: that one's name begins the text then.
+  const bool absent = why.starts_with(path + ":") && why.find("No such file") != std::string_view::npos;
+  if (!absent && tried_.find(why) == std::string::npos) tried_ += (tried_.empty() ? "" : "; ") + std::string(why);
   return false;
 }
 
