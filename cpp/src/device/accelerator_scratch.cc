@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 
 namespace hmc {
 namespace {
@@ -35,7 +37,7 @@ Result<AcceleratorScratch::Piece> AcceleratorScratch::take(int index, std::size_
     devices_.release(index, {made.device});
     return Status(Code::out_of_memory, "no " + std::to_string(made.bytes) + " bytes of CPU memory for a kernel's tables");
   }
-  static_cast<void>(memory.pin(made.host, made.bytes, false));  // else copies are slower
+  made.is_pinned = memory.pin(made.host, made.bytes, false) == 0;
   return made;
 }
 
@@ -50,8 +52,8 @@ void AcceleratorScratch::give(const Piece& piece) {
     freed = *smallest;
     spare_.erase(smallest);
   }
-  const auto free = [](void* host) { std::free(host); };
-  devices_.release(freed.index, {freed.host, ReleasedMemory::Kind::pinned, std::shared_ptr<void>(freed.host, free)});
+  std::shared_ptr<void> host(freed.host, [](void* pages) { std::free(pages); });
+  if (freed.is_pinned) devices_.release(freed.index, {freed.host, ReleasedMemory::Kind::pinned, std::move(host)});
   devices_.release(freed.index, {freed.device});
 }
 

@@ -16,8 +16,9 @@ class AcceleratorScratch {
   struct Piece {
     int index = 0;
     std::size_t bytes = 0;
-    std::byte* host = nullptr;  // pinned, where that works
+    std::byte* host = nullptr;
     void* device = nullptr;
+    bool is_pinned = false;  // the host's side; else copies are slower
   };
   explicit AcceleratorScratch(AcceleratorDevices& devices) noexcept : devices_(devices) {}
 

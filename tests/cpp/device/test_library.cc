@@ -12,8 +12,10 @@
 #include <future>
 #include <iterator>
 #include <thread>
+#include <vector>
 
 #include "device/accelerator.h"
+#include "device/accelerator_scratch.h"
 #include "testing.h"
 
 namespace hmc {
@@ -124,6 +126,17 @@ TEST(VendorLibrary, ThreadsThatClassifyWaitForTheOneThatOpens) {
   while (!vendor.looked.load()) std::this_thread::yield();
   EXPECT_TRUE(accelerator.classify(&vendor, 1).has_value());
   EXPECT_TRUE(first.get());
+}
+
+TEST(AcceleratorScratch, UnpinsNothingThatWasNotPinned) {
+  LateVendor vendor;
+  AcceleratorDevices devices("cuda", vendor.calls());
+  HMC_ASSERT_OK(devices.open());
+  AcceleratorScratch scratch(devices);
+  std::vector<AcceleratorScratch::Piece> pieces;
+  for (int i = 0; i < 12; ++i) pieces.push_back(scratch.take(0, 1000).value());
+  for (const auto& piece : pieces) scratch.give(piece);
+  EXPECT_EQ(vendor.unpinned.load(), 0);
 }
 
 }  // namespace
