@@ -45,7 +45,8 @@ double nvlink_bandwidth(int major) {
 Pointer address(const void* data) { return reinterpret_cast<Pointer>(data); }
 
 kernel::Vendor kernel_vendor() {
-  return {cuda_driver::codes.unsupported, kernel::cuda_multiprocessor_count, [](int code) { return code; }};
+  return {cuda_driver::codes.unsupported, cuda_driver::codes.out_of_memory, kernel::cuda_multiprocessor_count,
+          [](int code) { return code; }};
 }
 
 kernel::Image image_of(std::string_view name) { return {ptx_of(name), false}; }

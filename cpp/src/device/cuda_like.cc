@@ -80,7 +80,8 @@ class CudaLike final : public VendorRuntime {
   [[nodiscard]] bool has_kernels() { return kernel_api_.complete() && compiler_.available(library_); }
   [[nodiscard]] const kernel::Api& kernel_api() const noexcept { return kernel_api_; }
   [[nodiscard]] kernel::Vendor kernel_vendor() const {
-    return {cuda_like::codes.unsupported, kernel::hip_multiprocessor_count, [this](int code) { return clear(code); }};
+    return {cuda_like::codes.unsupported, cuda_like::codes.out_of_memory, kernel::hip_multiprocessor_count,
+            [this](int code) { return clear(code); }};
   }
   // `defines`: lines before the text.
   kernel::Image compile(const char* name, const std::string& defines, const char* text, int device) {

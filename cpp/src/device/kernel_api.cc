@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace hmc::kernel {
+namespace {
+
+// Between two attempts to load a kernel into a full device: each takes milliseconds.
+constexpr auto retry_pause = std::chrono::seconds(1);
+
+}  // namespace
 
 void Api::load_cuda(const VendorLibrary& library) {
 #define HMC_WANT(member, cuda, hip, ...) library.load(this->member, #cuda);
@@ -26,7 +32,7 @@ bool Api::complete() const noexcept {
 
 void Loaded::load(const Api& api, const Vendor& vendor, const std::function<Image(int device)>& image, int device,
                   const char* name) {
-  if (tried) return;
+  if (tried || (retry_at != decltype(retry_at){} && std::chrono::steady_clock::now() < retry_at)) return;
   code = vendor.unsupported;
   const Image made = api.complete() ? image(device) : Image{};
   tried = !made.pending;
@@ -36,7 +42,13 @@ void Loaded::load(const Api& api, const Vendor& vendor, const std::function<Imag
   code = api.load_module(&module, made.data);
   if (code == 0) code = api.get_function(&function, module, name);
   if (code == 0) code = api.attribute(&found, vendor.multiprocessor_count, device);
-  if (vendor.clear(code) != 0) code = vendor.unsupported;  // callers do without
+  if (vendor.clear(code) != 0) {
+    if (code == vendor.out_of_memory) {
+      tried = false;
+      retry_at = std::chrono::steady_clock::now() + retry_pause;
+    }
+    code = vendor.unsupported;  // callers do without
+  }
   processors = static_cast<std::size_t>(std::max(1, found));
 }
 

@@ -1,6 +1,7 @@
 // Loading and launching kernels, for runtimes that do so as CUDA's driver does.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -53,7 +54,8 @@ struct Image {
 };
 
 struct Vendor {
-  int unsupported;                     // its code
+  int unsupported;  // its codes
+  int out_of_memory;
   int multiprocessor_count;            // its device attribute
   std::function<int(int code)> clear;  // passes a code on, and takes back what the runtime has noted of the error
 };
@@ -64,6 +66,8 @@ struct Loaded {
   int code = 0;        // the vendor's; its unsupported: there is no such kernel, or not yet
   Function function = nullptr;
   std::size_t processors = 1;  // of the device
+  // Earlier it is not tried again, after the device had no memory for it.
+  std::chrono::steady_clock::time_point retry_at{};
 
   // Loads `name` from the image, unless it has been tried. The device is current.
   void load(const Api& api, const Vendor& vendor, const std::function<Image(int device)>& image, int device, const char* name);
