@@ -38,7 +38,7 @@ from hmc.layout import Layout
         ("B=99999999999 N=2 D=8 bf16", "at most"),
         ("B=2@4 N=2 D=8 bf16", "@"),
         ("B=2 N=2:0 D=8 bf16", "stride"),
-        ("B=2 N=2 D=8 bf16 " + " " * 9000, "8192"),
+        ("B=2 N=2 D=8 bf16 " + " " * 140_000, "131072"),
     ],
 )
 def test_descriptions_are_refused_by_name(text: str, names: str) -> None:

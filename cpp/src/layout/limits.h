@@ -9,7 +9,7 @@
 
 namespace hmc {
 
-inline constexpr std::size_t max_layout_text = 8192;
+inline constexpr std::size_t max_layout_text = std::size_t{1} << 17;  // two scales for each of 4096 layers take up to 15 bytes each
 inline constexpr std::size_t max_layout_steps = 16;
 // By LayoutAxis. Those of D keep the keys of the digest distinct.
 inline constexpr std::array<std::uint64_t, layout_axes> max_layout_extents{4096, std::uint64_t{1} << 32, 65536, 65536, 2, 16384};

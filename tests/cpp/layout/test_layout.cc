@@ -44,6 +44,18 @@ TEST(Layout, PacksTheScalesOfItsLayers) {
   EXPECT_FALSE(layout->packed({5, 2}, {1, 2}, 0).ok());
 }
 
+// As long as it may get: a pair of scales for each of as many layers as there may be.
+TEST(Layout, ReadsWhateverItWrites) {
+  LayoutGiven given;
+  for (std::size_t i = 0; i < 2 * 4096; ++i) given.scales.push_back(1.17549435e-30F + static_cast<float>(i) * 1.2345678e-32F);
+  const auto layout = Layout::parse("L=4096@1048576 | B=2:32 kv=2:16 H=1@1048576 N=4/2:8 D=2:1 N%2:2 bf16", given);
+  ASSERT_TRUE(layout.ok()) << layout.status().str().substr(0, 200);
+  const std::string text = layout->str();
+  const auto again = Layout::parse(text);
+  ASSERT_TRUE(again.ok()) << again.status().str().substr(0, 200) << text.size();
+  EXPECT_EQ(*again, *layout);
+}
+
 TEST(Layout, RefusesWhatIsBeyondTheLimits) {
   for (const char* const text : {"B=2 N=65537 D=8 bf16", "B=2 N=2 D=16385 bf16", "L=4097 B=2 N=2 D=8 bf16",
                                  "H=65537 B=2 N=2 D=8 bf16", "B=2:2000000000000000 N=2 D=8 bf16", "L=1@1048577 B=2 N=2 D=8 bf16",
