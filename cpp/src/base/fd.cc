@@ -66,6 +66,10 @@ void UniqueFd::reset() noexcept {
 
 UniqueFd UniqueFd::duplicate() const noexcept { return UniqueFd(fcntl(is_open() ? fd_ : -1, F_DUPFD_CLOEXEC, 0)); }
 
+bool is_owned(int fd) noexcept {
+  return fd >= 0 && fd < tracked_fds && (owned_fds[static_cast<std::size_t>(fd) / 64].load() >> (fd % 64) & 1) != 0;
+}
+
 UniqueFd make_memfd(const char* name, unsigned flags) noexcept {
   constexpr unsigned noexec_seal = 0x0008;  // MFD_NOEXEC_SEAL: required where vm.memfd_noexec is 2, unknown before Linux 6.3
   flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;

@@ -35,6 +35,9 @@ class UniqueFd {
   std::uint32_t epoch_ = 0;  // fork_epoch() when it was made
 };
 
+// Whether a live owner has that descriptor. Any thread.
+[[nodiscard]] bool is_owned(int fd) noexcept;
+
 // Anonymous shared memory, close-on-exec and sealable, with the MFD_* `flags` besides; empty on failure (errno says why).
 [[nodiscard]] UniqueFd make_memfd(const char* name, unsigned flags = 0) noexcept;
 // Whether this errno of make_memfd() refuses shared memory as such (a security profile does), rather than more of it.

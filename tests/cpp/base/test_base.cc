@@ -12,6 +12,7 @@
 #include "base/env.h"
 #include "base/fd.h"
 #include "base/fork.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "base/text.h"
 #include "base/wire.h"
@@ -304,3 +305,43 @@ TEST(Env, TableIsSortedAndExplained) {
 
 }  // namespace
 }  // namespace hmc
+TEST(LogDeathTest, SaysOnceThatItsLevelIsUnknown) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto logs = [] {
+    setenv("HMC_LOG", "verbose", 1);
+    log(LogLevel::info, "not shown");
+    log(LogLevel::warning, "shown");
+    std::exit(0);
+  };
+  EXPECT_EXIT(logs(), ::testing::ExitedWithCode(0),
+              "^hmc.[0-9]+. warning: HMC_LOG=verbose is none of error, warning, info and debug; using warning\n"
+              "hmc.[0-9]+. warning: shown\n$");
+}
+
+TEST(LogDeathTest, AMessageIsOneLine) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto logs = [] {
+    log(LogLevel::error, "peer \"a\nhmc[1] error: forged\x1b[2J\"");
+    std::exit(0);
+  };
+  EXPECT_EXIT(logs(), ::testing::ExitedWithCode(0), "^hmc.[0-9]+. error: peer \"a hmc.1. error: forged .2J\"\n$");
+}
+
+// Where the application has closed it, the next descriptor gets its number.
+TEST(Log, WritesIntoNoDescriptorOfOurs) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const UniqueFd ours(dup2(ends[1], STDERR_FILENO));
+    log(LogLevel::error, "into a connection");
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  close(ends[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ends[0], &byte, 1), 0);
+  close(ends[0]);
+}
+
