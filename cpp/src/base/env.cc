@@ -5,6 +5,7 @@
 #include <cassert>
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 
 #include "base/log.h"
 
@@ -80,7 +81,9 @@ std::int64_t env_integer(std::string_view name, std::int64_t fallback, std::int6
   if (!text) return fallback;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size()) {
+  const bool is_vast = error == std::errc::result_out_of_range;
+  if (is_vast) value = text->starts_with('-') ? std::numeric_limits<std::int64_t>::min() : std::numeric_limits<std::int64_t>::max();
+  if ((error != std::errc() && !is_vast) || end != text->data() + text->size()) {
     warn_once(name, std::string(name) + "=" + *text + " is not an integer; using " + std::to_string(fallback));
     return fallback;
   }

@@ -252,7 +252,6 @@ TEST(Fork, ChildLosesOurDescriptorsAndKnowsIt) {
   close(ends[1]);
 }
 
-TEST(Env, ReadsNowAndClamps) {
 TEST(Fork, OwnersFromBeforeLeaveTheNumbersToNewOnes) {
   install_fork_handler();
   const int number = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -279,8 +278,15 @@ TEST(Fork, OwnersFromBeforeLeaveTheNumbersToNewOnes) {
   EXPECT_NE(fcntl(number, F_GETFD), -1);
 }
 
+TEST(Env, ReadsNowAndClamps) {
   setenv("HMC_TCP_STREAMS", "99", 1);
   EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 16);
+  setenv("HMC_TCP_STREAMS", "99999999999999999999", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 16);
+  setenv("HMC_TCP_STREAMS", "-99999999999999999999", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 1);
+  setenv("HMC_TCP_STREAMS", "99999999999999999999x", 1);
+  EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 2);
   setenv("HMC_TCP_STREAMS", "x1", 1);
   EXPECT_EQ(env_integer("HMC_TCP_STREAMS", 2, 1, 16), 2);
   setenv("HMC_TCP_STREAMS", "", 1);
@@ -303,8 +309,6 @@ TEST(Env, TableIsSortedAndExplained) {
   }
 }
 
-}  // namespace
-}  // namespace hmc
 TEST(LogDeathTest, SaysOnceThatItsLevelIsUnknown) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto logs = [] {
@@ -345,3 +349,5 @@ TEST(Log, WritesIntoNoDescriptorOfOurs) {
   close(ends[0]);
 }
 
+}  // namespace
+}  // namespace hmc
