@@ -61,7 +61,7 @@ class [[nodiscard]] HMC_API Status {
   std::shared_ptr<const Rep> rep_;
 };
 
-// Builds a Status from errno: code `transport` unless errno names something more precise (ENOMEM, EMFILE, EACCES, ...).
+// Builds a Status from errno: code `transport` unless errno names something more precise (ENOMEM, EMFILE, ECONNREFUSED, ...).
 HMC_API Status errno_status(std::string_view what, int error_number);
 
 // Writes the error to stderr and calls std::abort: its Result was used as if it held a value.

@@ -200,6 +200,7 @@ class CudaMemory final : public VendorMemory {
   // Smaller allocations share a page of the device, and a handle to one gives its neighbours away with it.
   int allocate(std::size_t bytes, void*& data) override {
     Pointer pointer = 0;
+    if (bytes > SIZE_MAX - device_page) return cuda_driver::codes.out_of_memory;
     const int code = api_.allocate(&pointer, (bytes + device_page - 1) / device_page * device_page);
     data = reinterpret_cast<void*>(pointer);
     return code;

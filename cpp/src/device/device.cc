@@ -48,7 +48,9 @@ Result<Device> Device::parse(std::string_view text) {
   Device device;
   device.vendor_ = *vendor;
   device.index_ = index;
-  if (device.is_cpu() && index != 0) return malformed(text);
+  if (device.is_cpu() && index != 0)
+    return Status(Code::invalid_argument,
+                  "there is no device \"" + std::string(text) + "\": the CPU's memory is one device, \"cpu\"");
   return device;
 }
 

@@ -163,7 +163,7 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
     WireReader reader(blob.bytes);
     const std::uint64_t file_bytes = reader.u64();
     const std::uint64_t offset = reader.u64();
-    if (!reader.finish() || blob.fds.size() != 1 || offset != 0) {
+    if (!reader.finish() || blob.fds.size() != 1 || offset != 0 || file_bytes == 0) {
       return Status(Code::protocol, "malformed handle of shared host memory");
     }
     const int fd = blob.fds[0].get();
@@ -178,6 +178,8 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
     UniqueFd own = blob.fds[0].duplicate();
     if (!own) return errno_status("duplicating a memory descriptor", errno);
     void* data = mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own.get(), 0);
+    if (data == MAP_FAILED && (errno == EPERM || errno == EACCES))
+      return Status(Code::protocol, "shared memory of the peer cannot be written", errno);
     if (data == MAP_FAILED) return refuse_memory("mapping", file_bytes, errno);
     return std::unique_ptr<Allocation>(std::make_unique<HostAllocation>(std::move(own), data, file_bytes, file_bytes));
   }

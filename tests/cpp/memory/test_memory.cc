@@ -8,9 +8,9 @@
 #include <cstring>
 #include <thread>
 
+#include "base/fork.h"
 #include "device/runtime.h"
 #include "hmc/device.h"
-#include "base/fork.h"
 #include "hmc/memory.h"
 #include "memory/block.h"
 #include "testing.h"
@@ -28,6 +28,7 @@ TEST(Device, ParsesAndPrints) {
     ASSERT_FALSE(device.ok()) << bad;
     EXPECT_EQ(device.status().code(), Code::invalid_argument);
   }
+  EXPECT_NE(Device::parse("cpu:1").status().message().find("the CPU's memory is one device"), std::string_view::npos);
 }
 
 TEST(Device, TheCpuIsListedFirst) {
@@ -198,9 +199,6 @@ TEST(Memory, SharedHandleMapsTheSameBytesAndIsSealed) {
   EXPECT_EQ(testing::first_mismatch({bytes, 5000}, 3), -1);
 }
 
-TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
-  MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
-  Blob blob;
 // Its descriptor is closed there, and the number may be another's.
 TEST(Memory, AForkedChildSharesNothingOfItsParents) {
   install_fork_handler();
@@ -246,11 +244,11 @@ TEST(Memory, AForkedChildNamesDevicesAndAllocates) {
   }
   ends.store(true);
   busy.join();
+}
+
 TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
   MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
   Blob blob;
-}
-
   blob.bytes.resize(16);
   const std::uint64_t size = 4096;
   std::memcpy(blob.bytes.data(), &size, sizeof size);
@@ -260,6 +258,8 @@ TEST(Memory, UnsealedOrShrunkenHandlesAreRefused) {
   ASSERT_EQ(ftruncate(blob.fds[0].get(), 1024), 0);
   ASSERT_EQ(fcntl(blob.fds[0].get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
+}
+
 TEST(Memory, HandlesOfNoBytesOrNotToBeWrittenAreRefused) {
   MemorySharing& host = (*runtime_for(Device::cpu()))->sharing();
   Blob blob;
@@ -271,8 +271,6 @@ TEST(Memory, HandlesOfNoBytesOrNotToBeWrittenAreRefused) {
   const std::uint64_t size = 4096;
   std::memcpy(blob.bytes.data(), &size, sizeof size);
   EXPECT_EQ(host.import_handle(0, blob, HandleKind::memfd).status().code(), Code::protocol);
-}
-
 }
 
 TEST(Memory, TinyMemlockSaysWhichLimit) {
