@@ -3,6 +3,24 @@
 #include "device/accelerator_streams.h"
 
 namespace hmc {
+namespace {
+
+// Whatever becomes of the call, an exception too.
+class Issuing {
+ public:
+  explicit Issuing(AcceleratorDevice& device) : device_(device) {
+    const std::scoped_lock lock(device.loading);
+    device.issuing.fetch_add(1);
+  }
+  ~Issuing() { device_.issuing.fetch_sub(1); }
+  Issuing(const Issuing&) = delete;
+  Issuing& operator=(const Issuing&) = delete;
+
+ private:
+  AcceleratorDevice& device_;
+};
+
+}  // namespace
 
 Result<std::unique_ptr<AcceleratorQueue>> AcceleratorQueue::open(AcceleratorDevices& devices, int index) {
   HMC_ASSIGN(AcceleratorDevice * on, devices.device(index));
@@ -30,14 +48,10 @@ Status AcceleratorQueue::run(const std::array<const StreamPoint*, 2>& after, con
     const int code = calls.streams->wait(stream_.handle, static_cast<const AcceleratorPoint*>(point)->event());
     if (code != 0) return devices_.failure("ordering a call of " + devices_.vendor() + " behind the caller's stream", code);
   }
-  {
-    const std::scoped_lock lock(device_.loading);
-    device_.issuing.fetch_add(1);
-  }
+  const Issuing issuing(device_);
   Status status = issue(reinterpret_cast<StreamHandle>(stream_.handle));
   const std::scoped_lock lock(device_.mutex);
   if (status.ok()) devices_.leave_event(device_, stream_, done, {});
-  device_.issuing.fetch_sub(1);
   return status;
 }
 
