@@ -1,5 +1,7 @@
 #include <array>
+#include <cmath>
 #include <memory>
+#include <string>
 
 #include "layout/on_device.h"
 #include "layout/walk.h"
@@ -107,11 +109,26 @@ void digest_tiles(const LayoutSelection& selection, std::span<const std::span<co
   });
 }
 
+// What scales of both sides make of a number must be one, too: zero times infinity is none.
+Status check_factors(const LayoutMove& move, const Walk& walk) {
+  for (std::uint64_t layer = walk.layers.first; layer < walk.layers.first + walk.layers.count; ++layer) {
+    for (std::uint64_t kv = 0; kv < move.source.extent(LayoutAxis::kv); ++kv) {
+      const float from = move.source.scale(layer - move.source.layers().first, kv);
+      const float to = move.target.scale(layer - move.target.layers().first, kv);
+      if (std::isnormal(from / to)) continue;
+      return {Code::invalid_argument, "layout: the scales of layer " + std::to_string(layer) +
+                                          " differ by more than f32 holds: " + std::to_string(from) + " and " + std::to_string(to)};
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std::span<const std::byte>> source,
                                      std::span<const std::span<std::byte>> target, const LayoutConvertOptions& options) {
   HMC_ASSIGN(const Walk walk, walk_of(move, longest_span));
+  HMC_TRY(check_factors(move, walk));
   HMC_TRY(check_buffers(move.source, source, "source"));
   HMC_TRY(check_buffers(move.target, target, "target"));
   HMC_ASSIGN(const Device device, device_of(source, target));

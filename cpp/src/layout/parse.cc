@@ -130,6 +130,7 @@ class LayoutParser {
       step.axis = *axis;
       HMC_TRY(read_extent(token, rest, step));
     } else if (read_number(rest, bare)) {
+      if (bare == 0) return refuse("an axis is divided by a number from 1 on: " + quoted(token));
       is_bare = true;
       step.part = bare;
       step.remainder = true;
@@ -139,7 +140,7 @@ class LayoutParser {
     if (rest.starts_with(':')) {
       rest.remove_prefix(1);
       if (!read_number(rest, step.stride) || step.stride == 0 || step.stride > max_layout_bytes)
-        return refuse("a stride is a number from 1 on: " + quoted(token));
+        return refuse("a stride is a number from 1 to 2^50: " + quoted(token));
     }
     if (!rest.empty()) return refuse("cannot read " + quoted(token));
     if (layout_.steps_.size() == max_layout_steps) return refuse("too many axes");

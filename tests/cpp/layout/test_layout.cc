@@ -59,7 +59,7 @@ TEST(Layout, ReadsWhateverItWrites) {
 TEST(Layout, RefusesWhatIsBeyondTheLimits) {
   for (const char* const text : {"B=2 N=65537 D=8 bf16", "B=2 N=2 D=16385 bf16", "L=4097 B=2 N=2 D=8 bf16",
                                  "H=65537 B=2 N=2 D=8 bf16", "B=2:2000000000000000 N=2 D=8 bf16", "L=1@1048577 B=2 N=2 D=8 bf16",
-                                 "kv=3 B=2 N=2 D=8 bf16", "B=99999999999999999999999 N=2 D=8 bf16"}) {
+                                 "kv=3 B=2 N=2 D=8 bf16", "B=99999999999999999999999 N=2 D=8 bf16", "B=2 N=2 D=8 0 bf16"}) {
     const auto layout = Layout::parse(text);
     ASSERT_FALSE(layout.ok()) << text;
     EXPECT_EQ(layout.status().code(), Code::invalid_argument) << text;
@@ -70,6 +70,24 @@ TEST(Layout, RefusesWhatIsBeyondTheLimits) {
   given.scales = {};
   given.first_head = 3;
   EXPECT_FALSE(Layout::parse("B=2 N=2 D=8 bf16", given).ok());
+}
+
+TEST(Layout, ScalesThatMakeNoNumberAreRefused) {
+  const auto small = Layout::parse("B=1 N=1 D=2 bf16 scale=1,1e-30"), large = Layout::parse("B=1 N=1 D=2 bf16 kv=1 scale=1e30");
+  const auto one = Layout::parse("B=1 N=1 D=2 f32 scale=1e-30"), other = Layout::parse("B=1 N=1 D=2 f32 scale=1e30");
+  ASSERT_TRUE(small.ok() && large.ok() && one.ok() && other.ok());
+  const std::vector<std::byte> zeros(8);
+  std::vector<std::byte> back(8, std::byte{7});
+  const std::vector<std::uint64_t> block{0};
+  const std::span<const std::byte> from(zeros);
+  const std::span<std::byte> to(back);
+  for (const auto& [source, target] : {std::pair(*one, *other), std::pair(*other, *one)}) {
+    const auto refused = layout_convert({source, {block, 0}, target, {block, 0}, 1, 0, {}, {}}, {&from, 1}, {&to, 1});
+    EXPECT_EQ(refused.status().code(), Code::invalid_argument) << refused.status().str();
+  }
+  EXPECT_EQ(back, std::vector<std::byte>(8, std::byte{7}));
+  // The scale of keys alone counts where there are no values.
+  EXPECT_TRUE(layout_convert({*small, {block, 0}, *large, {block, 0}, 1, 0, {}, {}}, {&from, 1}, {&to, 1}).ok());
 }
 
 TEST(Layout, ConvertsThereAndBack) {
