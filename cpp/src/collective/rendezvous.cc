@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/fd.h"
+#include "base/path_lock.h"
 #include "progress/host_lookup.h"
 
 namespace hmc {
@@ -74,6 +75,9 @@ Result<MeetingLink> MeetingLink::publish(const std::string& path, const std::str
     return Status(Code::invalid_argument, "the rendezvous path must have 1 to " +
                                               std::to_string(sizeof(sockaddr_un::sun_path) - 1) + " bytes: unix:" + path);
   }
+  // What is dead now may have been replaced by another process 0 when it is removed.
+  const auto lock = PathLock::take(path);
+  if (!lock) return lock.status().with_context("cannot make the rendezvous " + path);
   for (int attempt = 0; attempt < 8; ++attempt) {
     if (symlink(target.c_str(), path.c_str()) == 0) {
       MeetingLink link;

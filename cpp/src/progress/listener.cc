@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/path_lock.h"
 #include "progress/address.h"
 #include "progress/private_directory.h"
 
@@ -111,7 +112,14 @@ Result<std::string> ListenerImpl::listen(std::string_view address) {
     remove_stale_sockets(directory);
     return listen_unix(fresh_socket_path(directory));
   }
-  if (const std::string_view path = unix_path(address); !path.empty()) return listen_unix(std::string(path));
+  if (const std::string path(unix_path(address)); !path.empty()) {
+    HMC_TRY(unix_socket_address(path).status());
+    // Others would take a socket that is bound and does not listen yet for a dead one, and one that this process takes for dead may
+    // have been replaced by another's when it is removed.
+    const auto lock = PathLock::take(path);
+    if (!lock) return lock.status().with_context("bind a socket to " + path);
+    return listen_unix(path);
+  }
   return listen_tcp(address);
 }
 

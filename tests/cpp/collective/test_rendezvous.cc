@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -106,6 +108,56 @@ TEST_F(Rendezvous, SomebodyElsesLinkIsLeftAlone) {
     fs::create_symlink(folder_ + "/b", folder_ + "/meet");
   }
   EXPECT_EQ(fs::read_symlink(folder_ + "/meet"), folder_ + "/b");
+}
+
+// Each sees a dead link, and one alone may replace it: the other's ranks would wait at a place that nobody finds.
+TEST_F(Rendezvous, OneOfTwoProcessesReplacesADeadOne) {
+  constexpr int rounds = 300;
+  const std::string meet = folder_ + "/meet";
+  std::array<pid_t, 2> children{};
+  std::array<UniqueFd, 2> starts, ends;
+  for (std::size_t who = 0; who < 2; ++who) {
+    std::array<int, 2> start{}, end{};
+    ASSERT_EQ(pipe(start.data()), 0);
+    ASSERT_EQ(pipe(end.data()), 0);
+    children[who] = fork();
+    if (children[who] == 0) {
+      ::alarm(60);
+      close(start[1]);  // so that read() sees the end of the parent's
+      for (UniqueFd& other : starts) other.reset();
+      const std::string own = folder_ + "/socket-" + std::to_string(who);
+      const UniqueFd socket = listen_at(own);
+      MeetingLink link;
+      for (char go = 0; read(start[0], &go, 1) == 1;) {
+        link = {};
+        auto made = MeetingLink::publish(meet, own);
+        const char answer = made.ok() ? 'y' : made.status().code() == Code::invalid_argument ? 'n' : '?';
+        if (made.ok()) link = std::move(*made);
+        if (write(end[1], &answer, 1) != 1) break;
+      }
+      _exit(0);
+    }
+    close(start[0]);
+    close(end[1]);
+    starts[who] = UniqueFd(start[1]);
+    ends[who] = UniqueFd(end[0]);
+  }
+  for (int round = 0; round < rounds; ++round) {
+    fs::remove(meet);
+    fs::create_symlink(folder_ + "/gone", meet);
+    for (const UniqueFd& start : starts) ASSERT_EQ(write(start.get(), "g", 1), 1);
+    std::string answers(2, ' ');
+    for (std::size_t who = 0; who < 2; ++who) ASSERT_EQ(read(ends[who].get(), &answers[who], 1), 1);
+    ASSERT_TRUE(answers == "yn" || answers == "ny") << answers << " in round " << round;
+    ASSERT_EQ(fs::read_symlink(meet), folder_ + (answers[0] == 'y' ? "/socket-0" : "/socket-1"));
+  }
+  for (std::size_t who = 0; who < 2; ++who) {
+    starts[who].reset();
+    int status = 0;
+    ASSERT_EQ(waitpid(children[who], &status, 0), children[who]);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_FALSE(fs::exists(meet + ".hmc-lock"));
 }
 
 TEST(RendezvousAddress, Tcp) {

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -334,6 +335,44 @@ TEST_P(ListenerTest, ChildAfterForkLeavesTheFileAndTheParentAlone) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   const UniqueFd good = client(address, view(control_magic));
   EXPECT_TRUE(wait_for(control_, 1));
+}
+
+// Another listener finds the socket dead, or bound and not listening yet: one alone may have the path.
+TEST_P(ListenerTest, OneOfTwoListenersReplacesADeadSocket) {
+  const std::string path = (runtime_ / "meet").string();
+  const auto other_engine = Engine::create(GetParam()).value();
+  const auto listens = [&path](const std::shared_ptr<Engine>& engine, std::unique_ptr<Listener>& into) {
+    const auto lock = engine->lock();
+    into = Listener::create(engine).value();
+    return into->listen("unix:" + path).ok();
+  };
+  for (int round = 0; round < 200; ++round) {
+    {
+      const UniqueFd dead(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const auto name = unix_socket_address(path).value();
+      ASSERT_EQ(bind(dead.get(), name.get(), name.size), 0);
+    }
+    std::unique_ptr<Listener> own, others;
+    std::atomic<int> ready{0};
+    bool other_listens = false;
+    std::thread other([&] {
+      for (ready += 1; ready < 2;) continue;
+      other_listens = listens(other_engine, others);
+    });
+    for (ready += 1; ready < 2;) continue;
+    const bool listening = listens(engine_, own);
+    other.join();
+    EXPECT_NE(listening, other_listens) << "round " << round;
+    {
+      const auto lock = engine_->lock();
+      own.reset();
+    }
+    const auto lock = other_engine->lock();
+    others.reset();
+    if (HasFailure()) break;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(runtime_));
+  other_engine->stop();
 }
 
 TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
