@@ -86,11 +86,26 @@ void bind_topology(py::module_& module) {
           "parse", [](const Text<"text">& text) { return check(Topology::parse(text)); }, py::arg("text"),
           "Reads what str() writes. InvalidArgumentError with the line.")
       .def_static(
-          "load", [](const py::object& file) { return check(Topology::load(file_of(file, "file"))); }, py::arg("file"),
-          "Reads a file.")
+          "load",
+          [](const py::object& file) {
+            const std::string name = file_of(file, "file");
+            return check([&name] {
+              const ReleasedGil nogil;
+              return Topology::load(name);
+            }());
+          },
+          py::arg("file"), "Reads a file.")
       .def(
-          "save", [](const Topology& self, const py::object& file) { check(self.save(file_of(file, "file"))); }, py::arg("file"),
-          "Writes a file that load() reads.")
+          "save",
+          [](const Topology& self, const py::object& file) {
+            const std::string name = file_of(file, "file");
+            check([&name, topology = self] {
+              const ReleasedGil nogil;
+              return topology.save(name);
+            }());
+          },
+          py::arg("file"),
+          "Writes a file that load() reads, also meanwhile: it finds all of the new file, or what was there before.")
       .def("add_card", add_card, py::arg("host"), py::arg("device"), py::arg("process") = py::none(), py::kw_only(),
            py::arg("name") = "", py::arg("model") = "", py::arg("pci") = "", py::arg("numa_node") = py::none(),
            py::arg("memory_bytes") = 0, py::arg("host_bandwidth") = 0.0, py::arg("bus") = "",

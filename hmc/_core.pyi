@@ -1311,7 +1311,7 @@ class Topology:
         """
     def save(self, file: str | bytes | os.PathLike[str]) -> None:
         """
-        Writes a file that load() reads.
+        Writes a file that load() reads, also meanwhile: it finds all of the new file, or what was there before.
         """
     @property
     def cards(self) -> list[TopologyCard]:

@@ -84,6 +84,7 @@ struct HMC_API Topology {
   static Result<Topology> parse(std::string_view text);
   // Errors: invalid_argument (the file cannot be read or written, with the reason), those of parse.
   static Result<Topology> load(const std::string& file);
+  // Readers of `file` see what it held before, or all of this. Its permissions and a symbolic link in its place stay.
   [[nodiscard]] Status save(const std::string& file) const;
 
   friend bool operator==(const Topology&, const Topology&) = default;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -15,7 +16,7 @@
 #include "base/env.h"
 #include "base/fd.h"
 #include "base/log.h"
-#include "base/random.h"
+#include "base/replace_file.h"
 #include "collective/launch.h"
 #include "hmc/status.h"
 
@@ -62,24 +63,16 @@ Result<std::optional<std::string>> read_file(const std::string& path) {
   return Status(Code::invalid_argument, "is too long");
 }
 
-Status write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t put = write(fd, text.data(), text.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno_status("cannot be written", errno);
-    text.remove_prefix(static_cast<std::size_t>(put));
+// Those of processes that were killed while they wrote, which takes milliseconds.
+void remove_old_temporary_files(const std::string& folder) {
+  constexpr auto old = std::chrono::hours(1);
+  std::error_code failed;
+  for (std::filesystem::directory_iterator each(folder, failed), end; !failed && each != end; each.increment(failed)) {
+    if (!is_temporary_name(each->path().filename().native())) continue;
+    std::error_code ignored;  // another process removes them too
+    const auto written = std::filesystem::last_write_time(each->path(), ignored);
+    if (!ignored && std::filesystem::file_time_type::clock::now() - written > old) std::filesystem::remove(each->path(), ignored);
   }
-  return {};
-}
-
-Status replace_file(const std::string& path, std::string_view text) {
-  const std::string fresh = path + "." + std::to_string(getpid()) + "-" + hex(random_u64());
-  const UniqueFd fd(open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) return errno_status("cannot be written", errno);
-  Status written = write_all(fd.get(), text);
-  if (written.ok() && rename(fresh.c_str(), path.c_str()) != 0) written = errno_status("cannot be replaced", errno);
-  if (!written.ok()) unlink(fresh.c_str());
-  return written;
 }
 
 }  // namespace
@@ -119,7 +112,8 @@ void write_cached_figures(std::string_view key, std::span<const RankPair> pairs,
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
   if (failed) return warn(file, "cannot be written: " + failed.message());
-  if (const Status written = replace_file(file, cache_text(key, pairs, figures)); !written.ok())
+  remove_old_temporary_files(folder);
+  if (const Status written = replace_file(file, cache_text(key, pairs, figures), 0600); !written.ok())
     warn(file, std::string(written.message()));
 }
 

@@ -1,6 +1,7 @@
 // The cache file of measured links: one per key, in HMC_CACHE, else hmc in $XDG_CACHE_HOME or ~/.cache. Any thread, no lock held.
 //
-// A file is replaced as a whole, so processes may write at once: the last one counts. What cannot be read or written costs one
+// A file is replaced as a whole, so processes may write at once: the last one counts. Temporary files that a killed process
+// left are removed when one is written an hour later. What cannot be read or written costs one
 // warning and no more.
 #pragma once
 

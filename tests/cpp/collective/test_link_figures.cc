@@ -1,10 +1,13 @@
 // Measured figures in messages and in the cache file: damage is found, and no file keeps ranks from measuring.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -204,6 +207,45 @@ TEST_F(FigureCache, FoldersThatCannotBeWrittenAreNoError) {
   use("/proc/no/such/folder");
   write_cached_figures(key, pairs, figures());
   EXPECT_FALSE(read());
+}
+
+// A process that is killed while it writes leaves its temporary file.
+TEST_F(FigureCache, OldTemporaryFilesAreRemoved) {
+  fs::create_directories(folder_);
+  const fs::path killed = folder_ / ".hmc-0123456789abcdef.tmp", writing = folder_ / ".hmc-0123456789abcde0.tmp";
+  const fs::path others = folder_ / "notes.tmp", folder = folder_ / ".hmc-0123456789abcde1.tmp";
+  for (const fs::path& each : {killed, writing, others}) std::ofstream(each) << "hmc links";
+  fs::create_directories(folder / "below");
+  for (const fs::path& each : {killed, others, folder}) {
+    fs::last_write_time(each, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  }
+  write_cached_figures(key, pairs, figures());
+  EXPECT_EQ(read(), figures());
+  EXPECT_FALSE(fs::exists(killed));
+  for (const fs::path& each : {writing, others, folder}) EXPECT_TRUE(fs::exists(each)) << each;
+}
+
+// The name that the file of a killed writer has.
+TEST_F(FigureCache, TemporaryFilesHaveTheNameThatIsRemoved) {
+  fs::create_directories(file());
+  const pid_t child = fork();
+  if (child == 0) {
+    // No file can replace a folder, and this one is not to remove its temporary file.
+    signal(SIGXFSZ, SIG_DFL);
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_FSIZE, &none);
+    write_cached_figures(key, pairs, figures());  // killed by its first byte
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+  ASSERT_EQ(files(), 2U);
+  for (const auto& each : fs::directory_iterator(folder_)) {
+    if (each.is_regular_file()) fs::last_write_time(each, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  }
+  write_cached_figures(key, pairs, figures());
+  EXPECT_EQ(files(), 1U);
 }
 
 // Readers see one writer's file as a whole or another one's.

@@ -1,9 +1,16 @@
 // Topologies as text and as discovered from a host's files.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
+#include <string>
+#include <thread>
 
 #include "comm/topology/discover.h"
 #include "hmc/topology.h"
@@ -79,6 +86,68 @@ TEST(Topology, SavedAndLoaded) {
   std::ofstream(file) << "hmc-topology 1\nhost a\nhost a\n";
   const auto twice = Topology::load(file);
   EXPECT_NE(std::string(twice.status().message()).find("twice"), std::string::npos) << twice.status().str();
+}
+
+// Of a file that is written again and again.
+TEST(Topology, ReadersSeeWholeFiles) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() / "cluster.topo";
+  Topology large;
+  large.hosts = {"a"};
+  for (int i = 0; i < 2000; ++i) large.nics.push_back({"nic" + std::to_string(i), "a", "ethernet", "", -1, 1e9, ""});
+  ASSERT_TRUE(large.save(file).ok());
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    while (!over) EXPECT_TRUE(large.save(file).ok());
+  });
+  for (int i = 0; i < 100; ++i) {
+    const auto read = Topology::load(file);
+    EXPECT_TRUE(read.ok() && read->nics.size() == 2000) << read.status().str();
+    if (::testing::Test::HasFailure()) break;
+  }
+  over = true;
+  writer.join();
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1) << "a temporary file was left";
+}
+
+TEST(Topology, SavingKeepsPermissionsAndLinks) {
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "cluster.topo", link = folder.path() / "link", dangling = folder.path() / "dangling";
+  const mode_t umask_before = umask(027);
+  EXPECT_TRUE(two_hosts().save(file).ok());
+  umask(umask_before);
+  EXPECT_EQ(fs::status(file).permissions(), static_cast<fs::perms>(0640));
+  fs::permissions(file, static_cast<fs::perms>(0604));
+  fs::create_symlink("cluster.topo", link);
+  EXPECT_TRUE(Topology().save(link).ok());
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(fs::status(file).permissions(), static_cast<fs::perms>(0604));
+  EXPECT_TRUE(Topology::load(file)->hosts.empty());
+  fs::create_symlink(folder.path() / "new.topo", dangling);
+  EXPECT_TRUE(two_hosts().save(dangling).ok());
+  EXPECT_TRUE(fs::is_symlink(dangling));
+  EXPECT_TRUE(Topology::load(folder.path() / "new.topo").ok());
+  fs::create_symlink(folder.path() / "loop", folder.path() / "loop");
+  EXPECT_EQ(two_hosts().save(folder.path() / "loop").native(), ELOOP);
+  EXPECT_EQ(two_hosts().save(folder.path()).native(), EISDIR);
+  EXPECT_EQ(two_hosts().save(folder.path() / "no" / "such").native(), ENOENT);
+  EXPECT_TRUE(two_hosts().save("/dev/null").ok());
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST(Topology, SavingLeavesReadOnlyFilesAlone) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write them";
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "cluster.topo";
+  ASSERT_TRUE(two_hosts().save(file).ok());
+  fs::permissions(file, static_cast<fs::perms>(0444));
+  EXPECT_EQ(Topology().save(file).native(), EACCES);
+  EXPECT_EQ(*Topology::load(file), two_hosts());
+  fs::permissions(file, static_cast<fs::perms>(0644));
+  fs::permissions(folder.path(), static_cast<fs::perms>(0555));
+  EXPECT_TRUE(Topology().save(file).ok()) << "in place";
+  fs::permissions(folder.path(), static_cast<fs::perms>(0755));
+  EXPECT_TRUE(Topology::load(file)->hosts.empty());
 }
 
 TEST(Topology, NetworkCardsAsTheKernelNamesThem) {

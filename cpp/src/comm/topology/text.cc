@@ -4,9 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <optional>
-#include <system_error>
 
 #include "hmc/topology.h"
 
@@ -14,7 +12,6 @@ namespace hmc {
 namespace {
 
 constexpr std::string_view first_line = "hmc-topology 1";
-constexpr std::size_t max_file_bytes = 64 << 20;  // a line for each card: 10^5 cards
 
 bool plain(std::string_view text) { return !text.empty() && text.find_first_of(" \t\r\n\"\\#=") == std::string_view::npos; }
 
@@ -229,35 +226,6 @@ Result<Topology> Topology::parse(std::string_view text) {
   if (!begun) return Status(Code::invalid_argument, "topology: empty; the first line is \"" + std::string(first_line) + "\"");
   HMC_TRY(topology.check());
   return topology;
-}
-
-Result<Topology> Topology::load(const std::string& file) {
-  std::ifstream in(file);
-  std::string text;
-  std::array<char, 64 << 10> part{};
-  while (in && text.size() <= max_file_bytes) {
-    in.read(part.data(), part.size());
-    text.append(part.data(), static_cast<std::size_t>(in.gcount()));
-  }
-  if (text.size() > max_file_bytes) {
-    return Status(Code::invalid_argument,
-                  "topology: " + file + " is larger than " + std::to_string(max_file_bytes >> 20) + " MiB; a topology is not");
-  }
-  if (!in.eof()) {
-    return Status(Code::invalid_argument, "topology: " + file + " cannot be read: " + std::generic_category().message(errno),
-                  errno);
-  }
-  auto read = parse(text);
-  if (!read) return read.status().with_context(file);
-  return read;
-}
-
-Status Topology::save(const std::string& file) const {
-  HMC_TRY(check());
-  std::ofstream out(file);
-  out << str() << std::flush;
-  if (out) return {};
-  return {Code::invalid_argument, "topology: " + file + " cannot be written: " + std::generic_category().message(errno), errno};
 }
 
 }  // namespace hmc
