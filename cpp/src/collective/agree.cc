@@ -45,7 +45,6 @@ std::shared_ptr<Group> make_group(const Group& old, const Shrinking& shrinking, 
   {
     const auto lock = old.engine()->lock();
     if (!old.world()->reserve_scope(roster.scope)) return nullptr;
-    old.world()->keep_context(id, &old);
   }
   std::vector<RankInfo> ranks;
   std::vector<std::uint32_t> local;
@@ -55,7 +54,7 @@ std::shared_ptr<Group> make_group(const Group& old, const Shrinking& shrinking, 
     ranks.push_back(old.rank(r));
     if (what == Agreed::living) ranks.back().origin = r;
   }
-  auto group = std::make_shared<Group>(old.world(), id, roster.scope, std::move(ranks), std::move(local));
+  auto group = std::make_shared<Group>(old.world(), id, roster.scope, std::move(ranks), std::move(local), keeps_context(old));
   group->join();
   return group;
 }

@@ -194,7 +194,8 @@ std::shared_ptr<Group> group_of(const std::shared_ptr<Group>& parent, std::span<
     ranks.push_back(parent->rank(old));
     ranks.back().origin = old;
   }
-  return std::make_shared<Group>(parent->world(), child_id(parent->id(), scope, color), scope, std::move(ranks), std::move(local));
+  return std::make_shared<Group>(parent->world(), child_id(parent->id(), scope, color), scope, std::move(ranks), std::move(local),
+                                 false);
 }
 
 // Each rank says the same byte strings for all of this process's ranks.

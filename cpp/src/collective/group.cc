@@ -34,13 +34,14 @@ std::size_t index_in(const std::vector<std::uint32_t>& local, std::uint32_t rank
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope, std::vector<RankInfo> ranks,
-             std::vector<std::uint32_t> local)
+             std::vector<std::uint32_t> local, bool keeps_context)
     : world_(std::move(world)),
       messenger_(world_->context().messenger()),
       id_(id),
       scope_(scope),
       ranks_(std::move(ranks)),
       local_(std::move(local)),
+      keeps_context_(keeps_context),
       owners_(world_->engine()),
       schedules_(world_->engine(), static_cast<std::uint32_t>(ranks_.size()), local_),
       calls_(local_.size()) {
@@ -126,6 +127,8 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
   }
   return next++;
 }
+
+bool keeps_context(const Group& group) noexcept { return group.keeps_context_; }
 
 bool all_on_host(const Group& group) noexcept {
   for (std::uint32_t r = 0; r < group.size(); ++r) {

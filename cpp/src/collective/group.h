@@ -36,9 +36,10 @@ struct RankInfo {
 
 class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
  public:
-  // local: this process's ranks, ascending.
+  // local: this process's ranks, ascending. keeps_context: of the job's first group, and of those made from such a one by shrink()
+  // and grow().
   Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope, std::vector<RankInfo> ranks,
-        std::vector<std::uint32_t> local);
+        std::vector<std::uint32_t> local, bool keeps_context);
 
   // ---- immutable: any thread ----
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
@@ -85,6 +86,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   friend Status error_of_call(const Group& group, const Status& failed);
   friend bool has_begun(const Group& group) noexcept;
   friend bool takes_no_collectives(const Group& group) noexcept;
+  friend bool keeps_context(const Group& group) noexcept;
   void on_call(const PeerState& peer, const Envelope& envelope, std::int64_t tag, std::uint32_t call) override;
 
   const std::shared_ptr<World> world_;
@@ -93,6 +95,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   const std::uint32_t scope_;
   const std::vector<RankInfo> ranks_;
   const std::vector<std::uint32_t> local_;
+  const bool keeps_context_;
   RankOwners owners_;
   ScheduleCache schedules_;
   std::atomic<bool> closed_{false};
@@ -110,6 +113,7 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   fused::Calls fused_{*this};
 };
 
+[[nodiscard]] bool keeps_context(const Group& group) noexcept;                        // constant
 [[nodiscard]] bool all_on_host(const Group& group) noexcept;                          // all Members are CPUs
 [[nodiscard]] std::vector<std::shared_ptr<PeerState>> others_of(const Group& group);  // the other processes' peers, each once
 [[nodiscard]] bool has_begun(const Group& group) noexcept;  // a local rank has begun a collective. Engine lock held

@@ -67,10 +67,18 @@ std::shared_ptr<Growing> Growths::open(const Group& group, std::uint32_t instanc
 }
 
 std::shared_ptr<Growing> Growths::begin(const Group& group, std::uint32_t wait_ms) {
-  // Every process of those has called grow(), and has what came of it.
-  std::erase_if(
-      all_, [&](const auto& each) { return each.first.first == group.id() && each.second->called_ && each.second->assembled_; });
-  const auto growing = open(group, begun_[group.id()]++);
+  if (world_.find(group.id()) == nullptr) {  // another thread closes it
+    const auto none = std::make_shared<Growing>();
+    none->failure_ = group.open();
+    return none;
+  }
+  const std::uint32_t instance = begun_[group.id()]++;
+  // Every process of the assembled ones has called grow(), and has what came of it. No process is in one that failed long ago.
+  std::erase_if(all_, [&](const auto& each) {
+    const auto& [group_id, number] = each.first;
+    return group_id == group.id() && each.second->called_ && (each.second->assembled_ || instance - number > max_ahead);
+  });
+  const auto growing = open(group, instance);
   growing->called_ = true;
   if (growing->over()) {
     revoke(group.id(), growing->failure());  // it was made for this growth
@@ -301,13 +309,14 @@ void Growths::form(Growing& growing, const job::Table& table) {
   if (local.empty() || distinct.size() != processes.size() || !extends)
     return fail(growing, Status(Code::protocol, "the coordinator sent a table of another group"));
   const std::uint64_t id = child_id(growing.group_id_, growing.instance_, grows);
-  world_.keep_context(id, world_.find(growing.group_id_));
+  const Group* const old = world_.find(growing.group_id_);  // null: this process joins it
   if (growing.shrinking_) {
     growing.shrinking_->extend(std::span(processes).subspan(growing.processes_.size()));
   } else {
     growing.shrinking_ = world_.shrinks().expect(id, processes);
   }
-  growing.group_ = std::make_shared<Group>(world_.shared_from_this(), id, 0, std::move(ranks), std::move(local));
+  growing.group_ = std::make_shared<Group>(world_.shared_from_this(), id, 0, std::move(ranks), std::move(local),
+                                           old == nullptr || keeps_context(*old));
   growing.assembled_ = true;
 }
 
@@ -372,7 +381,12 @@ void Growths::end(std::uint64_t group_id, const Status& reason) {
     if (growing->over()) all_.erase(key);
   }
   revoke(group_id, reason);
-  if (reason.code() != Code::closed) aborted_.emplace(group_id, reason);
+  if (reason.code() != Code::closed && world_.find(group_id) != nullptr) aborted_.emplace(group_id, reason);
+}
+
+void Growths::forget(std::uint64_t group_id) {
+  begun_.erase(group_id);
+  aborted_.erase(group_id);
 }
 
 void Growths::end_all(const Status& reason) {

@@ -81,6 +81,10 @@ class Growths {
   // The group, or none, takes part in a growth any more.
   void end(std::uint64_t group_id, const Status& reason);
   void end_all(const Status& reason);
+  // The group was removed from the World.
+  void forget(std::uint64_t group_id);
+  // Groups that something is kept of.
+  [[nodiscard]] std::size_t known() const noexcept { return begun_.size() + aborted_.size(); }
 
  private:
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance
@@ -101,9 +105,9 @@ class Growths {
 
   World& world_;
   std::map<Key, std::shared_ptr<Growing>> all_;
-  std::map<std::uint64_t, std::uint32_t> begun_;  // growths of a group
+  std::map<std::uint64_t, std::uint32_t> begun_;  // growths of a group that is open here
   Invitations invitations_;
-  std::map<std::uint64_t, Status> aborted_;  // groups
+  std::map<std::uint64_t, Status> aborted_;  // groups that are open here
   std::shared_ptr<Growing> applied_;         // of a newcomer, until it has the table
 };
 

@@ -193,7 +193,7 @@ class Gathering {
         ranks.push_back({process.peer, number, device, rank, process.identity, static_cast<int>(number)});
       }
     }
-    return std::make_shared<Group>(world_, table[0].id[0], world_scope, std::move(ranks), std::move(local));
+    return std::make_shared<Group>(world_, table[0].id[0], world_scope, std::move(ranks), std::move(local), true);
   }
 
   Context context_;

@@ -13,6 +13,8 @@ namespace {
 
 // Calls of shrink() by which another process may be ahead of this one.
 constexpr std::uint32_t max_ahead = 64;
+// Agreements that are over: a process that is so many behind learns that this one has left.
+constexpr std::size_t max_kept = 4096;
 
 // 0, 1, ... for each.
 std::vector<std::uint32_t> numbers_of(const std::vector<std::uint32_t>& processes) {
@@ -93,18 +95,40 @@ void Shrinking::incomplete(const Status& reason) {
   world_.broke({new_id(agreement_.roster()), job::Breakage::every, reason.with_context("another rank gave up the shrink")});
 }
 
+// Those that are over are released beyond a bound, the oldest first.
+std::shared_ptr<Shrinking> Shrinks::add(const Key& key, std::vector<std::uint32_t> processes) {
+  const auto over = [](const Shrinking& shrinking) {
+    const Agreement::State state = shrinking.agreement().state();
+    return state == Agreement::State::committed || state == Agreement::State::failed;
+  };
+  for (std::size_t looked = order_.size(); looked > 0 && order_.size() >= max_kept; --looked) {
+    const Key oldest = order_.front();
+    order_.pop_front();
+    const auto found = all_.find(oldest);
+    if (found == all_.end()) continue;
+    over(*found->second) ? static_cast<void>(all_.erase(found)) : order_.push_back(oldest);
+  }
+  order_.push_back(key);
+  return all_[key] = std::make_shared<Shrinking>(world_, key.first, key.second, std::move(processes));
+}
+
 std::shared_ptr<Shrinking> Shrinks::begin(const Group& group) {
+  if (world_.find(group.id()) == nullptr) {  // another thread closes it
+    const auto none = std::make_shared<Shrinking>(world_, group.id(), 0, processes_of(group));
+    none->agreement().fail(group.open());
+    return none;
+  }
   const Key key{group.id(), begun_[group.id()]++};
-  auto& found = all_[key];
-  if (!found) found = std::make_shared<Shrinking>(world_, group.id(), key.second, processes_of(group));
+  const auto known = all_.find(key);
+  const auto found = known != all_.end() ? known->second : add(key, processes_of(group));
   if (!expelled_.ok()) found->agreement().fail(expelled_);
   found->agreement().begin();
   return found;
 }
 
 std::shared_ptr<Shrinking> Shrinks::expect(std::uint64_t id, std::vector<std::uint32_t> processes) {
-  auto& found = all_[{id, 0}];
-  if (!found) found = std::make_shared<Shrinking>(world_, id, 0, std::move(processes));
+  const auto known = all_.find({id, 0});
+  const auto found = known != all_.end() ? known->second : add({id, 0}, std::move(processes));
   if (!expelled_.ok()) found->agreement().fail(expelled_);
   return found;
 }
@@ -132,7 +156,7 @@ std::shared_ptr<Shrinking> Shrinks::find(const job::Shrink& message) {
   const auto begun = begun_.find(message.group_id);
   const std::uint32_t next = begun == begun_.end() ? 0 : begun->second;
   if (group == nullptr || message.instance < next || message.instance - next > max_ahead) return nullptr;
-  return all_.emplace(key, std::make_shared<Shrinking>(world_, group->id(), message.instance, processes_of(*group))).first->second;
+  return add(key, processes_of(*group));
 }
 
 void Shrinks::on_gone() {

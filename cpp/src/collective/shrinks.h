@@ -1,8 +1,9 @@
 // Shrinks: the agreements of one process on groups that shrink, and the messages between them and those of other processes. Owned
-// by World. They stay after their Communicators: another process may only learn from this one what was agreed.
+// by World. The last ones stay after their Communicators: another process may only learn from this one what was agreed.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@ class Shrinking final : private Agreement::Host {
   Shrinking(World& world, std::uint64_t group_id, std::uint32_t instance, std::vector<std::uint32_t> processes);
 
   [[nodiscard]] Agreement& agreement() noexcept { return agreement_; }
+  [[nodiscard]] const Agreement& agreement() const noexcept { return agreement_; }
   // Before the agreement begins: processes that come after the others.
   void extend(std::span<const std::uint32_t> processes);
   // The number of a process of World in the Agreement; none: it is not of the group.
@@ -74,15 +76,21 @@ class Shrinks {
   void release_ended();
   // The other processes count this one as lost.
   void on_expelled(const Status& reason);
+  // The group was removed from the World.
+  void forget(std::uint64_t group_id) { begun_.erase(group_id); }
+  // Groups whose shrinks are counted.
+  [[nodiscard]] std::size_t known() const noexcept { return begun_.size(); }
 
  private:
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance
 
   [[nodiscard]] std::shared_ptr<Shrinking> find(const job::Shrink& message);
+  std::shared_ptr<Shrinking> add(const Key& key, std::vector<std::uint32_t> processes);
 
   World& world_;
   std::map<Key, std::shared_ptr<Shrinking>> all_;
-  std::map<std::uint64_t, std::uint32_t> begun_;  // shrinks of a group
+  std::deque<Key> order_;                         // in which they were added; some are released
+  std::map<std::uint64_t, std::uint32_t> begun_;  // shrinks of a group that is open here
   Status expelled_;
 };
 

@@ -44,7 +44,7 @@ Result<Communicator> Communicator::subgroup(std::span<const int> ranks, std::uin
       return refuse("number " + std::to_string(number) + " is that of a group here, or of one that was closed; pass another one");
   }
   return make_communicator(state_->context, std::make_shared<Group>(parent->world(), subgroup_id(parent->id(), number), number,
-                                                                    std::move(infos), std::move(local)));
+                                                                    std::move(infos), std::move(local), false));
 }
 
 }  // namespace hmc

@@ -40,6 +40,7 @@ void World::add(Group& group) {
       group.heard_left(breakage);
     } else {
       group.heard_broken(breakage);
+      if (breakage.aborts()) growths_.end(group.id(), breakage.reason);
       notices_.send(others_of(group), type, breakage);  // when it was heard, only connected peers were told
     }
   }
@@ -50,18 +51,15 @@ Group* World::find(std::uint64_t group_id) const noexcept {
   return found == groups_.end() ? nullptr : *found;
 }
 
-void World::keep_context(std::uint64_t group_id, const Group* old) {
-  if (old == nullptr || old->scope() == world_scope || keepers_.contains(old->id())) keepers_.insert(group_id);
-}
-
 bool World::ends_context(const Group& closed) const noexcept {
-  const auto keeps = [this](const Group& group) { return group.scope() == world_scope || keepers_.contains(group.id()); };
-  return keeps(closed) && std::ranges::none_of(groups_, [&](const Group* group) { return keeps(*group); });
+  return keeps_context(closed) && std::ranges::none_of(groups_, [](const Group* group) { return keeps_context(*group); });
 }
 
 bool World::remove(Group& group, bool context_closes) {
   std::erase(groups_, &group);
   growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
+  growths_.forget(group.id());
+  shrinks_.forget(group.id());
   offers_.on_group_gone(group.id());
   release_departed();
   if (context_closes && ends_context(group)) return false;  // the other ranks see the Context close

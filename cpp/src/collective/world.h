@@ -89,9 +89,7 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] Group* find(std::uint64_t group_id) const noexcept;
   [[nodiscard]] Shrinks& shrinks() noexcept { return shrinks_; }
   [[nodiscard]] Growths& growths() noexcept { return growths_; }
-  // The Context ends with the last open Communicator of the world's group and of those made from it by shrink() and grow().
-  // `group_id`: of a group made from `old`; null: of one that this process joins.
-  void keep_context(std::uint64_t group_id, const Group* old);
+  // The Context ends with the last open Communicator that keeps it.
   [[nodiscard]] bool ends_context(const Group& closed) const noexcept;
 
   // A group broke: tells the others, and the group if it is open here.
@@ -118,7 +116,6 @@ class World : public std::enable_shared_from_this<World> {
   const std::optional<Topology> written_;
   std::unordered_map<const PeerState*, std::size_t> index_;
   std::vector<Group*> groups_;
-  std::unordered_set<std::uint64_t> keepers_;  // ids of groups
   Shrinks shrinks_{*this};
   Growths growths_{*this, *engine_};
   GroupNotices notices_;

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "collective/communicator_state.h"
 #include "collective/invitation.h"
 #include "collective/job.h"
 #include "collective/records.h"
@@ -254,6 +255,29 @@ TEST(Grow, WithoutAnInvitationAllFail) {
     expect_sum_of_ranks(world, 10);
     process.board[finished].fetch_add(1);
     EXPECT_TRUE(process.board.wait(finished, process.size));
+  });
+}
+
+// A job may go on for ever by new Communicators.
+TEST(Grow, NothingIsKeptOfClosedCommunicators) {
+  run_job(2, [](const Process& process) {
+    Communicator current = process.init();
+    const auto& world = current.state()->group->world();
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(current.grow(soon()).status().code(), Code::invalid_argument) << "no invitation";
+      auto next = current.shrink(soon());
+      HMC_ASSERT_OK(next.status());
+      if (i % 2 == 0) {
+        HMC_EXPECT_OK(current.barrier(soon()));
+        HMC_EXPECT_OK(current.abort("enough"));
+      }
+      HMC_EXPECT_OK(current.close(soon()));
+      current = std::move(*next);
+      expect_sum_of_ranks(current, 10);
+    }
+    const auto lock = world->engine()->lock();
+    EXPECT_EQ(world->shrinks().known(), 0U);
+    EXPECT_EQ(world->growths().known(), 0U);
   });
 }
 
